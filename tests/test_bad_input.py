@@ -371,7 +371,7 @@ def test_worker_without_torch(tmp_path: Path) -> None:
     assert record.measurements == ()
     assert {verdict.outcome for verdict in record.verdicts} == {Outcome.ERROR}
     assert "torch" in record.decision.reason
-    assert [finding.title for finding in record.findings] == ["The node does not have what the trial needs"]
+    assert [finding.title for finding in record.findings] == ["The node does not meet the requirements of the trial"]
 
 
 BASE_INSTALL = """

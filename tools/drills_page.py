@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "drills.md", ROOT / "docs" / "results" / "drills.json"
 HEAD = """# Drills
 
-Prove that seatrial finds the faults that it claims to find. A drill starts a trial, injects one fault, and compares
-the report with the expected report.
+Prove that seatrial finds faults. A drill starts a trial, injects one fault, and checks that the report names the place,
+the cause and the first command.
 
 <!-- not run: takes an hour; tests/drill runs three of them -->
 ```sh
@@ -32,33 +32,39 @@ seatrial drill --all --json           # all drills; those that cannot run here s
 seatrial drill cpu --clean 40         # the same checks 40 times without a fault: count the alarms
 ```
 
-| column | it holds if |
+While a drill runs, it writes its steps and what it waits for to stderr.
+
+A *finding* is a cause in the report, with evidence, first command and fix. Each drill checks five parts of the report:
+
+| part | it holds if |
 | --- | --- |
 | seen | the check that must see the fault is FAIL, WARN or ERROR; or the trial ends with an error at its start |
-| located | finding or verdict names the rank, node, GPU, setting or file |
-| explained | the first finding is the injected cause, and no other |
-| first command | the first command of this finding is the expected command for the fault |
+| located | a finding or verdict names the rank, node, GPU, setting or file |
+| explained | the first finding is the injected fault |
+| first command | the first command of this finding is the expected one |
 | action | the finding has the expected action, such as `fix-environment`; `-` if the trial does not start |
-| seconds | time from the injection to the end of the trial; of the whole trial if the fault exists from its start |
+
+`seconds` in the results is the time from the injection to the end of the trial. If the fault exists from the start, it
+is the duration of the trial.
 
 | exit code | meaning |
 | --- | --- |
-| 0 | all columns of all drills hold |
-| 1 | a column of a drill does not hold |
-| 3 | a drill could not run on this machine |
+| 0 | all parts of all drills hold; with `--clean`: no alarm |
+| 1 | a part of a drill does not hold; with `--clean`: at least one alarm |
+| 3 | a drill could not run on this machine, and all others hold |
 
 ## What a drill changes
 
-- Each drill starts `seatrial run` as a user does, in a directory of its own.
-- It signals, starts and ends only processes of this trial. Mounts are in a mount namespace of the trial.
-- Its processes and mounts end with the drill, also after Ctrl-C or SIGKILL: the kernel ends the processes, and with
-  them the mounts.
-  After SIGKILL its directory `/tmp/seatrial-drill-…` remains.
-- Drills of the test cluster also change this cluster: a drained node, rules of `tc` and `iptables`. They undo it at
-  their end; after SIGKILL it remains until the test cluster ends.
-- Some faults are inside Python processes, such as a flipped bit. The drill writes a file `sitecustomize.py` into its
-  own directory, and adds this directory to `PYTHONPATH` of its trial. No option, variable or config key of seatrial
-  injects a fault.
+| drills | change | until |
+| --- | --- | --- |
+| all | processes and mounts of the trial that the drill starts | the drill ends, also by Ctrl-C or SIGKILL |
+| `cluster` | also the test cluster: a drained node, rules of `tc` and `iptables` | the drill ends |
+
+After SIGKILL, two things remain: the directory `/tmp/seatrial-drill-…`, and changes of the
+[test cluster](../CONTRIBUTING.md#tests) until it ends.
+
+Some faults are inside Python processes, such as a flipped bit. For these the drill adds a file `sitecustomize.py` to
+`PYTHONPATH` of its trial. No option, variable or config key of seatrial injects a fault.
 
 A new drill is one file in `src/seatrial/drill/cpu`, `cluster` or `gpu` that declares `DRILL`.
 """
@@ -100,8 +106,7 @@ def _clean(runs: CleanRuns) -> str:
     return (
         f"- Checks: {', '.join(f'`{name}`' for name in runs.checks)}. {runs.runs} runs without a fault, "
         f"{runs.runs_with_alarm} with a false alarm. With {CONFIDENCE:.0%} confidence at most {runs.upper_bound:.1%} "
-        f"of all runs have one (without an alarm: the rule of three, 3 / runs). Alarms: {listed}. "
-        f"True conditions of this machine, not counted: {ignored}."
+        f"of all runs have one. Alarms: {listed}. Not counted, since they are true on this machine: {ignored}."
     )
 
 

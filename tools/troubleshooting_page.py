@@ -59,17 +59,18 @@ COMPONENTS: dict[str, tuple[str, str]] = {
 }
 HEAD = f"""# Troubleshooting
 
-Find the cause of a line in a log. `seatrial explain PATH…` does the same for logs of any size ([how](explain.md)).
+Find the cause of a line in a log. `seatrial explain PATH…` does this automatically for whole logs ([how](explain.md)).
 {_GENERATED}
 
-1. Open the page of the component that wrote the line, and look for the line in its table.
-2. Follow the link for the meaning, the first command to run, the fix and the action.
-3. If the problem is a measured value and not a line, look at the [causes of bad verdicts](troubleshooting/causes.md).
-4. If the line has a number after `Xid`, look at the [list of all Xids](troubleshooting/xid-catalog.md).
+| you have | look at |
+| --- | --- |
+| a line of a log | the page of the component that wrote it, in the table below |
+| a line with a number after `Xid` | the [list of all Xids](troubleshooting/xid-catalog.md) |
+| a report of seatrial that names a cause | the [causes of bad verdicts](troubleshooting/causes.md) |
 
-A *consequence* follows from another failure: look for the cause on another rank or node, or in another line, first.
-Words in braces in commands and fixes, such as `{{bdf}}` (a PCI address), stand for values of the line;
-`seatrial explain` fills them in.
+The table of each page has an example line for each failure. Its link leads to the meaning, the first command to run,
+the fix and the action. A failure marked *consequence* follows from another one: first look for that one, in other lines
+or on other ranks or nodes.
 """
 
 

@@ -1,8 +1,8 @@
 """The program that runs on nodes: ``python -m seatrial.worker RUN/jobs/JOB/job.json ATTEMPT``.
 
-Each rank writes a journal (``rank3.jsonl``: started checks and measurements, each on disk before the next step) and a
-heartbeat (``rank3.heartbeat.json``, rewritten every second by a separate thread: the file of a process that waits in a
-collective changes, that of a stopped or dead process does not).
+Each rank writes two files. The journal, ``rank3.jsonl``, has a record of each started check and each measurement, on
+disk before the next step. A separate thread rewrites the heartbeat, ``rank3.heartbeat.json``, every second. So the
+heartbeat of a process that waits in a collective changes, and that of a stopped or dead process does not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 CLEANUP_S = 4.0  # from SIGTERM to exit; less than the 5 s of processes.stop before SIGKILL
 TERMINATING = "terminating on SIGTERM"  # the last status: no further heartbeat follows
-Kind = TypeVar("Kind")
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Heartbeat(Frozen):
 class HeartbeatWriter:
     """Writes the heartbeat of one rank every ``HEARTBEAT_INTERVAL_S``, with its status.
 
-    On SIGTERM it writes the status ``TERMINATING`` and ends the process, so that a rank that torchrun ends because of a
-    peer does not count as hung. With ``cleanup_s`` the check first gets SystemExit, and this many seconds to clean up.
-    ``stacks``: written by the same thread when the launcher asks for them.
+    On SIGTERM it writes the status ``TERMINATING`` and ends the process. So a rank that torchrun ends because of a peer
+    does not count as hung. With ``cleanup_s``, SystemExit is raised in the check, which then has this many seconds to
+    clean up. ``stacks``: the same thread writes them when the launcher requests them.
     """
 
     def __init__(self, path: Path, cleanup_s: float = 0.0, stacks: StackDump | None = None) -> None:
@@ -146,7 +146,8 @@ def _exit(_number: int, _frame: object) -> None:
 def run_checks(job: Job, run_dir: Path, folder: Path) -> None:
     """Run the job's checks in this process. Raises SeatrialError if a CLUSTER check ends with an error on this rank.
 
-    Peers may then wait in a collective: after the exit of this rank the launcher ends them and starts a new attempt.
+    The other ranks may then wait in a collective: after the exit of this rank, the launcher ends them and starts a new
+    attempt for the checks that had not started.
     """
     identity = RankIdentity.from_environment()
     journal = Journal(folder / f"rank{identity.rank}.jsonl")
@@ -204,9 +205,10 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
 
 
 def _error_counts(check: Check, context: Context) -> AbstractContextManager[ErrorCounts | None]:
-    """Return a context that reads error counters before and after a check; without a GPU it reads none.
+    """Return a context that reads error counters before and after a check.
 
-    Each rank reads the counters of its GPU; local rank 0 also reads the counters of the node's RDMA ports.
+    Its value is None, and it reads nothing, for a rank without a GPU and a check that needs no counters. Each rank
+    reads the counters of its GPU; local rank 0 also reads the counters of the node's RDMA ports.
     """
     if context.nvml_index is None or not check.reads_error_counters:
         return contextlib.nullcontext()
@@ -237,7 +239,7 @@ def _as_retry(measurement: Measurement, check: Check, job: Job) -> Measurement:
     return measurement.model_copy(update={"retry": job.retry, "facts": {**measurement.facts, "retry": difference}})
 
 
-def _of_type(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
+def _of_type(observations: Iterable[Observation], kind: type[_Kind]) -> list[_Kind]:
     return [observation for observation in observations if isinstance(observation, kind)]
 
 
@@ -251,28 +253,28 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
         timing.min_windows = timing.RETRY_MIN_WINDOWS
     device = f"cuda:{identity.local_rank}" if job.device == "cuda" else "cpu"
     group.enable_nccl_log(folder)
-    trainings = child_tasks(job)
-    spare_children.start(trainings, folder, device)
+    tasks = child_tasks(job)
+    spare_children.start(tasks, folder, device)
     group.open_group(device, timeout_s=job.limit_s)
-    if trainings:
+    if tasks:
         spare_children.wait_until_ready()
     return device, rank.nvml_index(device)
 
 
 def child_tasks(job: Job) -> list[Literal["own", "all"]]:
-    """Return the GPUs visible to each child process that trains for a rank of the job.
+    """Return the GPUs visible to each child process of a rank: ``own``: the rank's GPU; ``all``: those of all ranks.
 
     Empty on CPUs: memory is short there, and a training takes longer than its imports.
     """
     if job.device == "cpu":
         return []
     one_rank = job.process_count == 1
-    trainings = [training for name in job.checks for training in catalog()[name].child_tasks]
-    return ["own" if training == "gpu" or (training == "all" and one_rank) else "all" for training in trainings]
+    tasks = [task for name in job.checks for task in catalog()[name].child_tasks]
+    return ["own" if task == "gpu" or (task == "all" and one_rank) else "all" for task in tasks]
 
 
 def _recorder_dump() -> bytes:
-    """The dump of torch's flight recorder; empty for a process without a process group."""
+    """Return the dump of torch's flight recorder; empty for a process without a process group."""
     group = sys.modules.get("seatrial.bench.group")  # an import could wait for the main thread's imports
     dump = getattr(group, "flight_recorder_dump", None)
     return dump() if dump else b""
@@ -315,23 +317,23 @@ def _context(
 
 
 def _tcp_network(job: Job) -> TcpNetwork | None:
-    """Return the TCP network of the trial between the nodes of the job, which may be fewer than planned."""
+    """Return the TCP network between the nodes of the job; None for one node, or if its rate is not configured."""
     if job.network_gbps is None or job.nodes == 1:
         return None
     return TcpNetwork(job.nodes, job.ranks_per_node, job.network_gbps)
 
 
 def reversed_devices(visible: str | None, count: int) -> str:
-    """Return the first ``count`` GPUs of CUDA_VISIBLE_DEVICES in reverse order; ``visible`` None: it is unset."""
+    """Return the first ``count`` GPUs in reverse order. ``visible``: CUDA_VISIBLE_DEVICES, None if it is unset."""
     devices = [str(index) for index in range(count)] if visible is None else visible.split(",")[:count]
     return ",".join(reversed(devices))
 
 
 @contextlib.contextmanager
 def _sampler(job: Job, identity: RankIdentity, folder: Path) -> Iterator[None]:
-    """Run the node's telemetry sampler inside the context, on local rank 0; the kernel ends it with this process.
+    """Run the node's telemetry sampler inside the context, on local rank 0; the kernel kills it if this process ends.
 
-    If the sampler fails, samples are missing; no check fails.
+    If the sampler fails, samples are missing, but no check fails.
     """
     if not job.telemetry_hz or identity.local_rank:
         yield

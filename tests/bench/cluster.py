@@ -30,7 +30,7 @@ from tests.train import ranks
 
 RANKS = 3
 FOLDER = "SEATRIAL_TEST_FOLDER"  # environment variable of the ranks: the folder of all scenarios
-# node names of three ranks, on three, two nodes and one node
+# Node names of three ranks that run on three nodes, on two nodes or on one node
 THREE = ("node0", "node1", "node2")
 TWO = ("node0", "node0", "node1")
 ONE = ("node0", "node0", "node0")

@@ -60,7 +60,7 @@ def test_constant_times_end_early_and_exclude_warmup(monkeypatch: pytest.MonkeyP
     assert (timings.per_window, timings.warmup) == (25, 1 + 1 + 13)
 
 
-def test_small_operations_in_graphs_have_as_many_windows_which_are_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_operations_in_graphs_have_shorter_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_timings(monkeypatch, repeat(0.001), seconds=2)  # patches the clock
     monkeypatch.setattr(collectives, "time_window", lambda *_: 0.001)
     options = {"window_s": collectives.GRAPH_WINDOW_S, "min_timed_s": collectives.GRAPH_MIN_TIMED_S}

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.group import close_group, open_group
+from seatrial.bench.group import close_group, nccl_version, open_group
 
 
 @pytest.fixture
@@ -31,6 +31,12 @@ def test_open_gloo_group_with_all_cores_and_close_it_twice() -> None:
     close_group()
     assert not dist.is_initialized()
     close_group()
+
+
+@pytest.mark.usefixtures("torchrun_environment")
+def test_no_nccl_version_without_nccl() -> None:
+    open_group("cpu", timeout_s=30)
+    assert nccl_version() is None
 
 
 @pytest.mark.usefixtures("torchrun_environment")

@@ -13,7 +13,7 @@ from seatrial.bench import host_speed
 CPUS = sorted(os.sched_getaffinity(0))
 
 
-def test_hash_rate_grows_with_the_work_and_not_with_the_time() -> None:
+def test_hash_rate_of_one_and_of_all_cpus() -> None:
     assert host_speed.hash_rate(CPUS[:1], 0.03) > 1e3
     assert host_speed.hash_rate(CPUS, 0.03) > 1e3
 

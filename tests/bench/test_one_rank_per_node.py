@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from seatrial.bench import one_rank_per_node
-from seatrial.bench.group import close_group, nccl_version, open_group
+from seatrial.bench.group import close_group, open_group
 from seatrial.bench.one_rank_per_node import (
     ParticipantError,
     Participants,
@@ -117,11 +117,6 @@ def test_timeout_error_of_the_work_is_not_a_hang() -> None:
 def test_programming_errors_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         select_participants("a").run_on_all(lambda: 1 / 0)
-
-
-@pytest.mark.usefixtures("single_process_group")
-def test_no_nccl_version_without_nccl() -> None:
-    assert nccl_version() is None
 
 
 def test_names_are_grouped_by_reason() -> None:

@@ -26,7 +26,7 @@ def test_a_server_that_never_listens_is_ended(tmp_path: Path, monkeypatch: pytes
     assert "did not listen" in result.error
 
 
-def test_another_port_is_tried_where_the_first_one_was_taken(tmp_path: Path) -> None:
+def test_another_port_is_tried_if_the_first_one_is_taken(tmp_path: Path) -> None:
     code = (
         "import socket, sys, pathlib, time\n"
         f"tried = pathlib.Path({str(tmp_path / 'tried')!r})\n"
@@ -34,7 +34,7 @@ def test_another_port_is_tried_where_the_first_one_was_taken(tmp_path: Path) -> 
         "server = socket.socket(); server.bind(('', int(sys.argv[2]))); server.listen(1); time.sleep(60)\n"
     )
     running, port = perftest._start_server([*SERVER, code], tmp_path / "0")
-    assert isinstance(running, perftest._Running)
+    assert isinstance(running, perftest._RunningProgram)
     assert port
     assert "did not end" in perftest._wait(running, 0, 1).error
 

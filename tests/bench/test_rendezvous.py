@@ -14,7 +14,7 @@ import pytest
 from seatrial.bench import rendezvous, tcp
 from seatrial.bench.rendezvous import connect, serve
 
-TOKEN = b"7".ljust(16)
+TOKEN = b"7".ljust(tcp.TOKEN_BYTES)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def loopback_is_routable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("loopback_is_routable")
 def test_all_nodes_connect_and_the_port_is_free_afterwards(port: int) -> None:
     with ThreadPoolExecutor() as pool:
-        clients = [pool.submit(connect, "localhost", port, TOKEN, 10) for _ in range(3)]  # two before the server
+        clients = [pool.submit(connect, "localhost", port, TOKEN, 10) for _ in range(3)]  # some before the server
         server = pool.submit(serve, port, TOKEN, 3, 20)
         assert [client.result() for client in clients] == ["", "", ""]
         assert server.result() == ""

@@ -24,7 +24,7 @@ COLD_S = 0.4
 
 
 def fake_windows(monkeypatch: pytest.MonkeyPatch, clock: Iterator[float]) -> list[int]:
-    """Take the times of windows from ``clock``; the requested window sizes in order."""
+    """Take the times of windows from ``clock``; return a list that gets the requested window sizes in order."""
     sizes: list[int] = []
 
     def window(operation: Callable[[], object], size: int, *, device: str, context: object) -> float:
@@ -68,7 +68,7 @@ def test_number_of_operations_per_window(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_first_operation_does_not_determine_the_window_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It loads libraries and sets up buffers and peer access, also without warm-up time."""
+    """The first operation loads libraries and sets up buffers and peer access, also without warm-up time."""
     sizes = fake_windows(monkeypatch, chain((COLD_S,), repeat(0.001)))
     result = time_on_device(lambda: None, "cpu", 1.0, warmup_s=0.0)
     assert sizes[:4] == [1, 1, 50, 50]

@@ -93,6 +93,19 @@ def test_an_error_message_does_not_control_the_terminal() -> None:
     assert (code, err[:21]) == (2, r"seatrial: a\x1b[31m: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (("run", "--nodes", "abc"), "'abc'"),
+        (("watch", "7", "--interval", "1"), "'1'"),
+        (("hook", "prolog", "--caller", "xx"), "'xx'"),
+    ],
+)
+def test_a_usage_error_repeats_the_rejected_value(arguments: tuple[str, ...], value: str) -> None:
+    code, _, err = call(*arguments)
+    assert (code, err.count(value)) == (2, 1)
+
+
 def test_a_truncated_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
     def truncated(_self: object) -> None:
         raise EOFError("No data left in file")

@@ -9,10 +9,16 @@ from seatrial.hardware.references import skus
 from tests.processes import call
 
 
-def test_checks_lists_every_check_with_its_rules() -> None:
+def test_checks_lists_every_check_on_one_line_and_the_rules_of_a_named_check() -> None:
     _, out, _ = call("checks")
+    lines = out.splitlines()
     for check in catalog().values():
-        assert check.name in out
+        (line,) = [line for line in lines if line.split()[:1] == [check.name]]
+        assert line.split(maxsplit=2)[1:] == [check.scope, check.title]
+    _, out, _ = call("checks", "device.*")
+    for check in catalog().values():
+        assert (check.name in out) is check.name.startswith("device.")
+    assert all(rule.metric in out for rule in catalog()["device.gemm"].rules)
     code, out, _ = call("checks", "--json")
     assert code == 0
     assert {entry["name"] for entry in json.loads(out)} == set(catalog())

@@ -1,4 +1,4 @@
-"""Causes of bad verdicts: what explains what, where, and with which confidence."""
+"""Causes of bad verdicts: their consequences, places and confidence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seatrial.diagnose import diagnose
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import cause_findings
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Explained, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict
+from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict, VerdictKey
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
@@ -128,7 +128,7 @@ def test_variable_on_one_node_explains_that_node() -> None:
     assert finding.first_command.startswith("srun --nodelist=n0 sh -c ")
 
 
-def test_variable_in_a_fact_of_all_ranks_is_not_said_to_be_on_one_node() -> None:
+def test_variable_in_a_fact_of_all_ranks_is_at_the_cluster() -> None:
     facts: dict[str, JsonValue] = {"settings": {"NCCL_P2P_DISABLE": "1"}}
     measurements = [
         Measurement(check="collectives.transport", subject="n0/gpu0", facts=facts),
@@ -217,7 +217,7 @@ def test_record_with_a_busy_gpu_has_one_finding_that_names_the_process() -> None
     (finding,) = cause_findings([*judged, *failed], [*inventory, *busy.measurements], checks)
     assert finding.title == "another program uses the GPU: python3 (pid 1800)"
     assert finding.subject == "vm/gpu1"
-    assert {Explained.key(verdict) for verdict in failed} < set(finding.explains)
+    assert {VerdictKey.from_verdict(verdict) for verdict in failed} < set(finding.explains)
     assert len({verdict.check for verdict in failed}) == 5
     assert finding.first_command.endswith("; ps -o pid,user,lstart,args -p 1800")
 

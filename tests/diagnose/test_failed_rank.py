@@ -9,7 +9,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose, refreshed_findings
 from seatrial.diagnose.failed_rank import failed_rank_finding
-from seatrial.model import Explained, JobResult, JobState, Outcome, Verdict
+from seatrial.model import JobResult, JobState, Outcome, Verdict, VerdictKey
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
 
@@ -94,7 +94,7 @@ def test_failure_in_the_log_of_a_program_explains_its_exit_code(tmp_path: Path) 
     ]
     (finding,) = diagnose([], [], [], verdicts, catalog(), tmp_path)
     assert (finding.title, finding.subject, finding.confidence) == ("GPU out of memory", "rank 1 on n0", "high")
-    assert finding.explains == (Explained(check="train.fsdp", subject="cluster", metric="exit_code"),)
+    assert finding.explains == (VerdictKey(check="train.fsdp", subject="cluster", metric="exit_code"),)
 
 
 def test_rank_that_a_message_names_is_the_place(tmp_path: Path) -> None:

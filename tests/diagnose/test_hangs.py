@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.diagnose.hangs import CAUSE, hang_findings
 from seatrial.discover.rank_stacks import FOLDER, STATES
-from seatrial.model import Explained, JobResult, JobState, Outcome, Verdict
+from seatrial.model import JobResult, JobState, Outcome, Verdict, VerdictKey
 from tests.discover.test_rank_stacks import STACK, worker
 
 TIMEOUT = "collectives.all_reduce exceeded its time limit of 9 s"
@@ -51,7 +51,7 @@ def test_rank_at_fault_is_one_cause_of_all_errors(state: str, confidence: str, c
     ]
     (finding,) = hang_findings([result], verdicts, tmp_path, "srun --nodelist={node}")
     assert (finding.cause, finding.subject, finding.confidence) == (CAUSE, "n2/gpu0", confidence)
-    assert finding.explains == (Explained(check="collectives.all_reduce", subject="n2/gpu0"),)
+    assert finding.explains == (VerdictKey(check="collectives.all_reduce", subject="n2/gpu0"),)
     assert finding.first_command.startswith(command.format(attempt / FOLDER))
     completed = result.model_copy(update={"state": JobState.COMPLETED})
     assert list(hang_findings([completed], verdicts, tmp_path)) == []

@@ -12,7 +12,7 @@ from seatrial.diagnose.implementations import SLOW_IMPLEMENTATION, SLOW_MACHINE,
 from seatrial.hardware.links import Links
 from seatrial.hardware.references import select_references
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Basis, BasisKind, Explained, Finding, Measurement, Metric, Outcome, Verdict
+from seatrial.model import CLUSTER, Basis, BasisKind, Finding, Measurement, Metric, Outcome, Verdict, VerdictKey
 
 FACTS = {"device": "cuda", "trained": "yes", "settings": "shipped", "gpu": "NVIDIA H200", "nodes": 1}
 NATIVE, HF = 17183.0, 10118.0  # the reference values of two H200
@@ -74,6 +74,10 @@ def test_machine_is_not_named_again_where_a_cause_explains_it() -> None:
     slow = verdicts(0.6 * NATIVE, 0.6 * HF)
     (machine,) = findings(slow)
     thermal = machine.model_copy(
-        update={"cause": "thermal_slowdown", "confidence": "high", "explains": tuple(map(Explained.key, slow))}
+        update={
+            "cause": "thermal_slowdown",
+            "confidence": "high",
+            "explains": tuple(map(VerdictKey.from_verdict, slow)),
+        }
     )
     assert findings(slow, (thermal,)) == []

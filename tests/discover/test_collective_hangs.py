@@ -29,7 +29,7 @@ def test_absent_rank_is_named(form: str) -> None:
     assert hang.waiting[0].input_sizes == ((1000,),)
 
 
-def test_missing_dump_of_a_rank_is_said() -> None:
+def test_missing_dump_of_a_rank_is_reported() -> None:
     paths = [DUMPS / "absent" / f"comm_lib_trace_rank_{rank}" for rank in (0, 1, 2)]
     (hang,) = collective_hangs((read_dump(path) for path in paths), world_size=4)
     assert (hang.without_dump, hang.ranks_at_fault) == ((3,), (2,))
@@ -37,7 +37,7 @@ def test_missing_dump_of_a_rank_is_said() -> None:
     assert (only_missing.ranks_at_fault, only_missing.without_dump, only_missing.members_recorded) == ((2,), (2,), True)
 
 
-def test_unrecorded_members_are_not_said_to_have_arrived() -> None:
+def test_unrecorded_members_do_not_count_as_arrived() -> None:
     (hang,) = collective_hangs(read_dump(path) for path in (DUMPS / "sizes").iterdir())
     assert (hang.ranks_at_fault, hang.members_recorded) == ((), False)
     (finding,), _ = recorder_findings((DUMPS / "sizes").iterdir(), [])

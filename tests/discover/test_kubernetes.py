@@ -124,7 +124,7 @@ def test_pull_time(message: str, seconds: float | None) -> None:
 @pytest.mark.parametrize(
     "line", ["", "n", "n\t\t\t\t\t\t\t", "n\t7\t\t\t\t\t\tv1", "n\t{\t\t\t\t\t\tv1", "\t\t\t\t\t\t\tv1"]
 )
-def test_what_is_no_node_is_an_error(line: str) -> None:
+def test_an_object_that_is_no_node_is_an_error(line: str) -> None:
     with pytest.raises(SeatrialError, match="kubectl returned an invalid"):
         list(read_nodes(lines(line + "\n")))
 

@@ -197,7 +197,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=60).map(" ".join))
-def test_words_of_the_format_in_any_order(text: str) -> None:
+def test_fragments_of_the_format_in_any_order(text: str) -> None:
     for table in read(text).tables:
         for row in table.rows:
             assert row.out_of_place

@@ -134,7 +134,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=60).map(" ".join))
-def test_words_of_the_format_in_any_order(text: str) -> None:
+def test_fragments_of_the_format_in_any_order(text: str) -> None:
     for matrix in parse(text.splitlines()).matrices:
         assert all(value is None or value >= 0 for row in matrix.rows for value in row)
 

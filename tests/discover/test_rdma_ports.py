@@ -39,7 +39,7 @@ def test_an_infiniband_port_has_no_netdev_and_no_gids(root: Path) -> None:
     (port,) = rdma_ports.read_ports(root)
     assert (port.name, port.kind) == ("mlx5_0", ("MT4129", "MT_0000000838", "InfiniBand"))
     assert (port.rate_gbps, port.netdev, port.gids, port.capability_gbps) == (400.0, None, (), None)
-    assert (port.pci_path, port.card) == (("0000:15:01.0", "0000:18:00.0"), "0000:18:00")
+    assert (port.pci_path, port.nic_address) == (("0000:15:01.0", "0000:18:00.0"), "0000:18:00")
     assert port.pci_gbps == pytest.approx(504.1, abs=0.1)
     assert port.unreadable == {}
 

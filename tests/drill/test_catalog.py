@@ -23,7 +23,7 @@ SEARCH = "collectives.localization"  # runs by itself on three nodes or more
 
 
 @pytest.mark.parametrize("drill", catalog().values(), ids=lambda drill: drill.name)
-def test_drill_names_what_exists(drill: Drill) -> None:
+def test_drill_names_existing_checks_and_causes(drill: Drill) -> None:
     all_checks = checks.catalog()
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", drill.name)
     for name, options in drill.trial.checks.items():

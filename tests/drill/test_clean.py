@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.drill import catalog, clean
-from seatrial.drill.clean import clean_trials, list_alarms, run_clean, upper_bound
+from seatrial.drill.clean import clean_drills, list_alarms, run_clean, upper_bound
 from seatrial.drill.cpu.cpu_hog import LIMIT
 from seatrial.drill.injection import Injection
 from seatrial.model import UsageError
@@ -28,9 +28,9 @@ def test_upper_bound(events: int, runs: int, expected: float) -> None:
     assert upper_bound(events, runs) == pytest.approx(expected, abs=1e-4)
 
 
-def test_clean_trials_have_the_checks_thresholds_and_limits_of_all_drills_and_no_fault() -> None:
+def test_clean_runs_have_the_checks_thresholds_and_limits_of_all_drills_and_no_fault() -> None:
     drills = ["bit-flip", "shm-small", "memlock-low", "cpu-hog", "rank-killed", "rank-stopped"]
-    first, second = clean_trials([catalog()[name] for name in drills])
+    first, second = clean_drills([catalog()[name] for name in drills])
     assert list(first.trial.checks) == ["collectives.all_reduce", "host.inventory", "host.load", "train.ddp"]
     assert first.trial.checks["train.ddp"] == catalog()["rank-killed"].trial.checks["train.ddp"]
     assert first.trial.settings == {
@@ -42,15 +42,15 @@ def test_clean_trials_have_the_checks_thresholds_and_limits_of_all_drills_and_no
     assert (first.fault, first.prepare) == ("", DRILL.prepare)
     assert second.trial == catalog()["rank-stopped"].trial  # its limits are its own
     with pytest.raises(UsageError, match="of one machine"):
-        clean_trials([catalog()["bit-flip"], catalog()["missing-gpu"]])
+        clean_drills([catalog()["bit-flip"], catalog()["missing-gpu"]])
 
 
 def test_trials_that_differ_in_an_option_or_a_threshold_stay_apart() -> None:
     load = catalog()["cpu-hog"]
     other = replace(load.trial, settings={"checks": {"host.load": {"expect": {"cpu_busy": "<= 99 %"}}}})
-    assert len(clean_trials([load, replace(load, trial=other), load])) == 2
+    assert len(clean_drills([load, replace(load, trial=other), load])) == 2
     sizes = replace(load.trial, checks={"host.load": {"seconds": 1}})
-    assert len(clean_trials([load, replace(load, trial=sizes)])) == 2
+    assert len(clean_drills([load, replace(load, trial=sizes)])) == 2
 
 
 def test_interrupted_clean_runs_keep_those_that_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from tests.processes import Program, until
 @pytest.mark.training
 @pytest.mark.parametrize("name", ["bit-flip", "rank-raises", "cpu-hog"])
 def test_report_names_the_injected_fault(name: str, tmp_path: Path) -> None:
-    result = run_drill(catalog()[name], tmp_path / name)
+    result = run_drill(catalog()[name], tmp_path / name, print)
     assert result.holds, result.problems
     until(lambda: not _processes_of(tmp_path), 30)
 

@@ -77,6 +77,23 @@ def test_trial_runs_with_setup_and_environment(injection: Injection) -> None:
     injection.close()
 
 
+def test_each_wait_is_reported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seatrial.drill.injection._PROGRESS_S", 0.2)
+    messages: list[str] = []
+    injection = Injection(DRILL, tmp_path, messages.append)
+    injection.setup += ["sleep 1", "exit 7"]
+    injection.start_trial()
+    injection.mark_injected()
+    injection.wait_for_end(60)
+    injection.close()
+    start, fault, wait, *waits, end = messages
+    assert (start, fault) == ("starting a trial with host.inventory", "injecting the fault")
+    assert "at most 60 s" in wait
+    assert waits
+    assert all(text.endswith("so far; ranks: none") for text in waits)
+    assert end.endswith("exit code 7")
+
+
 def test_fault_is_in_no_other_process(injection: Injection) -> None:
     code = "import sys; print('seatrial.drill.faults.bit_flip' in sys.modules)"
     injection.use_fault("bit_flip")

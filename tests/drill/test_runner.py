@@ -48,9 +48,11 @@ def test_failed_injection_is_a_miss_and_everything_is_restored(tmp_path: Path) -
         injection.at_end((injection.folder / "restored").touch)
         raise SeatrialError("cannot mount")
 
-    result = run_drill(replace(DRILL, prepare=prepare), tmp_path / "drill")
+    messages: list[str] = []
+    result = run_drill(replace(DRILL, prepare=prepare), tmp_path / "drill", messages.append)
     assert (result.seen, result.problems) == (False, ("SeatrialError: cannot mount",))
     assert (tmp_path / "drill" / "restored").exists()
+    assert messages == ["test: undoing its changes"]
 
 
 def test_damaged_record_is_a_miss_of_this_drill_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_malformed_facts_are_ignored(shape: Any) -> None:
     ("transports", "network"),
     [({"NET/Socket": 32}, "tcp"), ({"P2P/CUMEM": 8, "NET/IB/GDRDMA": 2}, ""), ({"P2P/CUMEM": 8}, ""), ({}, "")],
 )
-def test_without_the_transport_check_a_collective_tells_of_sockets_only(
+def test_without_the_transport_check_only_sockets_are_read_from_a_collective(
     transports: dict[str, int], network: str
 ) -> None:
     """RDMA needs the ports that NCCL uses, which the log of a collective does not list."""

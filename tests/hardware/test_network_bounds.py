@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.hardware.network_bounds import Link, NodeLinks, default_algorithm, network_bound
+from seatrial.hardware.network_bounds import LinkKind, NodeLinks, default_algorithm, network_bound
 
 HOPPER = NodeLinks(8, 8, 400, "RDMA ports ib", nvlink=370.8, pcie=63, nvls_busbw=480)
 
 
-def bound(operation: str, algorithm: str, nodes: int, node: NodeLinks = HOPPER) -> tuple[float, Link]:
+def bound(operation: str, algorithm: str, nodes: int, node: NodeLinks = HOPPER) -> tuple[float, LinkKind]:
     """The bound in GB/s, rounded to 0.001, and its link."""
     found = network_bound(operation, algorithm, nodes, node)
     assert found
@@ -19,21 +19,21 @@ def bound(operation: str, algorithm: str, nodes: int, node: NodeLinks = HOPPER) 
 @pytest.mark.parametrize(
     ("operation", "algorithm", "nodes", "expected", "link"),
     [
-        ("all_reduce", "Ring", 2, 400, Link.PORTS),
-        ("all_reduce", "Ring", 16, 400, Link.PORTS),
-        ("all_reduce", "NVLSTree", 2, 480, Link.NVLINK),  # below 2 × 400 × 15/16 of the ports
-        ("all_reduce", "Tree", 2, 370.8 * 15 / 16, Link.NVLINK),  # NVIDIA/nccl#1221: 330 without NVLS
-        ("all_reduce", "NVLSTree", 4, 400 * 31 / 32, Link.PORTS),
-        ("all_reduce", "NVLS", 8, 480, Link.NVLINK),  # SHARP: Azure reaches 450
-        ("all_gather", "Ring", 4, 400, Link.PORTS),
-        ("reduce_scatter", "Ring", 128, 400, Link.PORTS),
-        ("broadcast", "Ring", 4, 400, Link.PORTS),
-        ("all_to_all", "point to point", 2, 50 * 15 / 8, Link.PORTS),
-        ("all_to_all", "point to point", 4, 50 * 31 / 24, Link.PORTS),
-        ("send_receive", "point to point", 2, 50, Link.PORTS),
+        ("all_reduce", "Ring", 2, 400, LinkKind.PORTS),
+        ("all_reduce", "Ring", 16, 400, LinkKind.PORTS),
+        ("all_reduce", "NVLSTree", 2, 480, LinkKind.NVLINK),  # below 2 × 400 × 15/16 of the ports
+        ("all_reduce", "Tree", 2, 370.8 * 15 / 16, LinkKind.NVLINK),  # NVIDIA/nccl#1221: 330 without NVLS
+        ("all_reduce", "NVLSTree", 4, 400 * 31 / 32, LinkKind.PORTS),
+        ("all_reduce", "NVLS", 8, 480, LinkKind.NVLINK),  # SHARP: Azure reaches 450
+        ("all_gather", "Ring", 4, 400, LinkKind.PORTS),
+        ("reduce_scatter", "Ring", 128, 400, LinkKind.PORTS),
+        ("broadcast", "Ring", 4, 400, LinkKind.PORTS),
+        ("all_to_all", "point to point", 2, 50 * 15 / 8, LinkKind.PORTS),
+        ("all_to_all", "point to point", 4, 50 * 31 / 24, LinkKind.PORTS),
+        ("send_receive", "point to point", 2, 50, LinkKind.PORTS),
     ],
 )
-def test_bound_of_each_operation(operation: str, algorithm: str, nodes: int, expected: float, link: Link) -> None:
+def test_bound_of_each_operation(operation: str, algorithm: str, nodes: int, expected: float, link: LinkKind) -> None:
     assert bound(operation, algorithm, nodes) == (round(expected, 3), link)
 
 
@@ -46,28 +46,28 @@ def test_a_tree_on_three_nodes_sends_half_as_much_again() -> None:
 def test_the_network_binds_two_nodes_of_b200() -> None:
     """Published: 684 to 718 GB/s; NVLink switches reach 838."""
     b200 = NodeLinks(8, 8, 400, "ports", nvlink=721.8, nvls_busbw=838)
-    assert bound("all_reduce", "NVLSTree", 2, b200) == (750, Link.PORTS)
+    assert bound("all_reduce", "NVLSTree", 2, b200) == (750, LinkKind.PORTS)
 
 
 def test_nvlink_binds_a_ring_over_fast_ports() -> None:
     fast = NodeLinks(8, 8, 800, "ports", nvlink=370.8)
-    assert bound("all_reduce", "Ring", 4, fast) == (round(370.8 * 8 / 7, 3), Link.NVLINK)
+    assert bound("all_reduce", "Ring", 4, fast) == (round(370.8 * 8 / 7, 3), LinkKind.NVLINK)
 
 
 def test_pcie_binds_few_gpus_with_many_ports() -> None:
     two_of_eight = NodeLinks(2, 8, 400, "ports", nvlink=370.8, pcie=63)
-    assert bound("all_reduce", "Ring", 2, two_of_eight) == (126, Link.PCIE)
+    assert bound("all_reduce", "Ring", 2, two_of_eight) == (126, LinkKind.PCIE)
     one = NodeLinks(1, 4, 400, "ports", nvlink=370.8, pcie=63)
-    assert bound("all_reduce", "Tree", 2, one)[1] is Link.PCIE
+    assert bound("all_reduce", "Tree", 2, one)[1] is LinkKind.PCIE
 
 
 def test_gpus_without_nvlink() -> None:
     """8 × RTX 6000D with 8 × 400 Gb/s: all-to-all 45.7 GB/s, since all blocks pass the ports."""
     pcie = NodeLinks(8, 8, 400, "ports", pcie=63)
-    assert bound("all_to_all", "point to point", 2, pcie) == (50, Link.PORTS)
-    assert bound("all_reduce", "Ring", 2, pcie)[1] is Link.PCIE  # what good root complexes reach is unknown
+    assert bound("all_to_all", "point to point", 2, pcie) == (50, LinkKind.PORTS)
+    assert bound("all_reduce", "Ring", 2, pcie)[1] is LinkKind.PCIE  # what good root complexes reach is unknown
     slow_network = NodeLinks(8, 1, 25, "eth0", pcie=63)
-    assert bound("all_reduce", "Ring", 2, slow_network) == (round(25 / 8, 3), Link.PORTS)
+    assert bound("all_reduce", "Ring", 2, slow_network) == (round(25 / 8, 3), LinkKind.PORTS)
 
 
 def test_one_gpu_may_use_a_whole_port() -> None:

@@ -1,4 +1,4 @@
-"""Expected seconds of collectives over TCP, and the sizes that a slow network leaves out."""
+"""Expected seconds of collectives over TCP, and the sizes that are not timed on a slow network."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_a_ring_sends_its_bus_bandwidth_over_the_ports() -> None:
     assert TcpNetwork(4, 8, 100).operation_s("reduce", GIB) == pytest.approx(SLOW.operation_s("reduce", GIB) / 10)
 
 
-@pytest.mark.parametrize(("gbps", "left_out"), [(100, []), (20, []), (10, [GIB8]), (0.1, [GIB8])])
-def test_sizes_above_the_smallest_judged_one_are_left_out(gbps: float, left_out: list[int]) -> None:
+@pytest.mark.parametrize(("gbps", "too_slow"), [(100, []), (20, []), (10, [GIB8]), (0.1, [GIB8])])
+def test_slow_sizes_above_the_smallest_judged_one_are_not_timed(gbps: float, too_slow: list[int]) -> None:
     network = TcpNetwork(4, 8, gbps)
-    assert network.left_out_sizes("all_reduce", [parse_bytes("1MiB"), GIB, GIB8]) == left_out
-    assert all(network.size_s("all_reduce", size) > MAX_SIZE_S for size in left_out)
+    assert network.too_slow_sizes("all_reduce", [parse_bytes("1MiB"), GIB, GIB8]) == too_slow
+    assert all(network.size_s("all_reduce", size) > MAX_SIZE_S for size in too_slow)
 
 
 def test_time_limits_grow_with_the_time_on_the_network() -> None:

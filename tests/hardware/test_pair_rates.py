@@ -1,4 +1,4 @@
-"""Rates of pairs: what is refused, and ratios of rates."""
+"""Rates of pairs: invalid rates, and ratios of rates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_names_of_a_pair_are_in_alphabetical_order() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"second": "n1"}, {"gb_s": ()}, {"gb_s": (-1.0,)}, {"gb_s": (float("nan"),)}])
-def test_rates_that_cannot_be_are_refused(changes: dict[str, object]) -> None:
+def test_invalid_rates_are_rejected(changes: dict[str, object]) -> None:
     good: dict[str, object] = {"stage": "rounds", "first": "n1", "second": "n2", "gb_s": (1.0,)}
     PairRate.model_validate(good)
     with pytest.raises(ValidationError):

@@ -1,4 +1,4 @@
-"""The search for slow nodes by simulated rates: which steps it asks for and what it concludes."""
+"""The search for slow nodes by simulated rates: its steps and its conclusion."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_a_result_larger_than_a_pipe_is_complete() -> None:
 
 
 def test_a_hung_call_holds_no_descriptor_of_its_caller() -> None:
-    """slurmd reads the output of a prolog until all who hold it have ended."""
+    """slurmd reads the output of a prolog until all processes that can write to it have ended."""
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)
 

@@ -18,7 +18,7 @@ def test_the_page_has_the_same_table() -> None:
 
 
 @pytest.mark.parametrize("caller", EXIT_CODES)
-def test_only_a_failure_is_exit_code_1_where_that_takes_the_node_out(caller: str) -> None:
+def test_only_a_failure_is_exit_code_1_for_callers_that_drain_nodes(caller: str) -> None:
     codes = EXIT_CODES[caller]  # type: ignore[index]
     assert codes[Result.PASSED] == 0
     assert codes[Result.FAILED] == 1
@@ -26,7 +26,7 @@ def test_only_a_failure_is_exit_code_1_where_that_takes_the_node_out(caller: str
         assert 1 not in (codes[Result.LIMITED], codes[Result.INCOMPLETE])
 
 
-def test_fail_closed_changes_only_what_was_not_measured() -> None:
+def test_fail_closed_changes_only_unmeasured_checks() -> None:
     assert exit_code("slurm", Result.INCOMPLETE, True) == 1
     assert exit_code("slurm", Result.LIMITED, True) == 0
     assert exit_code("npd", Result.PASSED, True) == 0

@@ -52,7 +52,7 @@ def test_a_good_node_passes_and_lists_what_was_measured(monkeypatch: pytest.Monk
     }
 
 
-def test_checks_without_anything_to_measure_are_not_said_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_without_anything_to_measure_are_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
     result = looked(monkeypatch)
     assert "no NVIDIA GPU" in result.not_applicable["gpu.inventory"]
     assert "gpu.model" in result.not_applicable
@@ -91,7 +91,7 @@ def busy(index: int, pid: int) -> FakeGpu:
 
 
 @pytest.mark.parametrize("owner", ["job 57", "a pod", None])
-def test_a_gpu_that_a_job_uses_is_no_alarm_and_is_said(monkeypatch: pytest.MonkeyPatch, owner: str | None) -> None:
+def test_a_gpu_that_a_job_uses_is_not_judged(monkeypatch: pytest.MonkeyPatch, owner: str | None) -> None:
     monkeypatch.setattr(owners, "owner", lambda _pid, _own, _root: owner)
     result = looked(monkeypatch, busy(0, 900), h200(1), expected=2)
     assert failures(result) == set()

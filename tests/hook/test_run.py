@@ -62,9 +62,7 @@ def test_a_good_node_passes_and_is_recorded(tmp_path: Path, asked: list[tuple[in
     assert Record.model_validate_json((tmp_path / "hook.jsonl").read_text()) == record
 
 
-def test_a_failure_takes_the_node_out_only_with_a_place_in_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_drains_the_node_only_if_the_limit_grants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_result(monkeypatch, BAD)
     state = with_state(tmp_path)
     results = []
@@ -88,7 +86,7 @@ def test_without_a_state_folder_failures_are_only_recorded(tmp_path: Path, monke
     assert "--state-dir" in record.limit
 
 
-def test_what_was_not_measured_passes_unless_fail_closed_which_has_the_same_limit(
+def test_an_unmeasured_check_passes_unless_fail_closed_with_the_same_drain_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_result(monkeypatch, TIMED_OUT)
@@ -101,7 +99,9 @@ def test_what_was_not_measured_passes_unless_fail_closed_which_has_the_same_limi
     assert codes == [1, 0]
 
 
-def test_callers_that_take_no_node_out_use_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_that_drain_no_node_make_no_entry_in_the_drain_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_result(monkeypatch, BAD)
     state = with_state(tmp_path)
     for caller in ("slurm", "systemd"):
@@ -126,7 +126,7 @@ def test_the_site_file_gives_what_options_do_not(tmp_path: Path, asked: list[tup
     assert asked == [(8, "H200"), (4, "H200")]
 
 
-def test_a_site_file_that_cannot_be_read_is_said_and_the_node_is_still_measured(
+def test_an_unreadable_site_file_is_reported_and_the_node_is_still_measured(
     tmp_path: Path, asked: list[tuple[int | None, str | None]]
 ) -> None:
     record, _ = run(request(tmp_path, site=str(tmp_path / "no.yaml")))
@@ -170,7 +170,9 @@ def test_the_status_for_node_problem_detector(tmp_path: Path, monkeypatch: pytes
     assert "not measured: host.inventory" in reason
 
 
-def test_an_unmeasured_check_uses_no_place_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unmeasured_check_makes_no_entry_in_the_drain_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_result(monkeypatch, TIMED_OUT)
     state = with_state(tmp_path)
     for caller in ("slurm", "npd"):

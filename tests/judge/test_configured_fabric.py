@@ -114,8 +114,8 @@ def test_a_size_that_the_network_is_too_slow_for_is_judged_at_the_smaller_one(bu
     verdicts = all_reduce_run({"busbw.1GiB": busbw, "busbw_ring.1GiB": busbw}, LEFT_OUT)
     for quantity in ("busbw", "busbw_ring"):
         assert verdicts[f"{quantity}.1GiB"].outcome is outcome
-        left_out = verdicts[f"{quantity}.8GiB"]
-        assert (left_out.outcome, left_out.reasons) == (Outcome.SKIP, (Reason.NOT_APPLICABLE,))
+        not_timed = verdicts[f"{quantity}.8GiB"]
+        assert (not_timed.outcome, not_timed.reasons) == (Outcome.SKIP, (Reason.NOT_APPLICABLE,))
 
 
 def test_neither_size_measured_is_an_error() -> None:
@@ -140,7 +140,7 @@ def test_a_size_without_limits_does_not_pass() -> None:
     assert verdicts["busbw.1MiB"].outcome is Outcome.UNJUDGED
 
 
-def test_the_decision_names_sizes_that_were_left_out() -> None:
+def test_the_decision_names_sizes_that_were_not_timed() -> None:
     job = Job.model_validate(
         {
             **dict.fromkeys(("name", "placement"), "ranks"),

@@ -50,9 +50,9 @@ def decision_value(
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_a_check_left_out_by_the_time_limit_prevents_acceptance(required: bool) -> None:
-    left_out = Verdict("b", CLUSTER, Outcome.SKIP, reasons=(Reason.EXCLUDED,), detail=TIME_LIMIT)
-    decision = decide({"a": True, "b": required}, [verdict("a", Outcome.PASS), left_out], {"b": TIME_LIMIT}, "")
+def test_check_excluded_by_the_time_limit_prevents_acceptance(required: bool) -> None:
+    excluded = Verdict("b", CLUSTER, Outcome.SKIP, reasons=(Reason.EXCLUDED,), detail=TIME_LIMIT)
+    decision = decide({"a": True, "b": required}, [verdict("a", Outcome.PASS), excluded], {"b": TIME_LIMIT}, "")
     assert decision.value is DecisionValue.INCOMPLETE
     assert "excluded by --time-limit: b" in decision.reason
 
@@ -110,6 +110,14 @@ def test_excluded_required_check_keeps_the_trial_incomplete() -> None:
     required = {"a": True, "b": True}
     assert decision_value(*verdicts, required=required, excluded_checks={"b": "--skip"}) is DecisionValue.INCOMPLETE
     assert decision_value(*verdicts, required=required) is DecisionValue.ACCEPTED
+
+
+def test_excluded_check_that_is_not_required_is_not_counted_as_not_applicable() -> None:
+    verdicts = [verdict("a", Outcome.PASS), verdict("b", Outcome.SKIP), verdict("c", Outcome.SKIP)]
+    decision = decide({"a": True, "b": False, "c": False}, verdicts, {"b": "--skip"}, "")
+    assert decision.value is DecisionValue.ACCEPTED
+    assert "1 not applicable (c)" in decision.reason
+    assert "1 excluded (b)" in decision.reason
 
 
 def test_checks_that_were_not_measured_are_one_reason() -> None:

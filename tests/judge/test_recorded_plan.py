@@ -9,7 +9,7 @@ from seatrial.model import GPUS_USED, Measurement, Reason
 from tests.judge.test_coverage import check, config, errors, gpu_job, job, mismatches, on, on_gpus
 
 
-def test_fewer_ranks_than_promised_gpus_are_an_error() -> None:
+def test_fewer_ranks_than_expected_gpus_are_an_error() -> None:
     halved = (gpu_job(ranks_per_node=1),)
     (error,) = mismatches(*on_gpus(2, 1), jobs=halved)
     assert "1 ranks per node" in error

@@ -240,7 +240,7 @@ def test_rule_and_threshold_of_the_trial_are_retried_separately() -> None:
     assert results(7, 9) == [(Outcome.FAIL, Retry(7, 9)), (Outcome.UNJUDGED, Retry(7, 9))]
     assert results(9, 9) == [(Outcome.FAIL, Retry(9, 9)), (Outcome.PASS, None)]
     assert results(7, 7) == [(Outcome.FAIL, Retry(7, 7)), (Outcome.FAIL, Retry(7, 7))]
-    assert set(checks_to_retry(config, [first(9)], [], {"c": check()}, number=1)) == {"c"}
+    assert set(checks_to_retry(config, [first(9)], [], {"c": check()}, retry_number=1)) == {"c"}
 
 
 def test_retries_are_no_members_of_the_peer_group() -> None:

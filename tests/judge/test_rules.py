@@ -257,7 +257,7 @@ BOTH_DIRECTIONS = Rule(
 
 
 def test_lax_threshold_of_a_trial_does_not_hide_corruption() -> None:
-    """Not with override either: only in a record whose trial was edited, since on load it is rejected."""
+    """Nor with override. Such a threshold is rejected on load, so only an edited record can have it."""
     rule = Rule(metric="speed", expect=Threshold.parse("== 0"), meaning="corrupted", fix="")
     metric = Metric(name="speed", value=5, unit="count", subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,))

@@ -1,4 +1,4 @@
-"""Slow windows beside a good median, and violations that the samples do not prove."""
+"""Slow windows although the median is good, and violations that are inconclusive."""
 
 from __future__ import annotations
 

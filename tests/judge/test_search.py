@@ -1,4 +1,4 @@
-"""A search for slow nodes fails the trial only with what it has located."""
+"""A search for slow nodes fails the trial only if it has located a slow node."""
 
 from __future__ import annotations
 

@@ -435,7 +435,7 @@ def test_threshold_laxer_than_the_check_or_the_measured_value_is_marked(
         (None, False),  # a CPU
     ],
 )
-def test_measured_value_is_the_yardstick_for_known_models_only(gpu: str | None, is_lax: bool) -> None:
+def test_threshold_is_compared_with_the_measured_value_on_known_models_only(gpu: str | None, is_lax: bool) -> None:
     facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": 4, "nodes": 1}
     verdict = one_verdict(check(SPEED), measured(400, facts=facts), {"speed": Threshold.parse("> 100 GB/s")})
     assert verdict.outcome is Outcome.PASS

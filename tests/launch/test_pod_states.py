@@ -104,11 +104,11 @@ def test_partial_completion_and_deadline_name_pods_and_nodes() -> None:
     assert "on node-a: Evicted" in reason
 
 
-def test_free_gpus_name_their_users() -> None:
+def test_gpu_use_names_free_gpus_and_users() -> None:
     status = {"allocatable": {"nvidia.com/gpu": "8"}, "nodeInfo": {"kubeletVersion": "v1.34.1"}}
     nodes = [KubernetesNode.model_validate({"metadata": {"name": f"node-{name}"}, "status": status}) for name in "ab"]
     users = [GpuUser("ml/notebook-0", "node-b", 1)]
-    assert pod_states.free_gpus(nodes, users) == ["node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1"]
+    assert pod_states.gpu_use(nodes, users) == ["node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1"]
 
 
 def test_node_state() -> None:

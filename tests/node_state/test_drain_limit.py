@@ -34,7 +34,7 @@ def entries(state: Path) -> list[str]:
     return sorted(os.listdir(state / "drains"))
 
 
-def test_the_third_node_of_two_is_refused_and_told_who_used_the_share(state: Path) -> None:
+def test_a_third_node_is_refused_and_the_answer_names_the_two_granted(state: Path) -> None:
     assert ask(state, "n1").granted
     assert ask(state, "n2").granted
     refused = ask(state, "n3")
@@ -58,7 +58,7 @@ def test_an_entry_ends_with_its_window(state: Path) -> None:
     assert not ask(state, "n4", NOW + 3601).granted
 
 
-def test_a_clock_that_is_ahead_does_not_free_a_place(state: Path) -> None:
+def test_a_clock_that_is_ahead_ends_no_window_early(state: Path) -> None:
     assert ask(state, "n1", NOW + 86400).granted
     assert ask(state, "n2", NOW + 86400).granted
     refused = ask(state, "n3", NOW)
@@ -75,7 +75,7 @@ def test_a_node_whose_own_clock_is_ahead_uses_that_of_the_filesystem(tmp_path: P
     assert entries(tmp_path) == ["000001.json", "000002.json"]
 
 
-def test_a_clock_that_is_behind_does_not_free_a_place(state: Path) -> None:
+def test_a_clock_that_is_behind_ends_no_window_early(state: Path) -> None:
     assert ask(state, "n1").granted
     assert ask(state, "n2", NOW - 86400).granted  # its entry is younger than the one of n1
     assert not ask(state, "n3").granted
@@ -150,7 +150,7 @@ def test_a_process_that_was_killed_while_writing_leaves_nothing_that_counts(stat
     assert ask(state, "n2").granted
 
 
-def test_an_entry_holds_who_and_why(state: Path) -> None:
+def test_an_entry_has_node_and_reason(state: Path) -> None:
     ask(state, "n1")
     entry = json.loads((state / "drains" / "000001.json").read_text())
     assert entry == {"node": "n1", "run_id": "run1", "reason": "GPU 3 is missing", "time": NOW}
@@ -168,7 +168,7 @@ def _granted(state: Path, node: str) -> bool:
     return ask(state, node, limit=DrainLimit(share=0.25, window_s=3600, nodes=20)).granted
 
 
-def test_twenty_nodes_at_once_get_exactly_five_places(state: Path) -> None:
+def test_of_twenty_nodes_at_once_exactly_five_are_granted(state: Path) -> None:
     with multiprocessing.get_context("fork").Pool(10) as pool:
         granted = pool.map(partial(_granted, state), [f"n{index}" for index in range(20)], chunksize=1)
     assert sum(granted) == 5

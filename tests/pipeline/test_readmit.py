@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seatrial.model import Decision, DecisionValue, Finding, Outcome, SeatrialError, Trial, Verdict
-from seatrial.model.trial import Explained
+from seatrial.model.trial import VerdictKey
 from seatrial.node_state.change import DRAIN, DRAIN_AGAIN, END_RESERVATION, Flags, NodeChange, NodeResult, Partner
 from seatrial.node_state.drain_limit import prepare
 from seatrial.pipeline import readmit
@@ -30,7 +30,7 @@ def failed(subject: str, check: str = "collectives.pairs") -> Verdict:
 
 
 def located(place: str, *verdicts: Verdict) -> Finding:
-    explains = tuple(Explained.key(verdict) for verdict in verdicts)
+    explains = tuple(VerdictKey.from_verdict(verdict) for verdict in verdicts)
     return Finding(title=f"{place} is slow", subject=place, confidence="high", evidence="", explains=explains)
 
 
@@ -248,7 +248,7 @@ def test_drains_stop_at_the_limit(runner: Runner) -> None:
 
 
 def test_a_drain_limit_that_hangs_refuses(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readmit, "_DRAIN_LIMIT_S", 0.0)
+    monkeypatch.setattr(readmit, "_DRAIN_ANSWER_LIMIT_S", 0.0)
     monkeypatch.setattr(readmit, "request_drain", lambda *_, **__: time.sleep(5))
     result = runner.run(FakeCandidates(), bad("c1"))
     assert [(change.outcome, "did not answer" in change.detail) for change in result.changes] == [("refused", True)]

@@ -94,6 +94,18 @@ def retried(check: str, rank: int = 0, error: str | None = None, started: float 
     return measured(check, rank, error).model_copy(update={"retry": True, "started": started})
 
 
+@pytest.mark.parametrize("change", [{"format": "0123456789abcdef", "seatrial": "0.0.9"}, {"format": None}])
+def test_journal_of_a_build_with_other_records_is_refused(tmp_path: Path, change: dict[str, str]) -> None:
+    path = closed(RunDir.create(tmp_path / "out", REQUEST))
+    journal = path / "measurements.jsonl"
+    first = json.loads(journal.read_text())
+    journal.write_text(json.dumps({**first, **change}) + "\n")
+    with pytest.raises(UsageError, match=change.get("seatrial", "begun by")):
+        RunDir.reopen(path)
+    journal.write_text(json.dumps(first) + "\n")
+    assert RunDir.reopen(path).request == REQUEST
+
+
 def test_retries_are_discarded_without_their_first_measurements(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", REQUEST)
     for measurement in (measured("a"), measured("b"), retried("a"), retried("b")):

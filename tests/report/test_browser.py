@@ -122,7 +122,7 @@ def test_a_table_of_eight_gpus_fits_a_phone(measured: dict[str, dict[str, Any]])
 
 
 def test_wide_elements_downloads_and_scripts_are_detected(measured: dict[str, dict[str, Any]]) -> None:
-    """What the test above looks for is found where it is there."""
+    """The measurement of the test above detects all three in a page that has them."""
     result = measured["bad"]
     assert result["wide"] == ["DIV.wide"]
     assert result["scroll_width"] > 800

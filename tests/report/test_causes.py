@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seatrial.model import Explained, Finding, Outcome, Reason, Trial, Verdict
+from seatrial.model import Finding, Outcome, Reason, Trial, Verdict, VerdictKey
 from seatrial.report import html_page, junit, markdown
 from seatrial.report.causes import cause_text, causes
 from seatrial.report.view import problems
@@ -21,7 +21,7 @@ VERDICTS = (
 
 
 def cause(title: str, *verdicts: Verdict) -> Finding:
-    explains = tuple(map(Explained.key, verdicts))
+    explains = tuple(map(VerdictKey.from_verdict, verdicts))
     return Finding(title=title, subject="n/gpu1", confidence="high", evidence="PID 7", cause="c", explains=explains)
 
 

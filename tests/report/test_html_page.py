@@ -131,8 +131,7 @@ def test_the_method_is_below_the_heading() -> None:
 def test_the_node_map_has_a_legend() -> None:
     text = words(Page(render(samples.large_cluster())).text)
     assert (
-        "A box is a GPU and shows its number on the node, or the symbol of an outcome other than PASS. "
-        "✗ FAIL ⊘ ERROR 0 PASS" in text
+        "A box is a GPU and shows its index, or the symbol of an outcome other than PASS. ✗ FAIL ⊘ ERROR 0 PASS" in text
     )
     assert "A box is a rank (a process without a GPU) and" in words(Page(render(without_gpus())).text)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from seatrial.checks import catalog
 from seatrial.model import Finding
-from seatrial.report.inventory import checks_as_json, print_checks, print_findings, print_inventory
+from seatrial.report.inventory import MAX_MOUNTS, checks_as_json, print_checks, print_findings, print_inventory
 
 
 def console() -> tuple[Console, io.StringIO]:
@@ -45,6 +45,32 @@ def test_empty_values_are_omitted_but_zero_is_not() -> None:
 
 def test_terminal_sequences_in_facts_are_removed() -> None:
     assert inventory(a={"name": "\x1b[31mred [bold]x[/bold]"}) == ["a  name red [bold]x[/bold]"]
+
+
+def mount(target: str, kind: str, size: int, responding: bool = True) -> dict[str, Any]:
+    return {"target": target, "type": kind, "size_bytes": size, "responding": responding}
+
+
+def test_of_many_mounts_the_relevant_ones_are_printed_and_the_others_counted() -> None:
+    overlays = [mount(f"/var/lib/docker/overlay2/{number}/merged", "overlay", 2**40) for number in range(60)]
+    volumes = [mount(f"/run/volumes/{number}", "tmpfs", 2**44) for number in range(30)]
+    disks = [mount(f"/data/{number}", "xfs", 2**43) for number in range(20)]
+    relevant = [
+        mount("/", "overlay", 2**40),
+        mount("/dev/shm", "tmpfs", 2**30),
+        mount("/home", "nfs4", 2**20),
+        mount("/stale", "nfs4", 0, responding=False),
+        mount("/lustre", "lustre", 2**50),
+    ]
+    paths = {"shm": "/dev/shm", "tmp": "/tmp", "home": "/home/user", "root": "/"}
+    directories = {name: {"path": path} for name, path in paths.items()}
+    lines = inventory(host={"mounts": {"filesystems": overlays + volumes + disks + relevant, **directories}})
+    targets = [line.split()[1].rstrip(",") for line in lines if line.strip().startswith("target")]
+    assert len(targets) == MAX_MOUNTS
+    assert {row["target"] for row in relevant} < set(targets)
+    assert not any("overlay2" in target or "volumes" in target for target in targets)
+    (rest,) = (line for line in lines if line.strip().startswith("and "))
+    assert "103 more (60 overlay, 30 tmpfs, 13 xfs)" in rest
 
 
 def test_checks_are_printed_with_their_rules_and_needs() -> None:

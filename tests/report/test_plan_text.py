@@ -39,7 +39,7 @@ def test_checks_of_unknown_duration_and_rights_are_named() -> None:
     assert "device.gemm: root, to lock clocks" in rights
 
 
-def test_left_out_checks_are_named_in_their_order() -> None:
+def test_checks_excluded_by_the_time_limit_are_named_in_their_order() -> None:
     excluded = {"train.lora": "--skip", "train.failure": TIME_LIMIT, "train.parity": TIME_LIMIT}
-    *_, left_out = plan_lines([JOB], excluded, catalog())
-    assert left_out.endswith(": train.failure, train.parity")
+    *_, last = plan_lines([JOB], excluded, catalog())
+    assert last.endswith(": train.failure, train.parity")

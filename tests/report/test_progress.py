@@ -160,16 +160,36 @@ def test_a_terminal_wraps_between_words_and_a_log_does_not() -> None:
 
 def test_progress_counts_checks_and_scales_typical_durations() -> None:
     remaining = Remaining([JOB])
-    assert remaining.seconds() == 220
+    assert remaining.seconds(0) == 220
     remaining.finish("a.one", 2 * 20)
     assert (remaining.done, remaining.total) == (1, 2)
-    assert remaining.seconds() == 2 * 200, "this machine needs twice the typical time"
+    assert remaining.seconds(0) == 2 * 200, "this machine needs twice the typical time"
     remaining.finish("a.one", 2 * 20)
     assert remaining.done == 1, "a retry does not count twice"
-    assert str(remaining) == "1 of 2 checks, about 7 min left"
+    assert remaining.text(0) == "1 of 2 checks, about 7 min left"
+
+
+def test_remaining_time_follows_the_running_check() -> None:
+    remaining = Remaining([JOB])
+    remaining.finish("a.one", 20)
+    remaining.start("a.two", 1000)
+    for elapsed_s, text in ((50, "about 2 min left"), (140, "about 60 s left"), (195, "about 10 s left")):
+        remaining.start("a.two", 1000 + elapsed_s)
+        assert remaining.text(1000 + elapsed_s) == f"1 of 2 checks, {text}"
+    assert remaining.text(1300) == "1 of 2 checks, longer than expected"
+    remaining.finish("a.two", 300)
+    assert remaining.text(1300) == "2 of 2 checks"
 
 
 def test_progress_names_the_number_of_checks_of_unknown_duration() -> None:
     remaining = Remaining([JOB.model_copy(update={"typical": {"a.two": 200}})])
-    assert remaining.seconds() == 200
-    assert "1 check of unknown duration" in str(remaining)
+    assert remaining.seconds(0) == 200
+    assert remaining.text(0) == "0 of 2 checks, about 3 min left and 1 check of unknown duration"
+    remaining.finish("a.two", 200)
+    assert remaining.text(0) == "1 of 2 checks, 1 check of unknown duration"
+
+
+def test_a_check_that_was_not_measured_does_not_scale_the_estimate() -> None:
+    remaining = Remaining([JOB])
+    remaining.finish("a.one", None)
+    assert remaining.seconds(0) == 200

@@ -1,4 +1,4 @@
-"""What only the HTML report shows."""
+"""Parts that only the HTML report has."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_node_map_shows_the_worst_outcome_of_nodes_and_devices() -> None:
     nodes = {node.name: node for node in node_map(samples.large_cluster())}
     assert len(nodes) == 64
     assert list(nodes)[:2] == ["node01", "node02"]
-    outcomes = {device.number: device.outcome for device in nodes["node17"].devices}
+    outcomes = {device.index: device.outcome for device in nodes["node17"].devices}
     assert (len(outcomes), outcomes["5"], outcomes["4"]) == (8, Outcome.FAIL, Outcome.PASS)
     assert nodes["node41"].outcome is Outcome.WARN
     assert nodes["node51"].devices[7].outcome is Outcome.ERROR

@@ -196,9 +196,9 @@ def _process(prepare: Any, rank: int, folder: Path, barrier: Any, queue: Any) ->
 @pytest.mark.training
 @pytest.mark.parametrize("prepare", [_native, _hf])
 def test_a_cache_is_shared_by_all_processes_and_survives_kills(tmp_path: Path, prepare: Any) -> None:
-    """Eight processes, 20 rounds; in each, another process was killed before, between write and rename.
+    """Eight processes prepare data in 20 folders. In each folder, an earlier process was killed before the rename.
 
-    With the native stack the processes are ranks of one run, with stack hf separate runs.
+    With stack native the eight processes are ranks of one run, with stack hf they are separate runs.
     """
     expected = int(markov.generate_sequences(64, 9, 0).sum())
     queue, barrier = FORK.Queue(), FORK.Barrier(PROCESSES)

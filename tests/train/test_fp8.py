@@ -86,7 +86,7 @@ def test_nan_and_infinity_propagate(bad: float) -> None:
 def enable_fp8(model: Decoder) -> Decoder:
     for layer in model.layers.modules():
         if isinstance(layer, Linear):
-            layer.fp8 = True
+            layer.uses_fp8 = True
     return model
 
 
@@ -101,7 +101,7 @@ def test_fp8_applies_to_all_layers_except_the_head() -> None:
     pairs = zip(reference.parameters(), fp8_model.parameters(), strict=True)
     assert max(relative_error(b.grad, a.grad) for a, b in pairs if a.grad is not None and b.grad is not None) < 0.3
     output = random_decoder("qwen2-tiny", dtype=torch.bfloat16).output
-    assert not any(getattr(module, "fp8", False) for module in output.modules())
+    assert not any(getattr(module, "uses_fp8", False) for module in output.modules())
 
 
 def test_unsupported_hardware_and_sizes_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

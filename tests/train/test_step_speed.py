@@ -33,7 +33,7 @@ def test_rates_are_of_the_last_twenty_steps(tmp_path: Path) -> None:
     assert speed.age_s < 60
 
 
-def test_the_first_step_counts_only_alone(tmp_path: Path) -> None:
+def test_the_first_step_counts_only_if_there_is_no_other(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text(STEP_1)
     first = training_speed(tmp_path)
     assert first

@@ -17,10 +17,9 @@ def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
     save_file(
         {weights.huggingface_name(name): weight for name, weight in state.items()}, tmp_path / "model.safetensors"
     )
-    for name, message in (("qwen2-tiny", r"embed_tokens.weight has shape \[256, 64\], expected \[257, 64\]"),):
-        model = weights.build_on_meta(architecture.load(name), torch.float, torch.float).to_empty(device="cpu")
-        with pytest.raises(UsageError, match=message):
-            weights.fill(model, weights.from_folder(str(tmp_path), weights.random_weights(0, 0.02)), CPU)
+    model = weights.build_on_meta(architecture.load("qwen2-tiny"), torch.float, torch.float).to_empty(device="cpu")
+    with pytest.raises(UsageError, match=r"embed_tokens.weight has shape \[256, 64\], expected \[257, 64\]"):
+        weights.fill(model, weights.from_folder(str(tmp_path), weights.random_weights(0, 0.02)), CPU)
     with pytest.raises(UsageError, match=r"no \*\.safetensors"):
         weights.from_folder(str(tmp_path / "nowhere"), weights.random_weights(0, 0.02))
     file = tmp_path / "model.safetensors"

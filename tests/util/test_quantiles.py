@@ -10,8 +10,8 @@ from hypothesis import strategies as some
 from seatrial.util.quantiles import (
     binomial_tail,
     independent_samples,
+    interval_rank,
     median_interval,
-    samples_outside_interval,
     spread,
 )
 
@@ -42,7 +42,7 @@ def test_interval_of_independent_samples_only() -> None:
 @pytest.mark.parametrize(("count", "left_out"), [(5, None), (6, 0), (8, 0), (9, 1), (10, 1), (20, 5), (100, 39)])
 def test_interval_matches_published_tables(count: int, left_out: int | None) -> None:
     """Order statistics of the binomial with p = 1/2 (Conover, Practical Nonparametric Statistics, table A3)."""
-    assert samples_outside_interval(count) == (0 if left_out is None else left_out + 1)
+    assert interval_rank(count) == (0 if left_out is None else left_out + 1)
 
 
 def test_spread_is_robust_and_at_least_one_percent() -> None:

@@ -20,7 +20,7 @@ def trial_insights(
     checks: Mapping[str, Check],
     site: Baseline | None = None,
 ) -> tuple[Insight, ...]:
-    """All insights of a trial: those of performance_insights and of error counters."""
+    """The insights on performance, then those on error counters."""
     trial_links = links.read(measurements, checks)
     references = select_references(trial_links, site, tcp=tcp_fabric(config))
     performance = performance_insights(config, measurements, checks, references, trial_links)

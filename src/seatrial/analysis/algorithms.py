@@ -1,6 +1,6 @@
 """The algorithm and protocol that NCCL selected for an operation at a size, from the facts of checks.
 
-NCCL's choice depends on operation, dtype and buffers; a choice is used only for a measurement with the same three.
+NCCL's choice depends on operation, dtype and buffers. A choice is used only for a measurement with the same three.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SETTINGS_KEY: OperationKey = ("all_reduce", "float32", "torch's allocator")
 
 
 def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Choices:
-    """The choices by operation, dtype, buffers and size.
+    """NCCL's choices by operation, dtype, buffers and size.
 
-    Older records have them only for the check of NCCL settings (role ``algorithms_by_setting``).
+    Older records have choices only from the check of NCCL settings (role ``algorithms_by_setting``).
     """
     with_facts = measurements_with_roles(measurements, checks)
     choices: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
@@ -52,7 +52,7 @@ def select_choices(choices: Choices, operation: str, facts: Mapping[str, Any]) -
 
 
 def _choices_by_size(by_size: Mapping[str, Any]) -> Iterator[tuple[str, AlgorithmProtocol]]:
-    """Yield each choice under its requested size and under its exact size."""
+    """Yield each choice twice: with the label of its requested size, and with the label of its exact size."""
     for name, choice in by_size.items():
         algorithm = str(_mapping(choice).get("algorithm") or _NO_ALGORITHM[0])
         if algorithm.startswith(_NO_ALGORITHM):

@@ -1,4 +1,4 @@
-"""One measured collective: operation, number of ranks and nodes, NCCL's choices and links."""
+"""One measured collective: operation, number of ranks and nodes, NCCL's choices, and links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _ACHIEVABLE_SHARE = {NVLINK: 0.77, PORT: 0.96}
 
 @dataclass(frozen=True)
 class Collective:
-    """A measured collective. ``operation``: its name in nccl-tests. ``nvls``: whether the GPU model supports NVLS."""
+    """A measured collective. ``operation``: its name in nccl-tests.
+
+    ``nvls``: whether the GPU model supports NVLS (NVLink SHARP: the NVSwitches reduce).
+    """
 
     check: str
     operation: str
@@ -44,7 +47,7 @@ class Collective:
     def intra_node_algorithm(self, label: str, expected: float) -> str:
         """The algorithm inside a node that can reach the ``expected`` busbw in GB/s.
 
-        Without a log it is NVLS if Ring would need more than the NVLinks can carry.
+        Without a log it is NVLS if NCCL's default algorithm would need more than the NVLinks can carry.
         """
         algorithm, line = self.algorithm(label), self.links.nvlink_gb_s
         if line is None or label in self.choices or not self.nvls or self.operation != "all_reduce":
@@ -66,7 +69,7 @@ def build_collective(
     links: Links,
     references: References,
 ) -> Collective | None:
-    """The collective of a measurement; None if it is not a collective over NCCL."""
+    """The collective of a measurement; None without an operation, without NCCL, or with fewer than two ranks."""
     facts = measurement.facts
     ranks, nodes = facts.get("world_size"), facts.get("nodes")
     if not operation or facts.get("backend") != "nccl":

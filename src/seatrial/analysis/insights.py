@@ -53,7 +53,7 @@ def performance_insights(
 
 
 def _latency(collective: Collective, busbw: Series, latency: Series) -> Iterator[Insight]:
-    """Latency α and bandwidth β of each regime, from the times in a CUDA graph, which include the smallest sizes."""
+    """Latency α and bandwidth β of each regime, from times in a CUDA graph: these include the smallest sizes."""
     points = [
         (size, us, "/".join(filter(None, collective.choices.get(size_label(size), ()))))
         for size, us in zip(latency.x, latency.y, strict=True)

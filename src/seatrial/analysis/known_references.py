@@ -33,7 +33,7 @@ class ReferenceMetric:
 
 @dataclass(frozen=True)
 class UnjudgedMetric:
-    """A metric that will be UNJUDGED; ``fabrics`` are the networks over which it has a reference value."""
+    """A metric that will be UNJUDGED, except over a network of a class in ``fabrics``, for which it has a value."""
 
     check: str
     metric: str
@@ -99,7 +99,7 @@ def _has_threshold(metric: ReferenceMetric, config: Config) -> bool:
 
 
 def _facts(metric: ReferenceMetric, check: Check, config: Config, gpus: Sequence[str]) -> dict[str, JsonValue]:
-    """The facts of the measurement that select a reference value; empty if the rule or the check does not apply."""
+    """The facts that will select a reference value; empty if the rule or the check does not apply."""
     if not metric.min_nodes <= config.cluster.nodes <= (metric.max_nodes or config.cluster.nodes):
         return {}
     nodes = 1 if metric.is_per_node else config.cluster.nodes

@@ -1,7 +1,8 @@
 """Linear fit of time over size: latency α and asymptotic bandwidth β for each algorithm and protocol.
 
-T(S) = α + S/β (Hockney, The communication challenge for MPP, 1994). NCCL changes algorithm and protocol with size; a
-single line over all sizes has residuals of 8 to 12 %.
+T(S) = α + S/β (Hockney, The communication challenge for MPP, 1994). NCCL changes algorithm and protocol with size. A
+single line over all sizes has residuals of 8 to 12 %, so each regime (consecutive sizes with the same algorithm and
+protocol) has a line of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ Point = tuple[float, float, str]  # bytes, us, algorithm and protocol ("" where 
 
 @dataclass(frozen=True)
 class FittedLine:
-    """The fit of one regime: sizes in bytes, α in us, β in GB/s of algorithm bandwidth, largest relative residual.
+    """The fit of one regime. ``regime``: algorithm and protocol. ``sizes`` are in bytes.
 
-    ``alpha_us`` is None where the fitted α is not positive: too small at these sizes. ``gbps`` is None where time does
-    not grow with size.
+    ``alpha_us``: α in us; None if the fitted α is not positive, since it is too small to measure at these sizes.
+    ``gbps``: β in GB/s of algorithm bandwidth; None if time does not grow with size.
+    ``max_relative_error``: the largest relative residual.
     """
 
     regime: str
@@ -30,16 +32,16 @@ class FittedLine:
 
 
 def fit_regimes(points: Sequence[Point]) -> tuple[FittedLine, ...]:
-    """A line for each run of at least MIN_SIZES sizes with the same algorithm and protocol.
+    """A line for each regime with at least MIN_SIZES sizes.
 
     ``points`` are sorted by size, with times above zero.
     """
-    runs = [(name, list(run)) for name, run in groupby(points, key=lambda point: point[2])]
-    return tuple(_line(name, run) for name, run in runs if len(run) >= MIN_SIZES)
+    regimes = [(name, list(regime)) for name, regime in groupby(points, key=lambda point: point[2])]
+    return tuple(_line(name, regime) for name, regime in regimes if len(regime) >= MIN_SIZES)
 
 
 def _line(regime: str, points: Sequence[Point]) -> FittedLine:
-    """The least-squares line of the relative errors: each point has the weight 1/T²."""
+    """The line with the least squares of relative errors: each point has the weight 1/T²."""
     weights = [us**-2 for _, us, _ in points]
     total = sum(weights)
     mean_size = sum(w * x for w, (x, _, _) in zip(weights, points, strict=True)) / total

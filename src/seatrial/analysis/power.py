@@ -1,9 +1,9 @@
 """The slowdowns that a limit rejects, from the noise and the number of samples. Pure.
 
 A value is the median of n samples with relative noise s, so its standard error is sqrt(pi/2)·s/sqrt(n). A trial is
-rejected in two cases (judge/retry.py): a measurement, its retry and the 95 % interval of all their samples are below
-the limit; or only one of the two is below it, and so is a third measurement. benchmarks/decision_power.py compares this
-with whole records.
+rejected in two cases (judge/retry.py). First: a measurement, its retry, and the 95 % interval of all their samples are
+below the limit. Second: only one of both measurements is below the limit, and a third measurement is below it too.
+benchmarks/decision_power.py compares this model with the decisions on whole records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _WithFacts = tuple[Metric, Mapping[str, JsonValue]]  # a metric, and the facts o
 
 
 def rejected_share(slowdown: float, limit: float, noise: float, samples: float) -> float:
-    """Return the share of trials that reject a device of relative speed 1 - ``slowdown``; ``limit``: relative speed."""
+    """Return the share of trials that reject a device of relative speed 1 - ``slowdown``.
+
+    ``limit``: the relative speed below which a value is bad. ``noise``: relative standard deviation of the samples.
+    """
     error = standard_error(noise, samples)
     if error == 0:
         return float(1 - slowdown < limit)
@@ -93,21 +96,21 @@ class _Sensitivity:
     """The detectable slowdown of one metric on its noisiest subject."""
 
     metric: str
-    stated: float  # slowdown at the limit
-    detectable: float
-    noise: float
+    at_limit: float  # slowdown of a device whose speed is the limit
+    detectable: float  # smallest slowdown that is rejected in 99 % of trials
+    noise: float  # relative standard deviation of the samples
     samples: int
 
     def __str__(self) -> str:
-        text = f"{self.metric} {self.detectable:.1%} (limit {self.stated:.1%}, noise {self.noise:.2%}, "
+        text = f"{self.metric} {self.detectable:.1%} (limit {self.at_limit:.1%}, noise {self.noise:.2%}, "
         text += f"{self.samples} samples)"
-        return text + (": take more samples" if self.detectable > MAX_RATIO * self.stated else "")
+        return text + (": take more samples" if self.detectable > MAX_RATIO * self.at_limit else "")
 
 
 def sensitivity_insights(
     measurements: Sequence[Measurement], checks: Mapping[str, Check], references: References
 ) -> Iterator[Insight]:
-    """Yield for each check the slowdown that its limits reject in 99 % of trials, by the noise of its samples."""
+    """Yield for each check the slowdowns that its limits reject in 99 % of trials with the noise of its samples."""
     sampled_by_check: dict[str, _SampledMetrics] = {}
     for measurement in measurements:
         if measurement.check in checks and measurement.metrics:
@@ -123,7 +126,7 @@ def sensitivity_insights(
 
 
 class _SampledMetrics:
-    """The metrics with several samples of one check, by the rule with a reference value that applies to them.
+    """The metrics of one check that have several samples, grouped by the rule with a reference that applies to them.
 
     They are collected in one pass, since a thousand nodes report a million metrics.
     """
@@ -147,7 +150,10 @@ class _SampledMetrics:
 
 
 def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: References) -> _Sensitivity | None:
-    """The sensitivity of a rule with a reference value, on the subject with the widest range; None without samples."""
+    """The sensitivity of a rule with a reference value, on the subject with the widest range of samples.
+
+    None without metrics or without a limit, and if the limit is not below the median of the metrics.
+    """
     healthy = median(metric.value for metric, _ in metrics) if metrics else 0.0
     if healthy <= 0:
         return None

@@ -15,7 +15,7 @@ from seatrial.hardware.references import Reference, References
 from seatrial.judge.plausibility import reference_key
 from seatrial.model import Insight, Measurement, Rule, Threshold, format_value
 
-# Below this share of the line rate, a threshold hardly tests the network
+# A threshold that needs less than this share of the ports' line rate hardly tests the network
 _NETWORK_SHARE_TESTED = 0.7
 _LOWER_BOUNDS = (">", ">=")
 
@@ -23,7 +23,7 @@ _LOWER_BOUNDS = (">", ">=")
 def comparison_insights(
     measurements: Sequence[Measurement], checks: Mapping[str, Check], links: Links
 ) -> Iterator[Insight]:
-    """Yield the smallest detectable fault of each comparison rule that applied, once for all nodes."""
+    """Yield the smallest fault that each applicable rule on a comparison detects, once for all nodes."""
     with_comparisons = {name: check for name, check in checks.items() if check.comparisons}
     insights: dict[tuple[str, str], Insight] = {}
     for measurement in measurements:
@@ -96,7 +96,7 @@ def per_node_insights(
             groups.setdefault(key, []).append(measurement)
     for (check, gpu, _), node_measurements in groups.items():
         first, sku = node_measurements[0], references.sku(gpu)
-        # The NVLinks of this model: ``links`` has the minimum over all GPUs of the trial
+        # The NVLinks of this model: ``links`` has those of the GPU with the lowest rate in the trial
         model_nvlinks = 0 if isinstance(sku, str) else sku.nvlinks
         node_links = replace(links, nvlinks=model_nvlinks) if links.nvlinks and model_nvlinks else links
         if collective := build_collective(first, checks[check].operation, {}, node_links, references):
@@ -126,7 +126,10 @@ def _rule_thresholds(
 def _threshold_insight(
     collective: Collective, metric: str, threshold: Threshold, reference: Reference | str, measured: float | None
 ) -> Iterator[Insight]:
-    """Yield threshold / expected value, and the smallest detectable fault; expected: the reference, else measured."""
+    """Yield threshold / expected value, and the smallest detectable fault.
+
+    The expected value is the reference value, else the measured one.
+    """
     label = metric.partition(".")[2]
     expected = reference.value if isinstance(reference, Reference) else measured
     if not expected:
@@ -148,9 +151,9 @@ def _threshold_insight(
 def _nvlink_fault(
     collective: Collective, label: str, threshold: float, expected: float, values: dict[str, float]
 ) -> str:
-    """The number of NVLinks down at which a node fails the threshold; a share where no NVLinks are known.
+    """The smallest number of inactive NVLinks with which a node fails the threshold; a share if no NVLinks are known.
 
-    A node passes while its remaining NVLinks carry the traffic of the threshold, even if NVLink does not limit busbw.
+    A node passes while its active NVLinks carry the traffic of the threshold, even if NVLink does not limit busbw.
     Adds ``undetected_nvlinks_down`` to ``values``.
     """
     share, links = threshold / expected, collective.links
@@ -166,7 +169,7 @@ def _nvlink_fault(
 
 
 def _port_load_text(collective: Collective, label: str, threshold: float, values: dict[str, float]) -> str:
-    """The load of each port of a node at the threshold; the slowest port limits the collective.
+    """The load of each port of a node at the threshold, as text; the slowest port limits the collective.
 
     Adds ``port_share_needed`` to ``values``.
     """

@@ -1,7 +1,7 @@
-"""Runs each collective operation once per size, and returns which bytes of NCCL's log describe it.
+"""Runs collective operations once each, and prints as JSON which bytes of NCCL's log describe each operation.
 
-``python -m seatrial.bench.algorithms TASK``, started beside each rank by ``child_ranks.run_child_ranks``; prints JSON.
-NCCL logs algorithm, protocol and number of channels of each operation.
+``python -m seatrial.bench.algorithms TASK`` is started beside each rank by ``child_ranks.run_child_ranks``. NCCL logs
+the algorithm, the protocol and the number of channels of each operation.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MEMORY_SHARE = 0.7  # share of the free memory for the buffers of an operation; 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Return ``log``, the path of NCCL's log, and ``log_ranges``, one list per item of ``task["requests"]``.
 
-    A request has ``operation``, ``size`` in bytes, ``dtype`` and ``buffers``. Its list is [exact size in bytes, first
-    byte of its log lines, end of its log lines], or [exact size] if the buffers do not fit into memory.
+    A request has ``operation``, ``size`` in bytes, ``dtype`` and ``buffers``. Its list is [exact size in bytes, offset
+    of its first log line, end of its last log line], or [exact size] if the buffers would exceed MEMORY_SHARE.
     """
     log, target = group.nccl_log_path(), torch.device(device)
     max_bytes = MEMORY_SHARE * min_free_memory(device)  # the same on all ranks: all must make the same calls
@@ -55,7 +55,7 @@ def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, max_b
 
 
 def _log_size(log: Path) -> int:
-    """Bytes in the log so far; NCCL writes whole lines, gloo writes no log."""
+    """Bytes in the log so far: NCCL writes whole lines. 0 without a log, as with gloo."""
     return log.stat().st_size if log.is_file() else 0
 
 

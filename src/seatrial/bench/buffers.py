@@ -1,4 +1,4 @@
-"""Allocators for the buffers of an operation: torch's, or NCCL's own, which nccl-tests uses.
+"""Allocators for the buffers of an operation: torch's allocator, or NCCL's, which nccl-tests uses.
 
 torch allocates by cudaMalloc; NCCL cannot register that memory with every transport (NCCL User Guide, User Buffer
 Registration).

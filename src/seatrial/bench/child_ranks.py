@@ -1,7 +1,7 @@
 """Starts one child process per rank, with its own environment; the children form their own process group.
 
-NCCL reads its variables once per process, so another value can be tested in a new process only. The children use the
-rendezvous store of the parents' process group and print their result as JSON.
+NCCL reads its variables once per process, so that another value can be tested in a new process only. The children use
+the rendezvous store of the parents' process group and print their result as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from seatrial.util.node_name import node_name
 _POLL_S = 0.05  # period of polls of this rank's child process
 _READY_POLL_S = 0.5  # period of reads of the number of ready children in the store
 _STORE_POLL_S = 1.0  # period of reads of the failure key in the store, which thousands of ranks may read
-# Quoted at most: of the last message of stderr, of the text before it, and of an invalid last line of stdout
+# Longest quotation of each: the last message of stderr, the text before that message, an invalid last line of stdout
 _QUOTED_CHARACTERS = 1500
 EXIT_TIMEOUT = 124  # as timeout(1)
 _run_numbers = itertools.count()  # the same on all ranks: all run children equally often
@@ -41,9 +41,9 @@ _run_numbers = itertools.count()  # the same on all ranks: all run children equa
 class ChildResult:
     """Result of one rank's child: its JSON ``value``, or ``error`` if it failed.
 
-    ``exit_code`` is negative if a signal ended the child, EXIT_TIMEOUT after ``limit_s``, and 0 if the child ended
-    normally but printed no JSON. ``failure_order`` numbers the failed children of a
-    group from 1 in the order in which they ended. ``host`` is the host name of the rank.
+    ``exit_code`` is that of the child, negative if a signal ended it; EXIT_TIMEOUT if it did not end in time. A child
+    that ended with 0 but printed no JSON has an ``error`` and ``exit_code`` 0. ``failure_order`` numbers the failed
+    children of a group from 1 in the order in which they ended. ``host``: name of the rank's node.
     """
 
     value: Any = None
@@ -55,10 +55,11 @@ class ChildResult:
 
 @dataclass(frozen=True)
 class StartedChildRanks:
-    """Children that all ranks started together; each rank has an object with its own child, if any.
+    """Children that all ranks started together; each rank has an object with its own child, if it has one.
 
     The children import torch and then wait in ``open_child_group`` until ``results`` is called. ``start_key``: the key
-    in the rendezvous store for which the children wait. ``group_name``: the prefix of their group's keys in that store.
+    in the rendezvous store for which the children wait. ``group_name``: the prefix in that store for the keys of this
+    child's process group.
     """
 
     start_key: str
@@ -69,23 +70,23 @@ class StartedChildRanks:
     limit_s: float
 
     def wait_until_ready(self) -> None:
-        """Wait until all children have imported torch or failed, at most ``limit_s``; then return without an error.
+        """Wait until all children have imported torch or failed, at most ``limit_s``; raises no error in any case.
 
-        Called by all ranks before a measurement.
+        Called by all ranks before a measurement, which the imports would disturb.
         """
         store, deadline = group.rendezvous_store(), time.monotonic() + self.limit_s
         failure_counted = False
         while store.add(f"{self.start_key}/ready", 0) < self.process_count and time.monotonic() < deadline:
-            # no rank waits for a child that has failed; ``results`` reports the failure
+            # A failed child counts too, so that no rank waits for it; ``results`` reports the failure
             if self.child and self.child.poll() is not None and not failure_counted:
                 store.add(f"{self.start_key}/ready", 1)
                 failure_counted = True
             time.sleep(_READY_POLL_S)
 
     def results(self, on_poll: Callable[[], None] = lambda: None) -> list[ChildResult]:
-        """Start the waiting children, wait until they end and return their results, by rank. Called by all ranks.
+        """Let the waiting children run, wait until they end and return their results, by rank. Called by all ranks.
 
-        Ranks wait by the rendezvous store: a collective would occupy the GPUs that the children measure.
+        Ranks wait in the rendezvous store: a collective would occupy the GPUs that the children measure.
         """
         store_barrier()
         if dist.get_rank() == 0:
@@ -112,11 +113,11 @@ def run_child_ranks(
     on_poll: Callable[[], None] = lambda: None,
     spare_gpus: spare_children.Gpus | None = None,
 ) -> list[ChildResult]:
-    """Run ``python -m module TASK`` with ``env`` beside every rank and return the results of all, by rank.
+    """Run ``python -m module TASK`` with ``env`` beside every rank and return the results of all children, by rank.
 
-    Each of ``groups`` (default: one of all ranks) is a process group of children; a rank outside all groups starts no
-    child. The children's files are named after ``file_prefix``; ``on_poll`` is called about once a second. A child is
-    ended after ``limit_s`` seconds, or when another child of its group fails. Called by all ranks together.
+    Each of ``groups`` (default: one group of all ranks) is a process group of children. A rank in none has no child.
+    The children's files are named after ``file_prefix``; ``on_poll`` is called about once a second. A child is ended
+    after ``limit_s`` seconds, or when another child of its group fails. Called by all ranks together.
     """
     release_memory(device)
     store_barrier()  # aligns the start: children of a module without a process group do not wait for each other
@@ -147,12 +148,12 @@ def start_child_ranks(
     groups: Sequence[Sequence[int]] | None = None,
     spare_gpus: spare_children.Gpus | None = None,
 ) -> Iterator[StartedChildRanks]:
-    """Context manager: start the children of ``run_child_ranks``; at the exit those that still run are ended.
+    """Context manager: start children as for ``run_child_ranks``; at the exit, children that still run are ended.
 
-    A check that starts children several times can start all at once, so that the later ones import torch meanwhile.
-    ``limit_s`` applies separately to ``wait_until_ready``, to ``results`` (from its call), and to each operation of the
-    children's process group. ``spare_gpus``: instead of starting a process, use a spare child
-    that has imported the training code and sees these GPUs, if there is one and ``env`` allows it (spare_children.py).
+    A check that runs children several times can start all of them first, so that later children import torch while
+    earlier ones run. ``limit_s`` applies separately to ``wait_until_ready``, to ``results`` (from its call) and to each
+    operation of the children's process group. ``spare_gpus``: instead of a new process, use a spare child that has
+    imported the training code and sees these GPUs, if there is one and ``env`` allows it (spare_children.py).
     """
     release_memory(device)
     rank, run_number = dist.get_rank(), next(_run_numbers)
@@ -193,7 +194,10 @@ def _start(
     files: Mapping[str, Path],
     spare_gpus: spare_children.Gpus | None,
 ) -> processes.Child:
-    """Run ``module`` in a spare child that sees ``spare_gpus``, or in a new process if there is none."""
+    """Run ``module`` in a spare child that sees ``spare_gpus``, or in a new process if there is no such child.
+
+    ``omitted_variable``: an environment variable that the child does not inherit; "" for none.
+    """
     spare = spare_children.take(spare_gpus, env)
     if spare and spare.run(module, task, {**processes.inherited(omitted_variable), **env}, files):
         return spare.child
@@ -207,7 +211,7 @@ def failure_text(rank: int, result: ChildResult) -> str:
 
 
 def first_failed_rank(failed: Mapping[int, ChildResult]) -> int:
-    """The rank whose error most likely came first; ``failure_order`` of different groups is not comparable."""
+    """The rank that most likely failed first. ``failure_order`` alone is not enough: each group has its own numbers."""
     return first_failure(
         Failure(rank, result.exit_code, reported=True, order=result.failure_order)  # reported: wrote an error message
         for rank, result in failed.items()
@@ -251,7 +255,7 @@ def child_rank_main(run: Callable[[Mapping[str, Any], str], Any]) -> NoReturn:
 def _wait_for_child(
     child: processes.Child, group_name: str, limit_s: float, on_poll: Callable[[], None]
 ) -> ChildResult:
-    """Wait until the child ends; a failure is published in the store, where the ranks of its group see it."""
+    """Wait until the child ends; its failure is published in the store, where the other ranks of its group see it."""
     store, key = dist.distributed_c10d._get_default_store(), f"{group_name}/failed"
     polled = started = time.monotonic()
     while (code := child.poll()) is None:
@@ -278,7 +282,7 @@ def _stop(child: processes.Child, reason: str) -> str:
 
 
 def _with_stderr(error: str, stderr: Path) -> str:
-    """``error`` with the last message of stderr and then the text before it, so that truncation keeps the message.
+    """``error``, then the last message of stderr, then the text before that message: truncation keeps the message.
 
     The last message begins at the last line that is not indented: continuation lines are indented.
     """

@@ -1,6 +1,6 @@
 """Main function of a child process: reads its task from the command line, prints the result as the last line of stdout.
 
-On failure the exit code and the end of stderr give the reason. See ``child_ranks.run_child_ranks``. No torch import.
+On failure the exit code and the end of stderr give the reason. See ``child_ranks.run_child_ranks``. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def child_main(run: Callable[[Mapping[str, Any]], Any]) -> NoReturn:
-    """Print the result of ``run(task)`` as JSON and end the process with an exit code."""
+    """Call ``run`` with the task (the first command line argument), print its result as JSON and end the process."""
     code = 0
     try:
         with contextlib.redirect_stdout(sys.stderr):  # libraries write to standard output too

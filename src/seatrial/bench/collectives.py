@@ -37,20 +37,19 @@ from seatrial.util.text import and_more
 T = TypeVar("T")
 
 # Much longer than the 1 ms in which ranks exchange their times, and than the fixed overhead of a window. All-reduce of
-# 64 MiB on H200 differed from nccl-tests by -1.1 % with 20 ms and +0.03 % with 50 ms (docs/results). MIN_TIMED_S
-# has time for ten windows.
+# 64 MiB on H200 differed from nccl-tests by -1.1 % with 20 ms and +0.03 % with 50 ms (docs/results)
 WINDOW_S = 0.05
-# Ten consecutive windows may agree by chance: medians over 0.2 s differed by up to 3.6 % (all-to-all, 64 MiB, 4 H200)
+# Ten windows. Over 0.2 s, windows may agree by chance: medians differed by up to 3.6 % (all-to-all, 64 MiB, 4 H200)
 MIN_TIMED_S = 0.5
-# In a CUDA graph, up to GRAPH_SMALL_SIZE: a window has thousands of operations. Of 362 timings on 2 and 4 H200
-# (docs/results), the median of any consecutive windows of 0.2 s differs by at most 0.5 % from that of all windows
+# CUDA graphs of operations up to this size in bytes have thousands of operations in a shorter window. Of 362 timings on
+# 2 and 4 H200 (docs/results), the median of any consecutive windows of 0.2 s differs by at most 0.5 % from that of all
 GRAPH_SMALL_SIZE = 2**20
 GRAPH_WINDOW_S = 0.02
 GRAPH_MIN_TIMED_S = 0.2
 MAX_WINDOWS = 200  # a longer burn-in uses longer windows, not more windows
 
 OPERATIONS_PER_GRAPH = 100  # makes the launch time of the graph negligible
-PERCENTILE_SAMPLES = 300  # the 99th percentile needs at least 299 (one-sided 95 %, order statistics)
+PERCENTILE_SAMPLES = 300  # an upper 95 % confidence bound of the 99th percentile needs at least 299
 
 _MAX_LISTED_RANKS = 4  # ranks listed in an error message
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -63,21 +62,21 @@ TIMING = (
 
 
 class AllocationError(Exception):
-    """Buffers did not fit into memory on some ranks, by rank in ``reasons``; raised on all ranks."""
+    """Buffers did not fit into memory on some ranks; raised on all ranks. ``reasons``: rank → reason."""
 
     def __init__(self, reasons: dict[int, str]) -> None:
         self.reasons = reasons
         super().__init__(f"out of memory on {self.summary()}")
 
     def summary(self, rank_name: Callable[[int], str] = "rank {}".format) -> str:
-        """The reasons of the first few ranks only: each of thousands of ranks may print this text."""
+        """The reasons of the first few ranks: not of all, since thousands of ranks may each print this text."""
         texts = [f"{rank_name(rank)}: {reason}" for rank, reason in self.reasons.items()]
         return and_more(texts, _MAX_LISTED_RANKS, "; ")
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds per operation, ``windows[window][rank]``; each window is ``per_window`` operations back to back.
+    """``windows[window][rank]``: seconds per operation; a window is ``per_window`` operations back to back.
 
     ``warmup``: the number of untimed operations before the first window.
     """
@@ -97,12 +96,12 @@ class Timings:
 
     @property
     def window_maxima(self) -> tuple[float, ...]:
-        """Maximum over ranks of each window, which a training step waits for (``-a 3`` of nccl-tests)."""
+        """Maximum over ranks of each window, for which a training step waits (``-a 3`` of nccl-tests)."""
         return tuple(max(window) for window in self.windows)
 
     @property
     def drift(self) -> float:
-        """Relative increase of the time from the first to the last third of the windows."""
+        """Relative increase of the median time from the first to the last third of the windows."""
         return drift(self.window_means)
 
     def rank_windows(self, rank: int) -> tuple[float, ...]:
@@ -146,8 +145,8 @@ def measure_back_to_back(
 ) -> CollectiveResult:
     """Time ``operation`` at about ``size`` bytes with ``time_operation``, then check one result bit by bit.
 
-    ``buffers`` is a key of ``buffers.ALLOCATORS``. Raises AllocationError on all ranks if the buffers do not fit on one
-    of them, SeatrialError if that allocator is not available.
+    ``buffers`` is a key of ``buffers.ALLOCATORS``. Raises AllocationError on all ranks if the buffers do not fit into
+    the memory of one rank, SeatrialError if that allocator is not available.
     """
 
     def time_back_to_back(prepared: PreparedOperation, target: torch.device) -> Timings:
@@ -178,13 +177,13 @@ def measure_cuda_graph(
 def measure_each_operation(
     operation: Operation, size: int, dtype: str, device: str, seconds: float, *, buffers: str = "torch"
 ) -> CollectiveResult:
-    """Time each of PERCENTILE_SAMPLES operations, or as many as fit into ``seconds``; a window is one operation."""
+    """Time PERCENTILE_SAMPLES operations one by one, or as many as fit into ``seconds``; a window is one operation."""
 
     def time_single_operations(prepared: PreparedOperation, target: torch.device) -> Timings:
         time_window(prepared.run, 1, target)
         count = max(1, min(PERCENTILE_SAMPLES, int(seconds / _estimate(prepared.run, target))))
         by_rank = gather(_time_each(prepared.run, count, target))
-        return Timings(tuple(zip(*by_rank, strict=True)), per_window=1, warmup=4)  # 1 and the 3 of _estimate
+        return Timings(tuple(zip(*by_rank, strict=True)), per_window=1, warmup=4)  # one above, three in _estimate
 
     return _measure(operation, size, dtype, device, buffers, time_single_operations)
 
@@ -192,7 +191,10 @@ def measure_each_operation(
 def check_data(
     operation: Operation, size: int, dtype: str, device: str, *, buffers: str = "torch"
 ) -> dict[int, Mismatch]:
-    """Run ``operation`` once at about ``size`` bytes without timing; the mismatches by rank. Raises AllocationError."""
+    """Run ``operation`` once at about ``size`` bytes without timing, and return the mismatches by rank.
+
+    Raises AllocationError on all ranks if the buffers do not fit into the memory of one rank.
+    """
     torch_dtype, target = DTYPES[dtype], torch.device(device)
     count = operation.element_count(size, torch_dtype.itemsize, dist.get_world_size())
     allocator = buffer_allocator(buffers, target)
@@ -256,11 +258,11 @@ def time_operation(
     window_s: float = WINDOW_S,
     min_timed_s: float = MIN_TIMED_S,
 ) -> Timings:
-    """Time windows of back-to-back operations until their median is known to 1 % or ``seconds`` are used up.
+    """Time windows of back-to-back operations until their median is known to 1 %, at most for ``seconds``.
 
-    A median that is not known to 3 % then gets up to twice as long on a GPU. Convergence counts only after
-    ``min_timed_s``. Timing lasts at least ``min_seconds`` (for a burn-in). All ranks get the times of all ranks, so
-    that all run the same number of operations.
+    On a GPU, timing continues for up to twice ``seconds`` while the median is not known to 3 %. Timing lasts at least
+    ``min_timed_s`` before it ends because the median is known, and at least ``min_seconds`` in any case (for a
+    burn-in). All ranks get the times of all ranks, so that all run the same number of operations.
     """
     window_s = max(window_s, min_seconds / MAX_WINDOWS)
     time_window(operation, 1, device)  # the first use of a size sets up connections and buffers
@@ -278,7 +280,7 @@ def time_operation(
 
 
 def time_window(operation: Callable[[], object], count: int, device: torch.device) -> float:
-    """Seconds per operation on this rank: ``count`` operations back to back, until the last has ended."""
+    """Seconds per operation on this rank, for ``count`` operations back to back until the last has ended."""
     wait = collective_api(device).wait
     _align(device)
     with gc_paused():  # a collection takes as long as hundreds of small operations
@@ -290,7 +292,7 @@ def time_window(operation: Callable[[], object], count: int, device: torch.devic
 
 
 def _time_each(operation: Callable[[], object], count: int, device: torch.device) -> list[float]:
-    """Seconds of each of ``count`` back-to-back operations on this rank, between CUDA events (host clock on CPUs)."""
+    """Seconds of each of ``count`` back-to-back operations on this rank, by CUDA events, on a CPU by the host clock."""
     wait = collective_api(device).wait
     _align(device)
     with gc_paused():  # a collection takes as long as hundreds of small operations
@@ -323,10 +325,10 @@ def _align(device: torch.device) -> None:
 
 @contextmanager
 def _captured(operation: Callable[[], object], count: int) -> Iterator[Callable[[], object]]:
-    """Capture ``count`` operations in one CUDA graph and yield the function that replays it.
+    """Context manager: captures ``count`` operations in one CUDA graph and yields the function that replays it.
 
-    The graph is destroyed and the device idle afterwards: destroy_process_group hangs for minutes while a graph
-    references the communicator.
+    At the end it destroys the graph and waits until the device is idle: destroy_process_group hangs for minutes while a
+    graph references the communicator.
     """
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -345,7 +347,7 @@ def _captured(operation: Callable[[], object], count: int) -> Iterator[Callable[
 def _is_complete(
     windows: Sequence[tuple[float, ...]], spent: float, seconds: float, min_timed_s: float, device: torch.device
 ) -> bool:
-    """Whether the time or the windows are used up, or the median is known to 1 % after at least ``min_timed_s``."""
+    """Whether no more time or windows are left, or the median is known to 1 % after at least ``min_timed_s``."""
     means = [fmean(window) for window in windows]
     if len(windows) >= MAX_WINDOWS or time_is_up(means, spent, seconds, device.type):
         return True
@@ -359,7 +361,7 @@ def _prepare(
     device: torch.device,
     allocator: TorchAllocator | NcclAllocator,
 ) -> PreparedOperation:
-    """The operation with filled buffers. Raises AllocationError on all ranks if they do not fit on one of them."""
+    """The operation with filled buffers. Raises AllocationError on all ranks if they do not fit on one rank."""
 
     def prepare() -> PreparedOperation:
         prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype, device))
@@ -393,7 +395,7 @@ def allocate_on_all_ranks(allocate: Callable[[], T], device: torch.device) -> T:
 
 
 def describe_api(device: str) -> str:
-    """The API that the operations are called through; joined by " + " if ranks differ. Called by all ranks together."""
+    """The API by which operations are called; if ranks differ, joined by " + ". Called by all ranks together."""
     return " + ".join(sorted(set(gather(collective_api(torch.device(device)).description))))
 
 
@@ -405,8 +407,8 @@ def supports_out_of_place(device: str) -> bool:
 def describe_group() -> dict[str, object]:
     """Facts about the process group: backend, world size, timing method, GPU model, NCCL's version and variables.
 
-    ``set_by_seatrial`` lists the variables that seatrial set. ``gpu`` is the model name as in NVML, joined by " + " if
-    ranks differ. Called by all ranks together.
+    ``set_by_seatrial`` lists the variables that seatrial set. ``gpu`` is the model name as in NVML; if ranks differ,
+    the names are joined by " + ". Called by all ranks together.
     """
     backend = str(dist.get_backend())
     models = gather(torch.cuda.get_device_name() if backend == dist.Backend.NCCL else "")
@@ -414,7 +416,7 @@ def describe_group() -> dict[str, object]:
     if backend == dist.Backend.NCCL:
         facts["gpu"] = " + ".join(sorted(set(models)))
         facts["set_by_seatrial"] = sorted(group.set_by_seatrial)
-        facts["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        facts["nccl_version"] = group.nccl_version()
     prefixes = ("NCCL_", "TORCH_NCCL_", "GLOO_")
     facts["backend_environment"] = {key: value for key, value in sorted(os.environ.items()) if key.startswith(prefixes)}
     return facts

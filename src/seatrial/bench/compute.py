@@ -12,7 +12,7 @@ import torch
 
 from seatrial.bench.timing import DeviceTiming, time_on_device
 
-# Types of the inputs; tf32 is float32 data on tensor cores that keep 10 bits of the mantissa.
+# Types of the inputs; tf32 is float32 data, of which tensor cores use 10 bits of the mantissa.
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 SEED = 2024  # seed of the random matrices, which are the same on all devices of one kind
@@ -41,18 +41,21 @@ def flops(size: int) -> int:
 
 
 def time_matmul(dtype: str, size: int, device: str, seconds: float, min_seconds: float = 0.0) -> DeviceTiming:
-    """Time products of two ``size`` × ``size`` matrices of normally distributed numbers, written into one buffer.
+    """Time products of two ``size`` × ``size`` matrices of normally distributed numbers.
 
-    fp8 runs without cuBLAS's ``fast_accum``: more accurate, and slower than the peak.
-    The data is random: multiplying zeros, or a single value, takes less power and runs at higher clocks
-    (Horace He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data").
+    fp8 runs without cuBLAS's ``fast_accum``: more accurate, but slower than the peak. The data is random, since
+    products of zeros or of a single value take less power and run at higher clocks (Horace He, "Strangely, Matrix
+    Multiplications on GPUs Run Faster When Given Predictable Data").
     """
     with _precision(dtype):
         return time_on_device(_product(dtype, *_inputs(dtype, size, device)), device, seconds, min_seconds=min_seconds)
 
 
 def relative_error(dtype: str, size: int, device: str) -> float:
-    """Largest difference from a float64 product in every 61st row, divided by the largest exact value."""
+    """Largest difference from the float64 product, divided by the largest value of that product.
+
+    Only every CHECKED_ROW_STRIDE-th row is compared. NON_FINITE_ERROR if the result is not finite.
+    """
     a, b = _inputs(dtype, size, device)
     with _precision(dtype):
         return _error(_product(dtype, a, b)(), a, b)
@@ -67,7 +70,10 @@ def _error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class BurnResult:
-    """``changed_products``: number of windows whose last product differs from the first product of the burn."""
+    """``changed_products``: number of windows whose last product differs from the first product of the burn.
+
+    ``error``: the ``relative_error`` of the last product.
+    """
 
     timing: DeviceTiming
     changed_products: int
@@ -75,10 +81,7 @@ class BurnResult:
 
 
 def burn(dtype: str, size: int, device: str, seconds: float) -> BurnResult:
-    """Multiply the same two matrices for ``seconds`` and compare the product bitwise after every window.
-
-    ``error`` of the result is the ``relative_error`` of the last product.
-    """
+    """Multiply the same two matrices for ``seconds``; compare the product bit by bit after every window."""
     a, b = _inputs(dtype, size, device)
     changed = 0
     with _precision(dtype):
@@ -101,10 +104,10 @@ def burn(dtype: str, size: int, device: str, seconds: float) -> BurnResult:
 def chain_digest(dtype: str, size: int, device: str, products: int) -> str:
     """SHA-256 of the bit sums of a chain of products: each product is the previous one, scaled, times a fixed matrix.
 
-    Identical devices with the same libraries must agree in every bit. The inputs are integers from the CPU's generator
-    with a fixed seed, as its normal distribution depends on the CPU's vector instructions. Bit sums are integers and
-    exact in any order; each product has one, so that later rounding cannot hide a difference. A CPU uses one thread,
-    as the number of threads may change the order of sums.
+    Identical devices with the same libraries must agree in every bit. The inputs come from the CPU's generator of
+    integers with a fixed seed: its normal distribution depends on the CPU's vector instructions. Bit sums are integers
+    and exact in any order. Each product has its own sum, so that later rounding cannot hide a difference. A CPU uses
+    one thread, since the number of threads may change the order of sums.
     """
     generator = torch.Generator().manual_seed(SEED)
     a, b = (torch.randint(-(2**20), 2**20, (size, size), generator=generator) / 2.0**20 for _ in range(2))
@@ -119,7 +122,7 @@ def chain_digest(dtype: str, size: int, device: str, products: int) -> str:
 
 
 def describe_arithmetic(device: str) -> str:
-    """Versions of the libraries that compute products; devices of one model agree bitwise only if these are equal."""
+    """Versions of the libraries that compute products: devices of one model agree bitwise only with equal versions."""
     if device.startswith("cuda"):
         return f"torch {torch.__version__}, CUDA {torch.version.cuda}"
     return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"

@@ -17,6 +17,7 @@ from threading import Thread
 from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S, Participants
 from seatrial.bench.tcp import (
     CONNECT_TIMEOUT_S,
+    TOKEN_BYTES,
     Endpoint,
     Lookup,
     connection_error,
@@ -49,7 +50,10 @@ class Connection:
 
 @dataclass(frozen=True)
 class ConnectivityResult:
-    """``lookups[i]``: name → its Lookup on participant ``i``. ``connections[i]``: name → Connection, or the error."""
+    """``lookups[i]``: node name → its Lookup on participant ``i``.
+
+    ``connections[i]``: name of each other node → Connection from participant ``i``, or the error.
+    """
 
     lookups: list[dict[str, Lookup]]
     connections: list[dict[str, Connection | str]]
@@ -83,7 +87,7 @@ class ConnectivityProbe:
         # Starting with the next node, so that not all nodes connect to the same one at once
         self._others = [(index + step) % len(names) for step in range(1, len(names))]
         self._names = names
-        self._token = secrets.token_bytes(16)
+        self._token = secrets.token_bytes(TOKEN_BYTES)
         self._listener: socket.socket | None = None
         self._sockets: dict[str, socket.socket] = {}
 
@@ -94,7 +98,7 @@ class ConnectivityProbe:
         return Endpoint(self._listener.getsockname()[1], self._token, local_address())
 
     def connect_all(self, endpoints: Sequence[Endpoint], lookups: Mapping[str, Lookup]) -> dict[str, str]:
-        """Connect to all other participants; the errors by name."""
+        """Connect to all other participants, and return the errors by name."""
         errors: dict[str, str] = {}
 
         def connect(other: int) -> None:
@@ -110,7 +114,7 @@ class ConnectivityProbe:
         return errors
 
     def measure(self) -> dict[str, Connection | str]:
-        """Exchange time stamps over the connections, one after the other; Connection or error by name."""
+        """Exchange time stamps over one connection after the other, and return Connection or error by name."""
         names = [self._names[other] for other in self._others if self._names[other] in self._sockets]
         return {name: _measure(self._sockets[name]) for name in names}
 
@@ -145,7 +149,7 @@ def wall_clock() -> float:
 
 
 def local_address() -> str | None:
-    """This node's source address towards MASTER_ADDR; None if it is a loopback address or cannot be determined."""
+    """This node's source address towards MASTER_ADDR; None if it is not routable or cannot be determined."""
     try:
         family, kind, *_, target = socket.getaddrinfo(os.environ.get("MASTER_ADDR"), 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as datagram:  # connect() sends nothing here; it only looks up the route
@@ -173,7 +177,7 @@ def _measure(connection: socket.socket) -> Connection | str:
 
 
 def _ping(connection: socket.socket) -> tuple[float, float]:
-    """(round trip without the remote processing time, remote minus local clock) in seconds."""
+    """(round trip without the remote processing time, remote clock minus local clock) in seconds."""
     sent = wall_clock()
     connection.sendall(b"?")
     received, answered = _TIMESTAMPS.unpack(connection.recv(_TIMESTAMPS.size, socket.MSG_WAITALL))

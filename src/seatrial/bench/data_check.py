@@ -1,10 +1,10 @@
 """The data check: input patterns with a known exact result, compared bit by bit.
 
 Every element depends on its position and its rank, so that the check detects swapped blocks, a missing or duplicated
-rank, stale data and a flipped bit. Operations that only move data get arbitrary finite values. Sums get integers whose
-sum is exact in any order. This limits how many ranks can contribute to one position (8 in bfloat16): with n ranks,
-different groups of 8 contribute to successive positions, so that all have contributed after n/8 positions. A rank has
-zeros at the positions to which it does not contribute.
+rank, stale data and a flipped bit. Operations that only move data get arbitrary finite values. Operations that sum get
+integers whose sum is exact in any order. This limits how many ranks can contribute to one position (8 in bfloat16).
+With n ranks, different groups of 8 ranks contribute to successive positions, so that all ranks have contributed after
+n/8 positions. A rank has zeros at the positions to which it does not contribute.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from math import isqrt
 
 import torch
 
-CHUNK_ELEMENTS = 2**24  # elements per verification step; bounds the scratch memory to 0.5 GiB
+CHUNK_ELEMENTS = 2**24  # elements that are filled or verified at once; limits the scratch memory to 0.5 GiB
 STRIDE = 1_000_000_007  # prime and coprime to every period, so that a pattern takes all values of its period
 RANK_STRIDE = 2_654_435_761  # prime: the distance between the patterns of consecutive ranks
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # by item size in bytes
-# Periods of moved data: the largest prime below the number of finite values. It does not divide block lengths that
-# are powers of two
+# Periods of moved data: the largest prime below the number of finite values. Block lengths are often powers of two,
+# which are no multiples of this prime
 _PERIODS = {torch.float16: 63_487, torch.bfloat16: 65_269, torch.float32: 4_278_190_079}
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A wrong buffer: number of wrong elements, and offset, values and differing bits (``xor``) of the first one."""
+    """The wrong elements of a buffer: number, and offset, values and differing bits (``xor``) of the first one."""
 
     wrong: int  # elements
     offset: int  # in elements
@@ -50,9 +50,9 @@ class ExpectedPart:
 def fill_input(buffer: torch.Tensor, rank: int, summed_ranks: int) -> None:
     """Fill ``buffer`` with the input pattern of ``rank``; neighbouring elements and different ranks differ.
 
-    ``summed_ranks``: number of ranks whose inputs the operation sums. Inputs are then small integers whose partial
-    sums, in any order, the type represents exactly; a rank has zeros at positions to which it does not contribute, and
-    these may be equal. 1: data is only moved; patterns of up to 63,486 ranks differ.
+    ``summed_ranks``: number of ranks whose inputs the operation sums. With 1, data is only moved, and the patterns of
+    up to 63,486 ranks differ. With more, inputs are small integers whose partial sums, in any order, are exact in the
+    dtype. A rank has zeros at the positions to which it does not contribute; there, elements may be equal.
     """
     for start, chunk in _chunks(buffer):
         if summed_ranks == 1:
@@ -62,7 +62,7 @@ def fill_input(buffer: torch.Tensor, rank: int, summed_ranks: int) -> None:
 
 
 def fill_with_nan(buffer: torch.Tensor) -> None:
-    """Fill ``buffer`` with NaN, which no expected result contains, so that elements that are not written are found."""
+    """Fill ``buffer`` with NaN. No expected result contains NaN, so that elements that are never written are found."""
     integers = _as_integers(buffer)
     integers.fill_(torch.iinfo(integers.dtype).max)
 
@@ -110,7 +110,7 @@ def _mismatch(wrong: int, start: int, index: int, got: torch.Tensor, expected: t
 
 
 def _moved_pattern(start: int, chunk: torch.Tensor, rank: int) -> torch.Tensor:
-    """Bits of finite values of either sign, as integers; TORCH_NCCL_NAN_CHECK=1 ends a process that sends a NaN."""
+    """Bits of finite values of either sign, as integers; no NaN, since TORCH_NCCL_NAN_CHECK=1 would end the process."""
     period, magnitude = _PERIODS[chunk.dtype], 2 ** (8 * chunk.element_size() - 1) - 1
     values = _positions(start, chunk).mul_(STRIDE).add_(rank * RANK_STRIDE).remainder_(period).sub_(period // 2)
     sign_mask = values >> 63  # all ones if negative

@@ -22,10 +22,10 @@ set_by_seatrial: set[str] = set()  # environment variables that seatrial set
 
 
 def enable_nccl_log(folder: Path) -> None:
-    """Make NCCL log to one file per process in ``folder``; call this before the group is opened.
+    """Make NCCL log to one file per process in ``folder``; called before the group is opened.
 
-    Sets NCCL_DEBUG to INFO if it is unset or lower. An NCCL_DEBUG_FILE from the environment is kept if it names one
-    file per process (%p): a file shared by all ranks, or a pipe, cannot be read back.
+    If NCCL_DEBUG is unset or lower than INFO, sets it to INFO, and NCCL_DEBUG_SUBSYS. An NCCL_DEBUG_FILE from the
+    environment is kept if it names one file per process (%p): a file shared by all ranks, or a pipe, cannot be read.
     """
     if os.environ.get("NCCL_DEBUG", "").upper() in ("", "VERSION", "WARN"):
         _set("NCCL_DEBUG", "INFO")
@@ -96,7 +96,7 @@ def nccl_log_path() -> Path:
 
 
 def connect_all_ranks(device: str) -> None:
-    """Run an all-reduce and an all-to-all: NCCL connects ranks when they first communicate."""
+    """Run an all-reduce and an all-to-all on GPUs: NCCL connects ranks when they first communicate."""
     ranks = dist.get_world_size()
     dist.all_reduce(torch.ones(2**20, device=device))
     sent = torch.ones(2**10 * ranks, device=device)
@@ -105,14 +105,15 @@ def connect_all_ranks(device: str) -> None:
 
 
 def flight_recorder_dump() -> bytes:
-    """The collectives that this process has enqueued, see discover/flight_recorder.py; empty without a process group.
+    """The collectives that this process has queued, as torch dumps them; empty without a process group.
 
-    Called by another thread while the main thread may wait in a collective. Raises RuntimeError if torch cannot dump.
+    Read by discover/flight_recorder.py. Called by another thread while the main thread may wait in a collective. Raises
+    RuntimeError if torch cannot dump.
     """
     if not dist.is_initialized():
         return b""
     name = "_dump_nccl_trace" if dist.get_backend() == dist.Backend.NCCL else "_dump_fr_trace"
-    # without stacks: resolving the names of their functions took 10 s (torch 2.13, busy CPUs)
+    # Without stack traces: finding the names of their functions took 10 s (torch 2.13, busy CPUs)
     return bytes(getattr(torch._C._distributed_c10d, name)(includeCollectives=True, includeStackTraces=False))
 
 
@@ -129,7 +130,7 @@ def exit_without_teardown() -> NoReturn:
     """Exit with code 0 without interpreter teardown.
 
     torch's threads sometimes abort during teardown (torch 2.13, gloo and DDP: "terminate called without an active
-    exception", about one run in eight). All results are on disk by then, so that is not a failure of the machine.
+    exception", about one run in eight). All results are on disk before, so such an abort is no failure of the machine.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Speed of the CPUs, the memory and a local disk of one node; the tests take seconds and need no torch.
 
 Python's threads suffice: these calls (PBKDF2 of OpenSSL, memmove of libc, system calls) release the interpreter's
-lock (GIL). The rates are for comparison with nodes of the same CPU model, not with other benchmarks.
+lock (GIL). Compare the rates with those of nodes of the same CPU model, not with other benchmarks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from statistics import median
 from threading import Barrier
 
 WINDOWS = 3  # one disturbed window hardly changes the median
-_CALIBRATION_ITERATIONS = 2000  # less than a millisecond: the basis for the number of iterations of a window
-COPY_BYTES = 2**25  # per thread and buffer: two of them exceed a thread's share of any cache
+_CALIBRATION_ITERATIONS = 2000  # timed first, in about a millisecond, to compute the number of iterations of a window
+COPY_BYTES = 2**25  # size of a buffer; the two buffers of a thread exceed its share of any cache
 DISK_CHUNK_BYTES = 2**22  # per read or write
-_START_TIMEOUT_S = 30.0  # until all threads have their memory
+_START_TIMEOUT_S = 30.0  # within which all threads must have allocated their memory
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DiskSpeed:
 
 
 def hash_rate(cpus: Sequence[int], seconds: float) -> float:
-    """Iterations/s of PBKDF2-HMAC-SHA256 on all of ``cpus`` concurrently, one thread each; median of windows."""
+    """Iterations/s of PBKDF2-HMAC-SHA256 on all of ``cpus`` together, one thread each; median of WINDOWS windows."""
     (calibration_s,) = _run_on_cpus(cpus[:1], lambda: partial(_hash_s, _CALIBRATION_ITERATIONS))
     iterations = max(1, int(_CALIBRATION_ITERATIONS * seconds / WINDOWS / calibration_s))
 
@@ -49,7 +49,7 @@ def hash_rate(cpus: Sequence[int], seconds: float) -> float:
 
 
 def copy_rates(cpus_by_group: Sequence[Sequence[int]], seconds: float, block: int = COPY_BYTES) -> list[float]:
-    """Memory copy rate of each group of CPUs (a NUMA node) in GB/s, bytes read plus written.
+    """Memory copy rate of each group of CPUs (such as a NUMA node) in GB/s, bytes read plus bytes written.
 
     All CPUs copy concurrently. Each thread first writes to its two blocks, so that both are in the memory of its NUMA
     node, then copies one to the other.
@@ -69,15 +69,15 @@ def disk_speed(path: Path, size: int, limit_s: float) -> DiskSpeed:
         try:
             path.unlink()  # the open file stays until it is closed
             fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT)
-            written, write_s = _stream(lambda: os.write(file, view), size, limit_s, lambda: os.fsync(file))
+            written, write_s = _transfer_repeatedly(lambda: os.write(file, view), size, limit_s, lambda: os.fsync(file))
             os.lseek(file, 0, os.SEEK_SET)
-            read, read_s = _stream(lambda: os.readv(file, [view]), written, limit_s)
+            read, read_s = _transfer_repeatedly(lambda: os.readv(file, [view]), written, limit_s)
         finally:
             os.close(file)
     return DiskSpeed(written / write_s / 1e9, read / read_s / 1e9, written)
 
 
-def _stream(
+def _transfer_repeatedly(
     transfer: Callable[[], int], size: int, limit_s: float, finish: Callable[[], None] = lambda: None
 ) -> tuple[int, float]:
     """(bytes, seconds) of repeated ``transfer`` calls and one ``finish``. Raises OSError if ``transfer`` returns 0."""

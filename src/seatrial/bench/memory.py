@@ -11,11 +11,11 @@ import torch
 
 from seatrial.bench.timing import DeviceTiming, time_on_device
 
-BLOCK_BYTES = 2**28  # bytes per comparison, which needs 1.25 times as much scratch memory: the pattern and a mask
+BLOCK_BYTES = 2**28  # compared at once; needs 1.25 times as much scratch memory, for the pattern and for masks
 # All bits 0, all bits 1, 01…01 and 10…10, as in memtest86; a random pattern follows
 FIXED_PATTERNS = (0, -1, 0x5555555555555555, -0x5555555555555556)
 
-_Fill = Callable[[torch.Tensor, int], torch.Tensor]  # writes a pattern to a block; the int is the block's number
+_Fill = Callable[[torch.Tensor, int], torch.Tensor]  # writes a pattern to a block and returns it; int: block number
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PatternError:
 
 @dataclass(frozen=True)
 class PatternTestResult:
-    """The tested ``size`` and the memory that was free before, in bytes; ``errors``: one per pattern that failed."""
+    """The tested ``size`` and the memory that was free before, in bytes; ``errors``: one per failed pattern."""
 
     size: int
     free_bytes: int
@@ -38,16 +38,16 @@ class PatternTestResult:
 
 
 def time_copy(size: int, device: str, seconds: float) -> DeviceTiming:
-    """Time copies of ``size`` bytes within the device's memory; each reads and writes ``size`` bytes.
+    """Time copies of ``size`` bytes within the device's memory; a copy reads ``size`` bytes and writes as many.
 
-    As in STREAM, the reads of a CPU cache before it writes a line (write-allocate) are not counted.
+    As in STREAM, it does not count that a CPU cache reads a line before it writes to it (write-allocate).
     """
     source, target = _arrays(2, size, device)
     return time_on_device(lambda: target.copy_(source), device, seconds)
 
 
 def time_triad(size: int, device: str, seconds: float) -> DeviceTiming:
-    """Time a = b + s·c over arrays of ``size`` bytes; each moves 3 × ``size`` bytes (STREAM, McCalpin)."""
+    """Time a = b + s·c for arrays of ``size`` bytes; an operation moves 3 × ``size`` bytes (STREAM, McCalpin)."""
     a, b, c = _arrays(3, size, device)
     return time_on_device(lambda: torch.add(b, c, alpha=3.0, out=a), device, seconds)
 
@@ -55,7 +55,7 @@ def time_triad(size: int, device: str, seconds: float) -> DeviceTiming:
 def _arrays(count: int, size: int, device: str) -> list[torch.Tensor]:
     """``count`` float32 arrays of ``size`` bytes with random numbers.
 
-    Zeros would take less power, and on a CPU all pages of a new array of zeros are one page, which stays in the cache.
+    Zeros would take less power. On a CPU, all pages of a new array of zeros are one page, which stays in the cache.
     """
     return [torch.rand(size // 4, device=device) for _ in range(count)]
 
@@ -68,7 +68,7 @@ def free_bytes(device: str) -> int:
 
 
 def run_pattern_test(size: int, device: str) -> PatternTestResult:
-    """Write each pattern to all of ``size`` bytes, then compare; this also finds two addresses of the same memory.
+    """Write each pattern to all of ``size`` bytes, then compare. This also finds two addresses of the same memory.
 
     Raises torch.OutOfMemoryError (RuntimeError on a CPU) if the memory cannot be allocated.
     """

@@ -18,13 +18,13 @@ from pathlib import Path
 
 PREFIX = "seatrial-metadata-"
 _OWNER = re.compile(re.escape(PREFIX) + r"(?P<boot>[0-9a-f]{8})-(?P<namespace>\d+)-(?P<pid>\d+)-")
-# The check of metadata rates has a shorter time limit: a folder of this age belongs to a run that was killed
+# The check that calls this module has a shorter time limit: a folder of this age belongs to a run that was killed
 MIN_LEFTOVER_AGE_S = 3600.0
 
 
 @dataclass(frozen=True)
 class OperationTiming:
-    """One operation on ``files`` files in ``seconds``."""
+    """One kind of operation on ``files`` files, in ``seconds``."""
 
     files: int
     seconds: float
@@ -74,17 +74,20 @@ def unlink_files(folder: Path, count: int) -> OperationTiming:
 
 
 def owned_prefix() -> str:
-    """PREFIX with this process: ID of the boot, PID namespace and PID. Raises OSError without /proc."""
+    """PREFIX followed by ID of the boot, PID namespace and PID of this process. Raises OSError without /proc."""
     return f"{PREFIX}{_boot()}-{_pid_namespace()}-{os.getpid()}-"
 
 
 def is_abandoned(path: Path, now: float) -> bool:
-    """Whether the run of a folder has ended: its process ran on this node and is gone, or the folder is too old."""
+    """Whether the run of a folder has ended: its process ran on this node and is gone, or the folder is old.
+
+    Old: not changed for MIN_LEFTOVER_AGE_S before ``now``.
+    """
     return _owner_ended(path.name) or now - path.lstat().st_mtime >= MIN_LEFTOVER_AGE_S
 
 
 def _owner_ended(name: str) -> bool:
-    """Whether the process in the name ran on this node, since its boot, in this PID namespace, and is gone."""
+    """Whether the process in the name is gone, and ran on this node since its boot, in this PID namespace."""
     owner = _OWNER.match(name)
     if owner is None or (owner["boot"], int(owner["namespace"])) != (_boot(), _pid_namespace()):
         return False
@@ -106,10 +109,10 @@ def _pid_namespace() -> int:
 
 
 def remove_leftovers(parent: Path, run_folder: Path) -> list[Leftover]:
-    """Remove the folders in ``parent`` that killed runs of this user left there; return all leftover folders.
+    """Remove the folders in ``parent`` that killed runs of this user left there.
 
-    A folder that may belong to a live run, or to another user, is kept. Ages are by the clock of the file server, which
-    set the time of ``run_folder``, the new folder of this run.
+    Returns all folders of other runs, with the reason for each that is kept: it may belong to a live run, or to another
+    user. ``run_folder``: the new folder of this run. The file server has set its time, and ages are relative to it.
     """
     now, leftovers = run_folder.lstat().st_mtime, []
     for path in sorted(parent.glob(f"{PREFIX}*")):
@@ -120,7 +123,7 @@ def remove_leftovers(parent: Path, run_folder: Path) -> list[Leftover]:
 
 
 def _remove(path: Path, now: float) -> str:
-    """Remove a folder; return why it was kept, or an empty text."""
+    """Remove a folder; return why it was kept, or "" if it was removed."""
     try:
         status = path.lstat()
         if status.st_uid != os.geteuid():

@@ -1,9 +1,9 @@
 """Collective operations by direct calls of NCCL on torch's communicator, as in nccl-tests.
 
-torch's process group does bookkeeping and records an event for each operation. Through it, an all-reduce of 64 MiB on 4
-H200 took 0.9 to 1.7 % longer than with nccl-tests, and 1 MiB was limited by the host.
+torch's process group does bookkeeping and records an event for each operation. With calls through the process group, an
+all-reduce of 64 MiB on 4 H200 took 0.9 to 1.7 % longer than with nccl-tests, and the CPU limited the rate at 1 MiB.
 
-torch's watchdog, which ends a process whose operation fails or times out, does not see these calls. ``NcclApi.wait``
+torch's watchdog, which ends a process whose operation fails or times out, does not see direct calls. ``NcclApi.wait``
 therefore queries NCCL for errors, as nccl-tests does; an operation that hangs without an error is ended by the check's
 time limit.
 """
@@ -49,8 +49,9 @@ class NcclApiUnavailable(Exception):
 class NcclApi:
     """Prepares functions that enqueue one operation on the current stream of ``device``.
 
-    Prepared functions hold addresses, so the tensors must outlive them. Raises NcclApiUnavailable if torch does not
-    expose its communicator or does not use a shared libnccl; SeatrialError with NCCL's message on errors of NCCL.
+    Prepared functions hold addresses, so that the tensors must outlive them. Raises NcclApiUnavailable if torch's
+    communicator cannot be used (see ``_communicator``) or torch has not loaded a shared libnccl; SeatrialError with
+    NCCL's message on errors of NCCL.
     """
 
     description = "NCCL API on torch's communicator"
@@ -74,7 +75,7 @@ class NcclApi:
         return self._call("ncclReduceScatter", *_addresses(sent, received), *_count_and_type(received), _SUM)
 
     def all_to_all(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        """One call since NCCL 2.28, otherwise one send and one receive per rank, as in nccl-tests."""
+        """One call of ncclAlltoAll since NCCL 2.28; before, one send and one receive per rank, as in nccl-tests."""
         outgoing, incoming = (buffer.chunk(dist.get_world_size()) for buffer in (sent, received))
         if hasattr(self._library, "ncclAlltoAll"):
             return self._call("ncclAlltoAll", *_addresses(sent, received), *_count_and_type(outgoing[0]))
@@ -166,7 +167,10 @@ def _loaded_library() -> CDLL:
 
 
 def _communicator(device: torch.device) -> int:
-    """Address of torch's ncclComm_t on this device (ProcessGroupNCCL::getCommPtr, since torch 2.8)."""
+    """Address of torch's ncclComm_t on this device (ProcessGroupNCCL::getCommPtr, since torch 2.8).
+
+    Raises NcclApiUnavailable if it is not exposed, not created yet, or nonblocking.
+    """
     if os.environ.get(_NONBLOCKING, "0") != "0":
         raise NcclApiUnavailable(f"{_NONBLOCKING} is set: calls return before the operation is on the stream")
     backend = process_group_backend(device)

@@ -1,7 +1,6 @@
-"""Measures an all-reduce with the NCCL variables of this process's environment.
+"""Measures all-reduce with the NCCL variables of this process's environment, and prints the result as JSON.
 
-``python -m seatrial.bench.nccl_settings TASK``, started beside each rank by ``child_ranks.run_child_ranks``; prints
-JSON.
+``python -m seatrial.bench.nccl_settings TASK`` is started beside each rank by ``child_ranks.run_child_ranks``.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     ``task`` has ``size`` (bytes) and ``seconds`` of the timed all-reduces, ``groups`` (name → groups of ranks that run
     concurrently), and ``untimed_sizes``: sizes of further all-reduces, for which NCCL logs the path of the data.
 
-    The result has ``busbw[name][group][window]`` in GB/s, ``wrong_elements``, ``log`` (the path of NCCL's log),
-    ``log_bytes`` (how many of its first bytes are about the group of all ranks), and ``not_allocated`` (the sizes that
-    did not fit into memory).
+    The result has ``busbw[name][group][window]`` in GB/s, ``wrong_elements`` (their number), ``log`` (the path of
+    NCCL's log), ``log_bytes`` (how many of the log's first bytes are about the group of all ranks), and
+    ``not_allocated`` (the ``untimed_sizes`` that were left out, since a buffer would exceed MEMORY_SHARE).
     """
     max_bytes = MEMORY_SHARE * min_free_memory(device)
-    sizes = [size for size in task["untimed_sizes"] if size <= max_bytes]  # the same sizes on all ranks
+    sizes = [size for size in task["untimed_sizes"] if size <= max_bytes]  # the same on all ranks, as is max_bytes
     for size in dict.fromkeys([task["size"], *sizes]):
         dist.all_reduce(torch.zeros(size // 4, dtype=torch.float32, device=device))
         if device.startswith("cuda"):

@@ -1,7 +1,7 @@
 """Selects one rank per node and runs steps on these ranks concurrently.
 
 ``select_participants`` and ``Participants.run_on_all`` are called by all ranks together, in an open process group
-(``bench.group``), gloo or NCCL. The other functions are local.
+(``bench.group``) of gloo or NCCL. The other functions do not communicate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seatrial.util.threads import start_in_thread
 
 T = TypeVar("T")
 
-STEP_TIMEOUT_S = 30.0  # a step is a few system calls; one that takes longer hangs, e.g. on a dead file server
+STEP_TIMEOUT_S = 30.0  # a step is a few system calls: a step that takes longer hangs, e.g. on a dead file server
 
 
 class ParticipantError(Exception):
@@ -43,7 +43,11 @@ class _Failed:
 
 @dataclass(frozen=True)
 class Participants:
-    """The ranks that run the steps, one per node; ``index``: this rank's position among them, -1 if it runs none."""
+    """The ranks that run the steps, usually one per node (see ``select_participants``).
+
+    ``index``: this rank's position among the participants; -1 if it is none. ``several_nodes``: whether the job has
+    several nodes.
+    """
 
     names: tuple[str, ...]
     index: int
@@ -55,10 +59,10 @@ class Participants:
         return Participants(self.names[:1], 0 if self.index == 0 else -1, self.several_nodes)
 
     def run_on_all(self, work: Callable[[], T], timeout_s: float = STEP_TIMEOUT_S) -> list[T]:
-        """Run ``work`` on all participants concurrently, without a barrier; return the results of all on all ranks.
+        """Run ``work`` on all participants concurrently; return their results, by participant, on all ranks.
 
-        Raises ParticipantError on all ranks if ``work`` raised OSError or ValueError on a participant, or took longer
-        than ``timeout_s``.
+        There is no barrier before ``work``. Raises ParticipantError on all ranks if ``work`` raised OSError or
+        ValueError on a participant, or took longer than ``timeout_s``.
         """
         outcomes = [outcome for outcome in gather(_run(work, timeout_s) if self.index >= 0 else None) if outcome]
         failed = {

@@ -1,7 +1,8 @@
 """The collective operations, with the sizes, bandwidth factors and definitions of nccl-tests (doc/PERFORMANCE.md).
 
 Results are therefore comparable with published results of nccl-tests. Every operation runs in an open process group and
-is called by all ranks together. With the NCCL backend NCCL is called directly, otherwise torch's process group.
+is called by all ranks together. With the NCCL backend, NCCL is called directly where possible; otherwise the operation
+goes through torch's process group.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ Buffers = tuple[torch.Tensor, torch.Tensor]  # (sent, received)
 
 @dataclass(frozen=True)
 class PreparedOperation:
-    """An operation with its buffers; ``expected`` is the content of ``received`` after ``fill_input`` and ``run``.
+    """An operation with its buffers.
 
-    ``summed_ranks``: the number of ranks whose data it sums; 1 if it only moves data.
+    ``expected``: the content of ``received`` after ``fill_input(sent)`` on all ranks and ``run``. ``summed_ranks``: the
+    number of ranks whose data the operation sums; 1 if it only moves data.
     """
 
     run: Callable[[], object]
@@ -38,9 +40,9 @@ class PreparedOperation:
 class Operation:
     """A collective operation; ``busbw_factor(n)`` converts algorithm bandwidth to bus bandwidth for n ranks.
 
-    ``busbw_formula`` is that factor as text. ``prepare_with(sent, received)`` prepares it on the buffers from
-    ``allocate_buffers``. ``one_block_per_rank``: the buffer is divided into one block per rank; sizes are rounded down
-    to whole blocks. ``allocate_variant_buffers``: for ``opposite_variant``, if nccl-tests has it.
+    ``busbw_formula``: the factor as text. ``prepare_with(sent, received)`` prepares the operation on the buffers from
+    ``allocate_buffers``. ``one_block_per_rank``: the larger buffer has one block per rank; sizes are rounded down to
+    whole blocks. ``allocate_variant_buffers``: for ``opposite_variant``; None if nccl-tests has no such variant.
     """
 
     name: str
@@ -57,9 +59,10 @@ class Operation:
         return self.prepare_with(*self.allocate_buffers(count, allocate))
 
     def element_count(self, size: int, itemsize: int, ranks: int) -> int:
-        """Number of elements of ``size`` bytes; blocks are multiples of 16 B (nccl-tests, src/all_gather.cu).
+        """Number of elements of the larger buffer, of at most about ``size`` bytes.
 
-        A block has at least one element; nccl-tests skips sizes with empty blocks.
+        Blocks of 16 B or more are multiples of 16 B (nccl-tests, src/all_gather.cu). A block has at least one element;
+        nccl-tests skips sizes with empty blocks.
         """
         if not self.one_block_per_rank:
             return max(1, size // itemsize)
@@ -85,7 +88,7 @@ class Operation:
 
 
 def collective_api(device: torch.device) -> NcclApi | TorchApi:
-    """NCCL's API if it can be called directly on ``device``, otherwise torch's process group with the reason."""
+    """NCCL's API if it can be called directly on ``device``, otherwise torch's process group, which gets the reason."""
     if dist.get_backend() != dist.Backend.NCCL:
         return TorchApi(device)
     try:
@@ -97,7 +100,7 @@ def collective_api(device: torch.device) -> NcclApi | TorchApi:
 def _one_buffer(count: int, allocate: Allocate) -> Buffers:
     """The same buffer for sent and received data: the result replaces the input.
 
-    Sums grow with every run until they are inf, as with nccl-tests in place; this does not change the time.
+    Repeated sums grow with every run until they are infinite, as with nccl-tests; this does not change the time.
     """
     buffer = allocate(count)
     return buffer, buffer
@@ -158,7 +161,7 @@ def _broadcast(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
 
 
 def _reduce(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    # only the buffer of the root is defined afterwards
+    # The result is defined on the root only
     expected = [ExpectedPart(sent.numel(), 0)] if dist.get_rank() == 0 else []
     run = collective_api(sent.device).reduce(sent, received, root=0)
     return PreparedOperation(run, sent, received, expected, dist.get_world_size())

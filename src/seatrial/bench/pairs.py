@@ -1,4 +1,4 @@
-"""Send and receive between pairs of members (nodes, or GPUs of one node), in rounds of disjoint pairs.
+"""Times send and receive between pairs of members (nodes, or GPUs of one node), in rounds of disjoint pairs.
 
 Point-to-point operations involve two ranks only, so a pair needs no process group of its own.
 """
@@ -21,7 +21,10 @@ from seatrial.model import SeatrialError, format_bytes
 
 @dataclass(frozen=True)
 class PairTiming:
-    """Transfers of one rank with its partner. ``seconds``: time per operation by window."""
+    """Transfers of one rank with its partner. ``seconds``: seconds per operation in each window.
+
+    ``mismatch``: wrong data that the rank received; None if the data was correct.
+    """
 
     rank: int
     partner: int
@@ -30,11 +33,12 @@ class PairTiming:
 
 
 def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs of the indices of ``groups``; no pair occurs twice. ``groups[i]``: the group of index i.
+    """At most ``max_rounds`` rounds of disjoint pairs of members; no pair occurs twice.
 
-    Rounds alternate: partners of the same group, then partners of different groups. An index without such a partner is
-    paired with any other. Partners of different groups are half of all indices apart in the order of groups, so that a
-    round uses the paths between many groups.
+    ``groups[i]``: the group of member i, such as a switch. A pair is two indices of ``groups``. Rounds alternate: pairs
+    inside of groups, then pairs of different groups. A member without such a partner is paired with any other member.
+    In pairs of different groups, the partners are half of all members apart in the order of groups, so that a round
+    uses the paths between many groups.
     """
     order = sorted(range(len(groups)), key=lambda index: groups.index(groups[index]))
     partners: list[set[int]] = [set() for _ in groups]
@@ -43,7 +47,7 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
         in_group = number % 2 == 0
         paired: dict[int, int] = {}
         for any_group in (False, True):
-            # indices with the fewest partners so far first: they were idle in an earlier round
+            # First the members with the fewest partners so far: they were idle in an earlier round
             for position, index in sorted(enumerate(order), key=lambda entry: len(partners[entry[1]])):
                 if index in paired:
                     continue
@@ -60,7 +64,7 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
 
 
 def partner_map(paired: Iterable[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Rank → partner for all ranks in ``paired`` (indices of ``members``); ``members[i]`` are the ranks of member i.
+    """Rank → partner for all ranks of the members in ``paired`` (indices); ``members[i]``: the ranks of member i.
 
     Raises ValueError if paired members have different numbers of ranks.
     """
@@ -79,12 +83,12 @@ def measure_pairs(
     group: dist.ProcessGroup | None = None,
     receivers: Collection[int] = (),
 ) -> list[PairTiming]:
-    """Time ranks that send ``size`` bytes to their partner and receive as many at the same time.
+    """Time transfers in which each rank sends ``size`` bytes to its partner and receives as many at the same time.
 
     ``partners`` has both ranks of each pair; other ranks are idle. ``receivers``: these ranks only receive, and their
     partners only send. Called by all ranks with the same ``partners``, each with the ``group`` that contains its
-    partner (None: all ranks). Timing is that of ``measure_back_to_back``. Raises SeatrialError on all ranks if the
-    buffers do not fit on one of them.
+    partner (None: the group of all ranks). The operations are timed by ``measure_back_to_back``. Raises SeatrialError
+    on all ranks if the buffers do not fit into the memory of one rank.
     """
     try:
         result = measure_back_to_back(_operation(partners, group, receivers), size, "float32", device, seconds)
@@ -125,8 +129,8 @@ def _operation(
 class PairResults:
     """Timings of all rounds and retries, and the rates computed from them in GB/s per rank and direction.
 
-    ``members``: the ranks of each member by its name; a member is a node, or a GPU with one rank. ``subjects``: the
-    subject of each rank.
+    ``members``: name of each member → its ranks; a member is a node, or a GPU with one rank. ``subjects``: the subject
+    of each rank's metrics. ``size``: bytes per operation and direction.
     """
 
     timings: tuple[PairTiming, ...]
@@ -145,13 +149,16 @@ class PairResults:
         return {frozenset((timing.rank, timing.partner)) for timing in self.corrupted}
 
     def rates(self, timing: PairTiming) -> tuple[float, ...]:
-        """GB/s of one rank in every window; all 0 if its pair received wrong data, in the round or in a retry."""
+        """GB/s of one rank in every window; 0 if its pair received wrong data in any round or retry."""
         is_corrupted = frozenset((timing.rank, timing.partner)) in self._corrupted_pairs
         return tuple(0.0 if is_corrupted else algorithm_bandwidth(self.size, seconds) for seconds in timing.seconds)
 
     @cached_property
     def best_rates(self) -> dict[int, tuple[float, ...]]:
-        """Rank → rates with its fastest partner, without retries; low only if the rank is slow with every partner."""
+        """Rank → its ``rates`` with its fastest partner, without retries.
+
+        These rates are low only if the rank is slow with every partner.
+        """
         return self._best(self.timings)
 
     @cached_property
@@ -175,7 +182,7 @@ class PairResults:
 
     @cached_property
     def by_pair(self) -> dict[tuple[str, str], list[PairTiming]]:
-        """Timings of all ranks of a pair, by the names of its members; without retries."""
+        """Names of the two members of a pair → timings of all ranks of the pair, without retries."""
         return self._by_pair(self.timings)
 
     @cached_property
@@ -197,7 +204,7 @@ class PairResults:
         return gb_s
 
     def retry_rates(self) -> dict[tuple[str, str], dict[str, float]]:
-        """Median GB/s of the retried pairs: ``concurrent`` with other pairs, and ``single``."""
+        """Median GB/s of each retried pair: ``concurrent`` with other pairs, and ``single`` in the retry."""
         return {
             pair: {
                 "concurrent": median(self.pair_rates(self.by_pair[pair])),
@@ -207,13 +214,13 @@ class PairResults:
         }
 
     def pairs_below_best(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs whose ``pair_shares`` are below ``min_share``, lowest first: both members have faster partners."""
+        """Pairs whose median share is below ``min_share``, lowest first: both members have faster partners."""
         shares = {pair: self.pair_shares(timings) for pair, timings in self.by_pair.items()}
         medians = {pair: median(values) for pair, values in shares.items() if values}
         return sorted((pair for pair, share in medians.items() if share < min_share), key=medians.__getitem__)
 
     def pairs_below_median(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs below ``min_share`` of ``median_best_rate``, slowest first: a member or the path is slow."""
+        """Pairs slower than ``min_share`` of ``median_best_rate``, slowest first: a member or the path is slow."""
         rates = {pair: median(self.pair_rates(timings)) for pair, timings in self.by_pair.items()}
         required = min_share * self.median_best_rate
         return sorted((pair for pair, rate in rates.items() if rate < required), key=rates.__getitem__)
@@ -227,15 +234,15 @@ class PairResults:
         return tuple(algorithm_bandwidth(self.size, fmean(window)) for window in windows)
 
     def pair_shares(self, timings: Sequence[PairTiming]) -> tuple[float, ...]:
-        """The rates of a pair in every window, divided by the lower of its two ranks' best rates.
+        """A pair's rates in every window, divided by the lower one of the best rates of rank and partner.
 
-        Of several ranks in ``timings``, the one with the lowest share counts. Empty if a rank of the pair received
-        wrong data with every partner: its best rate is then 0.
+        Of several ranks in ``timings``, the rank with the lowest shares counts. A rank is left out if it or its partner
+        received wrong data with every partner: the best rate is then 0. Empty if no rank is left.
         """
         shares = []
         for timing in timings:
             best = min(median(self.best_rates[timing.rank]), median(self.best_rates[timing.partner]))
-            if best:  # 0: a rank received wrong data with every partner, so the path cannot be judged
+            if best:
                 shares.append(tuple(rate / best for rate in self.rates(timing)))
         return min(shares, key=median, default=())
 

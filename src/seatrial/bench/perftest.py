@@ -1,7 +1,7 @@
-"""Runs a client and server program, such as ib_write_bw, between ranks of different nodes.
+"""Runs a program with a server and a client side, such as ib_write_bw, between ranks of different nodes.
 
-Everything here is called by all ranks together. Servers listen on a TCP port that is free on their node; clients start
-after all servers listen. While the programs run the ranks wait in the rendezvous store, so that the GPUs are idle.
+``run_transfers`` is called by all ranks together. Each server listens on a TCP port that is free on its node; clients
+start after all servers listen. While the programs run, the ranks wait in the rendezvous store, so that GPUs are idle.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from seatrial.bench.connectivity import local_address
 from seatrial.bench.rank import gather, store_barrier
 from seatrial.util import processes
 
-START_LIMIT_S = 10.0  # a server listens before it allocates memory
+START_LIMIT_S = 10.0  # until a server listens, which it does before it allocates memory
 PORT_ATTEMPTS = 3  # another process may take a free port before the server does
 _POLL_S = 0.02  # period of polls of a program or its port
-_MAX_CHARACTERS = (
-    1200  # characters kept of each stream: the end of stdout (the table), the begin of stderr (first errors)
-)
+# Characters that are kept of each stream: the end of stdout (the table) and the start of stderr (the first errors)
+_MAX_CHARACTERS = 1200
 _LISTEN = "0A"  # proc(5), /proc/net/tcp: state TCP_LISTEN
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One run of the program: ``key`` identifies it, ``server`` and ``client`` are ranks."""
+    """One run of the program on both sides: ``key`` identifies the run, ``server`` and ``client`` are ranks."""
 
     key: str
     server: int
@@ -40,7 +39,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """The exit code and output of one side; ``error`` if it did not start, listen or end in time."""
+    """The exit code and output of one side; ``error`` if it did not start, listen or end in time.
+
+    ``code``: None if the program did not start, or has not ended.
+    """
 
     out: str = ""
     err: str = ""
@@ -55,7 +57,7 @@ class TransferResult:
 
 
 @dataclass(frozen=True)
-class _Running:
+class _RunningProgram:
     child: processes.Child
     out: Path
     err: Path
@@ -68,10 +70,10 @@ class _Running:
 def run_transfers(
     transfers: Sequence[Transfer], argv: Mapping[str, Sequence[str]], node: str, limit_s: float
 ) -> dict[str, TransferResult]:
-    """Run all ``transfers`` concurrently; the results by key on all ranks.
+    """Run all ``transfers`` concurrently, and return on all ranks the results by key.
 
-    ``argv``: the command of each transfer in which this rank takes part, without ``-p PORT`` and the server's address.
-    A program that has not ended ``limit_s`` after the start of the clients is ended.
+    ``argv``: key → command, for each transfer in which this rank takes part, without ``-p PORT`` and the server's
+    address. A program that still runs ``limit_s`` after the start of the clients is ended.
     """
     with TemporaryDirectory() as folder:
         ended = _run_programs(transfers, argv, local_address() or node, Path(folder), limit_s)
@@ -86,10 +88,10 @@ def run_transfers(
 def _run_programs(
     transfers: Sequence[Transfer], argv: Mapping[str, Sequence[str]], address: str, files: Path, limit_s: float
 ) -> dict[tuple[str, str], ProgramResult]:
-    """The results of this rank's programs by key and side; ``address``: of this node, for the clients."""
+    """The results of this rank's programs by key and side; ``address``: this node's address, for the clients."""
     rank = dist.get_rank()
     store_barrier()
-    servers: dict[str, _Running | ProgramResult] = {}
+    servers: dict[str, _RunningProgram | ProgramResult] = {}
     endpoints: dict[str, tuple[str, int]] = {}
     for transfer in transfers:
         if transfer.server == rank:
@@ -97,7 +99,7 @@ def _run_programs(
             if port:
                 endpoints[transfer.key] = address, port
     all_endpoints = {key: endpoint for by_key in gather(endpoints) for key, endpoint in by_key.items()}
-    clients: dict[str, _Running | ProgramResult] = {}
+    clients: dict[str, _RunningProgram | ProgramResult] = {}
     for transfer in transfers:
         if transfer.client == rank:
             clients[transfer.key] = ProgramResult(error="not started: the server does not listen")
@@ -113,18 +115,18 @@ def _run_programs(
     }
 
 
-def _start(argv: Sequence[str], prefix: Path) -> _Running | ProgramResult:
+def _start(argv: Sequence[str], prefix: Path) -> _RunningProgram | ProgramResult:
     out, err = prefix.with_suffix(f"{prefix.suffix}.out"), prefix.with_suffix(f"{prefix.suffix}.err")
     for path in (out, err):
         path.unlink(missing_ok=True)
     try:
-        return _Running(processes.start(argv, env={}, stdout=out, stderr=err), out, err)
+        return _RunningProgram(processes.start(argv, env={}, stdout=out, stderr=err), out, err)
     except OSError as error:
         return ProgramResult(error=f"{argv[0]} does not start: {error.strerror}")
 
 
-def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_Running | ProgramResult, int]:
-    """The running server and its TCP port, or its result and 0 if it does not listen."""
+def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_RunningProgram | ProgramResult, int]:
+    """The running server and its TCP port; if it does not listen, its result and 0."""
     result = ProgramResult()
     for _ in range(PORT_ATTEMPTS):
         port = _free_port()
@@ -151,7 +153,7 @@ def _free_port() -> int:
 
 
 def _is_listening(port: int) -> bool:
-    """Whether the server listens, from /proc: the server would take a test connection for its client."""
+    """Whether a server listens on ``port``, from /proc: the server would take a test connection for its client."""
     for table in ("tcp", "tcp6"):
         path = Path("/proc/net") / table
         if path.exists() and re.search(rf":{port:04X} \S+ {_LISTEN} ", path.read_text(encoding="utf-8")):
@@ -159,7 +161,7 @@ def _is_listening(port: int) -> bool:
     return False
 
 
-def _wait(running: _Running | ProgramResult, deadline: float, limit_s: float) -> ProgramResult:
+def _wait(running: _RunningProgram | ProgramResult, deadline: float, limit_s: float) -> ProgramResult:
     """The result of a program that has ended, or is ended at ``deadline``."""
     if isinstance(running, ProgramResult):
         return running
@@ -170,7 +172,7 @@ def _wait(running: _Running | ProgramResult, deadline: float, limit_s: float) ->
     return running.result()
 
 
-def _end(running: _Running, error: str) -> ProgramResult:
+def _end(running: _RunningProgram, error: str) -> ProgramResult:
     """End the program and return its result."""
     remaining = processes.stop(running.child, grace_s=1.0)
     return running.result("; ".join(filter(None, [error, remaining])))

@@ -1,11 +1,11 @@
-"""Tests whether this node meets the needs of a trial: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
+"""Tests whether this node meets the requirements of a job: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
 
-It runs before any check, in the environment of the workers: their Python, virtual environment and container. A missing
-requirement ends it with exit code 1 and one line, ``preflight: NODE: …``. With further arguments, ``-m MODULE
-ARGUMENT…``, it then runs that module. It writes its facts to ``preflight/NODE.json`` in the attempt's folder.
+The test runs before any check, in the environment of the workers: their Python, virtual environment and container. It
+writes facts to ``preflight/NODE.json`` in the attempt's folder. If a requirement is not met, the process ends with exit
+code 1 and one line, ``preflight: NODE: …``. Otherwise, with further arguments ``-m MODULE ARGUMENT…``, it runs MODULE.
 
-Only the standard library is imported, in the syntax of old versions of Python, so that a Python that is too old can
-report it.
+This module is in the syntax of old versions of Python and imports only the standard library at first, so that a Python
+that is too old can report this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _OLDEST_PYTHON = (3, 11)
 
 
 class Problem(Exception):
-    """A requirement that this node does not meet; the message is a clause without a full stop."""
+    """A requirement that this node does not meet; the message is a clause without a full stop.
+
+    ``command``: the first command to run on this node.
+    """
 
     def __init__(self, clause: str, command: str) -> None:
         super().__init__(clause)
@@ -65,7 +68,7 @@ def main(arguments: list[str]) -> None:
 
 
 def container_evidence() -> list[str]:
-    """Return the evidence that this process runs in a container: files and variables that runtimes set."""
+    """Return the evidence that this process runs in a container: files, variables and another mount namespace."""
     evidence = [path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)]
     names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_ROOTFS")
     evidence += [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
@@ -104,9 +107,10 @@ def _dependencies() -> list[str]:
 
 
 def _try_interfaces(required: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Test that the interfaces in Gloo's and NCCL's variables exist.
+    """Raise Problem if the network interfaces in GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME do not exist.
 
-    Gloo takes a list of names, NCCL a list of prefixes; ``^`` excludes, ``=`` is an exact name (NCCL user guide).
+    Gloo takes a list of names, of which all must exist. NCCL takes a list of prefixes, of which one must match; ``=``
+    before the list makes them exact names, and with ``^`` the list excludes interfaces (NCCL user guide).
     """
     interfaces = facts["interfaces"] = sorted(name for _, name in socket.if_nameindex())
     listed, problems = ", ".join(interfaces), []
@@ -139,7 +143,7 @@ def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
             f"{sys.executable} cannot import torch: {type(error).__name__}: {text}", f"{sys.executable} -m pip list"
         ) from error
     finally:
-        gc.freeze()  # a million objects that stay; collections of them take 0.8 s of CPU until the exit
+        gc.freeze()  # the import makes a million permanent objects; collecting them would take 0.8 s of CPU time
         gc.enable()
     facts["torch"], facts["cuda"] = torch.__version__, torch.version.cuda
     if not gpus:
@@ -168,11 +172,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Raise Problem if the Hugging Face cache, or its nearest existing parent folder, is not writable."""
+    """Raise Problem if HF_HOME (the Hugging Face cache), or its nearest existing parent folder, is not writable."""
     path = os.environ.get("HF_HOME")
-    if (
-        not required["hf_cache"] or not path
-    ):  # if unset, only a config with a model of the Hub writes to the default cache
+    # Without HF_HOME, only a config with a model of the Hub writes, to the default cache
+    if not required["hf_cache"] or not path:
         return
     facts["hf_home"], existing = path, os.path.abspath(path)
     while not os.path.lexists(existing):
@@ -188,7 +191,7 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 def _run_module(arguments: list[str]) -> None:
     """Replace this program by ``MODULE ARGUMENT…``.
 
-    torchrun runs in this process if torch is already imported here, which saves a second import.
+    If torch is already imported here, torchrun (by bench.run_module) runs in this process, which saves a second import.
     """
     if arguments[0] == "seatrial.bench.run_module" and "torch" in sys.modules:
         sys.argv = arguments[1:]

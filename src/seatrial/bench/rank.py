@@ -1,4 +1,4 @@
-"""Device facts, gather and barrier for this rank."""
+"""Facts about this rank's device, and gather and barrier over all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def nvml_index(device: str) -> int | None:
-    """NVML's index of a CUDA device, found by UUID as CUDA_VISIBLE_DEVICES renumbers devices; None on a CPU."""
+    """NVML's index of a CUDA device, found by UUID: CUDA_VISIBLE_DEVICES renumbers devices. None on a CPU."""
     if not device.startswith("cuda"):
         return None
     with _nvml(device) as (nvml, handle):
@@ -70,7 +70,7 @@ def _nvml(device: str) -> Iterator[tuple[Any, Any]]:
 
 
 def with_torchrun_error_file(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, wrapped: an exception that ends it is written to torchrun's error file with its traceback."""
+    """``function``, wrapped so that an exception is also written to torchrun's error file, with its traceback."""
     wrapped: Callable[..., Any] = record(function)
     return wrapped
 
@@ -83,14 +83,14 @@ def gather(value: T) -> list[T]:
 
 
 _barrier_numbers = itertools.count()  # the same on all ranks: all call store_barrier equally often
-_BARRIER_TIMEOUT = timedelta(hours=6)  # the job's watcher reports a missing rank long before
+_BARRIER_TIMEOUT = timedelta(hours=6)  # the launcher reports a missing rank long before
 
 
 def store_barrier() -> None:
-    """Wait until all ranks have called this, in the rendezvous store.
+    """Wait until all ranks have called this, by keys in the rendezvous store.
 
-    A collective would run kernels on the waiting GPUs and disturb measurements on others (H200: GPU-to-GPU copies at
-    112 instead of 387 GB/s).
+    A collective would run kernels on the waiting GPUs and disturb measurements on other GPUs (H200: GPU-to-GPU copies
+    at 112 instead of 387 GB/s).
     """
     store = torch.distributed.distributed_c10d._get_default_store()
     name = f"seatrial/barrier/{next(_barrier_numbers)}"
@@ -102,7 +102,7 @@ def store_barrier() -> None:
 def describe_device(device: str) -> dict[str, Any]:
     """Facts about the device: ``backend`` (cuda or cpu), ``gpu`` (model name as in NVML), ``cpu`` (model name).
 
-    ``world_size`` and ``nodes`` are 1: SKU data are selected by these counts, and the metrics are of one device.
+    ``world_size`` and ``nodes`` are 1, since metrics of one device are compared with reference values of one device.
     """
     if device.startswith("cuda"):
         name = torch.cuda.get_device_name(device)
@@ -111,7 +111,10 @@ def describe_device(device: str) -> dict[str, Any]:
 
 
 def describe_devices(device: str) -> dict[str, Any]:
-    """As describe_device, over all ranks; different models are joined by " + ", which matches no SKU."""
+    """As describe_device, for all ranks; different models are joined by " + ", for which no reference value exists.
+
+    Called by all ranks together.
+    """
     facts = describe_device(device)
     all_facts = gather(facts)
     models = {key: sorted({other[key] for other in all_facts if other[key]}) for key in ("gpu", "cpu")}
@@ -119,7 +122,7 @@ def describe_devices(device: str) -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The CPU's model name (proc(5), cpuinfo); kernels, and so the last bits of a sum, may differ between models."""
+    """The CPU's model name (proc(5), cpuinfo). Models may compute sums with different last bits."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else f"{platform.machine()}, unknown model"

@@ -1,11 +1,11 @@
 """Tries the rendezvous of a job before torchrun: ``python -m seatrial.bench.rendezvous ADDRESS PORT KEY`` on each node.
 
 The first node (SLURM_NODEID 0) listens; the others resolve the address and connect. KEY identifies the job. A node that
-fails prints one line, ``preflight: NODE: …``, which ends the job: torchrun would wait for minutes and name no node. The
-exit code is 0: after any other, srun would end the other nodes before they have printed their lines.
+fails prints one line, ``preflight: NODE: …``, on which seatrial ends the job: torchrun would wait for minutes and name
+no node. The exit code is 0: after any other exit code, srun would end the other nodes before they print their lines.
 
-A pod of Kubernetes adds its INDEX, the number of NODES and the SECONDS within which all pods start; until then the name
-of the first pod may not exist. The exit code in a pod is 1 after a problem.
+A pod of Kubernetes adds three arguments: its INDEX, the number of NODES, and the SECONDS within which all pods start.
+Until then the name of the first pod may not exist. In a pod, the exit code is 1 if the node fails.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
 
-from seatrial.bench.tcp import Endpoint, listen, open_connection, resolve_names
+from seatrial.bench.tcp import TOKEN_BYTES, Endpoint, listen, open_connection, resolve_names
 from seatrial.util.resolver import resolve
 from seatrial.util.text import error_text
 
-# How long nodes wait for each other. They start within seconds with srun, later with containers or a busy filesystem
+# How long nodes wait for each other. With srun, nodes start within seconds, later with containers or a busy filesystem
 CONNECT_LIMIT_S, LISTEN_LIMIT_S = 30.0, 60.0
 _RETRY_S = 0.2  # pause between two attempts to connect
 _LOOKUP_RETRY_S = 2.0  # pause between two lookups: many pods ask one DNS service
-_TOKEN_BYTES = 16  # open_connection reads so many bytes
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Try the rendezvous in the role of this node or pod, and print a problem with its first command."""
+    """Try the rendezvous in the role of this node or pod; print a problem with the first command to run."""
     address, port, key, *pod = arguments
-    token = key.encode()[:_TOKEN_BYTES].ljust(_TOKEN_BYTES)
+    token = key.encode()[:TOKEN_BYTES].ljust(TOKEN_BYTES)
     node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
     if pod:
         problem = try_pod(address, int(port), token, index=int(pod[0]), nodes=int(pod[1]), limit_s=float(pod[2]))
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def try_pod(address: str, port: int, token: bytes, *, index: int, nodes: int, limit_s: float) -> str:
-    """Listen in pod 0, connect in the others; return "", or why this was not possible within ``limit_s``."""
+    """Listen in pod 0, connect in the other pods; return "", or why this was not possible within ``limit_s``."""
     if index == 0:
         return serve(port, token, nodes - 1, limit_s)
     deadline, printed = time.monotonic() + limit_s, ""
@@ -71,9 +70,9 @@ def try_pod(address: str, port: int, token: bytes, *, index: int, nodes: int, li
 
 
 def serve(port: int, token: bytes, clients: int, limit_s: float) -> str:
-    """Listen until ``clients`` clients have connected, at most ``limit_s``; return "", or why it cannot listen.
+    """Listen until ``clients`` clients have connected, at most ``limit_s``; return "", or why the port cannot be used.
 
-    A client that cannot connect reports this itself.
+    Missing clients are no problem here: a client that cannot connect reports this itself.
     """
     try:
         listener = listen(port)

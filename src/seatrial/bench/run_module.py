@@ -1,6 +1,6 @@
 """Runs a module that needs torch, as ``python -m`` does: ``python -m seatrial.bench.run_module MODULE ARGUMENT…``.
 
-It imports torch first, without garbage collection: collections take a third of the CPU time of that import.
+torch is imported first, without garbage collection: collections take a third of the CPU time of that import.
 """
 
 from __future__ import annotations

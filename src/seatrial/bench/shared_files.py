@@ -1,7 +1,8 @@
 """Probes of a shared filesystem: whether processes on several nodes see each other's writes and locks.
 
-All ranks call a probe together; its steps run on the participants only (``SharedFolder.run_on_all``), concurrently. A
-probe returns None, or a text that names the participants and the failure. Raises ParticipantError on all ranks.
+All ranks call a probe together; its steps run concurrently on the participants only: one rank per node
+(``SharedFolder.run_on_all``, one_rank_per_node.py). A probe returns None, or a text that names the participants and the
+failure. If a step fails or hangs on a participant, all ranks raise ParticipantError.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from seatrial.bench.storage import SharedFolder, write_and_sync
 # Longest wait for files of other nodes; NFS may hide a new name for up to 30 s by default (acdirmin, nfs(5))
 VISIBILITY_TIMEOUT_S = 5.0
 POLL_S = 0.001
-ATTEMPTS = 5  # if no two participants access the file at the same time in any of them, the probe is inconclusive
+ATTEMPTS = 5  # a probe is inconclusive if in none of its attempts two participants access the file at the same time
 REPLACE_S = 0.2  # duration of the first attempt of the rename probe
 PAGE_RECORDS = 1024  # records of 4 bytes in a file of one page
-MIN_REPLACEMENTS = 100  # minimum per attempt; on a slow filesystem it takes longer than REPLACE_S
+MIN_REPLACEMENTS = 100  # minimum per attempt; on a slow filesystem they take longer than REPLACE_S
 RECORDS = 50  # appended by each participant
 RECORD_BYTES = 64  # size of a record, and of the content of other small files
 APPEND_INTERVAL_S = 0.001  # so that the records of a participant are written separately
 LOCK_TURNS = 20  # turns of each participant if there are two; more participants have fewer turns
 LOCK_HOLD_S = 0.001  # how long a participant holds the lock in each turn
-LOCK_TIMEOUT_S = 20.0  # no participant holds the lock longer than LOCK_HOLD_S
+LOCK_TIMEOUT_S = 20.0  # longest wait for the lock, which each participant holds for LOCK_HOLD_S only
 
 
-class Untested(Exception):
+class InconclusiveProbe(Exception):
     """A probe was inconclusive; raised on all ranks."""
 
 
@@ -51,7 +52,7 @@ def _digest(data: bytes) -> str:
 
 
 def visibility_failure(folder: SharedFolder) -> str | None:
-    """Check that every participant reads the content that every other participant wrote; a visible name is no proof."""
+    """Check that every participant reads what every participant wrote: a visible file name alone is no proof."""
     digests = folder.run_on_all(lambda: write_random(folder.file("mark")))
     visible = folder.run_on_all(lambda: tuple(sorted(wait_for_contents(folder.files("mark"), digests))))
     readers_by_writers: dict[tuple[int, ...], list[int]] = {}
@@ -66,10 +67,10 @@ def visibility_failure(folder: SharedFolder) -> str | None:
 
 
 def visibility_delays(folder: SharedFolder) -> list[float]:
-    """Seconds until each participant sees the files of all others, at most VISIBILITY_TIMEOUT_S.
+    """Seconds until each participant sees the files of all participants, at most VISIBILITY_TIMEOUT_S.
 
-    All look up the names before the files exist, as a program that waits for a file does. The time starts when the last
-    writer has reported that its file is closed, and is measured by the reader's clock only.
+    All participants look up the names before the files exist, as a program that waits for a file does. The time starts
+    when the last writer has reported that its file is closed. It is measured by the reader's clock only.
     """
     folder.run_on_all(lambda: [path.exists() for path in folder.files("late")])
     digests = folder.run_on_all(lambda: write_random(folder.file("late")))
@@ -82,7 +83,7 @@ def visibility_delays(folder: SharedFolder) -> list[float]:
 
 
 def wait_for_contents(paths: Sequence[Path], digests: Sequence[str]) -> dict[int, float]:
-    """File index → seconds until the file matched its digest; files that never matched are omitted."""
+    """Index of a file → seconds until the file matched its digest, if it did within VISIBILITY_TIMEOUT_S."""
     started, delays = time.monotonic(), dict[int, float]()
     while True:
         for index, (path, digest) in enumerate(zip(paths, digests, strict=True)):
@@ -101,7 +102,10 @@ def has_content(path: Path, digest: str) -> bool:
 
 
 def rename_failure(folder: SharedFolder) -> str | None:
-    """Check that readers always see a complete file while one participant replaces it by rename. Raises Untested."""
+    """Check that readers always see a complete file while one participant replaces it by rename.
+
+    Raises InconclusiveProbe.
+    """
     target = folder.path / "renamed"
     folder.run_on_first(lambda: replace(target, _page(0)))
     for attempt in range(ATTEMPTS):  # increasing duration: a client may cache a name for seconds
@@ -112,12 +116,12 @@ def rename_failure(folder: SharedFolder) -> str | None:
             return f"missing or partial while {folder.names[0]} replaced it: {', '.join(bad)}"
         if any(count.versions > 1 for count in counts.values()):
             return None
-    raise Untested("no reader saw more than one version of the file")
+    raise InconclusiveProbe("no reader saw more than one version of the file")
 
 
 @dataclass(frozen=True)
 class ReadCounts:
-    """Number of ``reads``, of ``bad`` ones (file missing or partial), and of different ``versions`` read."""
+    """Number of ``reads``, of ``bad`` reads (file missing or partial), and of different ``versions`` read."""
 
     reads: int
     bad: int
@@ -125,7 +129,7 @@ class ReadCounts:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Replace ``path`` by a complete new file, by rename."""
+    """Replace ``path`` by a new file that is complete before the rename."""
     temporary = path.with_suffix(".new")
     temporary.write_bytes(data)
     temporary.replace(path)
@@ -136,7 +140,7 @@ def _page(version: int) -> bytes:
 
 
 def _replace_or_read(target: Path, index: int, seconds: float) -> ReadCounts | None:
-    """The first participant writes; all others read and return their counts."""
+    """The first participant replaces the file and returns None; all others read it and return their counts."""
     if index:
         return read_repeatedly(target, seconds)
     _replace_repeatedly(target, seconds)
@@ -204,12 +208,12 @@ def append(file: int, data: bytes) -> None:
 
 
 def flock_failure(folder: SharedFolder) -> str | None:
-    """Check that flock(2) excludes other participants. Raises Untested."""
+    """Check that flock(2) excludes other participants. Raises InconclusiveProbe."""
     return _lock_failure(folder, "flock", try_flock)
 
 
 def fcntl_failure(folder: SharedFolder) -> str | None:
-    """Check that POSIX locks, fcntl(2), exclude other participants. Raises Untested."""
+    """Check that POSIX locks, fcntl(2), exclude other participants. Raises InconclusiveProbe."""
     return _lock_failure(folder, "fcntl", try_fcntl)
 
 
@@ -231,14 +235,14 @@ def try_fcntl(file: int) -> bool:
 
 @dataclass(frozen=True)
 class LockCounts:
-    """``busy``: failed attempts to take the lock. ``conflicts``: times that two participants held it concurrently."""
+    """``busy``: failed attempts to take the lock. ``conflicts``: turns in which another participant held it too."""
 
     busy: int
     conflicts: int
 
 
 def _lock_failure(folder: SharedFolder, kind: str, try_lock: Callable[[int], bool]) -> str | None:
-    """Check that ``try_lock`` never grants the lock of one file to two participants. Raises Untested."""
+    """Check that ``try_lock`` never grants the lock of one file to two participants. Raises InconclusiveProbe."""
     path, count = folder.path / f"lock.{kind}", len(folder.names)
     folder.run_on_first(lambda: write_and_sync(path, b"\0"))
     for _ in range(ATTEMPTS):
@@ -252,14 +256,14 @@ def _lock_failure(folder: SharedFolder, kind: str, try_lock: Callable[[int], boo
             return f"granted while another participant held it: {', '.join(conflicts)}"
         if any(counts.busy for counts in results):
             return None
-    raise Untested("no two participants requested the lock at the same time")
+    raise InconclusiveProbe("no two participants requested the lock at the same time")
 
 
 def contend_for_lock(path: Path, try_lock: Callable[[int], bool], count: int) -> LockCounts:
-    """Take and release the lock several times among ``count`` participants. Raises TimeoutError if it stays busy.
+    """Take and release the lock several times, as one of ``count`` participants. Raises TimeoutError if it stays busy.
 
-    The holder creates a file and removes it; if the file exists already, another participant holds the lock too. O_EXCL
-    is decided by the server of a network filesystem, so client caches do not affect the result.
+    The holder creates a file and removes it again. If the file exists already, another participant holds the lock too.
+    The server of a network filesystem decides O_EXCL, so client caches do not affect the result.
     """
     busy = conflicts = 0
     for _ in range(max(2, LOCK_TURNS * 2 // count)):  # fewer turns with more participants, as each waits longer
@@ -281,7 +285,7 @@ def _wait_for_lock(file: int, try_lock: Callable[[int], bool], pause: float) -> 
 
 
 def _hold_exclusively(path: Path) -> bool:
-    """Create ``path``, hold the lock, remove it; False if another holder has created it."""
+    """Create ``path``, wait LOCK_HOLD_S and remove ``path``; False if another holder of the lock has created it."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
@@ -293,7 +297,7 @@ def _hold_exclusively(path: Path) -> bool:
 
 
 def mmap_failure(folder: SharedFolder) -> str | None:
-    """Check that a new mapping of a rewritten file shows the new content, although the old one is cached."""
+    """Check that a new mapping of a rewritten file shows the new content, although the old content is cached."""
     folder.run_on_all(lambda: write_random(folder.file("map")))
     folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])  # fills the readers' caches
     written = folder.run_on_all(lambda: write_random(folder.file("map")))

@@ -2,8 +2,8 @@
 
 On 2 and 4 H200 the imports take 5.5 and 12.7 s of each training run that a check starts (``phases_s`` in docs/results).
 The imports end before the first check: during a check they would take CPU time from its measurement. A waiting child
-has no CUDA context and uses no CPU time. Its rank sends the task over a pair of sockets: a connection of each child to
-the rendezvous store would exceed the open files of the store's process on a large cluster.
+has no CUDA context and uses no CPU time. Its rank sends the task over a pair of sockets. The rendezvous store is not
+used for this: on a large cluster, one connection per child would exceed the limit of open files of the store's process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from seatrial.bench.rank import store_barrier
 from seatrial.util import processes
 from seatrial.util.gc_pause import gc_paused
 
-Gpus = Literal["own", "all"]  # visible to a child during its imports: a library may open CUDA there
+# The GPUs that a child sees: its rank's, or all of the node. Fixed from the start, as an import may initialize CUDA
+Gpus = Literal["own", "all"]
 
 IMPORTED = "seatrial.train.loop"  # this module imports all that a training run needs
 READY_LIMIT_S = 120.0  # children that import for longer are not used
-SEND_LIMIT_S = 10.0  # a child that does not read its task within this time, e.g. a stopped one, is not used
+SEND_LIMIT_S = 10.0  # a child that does not read its task within this time (it may be stopped) is not used
 # Prefixes of variables that a check may still change after the imports, since they are read when a process group or
 # communicator is opened. An import may already have read other variables, such as HF_HOME or OMP_NUM_THREADS.
 READ_LATER = ("NCCL_", "TORCH_NCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -41,7 +42,10 @@ _waiting: list[SpareChild] = []  # the spare children of this rank
 
 @dataclass(frozen=True)
 class SpareChild:
-    """A child that waits for its task on ``connection``; ``environment``: the rank's when the child was started."""
+    """A child that waits for its task on ``connection``.
+
+    ``environment``: the environment of the rank when it started the child.
+    """
 
     child: processes.Child
     gpus: Gpus
@@ -49,9 +53,9 @@ class SpareChild:
     environment: Mapping[str, str]
 
     def run(self, module: str, task: Mapping[str, Any], env: Mapping[str, str], files: Mapping[str, Path]) -> bool:
-        """Let the child go on as ``python -m module TASK`` with the environment ``env`` and the output ``files``.
+        """Let the child continue as ``python -m module TASK`` with the environment ``env`` and the output ``files``.
 
-        Return whether the child has read its task; if not, it is ended.
+        Return whether the child has read its task. If it has not, it is ended.
         """
         paths = {stream: str(path.absolute()) for stream, path in files.items()}
         message = {"module": module, "task": json.dumps(task), "env": dict(env), "files": paths}
@@ -111,7 +115,8 @@ def wait_until_ready() -> None:
 def take(gpus: Gpus | None, env: Mapping[str, str]) -> SpareChild | None:
     """Return a waiting child of this rank that sees ``gpus``; it then belongs to the caller. None if there is none.
 
-    ``env``: the variables that the caller adds to the rank's. None also if one of them is not among READ_LATER.
+    ``env``: the variables that the caller adds to the rank's environment. None also if one of them differs from the
+    environment in which the children were started and does not begin with one of READ_LATER.
     """
     for spare in list(_waiting):
         changed = [name for name, value in env.items() if spare.environment.get(name) != value]

@@ -1,4 +1,4 @@
-"""A shared folder of all nodes, and the speed of writes and reads in it."""
+"""A folder that all nodes share, and the speed of writes and reads in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ SMALL_FILE_BYTES = 4096
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A folder on a filesystem that all participants should share; each has one file of each ``kind`` in it."""
+    """A folder on a filesystem that all participants should share.
+
+    Each participant has one file of each ``kind`` in the folder.
+    """
 
     path: Path
     participants: Participants
@@ -81,13 +84,13 @@ def temporary_folder(path: str, participants: Participants, prefix: str = "seatr
 
 
 def is_shared(folder: SharedFolder) -> bool:
-    """Whether each participant sees the next participant's file, by name only."""
+    """Whether each participant sees the name of the next participant's file; contents are not compared."""
     return all(folder.run_on_all(lambda: folder.next_file("first").exists()))
 
 
 def _remove(folder: Path) -> None:
-    """Remove the folder on all participants concurrently, without errors: ``still_exists`` finds leftovers."""
-    with suppress(TimeoutError):  # a filesystem that hangs was reported by an earlier step
+    """Remove the folder; all participants do so concurrently. Raises no error: ``still_exists`` finds leftovers."""
+    with suppress(TimeoutError):  # an earlier step has reported a filesystem that hangs
         run_with_timeout(lambda: shutil.rmtree(folder, ignore_errors=True), STEP_TIMEOUT_S)
 
 
@@ -97,7 +100,7 @@ def still_exists(folder: SharedFolder) -> bool:
 
 
 def write_and_sync(path: Path, data: bytes) -> None:
-    """Write a new file with ``data`` and fsync it. Raises OSError."""
+    """Write a file with ``data``, replacing any earlier content, and fsync it. Raises OSError."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -115,7 +118,7 @@ class StreamResult:
 def write_stream(path: Path, size: int) -> StreamResult:
     """Write ``size`` bytes (a multiple of SMALL_FILE_BYTES) sequentially, then fsync. Raises OSError.
 
-    The data is 4 MiB of random bytes, repeated: not compressible, but a deduplicating store finds the repetition.
+    The data is CHUNK_BYTES random bytes, repeated: not compressible, but a deduplicating store finds the repetition.
     """
     with mmap.mmap(-1, CHUNK_BYTES) as buffer, memoryview(buffer) as view:
         buffer.write(os.urandom(CHUNK_BYTES))
@@ -159,7 +162,7 @@ def _open(path: Path, flags: int) -> tuple[int, bool]:
 
 
 def create_small_files(folder: Path, count: int) -> float:
-    """Seconds to create ``count`` files of 4 KiB in a new folder, without fsync. Raises OSError."""
+    """Seconds to create ``count`` files of SMALL_FILE_BYTES in a new folder, without fsync. Raises OSError."""
     folder.mkdir()
     data = os.urandom(SMALL_FILE_BYTES)
     return _time_each_path(lambda path: path.write_bytes(data), folder, count)

@@ -43,7 +43,7 @@ def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
 
 
 def gpu_models(ranks: Sequence[int], device: str) -> str | None:
-    """GPU models of ``ranks``, joined by " + "; None on CPUs. ``ranks`` may differ between the calling ranks."""
+    """GPU models of ``ranks``, joined by " + "; None on CPUs. Each calling rank may pass other ``ranks``."""
     models = gather(describe_device(device)["gpu"])
     return " + ".join(sorted({models[rank] for rank in ranks if models[rank]})) or None
 
@@ -51,8 +51,8 @@ def gpu_models(ranks: Sequence[int], device: str) -> str | None:
 def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds: float) -> list[GroupResult]:
     """Time an all-reduce of ``size`` bytes (float32) in all disjoint ``groups`` concurrently.
 
-    Windows begin together on all ranks; see ``time_operation``. One more result is checked bit by bit. Raises
-    AllocationError on all ranks if the buffer does not fit on one of them.
+    Windows begin together on all ranks; see ``time_operation``. After the timing, one result is checked bit by bit.
+    Raises AllocationError on all ranks if the buffer does not fit into the memory of one rank.
     """
     count = size // 4 if any(dist.get_rank() in ranks for ranks in groups) else 0
     buffer = allocate_on_all_ranks(lambda: _allocate_buffer(count, device), torch.device(device))
@@ -95,11 +95,11 @@ def select_ranks(timings: Timings, ranks: Sequence[int]) -> Timings:
 def open_subgroups(
     groups: Sequence[Sequence[int]], device: str
 ) -> Iterator[tuple[dist.ProcessGroup | None, tuple[int, ...]]]:
-    """Create all ``groups`` and yield (this rank's group, its ranks); None is the group of all ranks.
+    """Context manager: creates all ``groups`` and yields (this rank's group, the ranks of this group).
 
-    A rank that is in no group gets no ranks. All ranks create all groups in the same order, as NCCL splits the common
-    communicator. If the block ends without an exception, the group's work is awaited and the group destroyed:
-    otherwise Python's garbage collector would destroy it later, in another order on each rank.
+    None stands for the group of all ranks. A rank that is in no group gets (None, ()). All ranks create all groups in
+    the same order, since NCCL splits the common communicator. If the block ends without an exception, the group's work
+    is awaited and the group is destroyed: Python's garbage collector would destroy it in another order on each rank.
     """
     all_ranks, rank = range(dist.get_world_size()), dist.get_rank()
     group: dist.ProcessGroup | None = None

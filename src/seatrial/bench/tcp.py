@@ -1,4 +1,4 @@
-"""Name resolution and TCP connections of one node. Without torch: job scripts use it before the ranks start."""
+"""Name resolution and TCP connections of one node. Without torch: job scripts use this module before ranks start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from seatrial.util.text import error_text
 from seatrial.util.threads import start_in_thread
 
 CONNECT_TIMEOUT_S = 2.0  # within a cluster a connection takes less than 1 ms; Linux repeats a lost SYN after 1 s
+TOKEN_BYTES = 16  # length of Endpoint.token
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Routable addresses that one node resolves a name to, or ``problem`` if there are none."""
+    """Routable addresses to which one node resolves a name, or ``problem`` if there are none."""
 
     addresses: tuple[str, ...]
     problem: str | None = None
@@ -44,17 +45,17 @@ def _lookup(pending: Future[Sequence[str]]) -> Lookup:
 
 
 def is_routable(address: str) -> bool:
-    """Whether other nodes can use this address."""
+    """Whether other nodes can reach this address: not loopback, link-local or unspecified."""
     parsed = ipaddress.ip_address(address)
     return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The TCP listener of one node's process in a connectivity test.
+    """A TCP listener of a process on one node.
 
-    ``token``: bytes that identify the process, sent on every connection. ``address``: for nodes that cannot resolve the
-    name of its node; None if unknown.
+    ``token``: TOKEN_BYTES bytes that identify the process, which sends them on every connection. ``address``: for nodes
+    that cannot resolve the name of the listening node; None if unknown.
     """
 
     port: int
@@ -89,10 +90,10 @@ def open_connection(addresses: Sequence[str], endpoint: Endpoint) -> socket.sock
 
 def _receive_token(connection: socket.socket) -> bytes:
     with suppress(OSError):  # no data, or a closed connection: not the expected listener
-        return connection.recv(16, socket.MSG_WAITALL)
+        return connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
     return b""
 
 
 def connection_error(error: OSError) -> str:
-    """The error of a connection in one line; a timeout with its seconds."""
+    """The error of a connection as one line; for a timeout, with CONNECT_TIMEOUT_S."""
     return f"no answer within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error_text(error)

@@ -16,12 +16,13 @@ from seatrial.model import Metric
 from seatrial.util.quantiles import median_interval
 
 WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolution
-MIN_WINDOWS = 10  # convergence is tested after every MIN_WINDOWS windows
-RETRY_MIN_WINDOWS = 30  # a retry takes more samples, since the first measurement was bad or inconclusive
+MIN_WINDOWS = 10  # with fewer windows a median is not known; convergence is tested after every so many windows
+RETRY_MIN_WINDOWS = 30  # a retry takes more windows, since the first measurement was bad or inconclusive
 min_windows = MIN_WINDOWS  # value of this process; the worker sets it to RETRY_MIN_WINDOWS before a retry
-MAX_WINDOWS = 400  # 20 s, unless ``min_seconds`` is longer
+MAX_WINDOWS = 400  # 20 s of windows; more only until ``min_seconds`` have passed
 PRECISION = 0.01  # timing stops when the median is known to this fraction of its value
-# With less precise values, a limit of 10 % does not detect a slowdown of 15 % (analysis/power.py)
+# A GPU's timing is extended while the median is less precise: a limit of 10 % would not detect a slowdown of 15 %
+# (analysis/power.py)
 MIN_PRECISION = 0.03
 MAX_EXTENSION = 2  # on a GPU, an imprecise median extends timing to at most this multiple of ``seconds``
 
@@ -46,7 +47,7 @@ class DeviceTiming:
         return median(self.windows)
 
     def rate(self, work: float) -> float:
-        """Rate at the median window; ``work``: amount per operation, in any unit."""
+        """Rate at the median time per operation; ``work``: amount per operation, in any unit."""
         return work / self.median
 
     def rates(self, work: float) -> tuple[float, ...]:
@@ -81,7 +82,7 @@ def drift(windows: Sequence[float]) -> float:
 
 
 def ran_concurrently(timings: Sequence[DeviceTiming]) -> bool:
-    """Whether the load of each process covered the windows of all others; the processes share one clock."""
+    """Whether the load of each process covered the windows of all processes, which share one clock (one node)."""
     load_started = max(timing.started - timing.warmup_s for timing in timings)
     load_ended = min(timing.load_ended for timing in timings)
     first_window = min(timing.started for timing in timings)
@@ -102,10 +103,10 @@ def time_on_device(
 ) -> DeviceTiming:
     """Time windows of back-to-back operations until the 95 % confidence interval of their median is within 1 %.
 
-    Timing ends earlier at MAX_WINDOWS windows or after ``seconds``; on a GPU it continues up to twice ``seconds`` while
-    the interval exceeds 3 %. It lasts at least ``min_seconds`` (for a burn). The same load runs for
-    ``warmup_s`` before and ``trailing_s`` after. ``after_window`` is called between windows and not timed;
-    ``window_context`` is entered for each window and included in its time.
+    Timing ends earlier after MAX_WINDOWS windows, or after ``seconds``; on a GPU it continues up to twice ``seconds``
+    while the interval exceeds 3 %. In any case it lasts at least ``min_seconds`` (for a burn). The same load runs for
+    ``warmup_s`` before the timing and for ``trailing_s`` after it. ``after_window`` is called after each window and not
+    timed; ``window_context`` is entered for each window and included in its time.
     """
     with _current_device(device):
         load_started = time.perf_counter()
@@ -128,9 +129,9 @@ def _current_device(device: str) -> AbstractContextManager[object]:
 
 
 def _warm_up(time_window: Callable[[int], float], seconds: float) -> int:
-    """Run the operation for ``seconds``, and return the number of operations per window.
+    """Run the operation for ``seconds``, and return the number of operations that take WINDOW_S.
 
-    The first operation is not used for the estimate: it loads libraries, allocates buffers and enables peer access.
+    The first operation does not count: it loads libraries, allocates buffers and enables peer access.
     """
     started = time.perf_counter()
     time_window(1)
@@ -146,15 +147,14 @@ def _needs_window(windows: list[float], spent: float, seconds: float, min_second
         return True
     if len(windows) >= MAX_WINDOWS or time_is_up(windows, spent, seconds, device):
         return False
-    # Convergence is computed every MIN_WINDOWS windows only, as the device idles meanwhile
+    # Convergence is computed after every MIN_WINDOWS windows only, since the device is idle meanwhile
     return len(windows) % MIN_WINDOWS > 0 or not median_converged(windows)
 
 
 def time_is_up(windows: Sequence[float], spent: float, seconds: float, device: str) -> bool:
     """Whether timing must end after ``spent`` seconds.
 
-    Timing ends after ``seconds``. On a GPU whose median is not known to MIN_PRECISION, it ends after MAX_EXTENSION ×
-    ``seconds`` at the latest.
+    It ends after ``seconds``; on a GPU whose median is not known to MIN_PRECISION, after MAX_EXTENSION × ``seconds``.
     """
     if spent < seconds:
         return False
@@ -165,7 +165,8 @@ def time_is_up(windows: Sequence[float], spent: float, seconds: float, device: s
 def median_converged(windows: Sequence[float], precision: float = PRECISION) -> bool:
     """Whether the 95 % confidence interval of the median is within ``precision`` of the median.
 
-    With too few windows for an interval, whether all windows are within ``precision`` of the median.
+    False with fewer than ``min_windows`` windows. If the windows are too few or too correlated for an interval: whether
+    all windows are within ``precision`` of the median.
     """
     if len(windows) < min_windows:
         return False

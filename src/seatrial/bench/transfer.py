@@ -1,6 +1,6 @@
-"""Copies between host and GPU and between two GPUs, by the copy engines.
+"""Times copies between host and GPU and between two GPUs, by the copy engines.
 
-All copies run on separate streams: on CUDA's default stream, which torch uses too, a peer copy waits for all other work
+All copies run on streams of their own: on CUDA's default stream, which torch uses, a peer copy waits for all other work
 on both GPUs (CUDA C++ Programming Guide, Peer-to-Peer Memory Copy).
 """
 
@@ -21,17 +21,20 @@ from seatrial.bench import rank
 from seatrial.bench.timing import DeviceTiming, time_on_device
 from seatrial.model import SeatrialError
 
-SIZE = 2**28  # bytes of one copy over PCIe, about 5 ms, so that the launch time is negligible
+SIZE = 2**28  # bytes of one copy over PCIe; it takes about 5 ms, so that the launch time is negligible
 PEER_SIZE = 2**30  # bytes of one copy between two GPUs
 
 WARMUP_S = 0.05  # for peer access and page tables; copy engines need no thermal warm-up
-# Load before and after concurrent measurements: longer than the skew between the processes of a node, so that the load
-# of each covers the windows of all
+# Seconds of load before and after concurrent measurements: longer than the skew between the processes of a node, so
+# that the load of each process covers the timed windows of all processes
 OVERLAP_S = 0.3
 
 
 class ParallelStreams:
-    """CUDA streams whose work starts after the current stream's earlier work and before its later work."""
+    """CUDA streams whose work in ``concurrent`` starts after earlier work of the current stream.
+
+    Later work of the current stream starts after the work of these streams.
+    """
 
     def __init__(self, *devices: str) -> None:
         self.streams = [torch.cuda.Stream(device) for device in devices]  # type: ignore[no-untyped-call]
@@ -47,9 +50,9 @@ class ParallelStreams:
 
 
 class PinnedBuffers:
-    """Two pinned host buffers and two GPU buffers of ``size`` bytes; the copies between them are DMA.
+    """Two pinned host buffers and two GPU buffers of ``size`` bytes; copies between them are DMA transfers.
 
-    Copies must run inside ``concurrent``. ``host_placement`` describes the CPUs that allocated the host memory.
+    Copies must be called inside ``concurrent``. ``host_placement`` describes the CPUs that allocated the host memory.
     """
 
     def __init__(self, device: str, size: int = SIZE) -> None:
@@ -121,7 +124,7 @@ def time_peer_copies(
 
 
 def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
-    """Time copies of ``size`` bytes from ``source`` to ``target``, first alone, then with concurrent copies back."""
+    """Time copies of ``size`` bytes from ``source`` to ``target``, first single, then with concurrent copies back."""
     first, second = f"cuda:{source}", f"cuda:{target}"
     forward_buffers = [torch.empty(size, dtype=torch.uint8, device=device) for device in (first, second)]
     back_buffers = [torch.empty(size, dtype=torch.uint8, device=device) for device in (second, first)]
@@ -143,7 +146,7 @@ def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
 
 
 def _peer_copy(sent: torch.Tensor, received: torch.Tensor, stream: torch.cuda.Stream) -> Callable[[], None]:
-    """A function that enqueues a copy on ``stream`` of the sending GPU; torch's copy_ would synchronise both GPUs."""
+    """A function that queues a copy on ``stream`` of the sending GPU; torch's copy_ would synchronise both GPUs."""
     copy = _driver().cuMemcpyAsync
     addresses = [c_uint64(tensor.data_ptr()) for tensor in (received, sent)]
     size, handle = c_size_t(sent.nbytes), c_void_p(stream.cuda_stream)

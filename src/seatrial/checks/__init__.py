@@ -16,7 +16,7 @@ from seatrial.model import Phase, SeatrialError
 def catalog() -> Mapping[str, Check]:
     """All checks by name, in the order of the report; the file of a check is imported when the check is looked up.
 
-    Iteration imports all files and raises SeatrialError for one without a check. Files whose names begin with an
+    Iteration imports all files and raises SeatrialError for a file without a check. Files whose names begin with an
     underscore contain code shared by the checks of a folder.
     """
     return _Catalog()

@@ -1,12 +1,18 @@
 """The declaration of a check and the context in which it runs.
 
 A check is one file in a folder of this package that ends in ``CHECK = Check(...)``. Its ``measure`` is a generator of
-metrics, facts, series and artifacts; observations yielded before a crash are kept. A check never evaluates its results,
-kills processes, installs software or writes outside ``context.artifacts_dir``, and does not depend on the launcher.
+metrics, facts, series and artifacts; observations yielded before a crash are kept. A check does not evaluate its
+results, does not install software, and ends only processes that it started. It writes to ``context.artifacts_dir``, and
+to directories that its options name.
 
-`seatrial render`, the planner and the judge import the files of all checks of a trial, and need only the declarations.
-Modules that only a measurement needs (facts in discover/, telemetry, training configs, psutil) are therefore imported
-in the functions that use them: for the trial acceptance they take about 50 ms.
+`seatrial render`, the planner and the judge import the files of all checks of a trial, but need only the declarations.
+Modules that are slow to import and that only a measurement needs (torch, psutil, most of discover/, telemetry) are
+therefore imported in the functions that use them: for the trial acceptance this saves about 50 ms.
+
+Terms: a trial is a named set of checks with options and thresholds; its record contains all measurements. A rank is one
+process of a job, with one GPU. A subject is what a value describes: ``cluster``, ``node3``, ``node3/gpu5``, or a pair
+such as ``node3->node7``. A family is a pattern of metric names, such as ``busbw.*``. Rail i is GPU i of each node, with
+its network port. A SKU is a GPU model; its file in data/skus has the rates of the hardware and reference values.
 """
 
 from __future__ import annotations
@@ -36,8 +42,8 @@ from seatrial.model import (
     Topology,
 )
 
-# Conditions under which a check may skip itself. The judge compares each with the plan in the record. It cannot do so
-# for properties of the hardware and for Slurm's settings: "not verifiable from the record"
+# Conditions under which a check may skip itself. The judge compares each with the plan in the record, except the last:
+# the plan does not contain properties of the hardware and Slurm's settings
 SkipCondition = Literal[
     "no GPU",
     "no Slurm",
@@ -48,7 +54,7 @@ SkipCondition = Literal[
     "only mode cuda_graph requested, no GPU",
     "not verifiable from the record",
 ]
-# The subjects of a metric that must each have a value
+# The subjects that must each have a value of a metric
 SubjectKind = Literal[
     "rank",  # each rank of a CLUSTER check
     "pair",  # each pair of ranks on a node
@@ -59,7 +65,7 @@ SubjectKind = Literal[
     "port",  # each port in the fact ports_used of a CLUSTER check
 ]
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
-# Values that any fact in Check.rule_facts may have: the machine does not have it, or the user may not read it
+# Values that any fact in Check.rule_facts may have: the machine lacks the property, or the user may not read it
 NOT_SUPPORTED, PERMISSION_DENIED = "not_supported", "permission_denied"
 
 
@@ -199,8 +205,8 @@ class RuleFact:
     ``values``: regular expression of the possible values; NOT_SUPPORTED and PERMISSION_DENIED are always possible.
     ``no``, NOT_SUPPORTED and PERMISSION_DENIED may have the suffix ``: REASON``. ``reason``: why a rule does not apply,
     if the value has no REASON; ``{}`` in it stands for the value. ``not_supported``, ``permission_denied``: outcome of
-    the rules if the fact has this value; for other values it is SKIP. ``varies_by_device``: whether the fact may differ
-    between GPUs of one model, as the presence of NVLink bridges does.
+    the rules if the fact has this value; for other values the outcome is SKIP. ``varies_by_device``: whether the fact
+    may differ between GPUs of one model, as the presence of NVLink bridges does.
     """
 
     values: str = "yes|no"
@@ -226,7 +232,7 @@ class Check:
     title: str
     phase: Phase
     scope: Scope
-    metrics: Mapping[str, str]  # name (or a pattern such as "busbw.*") → unit
+    metrics: Mapping[str, str]  # name or family → unit
     rules: tuple[Rule, ...]
     measure: Callable[[Context, Any], Iterator[Observation]]
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
@@ -234,21 +240,20 @@ class Check:
     # Rights that an ordinary user of the GPUs lacks, such as "root, to read the kernel log"; shown before a run
     rights: str = ""
     options: type[Options] = Options
-    # The tasks that the check runs in child processes of the ranks. For each task the worker starts a child process of
-    # every rank, which imports the training code before the first check (bench/spare_children.py):
+    # The tasks that the check runs in child processes of the ranks. In a job with GPUs the worker starts a child
+    # process of every rank for each task, which imports the training code before the first check
+    # (bench/spare_children.py):
     #   "gpu"       one task per GPU
     #   "all"       one task on all GPUs
     #   "variants"  the training runs of train/variants.py
     child_tasks: tuple[Literal["gpu", "all", "variants"], ...] = ()
     # Conditions under which ``measure`` may raise NotApplicable; if none of them holds, the outcome is ERROR, not SKIP
     skipped_if: tuple[SkipCondition, ...] = ()
-    # Metrics, or families such as "busbw.*", that vary between runs: a violated threshold is measured again before the
-    # outcome (judge/retry.py). Other metrics, such as those of data corruption, FAIL after one measurement.
+    # Metrics, or families, that vary between runs: if one violates its threshold, the check is measured again before
+    # the outcome is set (judge/retry.py). Other metrics, such as those of data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
     key_metric: str = ""  # metric shown in summaries; default: a performance metric
-    # Metric, or family → a kind of subject. Each subject of this kind must have a value: each rank of a CLUSTER check,
-    # each pair of ranks on a node (one or both directions), each node, each rail, each GPU in the fact gpus_used of a
-    # NODE check, or each port in the fact ports_used of a CLUSTER check. A missing value is an ERROR, except for
+    # Metric, or family → the kind of subjects that must each have a value. A missing value is an ERROR, except for
     # subjects in the fact EXEMPT.
     required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
     # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
@@ -277,16 +282,17 @@ class Check:
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     # Quantities that should be the same on several nodes as on one: name in reports → their metrics
     scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
-    # Several implementations of the same work: if one is slow, its software is at fault; if all are, the machine is
+    # Several implementations of the same work: if one is slow, its software is at fault; if all are slow, the machine
+    # is at fault
     implementations: Implementations | None = None
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
-    # Whether this is the search for slow nodes: a run starts it automatically when a metric of several nodes is below a
-    # threshold. Its facts PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
+    # Whether this check is the search for slow nodes: a run starts it automatically when a metric of several nodes is
+    # below a threshold. Its facts PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
     localizes: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SeatrialError for a rule that depends on an undeclared fact, or on a value that it cannot have."""
+        """Raises SeatrialError for a rule that requires an undeclared fact, or a value that the fact cannot have."""
         for rule in self.rules:
             for name, required in (*rule.applies_if.items(), *rule.reference_if.items()):
                 condition = f"check {self.name}, rule on {rule.metric}: requires the fact {name} = {required!r}"
@@ -300,7 +306,7 @@ class Check:
     def reads_error_counters(self) -> bool:
         """Whether the worker reads error counters before and after the check.
 
-        It does not for checks without load (phase environment) and for checks that read the counters themselves.
+        False for checks without load (phase environment), and for checks that read the counters themselves.
         """
         return self.phase is not Phase.ENVIRONMENT and not any(
             name.startswith(NEW_ERRORS_PREFIX) for name in self.metrics

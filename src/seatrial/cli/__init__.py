@@ -2,7 +2,7 @@
 
 from seatrial.util.gc_pause import gc_ignores_imports
 
-with gc_ignores_imports():  # collections take a fifth of the time of a short command
+with gc_ignores_imports():  # garbage collections take a fifth of the time of a short command
     from seatrial.cli.app import main
 
 __all__ = ["main"]

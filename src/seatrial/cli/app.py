@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,7 +60,7 @@ def _baseline() -> None:
 
 
 def _help(command: Callable[..., None]) -> str:
-    """The docstring with one line per paragraph: typer would print the line breaks of the source."""
+    """Return the command's docstring with one line per paragraph: typer would print the line breaks of the source."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in (inspect.getdoc(command) or "").split("\n\n"))
 
 
@@ -91,6 +91,16 @@ app.add_typer(baseline, name="baseline")
 app.add_typer(hook, name="hook", epilog=EXAMPLES["hook"])
 
 
+def _add_rejected_value(error: Any) -> None:
+    """Add the rejected value to a usage error of typer, if its message does not name the value."""
+    from pydantic import ValidationError
+
+    if isinstance(error.__cause__, ValidationError):
+        value = repr(error.__cause__.errors()[0]["input"])
+        if value not in error.message:
+            error.message = f"{error.message} (got {value})"
+
+
 def _print_error(text: str, code: int) -> int:
     """Print ``text`` on standard error, with control characters as escapes, and return ``code``."""
     lines = "\n".join(map(printable, text.split("\n")))
@@ -109,7 +119,7 @@ def _prepare() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open standard descriptors that are closed on /dev/null: a pipe or a file would get their numbers otherwise."""
+    """Open /dev/null for standard descriptors that are closed: otherwise a pipe or a file would get their numbers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -126,9 +136,9 @@ def _discard_unwritable_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _called(arguments: list[str]) -> typer.Typer:
-    """Return ``app`` with only the command that is called: typer takes 25 ms for the options of all commands."""
-    selected = [info for info in app.registered_commands if info.callback and [info.callback.__name__] == arguments]
+def _app_with_only(command: str | None) -> typer.Typer:
+    """Return ``app`` with only this command, since typer takes 25 ms for the options of all; ``app`` for others."""
+    selected = [info for info in app.registered_commands if info.callback and info.callback.__name__ == command]
     if not selected:
         return app
     single = copy.copy(app)
@@ -139,14 +149,14 @@ def _called(arguments: list[str]) -> typer.Typer:
 def main() -> None:
     _prepare()
     try:
-        code = _called(sys.argv[1:2])(standalone_mode=False)
+        code = _app_with_only(next(iter(sys.argv[1:]), None))(standalone_mode=False)
         sys.stdout.flush()
     except UsageError as error:
         code = _print_error(str(error), EXIT_USAGE)
     except SeatrialError as error:
         code = _print_error(str(error), EXIT_CODES[DecisionValue.INCOMPLETE])
     except (BrokenPipeError, SystemExit) as error:
-        # The reader of our output has exited, as in `| head`: no verdict on the cluster. typer exits with 1 then
+        # The reader of the output has exited, as in `| head`. typer would exit with code 1, which means REJECTED
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -158,6 +168,7 @@ def main() -> None:
             code = _print_error("interrupted", EXIT_INTERRUPTED)
     except Exception as error:  # typer's usage errors; the module of the class depends on the version
         if hasattr(error, "show"):
+            _add_rejected_value(error)
             error.show()
             code = EXIT_USAGE
         else:  # a defect of seatrial, or a full disk behind stdout: Python's exit code 1 would mean REJECTED

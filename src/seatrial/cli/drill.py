@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seatrial.cli.options import EXIT_CODES, AsJson
+from seatrial.cli.options import EXIT_CODES, AsJson, create_out_folder
 from seatrial.cli.output import print_json, stdout
 from seatrial.model import DecisionValue, UsageError
 
@@ -53,11 +53,11 @@ def drill(
 ) -> None:
     """Start one trial per fault, inject the fault, and check that the report names place, cause and first command.
 
-    Changes only its own processes, files and mounts, and with drills on several nodes the test cluster; undoes all
+    Changes only its own processes, files and mounts, and in drills on several nodes the test cluster. Undoes all
     changes.
 
-    Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here and all others hold. With
-    --clean: 0 no alarm, 1 at least one.
+    Exit codes: 0 all reports name the injected faults as expected, 1 a report does not, 3 all reports do, but a drill
+    could not run here. With --clean: 0 no alarm, 1 at least one.
     """
     from seatrial.drill.runner import unmet_need
     from seatrial.drill.text import print_list
@@ -72,7 +72,9 @@ def drill(
         return
     if ignored and not clean:
         raise UsageError("--ignore needs --clean: drills compare with their own expectation")
-    folder = _new_folder(out)
+    if out:
+        create_out_folder(out)
+    folder = out or Path(tempfile.mkdtemp(prefix="seatrial-drill-"))
     try:
         raise typer.Exit(
             _run_clean(selected, clean, ignored or [], folder, as_json) if clean else _run(selected, folder, as_json)
@@ -83,7 +85,6 @@ def drill(
 
 
 def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
-    """Run the drills, print their results and return the exit code."""
     from seatrial.drill.runner import run_drills
     from seatrial.drill.text import print_results
 
@@ -99,7 +100,6 @@ def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
 
 
 def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Path, as_json: bool) -> int:
-    """Run the clean runs, print their alarms and return the exit code."""
     from seatrial.drill.clean import run_clean
     from seatrial.drill.text import print_clean
 
@@ -112,7 +112,10 @@ def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Pat
 
 
 def _selected(names: list[str], every: bool) -> list[Drill]:
-    """The drills with these names, in the order of the catalog. Raises UsageError if a name matches none."""
+    """Return the drills with these names, or ``every`` drill, in the order of the catalog.
+
+    Raises UsageError if a name matches no drill, or for names together with --all.
+    """
     from seatrial.config.expect import nearest
     from seatrial.drill import catalog
 
@@ -130,19 +133,6 @@ def _selected(names: list[str], every: bool) -> list[Drill]:
         hint = nearest(unknown[0], (item.name for item in drills))
         raise UsageError(f"no drill matches {', '.join(unknown)}{hint}; list all drills: seatrial drill --list")
     return [item for item in drills if any(matches(item, name) for name in names)]
-
-
-def _new_folder(out: Path | None) -> Path:
-    """The folder for the records: ``out``, or a temporary one. Raises UsageError if it is not empty."""
-    if out is None:
-        return Path(tempfile.mkdtemp(prefix="seatrial-drill-"))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise UsageError(f"--out {out} is not empty: use another directory")
-    except OSError as error:
-        raise UsageError(f"cannot write to --out {out}: {error.strerror or error}") from error
-    return out
 
 
 def _as_json(item: Drill, reason: str) -> dict[str, str]:

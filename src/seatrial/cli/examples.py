@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def _examples(*commands: str) -> str:
-    """The commands as a section of a help text; empty lines between them, since typer joins adjacent lines."""
+    """Return the commands as a section of a help text; empty lines separate them, since typer joins adjacent lines."""
     return "\n\n".join(["Examples:" if len(commands) > 1 else "Example:", *(f"$ seatrial {text}" for text in commands)])
 
 

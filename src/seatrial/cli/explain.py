@@ -33,17 +33,17 @@ def explain(
     as_json: AsJson = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new lines of one log.")] = False,
 ) -> None:
-    """Find known failures in logs; print the cause, first command to run and fix of each; the earliest first.
+    """Find known failures in logs; print cause, first command to run and fix of each, the earliest failure first.
 
-    Reads plain text and the output of journalctl (also -o json), dmesg, kubectl logs and docker, gzipped or not.
-    Folders: all text files except source code. All failures: docs/troubleshooting.md.
-    Dumps of torch's flight recorder (comm_lib_trace_rank_0, nccl_trace_rank_0, or JSON) name the rank that did not
-    arrive in a collective.
+    Reads plain text and the output of journalctl (also -o json), dmesg, kubectl logs and docker, gzipped or not. In
+    directories it reads all text files except source code. docs/troubleshooting.md lists all known failures.
+    Dumps of torch's flight recorder (comm_lib_trace_rank_0, nccl_trace_rank_0, or JSON) show which rank did not arrive
+    in a collective.
 
     YAML files in ~/.config/seatrial/signatures, or in the directory $SEATRIAL_SIGNATURES, add signatures of failures or
     change the fields of known ones by their id, such as the action of xid.79 (docs/explain.md).
 
-    Exit codes: 0 a known failure was found, 4 none, 2 if no log could be read.
+    Exit codes: 0 a known failure was found, 4 none was found, 2 no log could be read.
     """
     from seatrial.diagnose import explain as explain_matches
     from seatrial.diagnose.flight_recorder import recorder_findings
@@ -76,7 +76,7 @@ def explain(
 
 
 def _print_first_errors(logs: _Logs, file: TextIO) -> None:
-    """Print the first lines that look like errors; standard input and pipes cannot be read twice."""
+    """Print the first lines that look like errors, from a second reading: not of standard input and pipes."""
     from seatrial.diagnose.first_errors import first_errors
     from seatrial.diagnose.log_files import open_log
     from seatrial.report.text import clean
@@ -100,12 +100,12 @@ class _Logs:
 
     def __init__(self) -> None:
         self.errors: list[str] = []
-        self.binary: list[str] = []
-        self.dumps: dict[Path, None] = {}  # of torch's flight recorder
-        self.read: list[tuple[Path, bool]] = []  # and whether the log is of a folder
+        self.binary: list[str] = []  # one message per binary file
+        self.dumps: dict[Path, None] = {}  # of torch's flight recorder, in the order in which they were found
+        self.read: list[tuple[Path, bool]] = []  # (log, whether a folder was given that contains it)
 
     def matches(self, path: Path) -> Iterator[Match]:
-        """The failures in a log, or in the logs of a folder."""
+        """Yield the known failures in a log, or in the logs of a folder."""
         from seatrial.diagnose.log_files import BinaryFileError, log_files, open_log
         from seatrial.diagnose.log_search import search
         from seatrial.discover.flight_recorder import is_dump
@@ -157,9 +157,10 @@ def _follow(paths: list[Path], as_json: bool) -> None:
 
 
 class _GrowingFile:
-    """A log that is still written: ``read`` waits for whole lines.
+    """A log to which lines are still appended: ``read`` waits for whole lines.
 
-    It starts again if the file becomes shorter, and opens the new file if a log rotation replaced it.
+    If the file becomes shorter, reading starts again at its beginning. If a log rotation replaces the file, the new
+    file is read.
     """
 
     def __init__(self, path: Path) -> None:

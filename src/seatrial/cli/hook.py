@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from seatrial.cli.options import DRAIN_SHARE_HELP
 from seatrial.cli.output import print_json
 from seatrial.model import SeatrialError, UsageError
 
@@ -26,7 +27,7 @@ hook = typer.Typer(
     help="Fast checks of this node for Slurm, soperator, node-problem-detector and systemd.\n\n"
     "Exit codes are those that the caller expects: seatrial hook health --help.",
 )
-_DETAIL_DESCRIPTOR = 3  # soperator appends its text to the reason of a drained node
+_DETAIL_DESCRIPTOR = 3  # soperator appends the text written to it to the reason of a drained node
 _LIST_TIMEOUT_S = 10.0  # a filesystem in use answers within seconds
 _RECORDS = "/var/log/seatrial/hook.jsonl"
 
@@ -46,9 +47,7 @@ StateOption = Annotated[
 ]
 ShareOption = Annotated[
     float,
-    typer.Option(
-        "--drain-share", min=0, max=1, help="At most this share of the nodes is taken out of service, but always one."
-    ),
+    typer.Option("--drain-share", min=0, max=1, help=DRAIN_SHARE_HELP),
 ]
 WindowOption = Annotated[
     float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="Time in which --drain-share counts.")
@@ -135,7 +134,7 @@ def _run(request: Request, as_json: bool) -> None:
         else:
             print(record.reason if request.caller == "npd" else record.text())
         sys.stdout.flush()
-    except OSError:  # no reader, or a full disk: another exit code than the record's could drain the node
+    except OSError:  # no reader, or a full disk: the exit code stays that of the record, another could drain the node
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with contextlib.suppress(OSError):
         if not_written:
@@ -209,7 +208,7 @@ def install(
 
 
 def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str | None, records: str) -> HookSite:
-    """Return the site of an installation: values that are not given are from the site's trial. Raises UsageError."""
+    """Return the site of an installation; the site's trial has the values that no option gives. Raises UsageError."""
     from seatrial.hook.run import read_site
     from seatrial.launch.hook_files import HookSite
 
@@ -252,7 +251,7 @@ def uninstall(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of `seatrial hook install`.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; remove nothing.")] = False,
 ) -> None:
-    """Remove the files that `seatrial hook install` wrote; an error if one of them was changed.
+    """Remove the files that `seatrial hook install` wrote; fails if one of them was changed.
 
     Remove the lines of slurm.conf first: Slurm drains a node if its Prolog is missing.
     """

@@ -26,17 +26,18 @@ def discover(as_json: AsJson = False) -> None:
 
 def checks(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Checks to list, or patterns; default: all checks.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Checks whose rules are shown, or patterns; default: a list of all."),
     ] = None,
     power: Annotated[
         bool, typer.Option("--power", help="Show how many samples each limit needs to reject a given slowdown.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List checks with scope, requirements and rules."""
+    """List all checks, one per line; with NAME, show scope, requirements and rules of these checks."""
     from seatrial.checks import catalog
     from seatrial.config.expect import nearest
-    from seatrial.report.inventory import checks_as_json, print_checks, print_power
+    from seatrial.report.inventory import checks_as_json, print_check_list, print_checks, print_power
 
     selected = {name: check for name, check in catalog().items() if not names or _matches(name, names)}
     if unknown := [pattern for pattern in names or () if not any(_matches(name, [pattern]) for name in selected)]:
@@ -47,15 +48,17 @@ def checks(
     elif power:
         for check in selected.values():
             print_power(check, stdout())
-    else:
+    elif names:
         print_checks(selected, stdout())
+    else:
+        print_check_list(selected, stdout())
 
 
 def skus(
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a GPU model, or part of it.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the metrics with a reference value by GPU model, with the source of each value."""
+    """List GPU models with their numbers of metrics with a reference value; with MODEL, show values and sources."""
     from seatrial.analysis.known_references import reference_metrics
     from seatrial.checks import catalog
     from seatrial.hardware import references

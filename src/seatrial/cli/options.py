@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from seatrial.model import DecisionValue, Outcome
+from seatrial.model import DecisionValue, Outcome, UsageError
+
+DRAIN_SHARE_HELP = "At most this share of the nodes is taken out of service; one node is always allowed."
 
 EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
 # Exit codes of `judge` for the output of a benchmark, which has no decision
@@ -74,7 +76,7 @@ def collect_overrides(
     min_nodes: int | None = None,
     no_localize: bool = False,
 ) -> list[tuple[str, str, Any]]:
-    """(option, key of the trial, value) of each setting; later entries take precedence: other options over --set."""
+    """Return (option, key of the trial, value) of each setting in rising priority: --set, then the other options."""
     from seatrial.config.layers import parse_assignment
 
     flags = [
@@ -92,5 +94,15 @@ def collect_overrides(
 
 
 def check_names(values: list[str] | None) -> tuple[str, ...]:
-    """The names in the values of --only or --skip. Each value may be a list separated by commas."""
+    """Return the names in the values of --only or --skip. Each value may be a list separated by commas."""
     return tuple(name.strip() for value in values or () for name in value.split(","))
+
+
+def create_out_folder(out: Path) -> None:
+    """Create the directory ``out`` of the option --out. Raises UsageError if it is not empty or cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UsageError(f"--out {out} is not empty: use another directory")
+    except OSError as error:
+        raise UsageError(f"cannot write to --out {out}: {error.strerror or error}") from error

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seatrial.cli.options import EXIT_CODES, EXIT_INTERRUPTED, AsJson, GpusOption, SetOption, collect_overrides
+from seatrial.cli.options import (
+    DRAIN_SHARE_HELP,
+    EXIT_CODES,
+    EXIT_INTERRUPTED,
+    AsJson,
+    GpusOption,
+    SetOption,
+    collect_overrides,
+    create_out_folder,
+)
 from seatrial.cli.output import print_json, stderr
 from seatrial.model import SeatrialError, UsageError
 
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
     from seatrial.pipeline.readmit import Options, Readmission
     from seatrial.pipeline.results import Display
 
-DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # the defaults of `seatrial hook`, which counts in the same record
+DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # as in `seatrial hook`, whose drains count in the same record
 
 PartnerOption = Annotated[
     list[str] | None, typer.Option(metavar="NODE", help="A known-good partner; by default idle nodes are chosen.")
@@ -41,9 +50,7 @@ ReasonPrefixOption = Annotated[
 ]
 # Text: typer would call stat on a Path, which never returns on a filesystem that does not answer
 StateDirOption = Annotated[str | None, typer.Option(help="Shared directory of the drain limit (docs/node-states.md).")]
-DrainShareOption = Annotated[
-    float, typer.Option(min=0, max=1, help="At most this share of the nodes is taken out of service, but always one.")
-]
+DrainShareOption = Annotated[float, typer.Option(min=0, max=1, help=DRAIN_SHARE_HELP)]
 DrainWindowOption = Annotated[float, typer.Option(min=1, metavar="MINUTES", help="Time in which --drain-share counts.")]
 OutOption = Annotated[Path | None, typer.Option(help="Directory of the record: new or empty, on a shared filesystem.")]
 DryRunOption = Annotated[
@@ -167,12 +174,7 @@ def _new_folder(out: Path | None) -> Path:
 
     if out is None:
         return new_run_folder("readmit")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise UsageError(f"--out {out} is not empty: use another directory")
-    except OSError as error:
-        raise UsageError(f"cannot write to --out {out}: {error.strerror or error}") from error
+    create_out_folder(out)
     return out.resolve()
 
 

@@ -24,7 +24,7 @@ def init(
         Path | None, typer.Option(help="Virtual environment of the nodes; by default the one that runs seatrial.")
     ] = None,
 ) -> None:
-    """Write a site's folder: environment, acceptance trial, job scripts, and a README with the steps to ACCEPTED."""
+    """Write a site's directory: environment, acceptance trial, job scripts, and a README with the steps to ACCEPTED."""
     from seatrial.launch import site_folder
     from seatrial.pipeline import site
 

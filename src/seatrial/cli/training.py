@@ -26,8 +26,8 @@ def train(
 ) -> None:
     """Train a model in one process, or as one rank under torchrun.
 
-    Keys of the config with one value are flags, too, under the names of common scripts: --max_steps 10 --use_lora. The
-    config comes first. --set has priority over flags, flags over --run-args.
+    Flags with the names of common training scripts, such as --max_steps 10 --use_lora, set keys of the config too. The
+    config comes before the flags. --set has priority over flags, flags over --run-args.
     """
     from seatrial.train import command, script_flags
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from seatrial.pipeline.preview import Preview
     from seatrial.pipeline.run_directory import Request
 
-RENDERED = ("slurm", "local", "torchrun", "kubernetes", "jobset", "trainjob", "oumi")  # what `seatrial render` prints
+RENDERED = ("slurm", "local", "torchrun", "kubernetes", "jobset", "trainjob", "oumi")  # values of LAUNCHER for render
 
 
 def run(
@@ -110,7 +110,7 @@ def run(
 def _request(
     resolved: ResolvedTrial, only: list[str] | None, skip: list[str] | None, time_limit: float | None = None
 ) -> Request:
-    """The request of this command, which starts now; ``time_limit`` in minutes."""
+    """Return the request of this command, which starts now. ``time_limit`` in minutes."""
     from seatrial.pipeline.run_directory import Request
 
     return Request(
@@ -125,7 +125,6 @@ def _request(
 
 
 def _require_no_options_with_resume(*options: object) -> None:
-    """Raises UsageError if an option is set."""
     if any(options):
         raise UsageError("--resume continues with the settings of the run directory: give no trial and no other option")
 
@@ -146,7 +145,7 @@ def new_run_folder(name: str) -> Path:
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:
-    """Inode and modification time of ``path``, which change when it is replaced; None if it does not exist."""
+    """Return inode and modification time, which change when the file is replaced; None if it cannot be read."""
     try:
         status = path.stat()
     except OSError:
@@ -166,7 +165,7 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
     for measurement in preview.plan.not_run:
         print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")
     for name, flag in preview.plan.excluded_checks.items():
-        if flag != TIME_LIMIT:  # in the lines above
+        if flag != TIME_LIMIT:  # plan_lines names those that the time limit excludes
             print(f"# excluded by {flag}: {name}")
     for line in preview.notes:
         print(f"# {line}")
@@ -267,8 +266,8 @@ def judge(
 ) -> None:
     """Judge a finished run, or the output of nccl-tests or nvbandwidth, with the rules of this version.
 
-    Needs no GPU, changes no file. Options from --gpus to --algorithm describe the hardware of a benchmark
-    if its output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 3 UNJUDGED, 2 for an unknown format.
+    Needs no GPU, changes no file. The options from --gpus to --algorithm describe the hardware of a benchmark whose
+    output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 2 unknown format, 3 UNJUDGED.
     """
     from seatrial.pipeline.benchmark_file import open_benchmark
     from seatrial.pipeline.benchmark_hardware import hardware_options
@@ -294,16 +293,16 @@ def judge(
 def _judge_record(run: Path, baseline: Path | None, why_not: bool, as_json: bool) -> None:
     from seatrial.pipeline.rejudge import rejudge
     from seatrial.pipeline.run_directory import load_trial
-    from seatrial.report import why_not as causes
+    from seatrial.report.why_not import lines, paragraphs
 
     result = rejudge(load_trial(run), baseline)
     run_dir = run if run.is_dir() else run.parent if run.name == "trial.json" else None
     if not why_not:
         print_result(result, as_json)
     elif as_json:
-        print_json(causes.lines(result, run_dir))
+        print_json(lines(result, run_dir))
     else:
-        print_lines(causes.paragraphs(result, run_dir))
+        print_lines(paragraphs(result, run_dir))
     raise typer.Exit(EXIT_CODES[result.decision.value])
 
 

@@ -27,7 +27,7 @@ def watch(
     interval: Annotated[float, typer.Option(min=2, max=3600, metavar="SECONDS", help="Time between two readings.")] = 5,
     lines: Annotated[int, typer.Option(min=0, max=1000, help="Last lines of the log.")] = 10,
 ) -> None:
-    """Show GPU use, speed of the training steps and the last log lines of a running job; Ctrl-C ends it.
+    """Show GPU use, speed of the training steps and last log lines of a running job; Ctrl-C ends the view.
 
     On a terminal the view is refreshed until the job ends; otherwise the status is printed once. The job is not
     changed: GPU use is read by nvidia-smi in an overlapping step of the Slurm job (srun --overlap), or from the

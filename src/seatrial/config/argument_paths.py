@@ -1,4 +1,4 @@
-"""Questions about paths that a user gave. Path.is_dir and Path.exists raise OSError below a folder without access."""
+"""Tests of paths that a user gave, with a UsageError where Path.is_dir and Path.exists would raise OSError."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from seatrial.model import UsageError
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether the path is a folder. Raises UsageError if a folder above it may not be searched."""
+    """Return whether the path is a folder. Raises UsageError if the path cannot be read, such as without access."""
     status = _status(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def path_exists(path: Path) -> bool:
-    """Return whether the path exists. Raises UsageError if a folder above it may not be searched."""
+    """Return whether the path exists. Raises UsageError if the path cannot be read, such as without access."""
     return _status(path) is not None
 
 

@@ -28,7 +28,8 @@ def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) ->
 def _members(options: BaseModel, metric: str) -> list[str] | None:
     """Return the members of a family of metrics such as ``busbw.*``; None if the options do not list them.
 
-    Members are the values of the option ``paths``, or of ``sizes`` (or another that ``size_option_by_metric`` names).
+    Members are the values of the option ``paths``, else of ``sizes`` or of the option that the check's
+    ``size_option_by_metric`` names for the family.
     """
     if "paths" in type(options).model_fields:
         return list(getattr(options, "paths", ())) or ["run_directory"]

@@ -91,7 +91,7 @@ class Claim(Frozen):
 
 
 class Kueue(Frozen):
-    """Kueue admits the workload: its queue, and the topology level that holds all pods."""
+    """Settings for Kueue, which then admits the workload: a queue, and the topology level that holds all pods."""
 
     queue: ObjectName = Field(description="the LocalQueue")
     required_topology: LabelKey | None = Field(default=None, description="label key of the level that holds all pods")
@@ -116,7 +116,7 @@ class PodOverlay(Frozen):
     capabilities: tuple[Capability, ...] = Field(default=(), description="such as IPC_LOCK; needs run_as_user: 0")
     privileged: bool = False
     host_network: bool = Field(default=False, description="pods use the network of their node")
-    # any user but root; the number of the user `nonroot` of common base images
+    # any user but root: 65532 is the user `nonroot` of common base images
     run_as_user: int = Field(default=65532, ge=0, le=2**31 - 1, description="user id of the pod; 0 is root")
     runtime_class: ObjectName | None = None
     priority_class: ObjectName | None = None
@@ -155,7 +155,7 @@ class Kubernetes(Frozen):
     # the taint that GPU node pools usually have
     tolerations: tuple[Toleration, ...] = (Toleration(key=GPU_RESOURCE, operator="Exists", effect="NoSchedule"),)
     claim: Claim | None = Field(default=None, description="by default results are on the node until they are fetched")
-    # NCCL needs a few hundred MiB for 8 ranks, data loaders more; it counts as memory of the pod
+    # NCCL needs a few hundred MiB for 8 ranks, data loaders more; /dev/shm counts as memory of the pod
     shm_size: PositiveQuantity = Field(default="16Gi", description="limit of /dev/shm, which is in memory")
     # a new cluster has no queue; the reason is shown while pods are pending
     queue_s: float = Field(

@@ -7,7 +7,7 @@ from typing import Any
 
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
 
-# From SIGTERM to SIGKILL: the worker ends within 4 s, and its last results are sent
+# Seconds from SIGTERM to SIGKILL: the worker ends within 4 s, then its last results are sent
 GRACE_S = 30
 _RESULTS_PATH = "/seatrial"
 Object = dict[str, Any]
@@ -38,7 +38,7 @@ def pod_spec(config: Kubernetes, container: Object) -> Object:
 
 
 def pod_annotations(config: Kubernetes) -> dict[str, str]:
-    """Return the annotations of a pod: those of the overlay, and the topology level that Kueue is asked for."""
+    """Return the annotations of a pod: those of the overlay, and the topology level for Kueue."""
     kueue = config.kueue
     topology = {
         "kueue.x-k8s.io/podset-required-topology": kueue.required_topology if kueue else None,
@@ -67,12 +67,12 @@ def container(config: Kubernetes, gpus: int | None) -> Object:
 
 
 def container_name(config: Kubernetes) -> str:
-    """Return the name of the container; the runtimes of Kubeflow Trainer give it."""
+    """Return the name of the container; in a TrainJob it is that of Kubeflow Trainer's runtimes."""
     return "node" if config.workload == "trainjob" else "seatrial"
 
 
 def image(config: Kubernetes) -> str:
-    """Return the name of the image; with ``registry``, of the copy in that mirror."""
+    """Return the name of the image; with ``registry``, the name of its copy in this mirror."""
     name = config.image or ""
     if config.registry is None:
         return name

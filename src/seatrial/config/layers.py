@@ -38,7 +38,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class CheckSchema(Protocol):
-    """The options of a check, and the unit of each metric by its name; its settings are validated against them."""
+    """What a check's settings in a trial are validated against: its options, and metric name → unit."""
 
     @property
     def options(self) -> type[BaseModel]: ...
@@ -49,13 +49,13 @@ class CheckSchema(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Where values come from: ``origins`` maps a dotted key to a flag or variable; other values are from ``file``."""
+    """Where values come from. ``origins``: dotted key → flag, variable or file; other values are from ``file``."""
 
     file: str
     origins: Mapping[str, str]
 
     def origin(self, path: Iterable[str]) -> str:
-        """Return the flag or variable that set ``path`` or the nearest key above or below it; else the file."""
+        """Return the flag or variable that set ``path`` or the nearest key above it, or a key below; else the file."""
         parts = list(path)
         parents = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
         children = [key for key in self.origins if parts and key.startswith(f"{parents[0]}.")]
@@ -65,7 +65,7 @@ class Source:
 
 @dataclass(frozen=True)
 class ResolvedTrial:
-    """The config of a trial, and the origin of each value by dotted key."""
+    """The config of a trial, and dotted key → origin of its value: a flag, a variable, the file or ``default``."""
 
     config: Config
     origins: dict[str, str]
@@ -78,14 +78,14 @@ def resolve(
     environ: Mapping[str, str],
     schemas: Mapping[str, CheckSchema],
 ) -> ResolvedTrial:
-    """Resolve ``trial`` (the name of a shipped trial, or a file).
+    """Return the config of ``trial``, which is the name of a shipped trial or a file.
 
-    ``overrides`` are (origin, dotted key, value) in rising priority. Raises UsageError with file and key.
+    ``overrides``: (origin, dotted key, value) in rising priority. Raises UsageError with origin and key.
     """
     tree, file = _read_trial(trial)
     origins: dict[str, str] = {}
     _record_origins(tree, file, (), origins)
-    # Slurm may allocate fewer GPUs than the trial expects, so its number never replaces the trial's
+    # Slurm may have allocated fewer GPUs than the trial expects: the number of the trial stays
     from_scheduler = [override for override in _scheduler_overrides(environ) if override[1] not in origins]
     for origin, key, value in [*from_scheduler, *_environment_overrides(environ), *overrides]:
         path = _split_key(key, schemas)
@@ -192,7 +192,7 @@ def _dotted_key(name: str) -> str:
 
 
 def _scheduler_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
-    """Return the number of GPUs per node that Slurm allocated to the job in which this process runs, if any."""
+    """Return the override of cluster.gpus_per_node by the GPUs that Slurm allocated to this process' job, if any."""
     gpus = environ.get("SLURM_GPUS_ON_NODE")
     # an allocation without GPUs does not select a CPU-only run; only --gpus-per-node 0 does
     return [("$SLURM_GPUS_ON_NODE", "cluster.gpus_per_node", gpus)] if gpus and gpus.strip("0") else []
@@ -294,7 +294,10 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
 
 
 def _validate_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
-    """Raise UsageError for infinite or oversized numbers and for control characters outside ``description``."""
+    """Raise UsageError for numbers that are infinite, NaN or too large, and control characters.
+
+    Only ``description`` may contain control characters.
+    """
     problem = ""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -345,7 +348,7 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "tuple_type":  # pydantic's word for a list of YAML
             message = "expected a list, such as [a, b]"
-        if location:  # without one, the input is the whole file
+        if location:  # without a location, the rejected input is the whole file
             message = f"{'.'.join(location)}: {message} (got {str(first['input'])[:80]!r})"
         raise UsageError(f"{source.origin(location)}: {message}") from error
     except OverflowError as error:

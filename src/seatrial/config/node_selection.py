@@ -14,7 +14,7 @@ _MAX_NAMED = 8
 
 
 def node_count(tree: dict[str, Any]) -> int | None:
-    """The number of nodes in ``slurm.nodelist`` of an unvalidated trial; None without a valid list."""
+    """Return the number of nodes in ``slurm.nodelist`` of an unvalidated trial; None without a valid list."""
     slurm = tree.get("slurm")
     nodelist = slurm.get("nodelist") if isinstance(slurm, dict) else None
     try:
@@ -24,7 +24,7 @@ def node_count(tree: dict[str, Any]) -> int | None:
 
 
 def validate(config: Config, origin: Callable[[list[str]], str]) -> None:
-    """Raise UsageError if the selection is invalid, contradicts ``cluster.nodes``, or no scheduler can honour it.
+    """Raise UsageError if the selection is invalid, contradicts ``cluster.nodes``, or the launcher is not Slurm.
 
     ``origin`` returns the flag or file that set a key.
     """

@@ -10,7 +10,7 @@ from seatrial.model import Frozen, ParsedThreshold
 
 MAX_NAME_BYTES = 200  # the run directory is TIME-NAME: a file name has at most 255 bytes
 
-# At most a month: larger values are typing errors, and the system's timers do not accept 1e300 seconds.
+# At most a month: larger values are typing errors, and the system's timers do not accept some of them
 Seconds = Annotated[float, Field(gt=0, le=31 * 24 * 3600)]
 
 
@@ -27,7 +27,7 @@ def _variable_name(name: str) -> str:
 
 
 def _gigabits(value: object) -> float:
-    """Gbit/s of ``100 Gb/s``; a number without a unit is rejected, since it could be bytes."""
+    """Return the Gbit/s of a text such as ``100 Gb/s``; a number without a unit could be bytes, and is rejected."""
     if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gb/s\s*", str(value))):
         raise ValueError("not a rate of a network interface: expected a number and Gb/s, such as 100 Gb/s")
     return float(match[1])
@@ -102,10 +102,10 @@ class CheckSettings(Frozen):
         default=False,
         description="the thresholds in `expect` replace the check's rules on the same metrics; the decision names them",
     )
-    # off by default: a check that cannot apply does not show that its thresholds are met
+    # off by default: if a check does not apply here, nothing proves that its thresholds are met
     may_skip: bool = Field(
         default=False,
-        description="accept the trial although the check cannot apply and has thresholds; the decision lists them",
+        description="do not prevent ACCEPTED if this check has thresholds but does not apply here; listed there",
     )
     options: dict[str, JsonValue] = {}
 
@@ -128,7 +128,7 @@ class Environment(Frozen):
 
 
 class Container(Frozen):
-    """The container that the worker runs in. Its image has torch, and seatrial in the version that starts the trial."""
+    """The container of the worker. Its image must have torch, and the version of seatrial that starts the trial."""
 
     runtime: Literal["none", "apptainer", "docker", "podman", "pyxis"] = "none"
     image: str | None = Field(default=None, description="a file, or a name that the runtime knows")
@@ -138,7 +138,7 @@ class Container(Frozen):
 
 
 class Slurm(Frozen):
-    """Options of sbatch scripts, and the time limit for pending jobs."""
+    """Options of sbatch scripts, the time limit for pending jobs, and paths and interfaces of the nodes."""
 
     partition: str | None = None
     account: str | None = None
@@ -153,7 +153,10 @@ class Slurm(Frozen):
     mem: str | None = Field(default="0", description="0: all memory of a node")
     cpus_per_task: int | None = Field(default=None, gt=0, description="by default all CPUs of the allocation")
     time_min: int | None = Field(
-        default=None, gt=0, description="time limit in minutes; by default the sum of the checks' time limits"
+        default=None,
+        gt=0,
+        description="time limit in minutes; by default limits.startup_s plus four times the typical duration of each "
+        "check: at least 10 minutes, at most limits.startup_s plus all time limits",
     )
     extra: tuple[str, ...] = Field(default=(), description="further sbatch options, without #SBATCH")
     # a new cluster has no queue; on a busy cluster the progress shows Slurm's reason while the job is pending
@@ -198,8 +201,8 @@ class Config(Frozen):
     def _min_nodes_needs_slurm(self) -> Self:
         if self.cluster.min_nodes is not None and not self.uses_slurm:
             raise ValueError(
-                "cluster.min_nodes (--min-nodes) needs --launcher slurm: without a scheduler nothing tells which nodes "
-                "are missing; set --nodes to the number of available nodes"
+                "cluster.min_nodes (--min-nodes) needs --launcher slurm, which knows the missing nodes: with another "
+                "launcher set --nodes to the number of available nodes"
             )
         return self
 

@@ -8,11 +8,11 @@ import yaml
 
 from seatrial.model import UsageError
 
-MAX_LEVELS = 32  # of nesting; a trial needs five
+MAX_LEVELS = 32  # of nested mappings and lists; a trial needs five
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse ``text``. Raises UsageError; ``source`` is the name of the text in its message."""
+    """Parse ``text``. Raises UsageError for text that is not valid; ``source``: name of the text for the message."""
     try:
         return yaml.load(text, Loader=StrictLoader)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: an impossible date or number
@@ -52,7 +52,7 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def _key_problem(key: yaml.Node) -> str:
-    """Why a key that is not a string is not supported, and what to write instead."""
+    """Return why this key is not supported, and what to write instead."""
     if not isinstance(key, yaml.ScalarNode):
         return "a list or mapping cannot be a key"
     if key.tag == "tag:yaml.org,2002:merge":

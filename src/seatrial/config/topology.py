@@ -1,7 +1,7 @@
-"""Reads a topology: a YAML file of racks, switches and rails, or Slurm's topology.conf, topology.yaml and scontrol.
+"""Reads the switches and racks of nodes, from a YAML file of seatrial or from Slurm.
 
-Slurm's formats are those of topology.conf(5) and topology.yaml(5) with the plugins topology/tree and topology/block. A
-block is a leaf switch, an aggregated block a switch above its blocks.
+Slurm's formats: topology.conf(5), topology.yaml(5) and the output of `scontrol show topology`, with the plugins
+topology/tree and topology/block. A block counts as a leaf switch, an aggregated block as a switch above its blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IGNORED_KEYS = {"level", "linkspeed", "blockindex", "blocksize", "blocksizes"}
 
 @dataclass(frozen=True)
 class _Switch:
-    """A switch with the nodes and switches below it; ``nodes`` may include the nodes of its switches."""
+    """A switch with the nodes and switches below it; ``nodes`` may include the nodes of the switches below it."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -42,14 +42,14 @@ class _SwitchEntry(Frozen):
 
 
 class _File(Frozen):
-    """A YAML file of racks and switches; values are Slurm's hostlists."""
+    """A YAML file of racks and switches. ``racks``: name → nodes, as one of Slurm's hostlists."""
 
     switches: dict[str, _SwitchEntry] = {}
     racks: dict[str, str] = {}
 
 
 def read_file(path: str) -> Topology:
-    """The topology in a file, by its content. Raises UsageError with the file and the line or key."""
+    """Return the topology in a file: YAML with the suffix .yaml or .yml, else topology.conf. Raises UsageError."""
     try:
         text = read_text(Path(path), MAX_CONFIG_BYTES)
         return _parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_conf(text, path)
@@ -60,7 +60,7 @@ def read_file(path: str) -> Topology:
 
 
 def parse_conf(text: str, source: str) -> Topology:
-    """The topology in ``topology.conf`` or in the output of ``scontrol show topology``. Raises ValueError."""
+    """Return the topology in ``topology.conf`` or in the output of ``scontrol show topology``. Raises ValueError."""
     switches = []
     lines = text.replace("\\\n", " ").splitlines()
     for number, line in enumerate(lines, 1):
@@ -92,7 +92,7 @@ def _parse_yaml(text: str, source: str) -> Topology:
 
 
 def _slurm_switches(topologies: list[Any]) -> Iterable[_Switch]:
-    """The switches of the default topology in topology.yaml, else of its first topology with a tree or blocks."""
+    """Return the switches of the default topology in topology.yaml, else of its first one with a tree or blocks."""
     supported = [each for each in topologies if isinstance(each, Mapping) and ("tree" in each or "block" in each)]
     selected = next(
         (each for each in supported if each.get("cluster_default") is True), supported[0] if supported else None
@@ -121,7 +121,10 @@ def _topology(
     racks: Mapping[str, Iterable[str]] | None = None,
     rails: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Topology:
-    """The topology of ``switches``. Raises ValueError for a node on two leaf switches, in two racks or on no switch."""
+    """Return the topology of ``switches``.
+
+    Raises ValueError for a node on two leaf switches, in two racks, or in a rack but on no switch.
+    """
     switches = list(switches)
     ancestors = _ancestors(switches)
     leaf_of: dict[str, str] = {}
@@ -149,7 +152,7 @@ def _topology(
 
 
 def _ancestors(switches: Sequence[_Switch]) -> dict[str, tuple[str, ...]]:
-    """Switch → the switches above it, nearest first. Raises ValueError for duplicates, unknown names and cycles."""
+    """Return switch → the switches above it, nearest first. Raises ValueError for duplicates, unknown names, cycles."""
     parents: dict[str, list[str]] = {}
     for switch in switches:
         if switch.name in parents:
@@ -164,7 +167,7 @@ def _ancestors(switches: Sequence[_Switch]) -> dict[str, tuple[str, ...]]:
 
 
 def _above(name: str, parents: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """The switches above ``name``, nearest first. Raises ValueError for a cycle."""
+    """Return the switches above ``name``, nearest first. Raises ValueError for a cycle."""
     above: dict[str, None] = {}
     level = [name]
     while level := [parent for child in level for parent in parents[child] if parent not in above]:

@@ -14,23 +14,23 @@ from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, faile
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.implementations import implementation_findings
-from seatrial.diagnose.job_failures import is_explained_by, job_failure_findings, under_causes
+from seatrial.diagnose.job_failures import assign_consequences, is_explained_by, job_failure_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
 from seatrial.diagnose.signatures import Match, search_lines
-from seatrial.diagnose.slow_nodes import localization_findings
-from seatrial.model import Explained, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
+from seatrial.diagnose.slow_nodes import search_findings
+from seatrial.model import Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.util.input_files import open_file
 
 # The first of a message's commands, which semicolons separate; a quoted part of a command may have semicolons
 _FIRST_COMMAND = re.compile(r"\. Run first[^:;]{0,40}: ((?:'[^']*'|[^;'])+)")
-_EXIT_CODE = "exit_code"  # suffix of the names of metrics
+_EXIT_CODE = "exit_code"  # end of the names of metrics that are exit codes of programs
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
-_RANK_CAUSES = (RANK_FAILED, HANG)  # of findings that come from jobs and logs, not from verdicts
+_RANK_CAUSES = (RANK_FAILED, HANG)  # causes of findings that come from jobs and logs, not from verdicts
 RENDEZVOUS_FAILS, NODE_UNFIT = "rendezvous_fails", "node_unfit"  # causes of jobs that nodes refused
-_CONFIRMATION_S = 600.0  # from a line to one that confirms it: the NCCL watchdog waits that long
+_CONFIRMATION_S = 600.0  # longest time between a line and one that confirms it: the NCCL watchdog waits that long
 
 
 def diagnose(
@@ -43,14 +43,15 @@ def diagnose(
     node_prefix: str = "",
     searches: Sequence[Measurement] = (),
 ) -> tuple[Finding, ...]:
-    """The findings of a trial: causes of bad verdicts, hangs, then one per title and subject from errors of checks,
-    from logs, and from verdicts that locate a fault.
+    """The findings of a trial.
 
-    ``searches``: measurements of the search for slow nodes after the trial's own checks.
+    Their order: missing nodes, failures of jobs, causes of bad verdicts, hangs, a refusal by nodes, known failures in
+    errors and exit codes of checks, known failures in logs, verdicts that locate a fault.
 
-    A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
-    are not searched. If nodes are missing, errors and cascades in logs are their consequences. ``node_prefix``: see
-    cause_findings.
+    A failure that an error of a check names is not reported again from logs. The logs of a job that its nodes refused
+    are not searched. If nodes are missing, errors of checks, hangs and cascades in logs are not reported, since they
+    are consequences. ``searches``: measurements of the search for slow nodes after the trial's own checks.
+    ``node_prefix``: see cause_findings.
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
     missing_nodes = missing_node_findings([result for result in results if not result.failures], verdicts)
@@ -63,9 +64,9 @@ def diagnose(
         (finding.title, finding.subject): finding for finding in (*refused, *error_findings, *exit_code_findings)
     }
     hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
-    explained = {title for title, _ in findings}
+    reported_titles = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
-        if finding.title not in explained and not ((error_findings or hangs) and finding.cause in _RANK_CAUSES):
+        if finding.title not in reported_titles and not ((error_findings or hangs) and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
     failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
     jobs = frozenset(result.job for result in results)
@@ -81,9 +82,9 @@ def _all_causes(
     checks: Mapping[str, Check],
     node_prefix: str,
 ) -> tuple[list[Finding], list[Finding]]:
-    """``failures`` of jobs that are no consequence, and the causes of the verdicts that they do not explain."""
+    """The ``failures`` of jobs that no cause explains, and the causes of verdicts that no failure explains."""
     others = [verdict for verdict in verdicts if not is_explained_by(verdict, failures)]
-    return under_causes(failures, _causes(others, measurements, searches, checks, node_prefix))
+    return assign_consequences(failures, _causes(others, measurements, searches, checks, node_prefix))
 
 
 def _causes(
@@ -93,9 +94,9 @@ def _causes(
     checks: Mapping[str, Check],
     node_prefix: str,
 ) -> tuple[Finding, ...]:
-    """The causes of bad verdicts: certain ones, slow nodes of searches, slow implementations, then the others."""
+    """The causes of bad verdicts: those with high confidence, slow nodes, slow implementations, then other causes."""
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    slow_nodes = localization_findings([*measurements, *searches], verdicts, measurements, checks, causes, node_prefix)
+    slow_nodes = search_findings([*measurements, *searches], verdicts, measurements, checks, causes, node_prefix)
     certain = [cause for cause in causes if cause.confidence == "high"]
     implementations = implementation_findings(verdicts, checks, causes)
     return (*certain, *slow_nodes, *implementations, *(cause for cause in causes if cause.confidence != "high"))
@@ -130,8 +131,7 @@ def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
     findings = []
     for match in ordered_matches(all_matches):
         near = [other for other in all_matches if _is_near(other, match)]
-        confidence = "low" if match.signature.role in ("family", "general") else "medium"
-        finding = with_confirmations(_finding(match, _rank_name(match), confidence), match, near)
+        finding = with_confirmations(_finding(match, _rank_name(match), _confidence(match)), match, near)
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
         findings.append(finding)
@@ -146,7 +146,7 @@ def _is_near(other: Match, match: Match) -> bool:
 
 
 def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
-    """The roots of failures, or the cascade if there is no root: the earliest match of each signature.
+    """The matches to report (see _matches_to_report), of each signature only the earliest.
 
     They are ordered by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
     Failed steps come after roots and families, which name their reason.
@@ -166,6 +166,11 @@ def _order(match: Match) -> tuple[float, float]:
     return match.time, math.inf if rank is None else rank
 
 
+def _confidence(match: Match) -> str:
+    """Of a finding from a line of a log: low if the line is of no known failure, but of a kind of error."""
+    return "low" if match.signature.role in ("family", "general") else "medium"
+
+
 def _rank_name(match: Match) -> str:
     rank = line_rank(match.line, match.source)
     return "" if rank is None else f"rank {rank}"
@@ -180,7 +185,7 @@ def _refusal(result: JobResult) -> Finding:
     return Finding(
         title="The rendezvous of the job fails on a node"
         if is_rendezvous
-        else "The node does not have what the trial needs",
+        else "The node does not meet the requirements of the trial",
         subject=result.failed_subject,
         cause=RENDEZVOUS_FAILS if is_rendezvous else NODE_UNFIT,
         confidence="high",
@@ -199,7 +204,7 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
 
 
 def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
-    """Known failures in the evidence of a FAIL on an exit code, which is the end of the program's log."""
+    """Known failures in the evidence of a FAIL on an exit code; this evidence is the end of the program's log."""
     for verdict in verdicts:
         if verdict.outcome is Outcome.FAIL and verdict.metric.endswith(_EXIT_CODE):
             rank = _RANK_ON_NODE.search(verdict.evidence)
@@ -209,7 +214,7 @@ def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
                 is_named = named_rank.removeprefix("rank ").isdigit()
                 subject = named_rank if is_named else rank[0] if rank else verdict.subject
                 finding = _finding(match, subject, "high")
-                yield finding.model_copy(update={"explains": (Explained.key(verdict),)})
+                yield finding.model_copy(update={"explains": (VerdictKey.from_verdict(verdict),)})
 
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
@@ -227,7 +232,7 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             all_matches = (match for log in logs for match in _search_log(log, run_dir))
             matches = [match for match in all_matches if match.signature.id not in ignored]
             failed_rank = failed_rank_finding(result, folder)
-            # the finding of the rank has its error, so that a general one adds nothing
+            # the finding of the failed rank contains the error of the rank, so that a general error adds nothing
             reported = _matches_to_report(
                 match for match in matches if not (failed_rank and match.signature.role in ("family", "general"))
             )
@@ -235,12 +240,12 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             if failed_rank and not has_root and not result.missing_nodes:
                 yield failed_rank
             for match in reported if has_root or not result.missing_nodes else ():
-                finding = _finding(match, result.failed_subject or result.job, "medium")
+                finding = _finding(match, result.failed_subject or result.job, _confidence(match))
                 yield with_confirmations(finding, match, matches)
 
 
 def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding]:
-    """Roots of failures in the logs of a job that completed; cascades are ignored.
+    """Roots of failures in the logs of a job that completed; other roles are ignored.
 
     NCCL INFO lines are ignored too: thousands of ranks write gigabytes of them.
     """
@@ -251,7 +256,10 @@ def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) ->
 
 
 def _matches_to_report(matches: Iterable[Match]) -> list[Match]:
-    """The matches of roots and failed steps, or of the first other role that the log has; families go with steps."""
+    """The matches with the role root, or the first other role that occurs; failed steps go with roots and families.
+
+    Signature explains the roles.
+    """
     all_matches = list(matches)
     roles = {match.signature.role for match in all_matches}
     first = next((role for role in ("root", "family", "step", "general", "cascade") if role in roles), "root")

@@ -14,23 +14,25 @@ from seatrial.util import data_files
 
 
 class Cause(Frozen):
-    """A cause whose sign is a FAIL or WARN on a metric in ``evidence``.
+    """A cause of bad verdicts. The evidence of a cause is a FAIL or WARN on a metric in ``evidence``.
 
-    ``evidence``: check, or a pattern, → metrics, or patterns. ``explains``: patterns of checks whose bad verdicts at
-    the same place follow from it. ``wrong_results``: it explains any bad verdict, such as damaged data, and not only
-    low speed. ``consequence_of``: causes, or environment variables, that explain its evidence at the same place; it is
-    reported without them only.
-    ``with_fact``, ``without_fact``: a verdict is evidence only if its check has, or has not, this fact on the node; an
-    ERROR that quotes the text of ``with_fact`` follows from the cause, whatever its check.
-    ``report_warning``: it is reported for a WARN that explains no other bad verdict, too.
-    ``place`` rank: the rank of the verdict; its node, or the cluster, if all ranks there are bad.
+    ``evidence``: check → metrics, each a name or a pattern. ``explains``: patterns of checks whose bad verdicts at the
+    same place are consequences of the cause. ``wrong_results``: bad verdicts of any kind, such as damaged data, are
+    consequences, and not only low speed. ``consequence_of``: causes and environment variables that explain the evidence
+    of this cause at the same place; if they explain all of it, this cause is not reported.
+    ``with_fact``, ``without_fact``: a verdict is evidence only if its check has, or has not, this fact on the node. An
+    ERROR of any check that quotes the text of ``with_fact`` is a consequence.
+    ``report_warning``: the cause is also reported for a WARN that explains no other bad verdict.
+    ``place``: where the cause is. For "rank" it is the rank of the verdict, or its node if the node has several
+    ranks and all are bad, or the cluster if there are several nodes and all ranks are bad.
 
     ``first_command`` may have {gpu}, {port}, {node}, {paths} of the fact ``paths_fact``, and {names}: the names in
     the fact ``fault_places`` of a check for the place, else the host's name. ``rank_command`` replaces it for a rank
-    without a GPU. ``processes_fact``: processes to name; ``process_command`` with {pids} is then added.
-    ``signatures``: patterns of signatures of logs that show the same cause.
-    ``message``: of a scheduler about a job that does not start; such a cause has no metrics as evidence.
-    ``explained_by_job_failure``: a cause with a message explains its evidence at the same place.
+    without a GPU. ``processes_fact``: the fact with processes that the title names; ``process_command`` with their
+    {pids} is then added to the first command. ``signatures``: patterns of signatures of logs that show the same cause.
+    ``message``: a message of Kubernetes about a pod that does not start; such a cause has no ``evidence``.
+    ``explained_by_job_failure``: if pods of a check fail with a known message, that cause explains the evidence of this
+    cause at the same place.
     """
 
     id: str
@@ -55,7 +57,7 @@ class Cause(Frozen):
     action: Action
 
     def is_evidence(self, verdict: Verdict) -> bool:
-        """Whether ``verdict``, a FAIL or WARN, shows this cause."""
+        """Whether ``verdict``, a FAIL or WARN, is on a metric in ``evidence``."""
         return any(
             fnmatchcase(verdict.check, check) and any(fnmatchcase(verdict.metric, metric) for metric in metrics)
             for check, metrics in self.evidence.items()

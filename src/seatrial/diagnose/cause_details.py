@@ -1,4 +1,4 @@
-"""Details of a cause from facts: the processes and paths that its title and first command name. Pure."""
+"""Details of a cause from facts: processes and paths for the title and the first command of the cause. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_PIDS = 8
 
 
 class Details:
-    """The facts of ``measurements`` on which causes depend; a fact of another shape names no process and no path."""
+    """The facts of ``measurements`` on which causes depend; a malformed fact gives no process and no path."""
 
     def __init__(self, measurements: Sequence[Measurement]) -> None:
         self._measurements = measurements
@@ -49,7 +49,7 @@ class Details:
         return [f"{name} (pid {pid})" for pid, name in self._processes(cause, evidence).items()]
 
     def command(self, cause: Cause, evidence: Sequence[Verdict], place: str) -> str:
-        """The first command of the cause at ``place`` with processes and paths; {gpu}, {port} and {node} stay."""
+        """The first command of the cause at ``place`` with processes and paths; {gpu}, {port} and {node} are kept."""
         subjects = {verdict.subject for verdict in evidence}
         on_gpu = any(subject.partition("/")[2].startswith("gpu") for subject in subjects)
         command = cause.rank_command if cause.rank_command and not on_gpu else cause.first_command
@@ -71,8 +71,8 @@ class Details:
         for node in dict.fromkeys(verdict.subject.partition("/")[0] for verdict in evidence):
             for entry in self._entries(cause.processes_fact).get(node, ()):
                 pid = entry.get("pid")
-                is_here = "gpu" not in entry or f"{node}/gpu{entry['gpu']}" in subjects
-                if type(pid) is int and is_here:
+                is_at_subject = "gpu" not in entry or f"{node}/gpu{entry['gpu']}" in subjects
+                if type(pid) is int and is_at_subject:
                     names.setdefault(pid, str(entry.get("name", "unknown")))
         return names
 
@@ -88,7 +88,7 @@ class Details:
         return self._entries_by_fact[fact]
 
     def _paths(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
-        """The absolute paths in the names of the metrics; without any, those in the cause's fact."""
+        """The absolute paths in the names of the metrics, such as write_single./home; else those in the fact."""
         named = [path for verdict in evidence if (path := verdict.metric.partition(".")[2]).startswith("/")]
         return list(dict.fromkeys(named or self._paths_in_facts(cause.paths_fact)))
 

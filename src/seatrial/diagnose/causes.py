@@ -14,7 +14,7 @@ from seatrial.diagnose.cause_data import Cause, causes, variables
 from seatrial.diagnose.cause_details import Details
 from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Explained, Finding, Measurement, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Verdict, VerdictKey
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
@@ -29,7 +29,10 @@ SPEED_CHECKS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "train.*"
 
 @dataclass(frozen=True)
 class _Suspect:
-    """A cause at one place, before it is known which verdicts it explains."""
+    """A possible cause at one place, before its consequences among the bad verdicts are known.
+
+    Fields with the name of a field of Cause have the same meaning.
+    """
 
     finding: Finding
     place: str  # a subject
@@ -37,10 +40,10 @@ class _Suspect:
     wrong_results: bool
     evidence_verdicts: tuple[Verdict, ...] = ()  # the verdicts that are its evidence
     only_here: bool = False  # it explains verdicts on subjects of the place only, not on the cluster
-    consequence_of: tuple[str, ...] = ()  # causes or variables that explain them at the same place
-    variable: str = ""  # name of the environment variable, if it is one
-    report_warning: bool = False  # see Cause
-    quotable_texts: frozenset[str] = frozenset()  # an ERROR that quotes one of them follows from the cause
+    consequence_of: tuple[str, ...] = ()
+    variable: str = ""  # name of the environment variable, if the cause is one
+    report_warning: bool = False
+    quotable_texts: frozenset[str] = frozenset()  # an ERROR that quotes one of them is a consequence
 
 
 _FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # see _fault_places
@@ -52,10 +55,12 @@ def cause_findings(
     checks: Mapping[str, Check],
     node_prefix: str = "",
 ) -> list[Finding]:
-    """The causes of bad verdicts, most certain and most local first, each with the verdicts that it explains.
+    """The causes of bad verdicts, most certain and then most local first, each with the verdicts that it explains.
 
-    A cause is left out if it explains nothing, or only what a more certain one explains; a FAIL explains itself.
-    ``node_prefix``: how a command starts on another node, such as ``srun --nodelist={node}``; empty for this host.
+    A cause is omitted if its consequences have a more certain cause, or if there are none; but not if its evidence has
+    a FAIL, or a WARN that is reported (``Cause.report_warning``). A cause is also omitted if other causes explain all
+    of its evidence (``Cause.consequence_of``). ``node_prefix``: the start of a command that runs on another node, such
+    as ``srun --nodelist={node}``; empty for this host.
     """
     bad = [verdict for verdict in verdicts if needs_cause(verdict)]
     if not bad:
@@ -71,17 +76,17 @@ def cause_findings(
     suspect_by_evidence = {
         verdict: suspect for suspect in suspects if suspect.consequence_of for verdict in suspect.evidence_verdicts
     }
-    bad_by_node: dict[str, list[Verdict]] = {}  # an index, since there may be thousands of suspects; has CLUSTER too
+    bad_by_node: dict[str, list[Verdict]] = {}  # node or CLUSTER; an index, since there may be thousands of suspects
     for verdict in bad:
         for node in {end.partition("/")[0] for end in _ends(verdict.subject)}:
             bad_by_node.setdefault(node, []).append(verdict)
     explained = []
     for suspect in suspects:
         node = suspect.place.partition("/")[0]
-        near = bad if node == CLUSTER else [*bad_by_node.get(node, ()), *bad_by_node.get(CLUSTER, ())]
+        candidates = bad if node == CLUSTER else [*bad_by_node.get(node, ()), *bad_by_node.get(CLUSTER, ())]
         consequences = [
             verdict
-            for verdict in near
+            for verdict in candidates
             if _is_explained(verdict, suspect, performance, suspect_by_evidence.get(verdict))
         ]
         explained.append((suspect, consequences))
@@ -90,7 +95,7 @@ def cause_findings(
 
 
 def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) -> list[Finding]:
-    """The findings of ``explained``, the most certain first, without consequences and causes that add nothing."""
+    """The findings of suspects with their consequences, the most certain first; see cause_findings for omitted ones."""
     evidence_explained = {
         verdict
         for suspect, consequences in explained
@@ -98,16 +103,16 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) ->
         if verdict not in suspect.evidence_verdicts
     }
     findings: list[Finding] = []
-    best: dict[Explained, int] = {}  # verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains it
+    best: dict[VerdictKey, int] = {}  # verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains it
     for suspect, consequences in explained:
         if suspect.consequence_of and evidence_explained.issuperset(suspect.evidence_verdicts):
-            continue  # a cause of this cause has a finding
+            continue  # the causes of this cause have findings
         rank = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
-        keys = [Explained.key(verdict) for verdict in consequences]
+        keys = [VerdictKey.from_verdict(verdict) for verdict in consequences]
         is_needed = any(best.get(key, rank) >= rank for key in keys)
         is_warning = suspect.report_warning and suspect.evidence_verdicts
         if is_needed or is_warning or any(v.outcome is Outcome.FAIL for v in suspect.evidence_verdicts):
-            all_keys = dict.fromkeys([*map(Explained.key, suspect.evidence_verdicts), *keys])
+            all_keys = dict.fromkeys([*map(VerdictKey.from_verdict, suspect.evidence_verdicts), *keys])
             for key in all_keys:
                 best.setdefault(key, rank)
             findings.append(suspect.finding.model_copy(update={"explains": tuple(all_keys)}))
@@ -123,9 +128,9 @@ def needs_cause(verdict: Verdict) -> bool:
 def _is_explained(
     verdict: Verdict, suspect: _Suspect, performance: Mapping[str, PerformanceMetrics], shown_cause: _Suspect | None
 ) -> bool:
-    """Whether the verdict is a consequence of the suspect: of its checks, at its place, and of the right kind.
+    """Whether the suspect explains the check and the kind of the verdict (slow or wrong), at the same place.
 
-    ``shown_cause``: the suspect for which the verdict is evidence, if it can be a consequence of another cause.
+    ``shown_cause``: the suspect that has the verdict as evidence, if that suspect has ``consequence_of``; else None.
     """
     if verdict in suspect.evidence_verdicts or (suspect.only_here and verdict.subject == CLUSTER):
         return False
@@ -145,7 +150,10 @@ def _is_explained(
 
 
 def overlap(place: str, subject: str) -> bool:
-    """Whether a fault at ``place`` can show at ``subject``: cluster and node include their GPUs, a pair its ends."""
+    """Whether a fault at ``place`` can show at ``subject``: the same, or one includes the other.
+
+    The cluster includes everything, a node its GPUs, and a pair its ends.
+    """
     if CLUSTER in (place, subject):
         return True
     return any(
@@ -234,7 +242,7 @@ def _suspects_by_verdict(
 def _by_place(
     cause: Cause, evidence: Sequence[Verdict], verdicts: Sequence[Verdict], places: _FaultPlaces
 ) -> dict[str, list[Verdict]]:
-    """The place of the cause → the verdicts that show it there."""
+    """Place of the cause → the verdicts that are evidence of the cause there."""
     place_of: dict[str, str] = {}  # subject → place
     for subject in dict.fromkeys(verdict.subject for verdict in evidence):
         place_of[subject] = {"node": _node(subject), "cluster": CLUSTER}.get(cause.place, subject)
@@ -267,13 +275,14 @@ def _suspects_by_variable(
     checks: Mapping[str, Check],
     node_prefix: str,
 ) -> Iterator[_Suspect]:
-    """One suspect for each environment variable with another value than its default, on all nodes that have it.
+    """One suspect for each environment variable and each value of it that is not harmless.
 
-    The evidence of a variable that is set on one node only is the verdict that settings differ.
+    Its place is a node if only this node of several has the value, else the cluster. For a node, the evidence is the
+    verdict that settings differ.
     """
     settings = list(_settings_of_nodes(measurements, checks))
     all_nodes = {node for node, _, _ in settings if node != CLUSTER}
-    nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node, or CLUSTER → check
+    nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node or CLUSTER → check with the fact
     for node, check, values in settings:
         for name, value in values.items():
             text, variable = str(value), variables().get(name)
@@ -313,7 +322,7 @@ def _suspects_by_variable(
 def _settings_of_nodes(
     measurements: Sequence[Measurement], checks: Mapping[str, Check]
 ) -> Iterator[tuple[str, str, Mapping[str, object]]]:
-    """Node, check and settings, for all facts with settings; CLUSTER for a fact that stands for all ranks."""
+    """(node, check, settings) of all facts with settings; the node is CLUSTER for a fact that applies to all ranks."""
     for measurement, by_node in role_facts("node_settings", measurements, checks):
         for node, values in by_node.items() if isinstance(by_node, Mapping) else ():
             if isinstance(values, Mapping):
@@ -333,7 +342,7 @@ def _suspects_by_difference(
 ) -> Iterator[_Suspect]:
     """One suspect for each node whose versions or settings differ from those of most nodes.
 
-    Variables that are suspects themselves are left out.
+    Variables that are suspects themselves do not count.
     """
     variables_at = {(suspect.place, suspect.variable) for suspect in variable_suspects}
     sources = dict.fromkeys(
@@ -367,7 +376,7 @@ def _suspects_by_difference(
 
 
 def _command_for_differences(names: Collection[str]) -> str:
-    """A command that shows variables, network interface and versions, as far as ``names`` has such settings."""
+    """A command that shows those of variables, network interfaces and versions that occur in ``names``."""
     variable_names = [name for name in names if re.fullmatch(r"[A-Z]+(_[A-Z0-9]+)+", name)]
     commands = [f"env | grep -E '^({'|'.join(variable_names)})='"] if variable_names else []
     commands += ["ip -d link"] if any(name in names for name in ("MTU", "speed")) else []
@@ -387,9 +396,9 @@ def node_differences(measurements: Sequence[Measurement], checks: Mapping[str, C
 
 
 def node_command(template: str, place: str, node_prefix: str, names: Collection[str] = ()) -> str:
-    """The command for ``place``, started on its node by ``node_prefix``.
+    """The command for ``place``, started on the node of ``place`` by ``node_prefix``.
 
-    {names} in ``template`` is replaced by ``names``, or by the host's own name without any.
+    {names} in ``template`` is replaced by ``names``; without names, by the name of the host that runs the command.
     """
     names_text = shlex.join(names) or '"$(hostname)"'
     command, node = _filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]

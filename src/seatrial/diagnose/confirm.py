@@ -1,4 +1,4 @@
-"""Findings that a second source confirms: other log lines, or a log line for a cause that verdicts show. Pure."""
+"""Raises the confidence of findings that a second source confirms, such as another log line. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def with_confirmations(finding: Finding, match: Match, matches: Sequence[Match])
 
 
 def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: frozenset[str]) -> list[Finding]:
-    """The causes and the other findings. A finding from a log that shows a cause moves into its ``confirmed_by``.
+    """The causes, then the other findings.
 
-    This raises the confidence of the cause. ``jobs``: the subjects of findings from logs that do not name a place.
+    A finding from a log that shows one of the causes moves into ``confirmed_by`` of the cause, and raises its
+    confidence. ``jobs``: names of jobs; a finding whose subject is a job names no place.
     """
     merged, rest = list(cause_findings), []
     for other in others:
@@ -44,9 +45,9 @@ def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: fr
 def without_quotes(
     others: Iterable[Finding], cause_findings: Sequence[Finding], measurements: Iterable[Measurement]
 ) -> list[Finding]:
-    """``others`` without findings whose line quotes ``with_fact`` of a cause: its own text confirms nothing."""
-    found = {finding.cause for finding in cause_findings}
-    facts = {cause.with_fact for cause in causes() if cause.with_fact and cause.id in found}
+    """``others`` without findings that quote the fact ``with_fact`` of a cause: this text is no second source."""
+    cause_ids = {finding.cause for finding in cause_findings}
+    facts = {cause.with_fact for cause in causes() if cause.with_fact and cause.id in cause_ids}
     values = {each.facts.get(fact) for fact in facts for each in measurements if isinstance(each.facts.get(fact), str)}
     texts = [str(value) for value in values if value]
     return [other for other in others if not any(text in other.evidence for text in texts)]
@@ -58,7 +59,7 @@ def unmerged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _shows(other: Finding, cause: Finding, jobs: frozenset[str]) -> bool:
-    """Whether the finding from a log names the cause, at its place or without a place."""
+    """Whether the finding from a log shows the cause, at the same place or without a place."""
     identifier = _ids_by_title().get(other.title, "")
     is_same = any(fnmatchcase(identifier, pattern) for pattern in _signatures_of(cause.cause))
     return is_same and (not other.subject or other.subject in jobs or overlap(cause.subject, other.subject))

@@ -18,7 +18,10 @@ _TAIL_LINES = 50
 
 
 def failed_rank_finding(result: JobResult, folder: Path) -> Finding | None:
-    """The finding for the one rank that made a job fail or hang; ``folder``: of the attempt. None for other results."""
+    """The finding for the one rank that made a job fail or hang; None for other results.
+
+    ``folder``: the folder of the attempt.
+    """
     rank = _RANK.match(result.failed_subject)
     if rank is None or result.state not in (JobState.FAILED, JobState.HUNG):
         return None
@@ -41,6 +44,6 @@ def failed_rank_finding(result: JobResult, folder: Path) -> Finding | None:
 
 
 def _error_log(folder: Path, rank: str) -> Path:
-    """Standard error of a rank as torchrun writes it on one node; else that of the launcher."""
+    """The log of a rank's standard error as torchrun writes it on one node; else the log of the launcher."""
     logs = sorted((folder / "logs").glob(f"**/{rank}/stderr.log"))
     return logs[-1] if len(logs) == 1 else folder / "launcher.err"

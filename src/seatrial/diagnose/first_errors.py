@@ -1,4 +1,4 @@
-"""The first lines of a log that look like errors, for a log without a known failure. They are no causes."""
+"""The first lines of a log that look like errors, for a log without a known failure. Such lines are not causes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import islice
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.util.input_files import Readable
 
-MAX_LINES = 5  # of a log
-_MAX_BYTES = 2**24  # of a log; the expression reads about 30 MB/s
-_MAX_TEXT = 300
+MAX_LINES = 5  # lines of a log that are reported
+_MAX_BYTES = 2**24  # bytes of a log that are searched, at about 30 MB/s
+_MAX_TEXT = 300  # characters of a line that are reported
 _ERROR = re.compile(
     rb"\b(?:error|fatal|critical|panic|traceback)\b|\w(?:error|exception):|(?<!\b0 )\bfailed\b(?![=:] ?0\b)"
     rb"|\bexit(?:ed)?(?: with)?(?:[ _]?(?:code|status))?[ =:]{1,3}-?[1-9]",
@@ -20,7 +20,7 @@ _ERROR = re.compile(
 
 
 def first_errors(file: Readable, source: str) -> list[tuple[str, str]]:
-    """Source with line number, and text, of the first lines with an error; raises OSError if it cannot be read."""
+    """(source with line number, text) of the first lines with an error. Raises OSError if ``file`` cannot be read."""
     return list(islice(_errors(file, source), MAX_LINES))
 
 
@@ -31,8 +31,8 @@ def _errors(file: Readable, source: str) -> Iterator[tuple[str, str]]:
         while match := _ERROR.search(text, position):
             begin, end = text.rfind(b"\n", 0, match.start()) + 1, text.find(b"\n", match.start())
             line = text[begin:end].decode("utf-8", errors="replace").strip()
-            number = lines_before + block.count(b"\n", 0, begin) + 1
-            yield f"{source}:{number}", line[:_MAX_TEXT]
+            line_number = lines_before + block.count(b"\n", 0, begin) + 1
+            yield f"{source}:{line_number}", line[:_MAX_TEXT]
             position = end + 1
         lines_before += block.count(b"\n")
         bytes_before += len(block)

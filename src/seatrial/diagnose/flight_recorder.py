@@ -16,9 +16,9 @@ _MAX_NAMED = 4
 
 
 def recorder_findings(paths: Iterable[Path], errors: list[str]) -> tuple[list[Finding], list[str]]:
-    """One finding for each hang in the dumps, causes first, and a note for dumps without any.
+    """One finding for each hang in the dumps, causes first, and a note for each set of dumps without a hang.
 
-    Dumps with the same folder and prefix belong together. A dump that cannot be read adds a sentence to ``errors``.
+    Dumps with the same folder and prefix are one set. A dump that cannot be read adds a sentence to ``errors``.
     """
     sets: dict[tuple[Path, str], list[Path]] = {}
     for path in paths:
@@ -45,21 +45,23 @@ def hang_text(hang: CollectiveHang) -> str:
     texts[0] += f"{sizes}{dtype} ({first.state}){_called(first)}"
     for rank, operation in list(hang.absent.items())[:_MAX_NAMED]:
         if operation is None:
-            last = "has recorded no collective of this group"
+            last = "it has recorded no collective of this group"
         else:
-            last = f"last enqueued {operation.name} {operation.seq} ({operation.state}){_called(operation)}"
+            last = f"its last one is {operation.name} {operation.seq} ({operation.state}){_called(operation)}"
         other = f"; it waits in process group {hang.elsewhere[rank]}" if rank in hang.elsewhere else ""
-        texts.append(f"rank {rank} has not enqueued it: it {last}{other}")
+        texts.append(f"rank {rank} has not enqueued this collective: {last}{other}")
     if len(hang.absent) > _MAX_NAMED:
-        texts.append(f"in all, {rank_list(hang.absent)} have not enqueued it")
-    for what, ranks in hang.differences.items():
+        texts.append(f"in all, {rank_list(hang.absent)} have not enqueued this collective")
+    for name, ranks in hang.differences.items():
         values = [f"{value or 'none'} on {rank_list(those)}" for value, those in ranks.items()]
-        texts.append(f"{what} differs: {and_more(values, _MAX_NAMED, separator='; ')}")
+        texts.append(f"{name} differs: {and_more(values, _MAX_NAMED, separator='; ')}")
         different = [hang.waiting[rank] for rank in hang.ranks_at_fault if rank in hang.waiting]
         if different and different[0].frame:
             texts.append(f"{rank_list(hang.ranks_at_fault)}{_called(different[0])}")
     if hang.not_started:
-        texts.append(f"the GPU of {rank_list(hang.not_started)} has not started it; the GPUs of the other ranks have")
+        texts.append(
+            f"the GPU of {rank_list(hang.not_started)} has not started the collective; the GPUs of the other ranks have"
+        )
     if hang.without_dump:
         texts.append(f"{rank_list(hang.without_dump)} left no dump")
     return ". ".join(text[:1].upper() + text[1:] for text in texts)
@@ -111,9 +113,9 @@ def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
             "low",
         )
     if hang.differences:
-        what = next(iter(hang.differences))
+        name = next(iter(hang.differences))
         return (
-            f"Ranks differ in the {what} of the same collective",
+            f"Ranks differ in the {name} of the same collective",
             "All ranks must call the same collectives in the same order with the same sizes: look for a branch on the "
             "rank, an uneven last batch, unused parameters, or different versions of the program.",
             "high",

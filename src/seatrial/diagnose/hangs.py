@@ -10,7 +10,7 @@ from pathlib import Path
 from seatrial.diagnose.causes import node_command
 from seatrial.diagnose.flight_recorder import hang_text, hang_title
 from seatrial.discover.rank_stacks import FOLDER, STACKS, STATES, HangEvidence, read_evidence
-from seatrial.model import Explained, Finding, JobResult, JobState, Outcome, Verdict
+from seatrial.model import Finding, JobResult, JobState, Outcome, Verdict, VerdictKey
 from seatrial.model.trial import Action, Confidence
 from seatrial.util.text import rank_list
 
@@ -40,18 +40,20 @@ def hang_findings(
         attempt = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         if result.state not in (JobState.HUNG, JobState.TIMEOUT) or not (attempt / FOLDER).is_dir():
             continue
-        numbers = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
-        rank_count = max((int(number[1]) for number in numbers if number), default=-1) + 1
+        heartbeats = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
+        rank_count = max((int(match[1]) for match in heartbeats if match), default=-1) + 1
         if evidence := read_evidence(attempt, rank_count):
             errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
             explained = [
-                Explained.key(verdict) for verdict in errors if result.cause and result.cause in verdict.detail
+                VerdictKey.from_verdict(verdict)
+                for verdict in errors
+                if result.cause and result.cause in verdict.detail
             ]
             yield _finding(result, evidence, attempt, tuple(dict.fromkeys(explained)), node_prefix)
 
 
 def _finding(
-    result: JobResult, evidence: HangEvidence, attempt: Path, explains: tuple[Explained, ...], node_prefix: str
+    result: JobResult, evidence: HangEvidence, attempt: Path, explains: tuple[VerdictKey, ...], node_prefix: str
 ) -> Finding:
     ranks_at_fault = evidence.ranks_at_fault
     first = evidence.snapshots[ranks_at_fault[0]] if ranks_at_fault else None

@@ -1,11 +1,11 @@
-"""The conclusion from the speeds of several implementations of the same work: the machine or one software. Pure."""
+"""Compares the speeds of several implementations of the same work: is the machine slow, or one software? Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from seatrial.checks.base import Check
-from seatrial.model import CLUSTER, BasisKind, Explained, Finding, Outcome, Verdict
+from seatrial.model import CLUSTER, BasisKind, Finding, Outcome, Verdict, VerdictKey
 
 SLOW_MACHINE, SLOW_IMPLEMENTATION = "slow_machine", "slow_implementation"
 # A threshold of a trial may be far below the speed of good hardware: passing it does not show that the machine is fast
@@ -18,7 +18,8 @@ def implementation_findings(
     """One finding per check: all implementations are slow, or some are slow and another is as fast as its reference.
 
     An implementation is slow if its speed FAILs, and fast if it PASSes against a reference value of the SKU or the
-    site; other outcomes show neither. There is no finding for a slow machine if ``causes`` explain all of its verdicts.
+    site; other outcomes show neither. There is no finding for a slow machine if ``causes`` with high confidence explain
+    all of its verdicts.
     """
     explained = {key for cause in causes if cause.confidence == "high" for key in cause.explains}
     by_metric: dict[tuple[str, str], list[Verdict]] = {}
@@ -32,7 +33,7 @@ def implementation_findings(
         slow = [each for each, judged in speeds.items() if any(map(_is_slow, judged))]
         bad = [verdict for each in slow for verdict in speeds[each] if _is_slow(verdict)]
         good = [v for each in speeds if each not in slow for v in speeds[each] if _as_fast_as_reference(v)]
-        if slow and len(slow) == len(speeds) and not explained.issuperset(map(Explained.key, bad)):
+        if slow and len(slow) == len(speeds) and not explained.issuperset(map(VerdictKey.from_verdict, bad)):
             yield _slow_machine(check.implementations.machine_command, bad)
         elif slow and good:
             yield _slow_implementation(check.implementations.software_command, ", ".join(slow), bad, good)
@@ -58,7 +59,7 @@ def _slow_machine(command: str, slow: Sequence[Verdict]) -> Finding:
         "of all is good, check CPUs, environment variables and the container.",
         action="none",
         source=_source(slow),
-        explains=tuple(map(Explained.key, slow)),
+        explains=tuple(map(VerdictKey.from_verdict, slow)),
     )
 
 
@@ -74,7 +75,7 @@ def _slow_implementation(command: str, name: str, slow: Sequence[Verdict], fast:
         "replace hardware because of this.",
         action="fix-environment",
         source=_source(slow),
-        explains=tuple(map(Explained.key, slow)),
+        explains=tuple(map(VerdictKey.from_verdict, slow)),
     )
 
 

@@ -10,7 +10,7 @@ from seatrial.checks.base import Check
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import needs_cause, overlap
 from seatrial.hardware.links import role_facts
-from seatrial.model import CLUSTER, Explained, Finding, JobFailure, JobResult, Measurement, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, Finding, JobFailure, JobResult, Measurement, Outcome, Reason, Verdict, VerdictKey
 from seatrial.util.text import and_more
 
 _MAX_NAMED = 6
@@ -24,7 +24,7 @@ def job_failure_findings(
 ) -> list[Finding]:
     """One finding per cause and named object; it explains the checks that were not measured for this reason.
 
-    A cause is left out if it explains nothing: a resumed trial has measured the checks.
+    A cause that explains nothing is omitted: a resumed trial has measured the checks since.
     """
     bad = [verdict for verdict in verdicts if needs_cause(verdict)]
     by_id = {cause.id: cause for cause in causes() if cause.message}
@@ -40,10 +40,12 @@ def job_failure_findings(
     return [_finding(by_id[identifier], members) for (identifier, _), members in groups.items()]
 
 
-def under_causes(failures: Sequence[Finding], found: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """``failures`` without those that are a consequence of a cause in ``found``, which then explains their verdicts."""
+def assign_consequences(
+    failures: Sequence[Finding], cause_findings: Sequence[Finding]
+) -> tuple[list[Finding], list[Finding]]:
+    """``failures`` that no cause explains, and ``cause_findings`` with the verdicts of the other failures added."""
     consequence_of = {cause.id: cause.consequence_of for cause in causes()}
-    kept, extended = [], list(found)
+    kept, extended = [], list(cause_findings)
     for failure in failures:
         names = consequence_of.get(failure.cause, ())
         root = next((index for index, each in enumerate(extended) if each.cause in names), None)
@@ -57,15 +59,18 @@ def under_causes(failures: Sequence[Finding], found: Sequence[Finding]) -> tuple
 
 def is_explained_by(verdict: Verdict, findings: Sequence[Finding]) -> bool:
     """Whether one of ``findings`` explains the verdict."""
-    return any(Explained.key(verdict) in finding.explains for finding in findings)
+    return any(VerdictKey.from_verdict(verdict) in finding.explains for finding in findings)
 
 
 def _failures_of_jobs(
     results: Sequence[JobResult], measurements: Sequence[Measurement], bad: Sequence[Verdict]
 ) -> Iterator[tuple[JobFailure, list[Verdict], str]]:
-    """The failures of jobs, each with the checks whose error has the reason of this attempt."""
+    """(failure, verdicts that it explains, source) of each failure of a job.
+
+    The verdicts are those on checks whose error ends with the reason why this attempt ended.
+    """
     for result in results:
-        error = f"{result.failed_subject}: {result.cause}"  # how errors end; "exit code 1" is in "exit code 127" too
+        error = f"{result.failed_subject}: {result.cause}"  # end of an error; "exit code 1" is also in "exit code 127"
         without_value = {
             (each.check, each.subject) for each in measurements if result.cause and (each.error or "").endswith(error)
         }
@@ -81,7 +86,10 @@ def _failures_of_jobs(
 def _failures_of_checks(
     measurements: Sequence[Measurement], bad: Sequence[Verdict], checks: Mapping[str, Check]
 ) -> Iterator[tuple[JobFailure, list[Verdict], str]]:
-    """The failures of pods that a check creates: each with its errors and the evidence of its consequences."""
+    """(failure, verdicts that it explains, source) of each failure of pods that a check creates.
+
+    The verdicts are errors of the check, and evidence of causes with ``explained_by_job_failure`` at the same place.
+    """
     shown = [cause for cause in causes() if cause.explained_by_job_failure]
     for measurement, value in role_facts("job_failures", measurements, checks):
         for row in value if isinstance(value, list) else ():
@@ -89,28 +97,27 @@ def _failures_of_checks(
                 failure = JobFailure.model_validate(row)
             except ValidationError:  # a fact of another shape
                 continue
-            own = [verdict for verdict in bad if verdict.check == measurement.check]
+            of_check = [verdict for verdict in bad if verdict.check == measurement.check]
             evidence = [
                 verdict
-                for verdict in own
+                for verdict in of_check
                 if any(overlap(place, verdict.subject) for place in failure.nodes or (CLUSTER,))
                 and any(cause.is_evidence(verdict) for cause in shown)
             ]
             is_error = failure.message in (measurement.error or "")
             errors = [
                 verdict
-                for verdict in own
+                for verdict in of_check
                 if verdict.outcome is Outcome.ERROR and (is_error or Reason.METRIC_MISSING in verdict.reasons)
             ]
-            consequences = [*evidence, *errors]
-            yield failure, consequences, f"check {measurement.check}"
+            yield failure, [*evidence, *errors], f"check {measurement.check}"
 
 
 def _finding(cause: Cause, members: Sequence[tuple[JobFailure, list[Verdict], str]]) -> Finding:
     failures = [failure for failure, _, _ in members]
     first = next((each for each in failures if each.cause == cause.id), failures[0])
     nodes = list(dict.fromkeys(node for each in failures for node in each.nodes))
-    keys = dict.fromkeys(Explained.key(verdict) for _, consequences, _ in members for verdict in consequences)
+    keys = dict.fromkeys(VerdictKey.from_verdict(verdict) for _, consequences, _ in members for verdict in consequences)
     place = f"{and_more(nodes, _MAX_NAMED)}: " if nodes else ""
     return Finding(
         cause=cause.id,

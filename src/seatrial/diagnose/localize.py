@@ -17,10 +17,11 @@ _CONFIDENCE_ORDER: tuple[Confidence, ...] = ("low", "medium", "high")
 def localize(
     verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
 ) -> Iterator[Finding]:
-    """One finding for each subject with a FAIL or WARN on a metric that locates faults.
+    """One finding for each subject, or each node, with a FAIL or WARN on a metric that locates faults.
 
-    Confidence: high for a reproduced FAIL, medium for a FAIL without a retry, low for a WARN and if more subjects
-    failed than the check can distinguish. ``measurements`` are the first measurements, without retries.
+    Confidence: high for a FAIL that its retry reproduced on the same subject, medium for any other FAIL, low for a
+    WARN. Also low if more subjects failed than the check can locate: a good one is slow if all its partners are slow.
+    ``measurements`` do not include retries.
     """
     locating_checks = {name: check for name, check in checks.items() if check.finding_templates}
     worst = _worst_verdicts(verdicts, locating_checks)
@@ -56,7 +57,7 @@ def _worst_verdicts(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) ->
 
 
 def _are_locatable(template: FindingTemplate, measurement: Measurement, failures: Failures) -> bool:
-    """Whether the check can locate so many faults; with more, good subjects may look slow due to slow partners."""
+    """Whether the check can locate this number of faults; with more, slow partners make good subjects look slow."""
     if not template.max_locatable_fact:
         return True
     limit = measurement.facts.get(template.max_locatable_fact)
@@ -86,7 +87,7 @@ def _finding(
     rule = next(rule for rule in check.rules if rule.metric == metric.name)
     evidence = f"{metric.name} {and_more(values, MAX_NAMED)}: {rule.meaning}"
     if not certain:
-        evidence += "; too many subjects failed to distinguish faulty ones from their partners"
+        evidence += "; so many subjects failed that faulty ones cannot be told from their partners"
     return Finding(
         title=template.whole_node_title if is_whole_node else template.title,
         subject=node if is_whole_node else ", ".join(subjects),

@@ -1,4 +1,4 @@
-"""Files that ``seatrial explain`` reads: the logs of a folder, and a log as a stream, unpacked if it is gzipped."""
+"""Reads files for ``seatrial explain``: finds the logs of a folder, and opens a log as a stream, unpacking gzip."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from seatrial.model import UsageError
 from seatrial.util.input_files import GZIP_MAGIC, AfterHead, LimitedGzip, Readable, open_file
 
 STDIN = Path("-")
-_RUN_FILES = frozenset(("run.json", "measurements.jsonl"))  # in each run directory, from its first moment
+_RUN_FILES = frozenset(("run.json", "measurements.jsonl"))  # in each run directory from the start of the run
 _RUN_LOG = re.compile(r"\.(?:log|err|out)$|_trace_rank_")  # also dumps of torch's flight recorder
-# Programs and documents quote error messages
+# Not searched, since programs and documents quote error messages
 _NO_LOG_SUFFIXES = frozenset(
     (".py", ".pyc", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".go", ".rs", ".js", ".html")
 )
@@ -125,7 +125,7 @@ def _is_mostly_text(head: bytes) -> bool:
 
 
 def _head(file: BufferedReader) -> bytes:
-    """The first bytes; a pipe may deliver them one by one, and the first line is enough to know a text."""
+    """The first bytes, read until they are a line or _HEAD_BYTES: a pipe may deliver single bytes."""
     head = b""
     while len(head) < _HEAD_BYTES and (b"\n" not in head or len(head) < 8) and (more := file.read1(_HEAD_BYTES)):
         head += more

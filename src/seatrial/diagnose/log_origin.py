@@ -20,4 +20,4 @@ _IN_NAME = re.compile(
 def line_rank(line: str, source: str) -> int | None:
     """The rank that wrote ``line``, a line of the log ``source`` (path and line number); None if it is not known."""
     match = _IN_LINE.search(line[:200]) or _IN_NAME.search(source.rpartition(":")[0])
-    return next((int(number) for number in match.groups() if number), None) if match else None
+    return next((int(rank) for rank in match.groups() if rank), None) if match else None

@@ -1,6 +1,6 @@
 """The text of a log as blocks of whole lines: without colours, and unpacked from journalctl's and Docker's JSON.
 
-The result does not depend on the sizes of the reads.
+The text does not depend on how many bytes each read of the file returns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|[ -/][0-~])")
 _ESCAPE_BYTES = 40
 _LINE_END = re.compile(rb"[\r\n\0]")
 _MAX_RECORD = 2**18  # bytes; longer lines are not unpacked
-# Line ends that do not count as lines
+# Translates the other line ends, which do not count in line numbers, to newlines
 TO_NEWLINES = bytes.maketrans(b"\r\0", b"\n\n")
 _JSON_BEGIN = re.compile(rb'\s{0,9}\{\s?"')
 
@@ -29,8 +29,8 @@ _JSON_BEGIN = re.compile(rb'\s{0,9}\{\s?"')
 def line_blocks(file: Readable) -> Iterator[bytes]:
     """The stream as blocks of whole lines; a line that is longer than a block is cut to MAX_LINE bytes.
 
-    A carriage return ends a line too, as progress bars write many updates into one line, and so does a zero byte, as
-    files have runs of them after a loss of power.
+    A carriage return ends a line too, since progress bars write many updates into one line. So does a zero byte, since
+    files contain sequences of zero bytes after a loss of power.
     """
     rest, is_cut = b"", False
     for chunk in _without_escapes(_without_json(file)):
@@ -64,7 +64,7 @@ def _without_escapes(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _without_json(file: Readable) -> Iterator[bytes]:
-    """The stream; if its first line is a JSON record of a journal or container, the text of each record on its line."""
+    """The stream. If its first line is a JSON record of a journal or container, each record is replaced by its text."""
     data = file.read(BLOCK_BYTES)
     while data and b"\n" not in data and len(data) <= _MAX_RECORD and (more := file.read(BLOCK_BYTES)):
         data += more

@@ -6,15 +6,16 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from seatrial.model import Explained, Finding, Frozen, JobResult, Outcome, Verdict
+from seatrial.model import Finding, Frozen, JobResult, Outcome, Verdict, VerdictKey
 from seatrial.model.trial import Action
 from seatrial.util import data_files
 
 
 class MissingNodeCause(Frozen):
-    """Why a node is missing: a pattern of its state, and what to do. ``{node}``: its name.
+    """Why a node is missing, and what to do. ``pattern``: a regular expression that the state of the node matches.
 
-    ``launcher``: the only one of whose jobs this is a cause; empty: any.
+    ``launcher``: the cause is only for jobs of this launcher; empty: for all jobs. In ``first_command`` and ``fix``,
+    {node} is replaced by the name of the node.
     """
 
     id: str
@@ -34,8 +35,8 @@ def missing_node_causes() -> tuple[MissingNodeCause, ...]:
 
 
 def missing_node_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
-    """One finding per node that a job lost or did not get; it explains the checks that were not measured."""
-    not_measured = tuple(Explained.key(verdict) for verdict in verdicts if verdict.outcome is Outcome.ERROR)
+    """One finding per node that a job lost or did not get; each explains all ERROR verdicts."""
+    errors = tuple(VerdictKey.from_verdict(verdict) for verdict in verdicts if verdict.outcome is Outcome.ERROR)
     findings: dict[str, Finding] = {}
     for result in results:
         for node in result.missing_nodes:
@@ -51,7 +52,7 @@ def missing_node_findings(results: Sequence[JobResult], verdicts: Sequence[Verdi
                 fix=cause.fix.replace("{node}", node.name),
                 action=cause.action,
                 source=f"job {result.job}; {cause.source}",
-                explains=not_measured,
+                explains=errors,
             )
             findings.setdefault(node.name, finding)
     return list(findings.values())

@@ -24,16 +24,16 @@ from seatrial.hardware.pair_rates import (
 )
 from seatrial.hardware.pair_search import conclude
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Explained, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict
+from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict, VerdictKey
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
 SLOW_CAUSES = ("slow_node", "slow_gpu", "slow_path", "slow_rail")
-# Below this share of its peers the unjudged speed of a node or rank is a reason to search. Over gloo on four nodes that
-# share two loaded CPU cores, healthy ranks reached 0.37 at the least, those behind a link of 200 Mbit/s 0.11 at most.
+# A node or rank whose speed has no verdict is a reason to search below this share of its peers. Over gloo on four nodes
+# that share two loaded CPU cores, healthy ranks reached at least 0.37, ranks behind a link of 200 Mbit/s at most 0.11.
 UNJUDGED_SHARE = 0.25
 _MAX_NAMED = 6
-_NARROW = 0.2  # a larger spread is shown as a range of rates
+_NARROW = 0.2  # a larger relative spread is shown as a range of rates
 _JUDGED = (Outcome.PASS, Outcome.WARN, Outcome.FAIL)
 _DIRECTION_TEXTS: dict[Direction | None, str] = {
     "sends": ", only when it sends",
@@ -43,16 +43,18 @@ _DIRECTION_TEXTS: dict[Direction | None, str] = {
 }
 
 
-def reasons_to_localize(
+def reasons_to_search(
     verdicts: Sequence[Verdict],
     measurements: Sequence[Measurement],
     checks: Mapping[str, Check],
     nodes: int | None = None,
 ) -> dict[str, str]:
-    """Check of several nodes → the reason to search: a metric is below a threshold, or has no reference value.
+    """Check that moves data between nodes → why a search for slow nodes is needed; empty if none is needed.
 
-    Without a reference value this needs a large difference between nodes; or, on three ``nodes`` or more, that no check
-    compares nodes. Two nodes are one pair, without another one to compare. ``nodes`` None: the search has run already.
+    There are three reasons. First: a performance metric of the check has a WARN or FAIL. Second: a share that compares
+    nodes or ranks has no verdict and is below UNJUDGED_SHARE. Third, if neither applies: no metric of the check has a
+    verdict, and no check compares nodes. The third reason does not count on two ``nodes``, which are only one pair.
+    ``nodes`` is None if the search has run already; the third reason then counts.
     """
     inter_node = {name: check for name, check in checks.items() if _is_inter_node(check)}
     performance = {name: PerformanceMetrics(check) for name, check in inter_node.items()}
@@ -82,9 +84,9 @@ def reasons_to_localize(
 def _inter_node_shares(
     measurements: Sequence[Measurement], inter_node: Mapping[str, Check]
 ) -> Iterator[tuple[str, Metric]]:
-    """Check and metric of all shares that compare nodes or ranks by their paths to other nodes.
+    """(check, metric) of all shares that compare nodes or ranks by their paths to other nodes.
 
-    Shares of single pairs are left out: over gloo, healthy pairs reach a fifth of the best one by chance.
+    Shares of single pairs do not count: over gloo, healthy pairs reach only a fifth of the best pair by chance.
     """
     for measurement in measurements:
         comparisons = inter_node[measurement.check].comparisons if measurement.check in inter_node else {}
@@ -95,21 +97,27 @@ def _inter_node_shares(
 
 
 def _is_inter_node(check: Check) -> bool:
-    """Whether the check moves data between nodes, and neither has a communicator per node nor compares only GPUs."""
+    """Whether the check moves data between nodes and can show slow nodes.
+
+    Not if it has a communicator per node, compares only GPUs, or is the search for slow nodes itself.
+    """
     compares_gpus = check.comparisons and not any(each.inter_node for each in check.comparisons.values())
     between_ranks = check.scope is Scope.CLUSTER and check.phase in (Phase.INTERCONNECT, Phase.DISTRIBUTED)
     return between_ranks and not check.per_node and not compares_gpus and not check.localizes
 
 
-def localization_notes(
+def search_notes(
     verdicts: Sequence[Verdict],
     measurements: Sequence[Measurement],
     searches: Sequence[Measurement],
     findings: Sequence[Finding],
     checks: Mapping[str, Check],
 ) -> tuple[Insight, ...]:
-    """A note at the first check that was the reason: why the search has no result, or that it found no slow node."""
-    reasons = reasons_to_localize(verdicts, measurements, checks) if searches else {}
+    """A note on the first check that is a reason to search: why the search has no result, or that no node is slow.
+
+    No note without a search, without a reason, and if ``findings`` name what is slow.
+    """
+    reasons = reasons_to_search(verdicts, measurements, checks) if searches else {}
     if not reasons:
         return ()
     check, title = next(iter(reasons)), "search for slow nodes"
@@ -123,19 +131,18 @@ def localization_notes(
     last = conclusions[-1]
     if last.nodes == 2:
         text = (
-            f"all rails and both directions between the two nodes are alike ({last.healthy_gb_s:.3g} GB/s a rail). Two "
-            "nodes are one pair: a node that is slow on all rails is not visible. Search with a third node."
+            f"all rails and both directions between the two nodes are equally fast ({last.healthy_gb_s:.3g} GB/s per "
+            "rail). Two nodes are one pair: a node that is slow on all rails is not visible. Search with a third node."
         )
         return (Insight(check=check, title=title, text=text),)
     text = (
-        "no node, GPU, rail or path is slower with all of its partners: "
-        f"pairs of {last.nodes} nodes {_healthy_text(last)}. "
-        "The cause is common to all nodes, inside the nodes, or not the network."
+        f"no slow node, GPU, rail or path was found among {last.nodes} nodes; {_healthy_text(last)}. "
+        "The cause is common to all nodes, inside the nodes, or not in the network."
     )
     return (Insight(check=check, title=title, text=text),)
 
 
-def localization_findings(
+def search_findings(
     searches: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     measurements: Sequence[Measurement],
@@ -145,8 +152,8 @@ def localization_findings(
 ) -> list[Finding]:
     """One finding for each slow rail, node, GPU and path of the searches, with the bad verdicts that it explains.
 
-    ``measurements``: of the trial, for settings of the slow node that differ from the others. ``causes``: findings at
-    the slow node are named as its likely cause. ``node_prefix``: see cause_findings.
+    The evidence names the likely cause of a slow node: findings in ``causes`` on this node, and settings of the node in
+    ``measurements`` of the trial that differ from other nodes. ``node_prefix``: see cause_findings.
     """
     performance = {name: PerformanceMetrics(check) for name, check in checks.items() if _is_inter_node(check)}
     search_checks = {search.check for search in searches}
@@ -161,7 +168,9 @@ def localization_findings(
         writer = _FindingWriter(conclusion, search, node_differences(measurements, checks), causes, node_prefix)
         for finding in writer.findings():
             explains = tuple(
-                dict.fromkeys(Explained.key(each) for each in bad if _can_follow(each, finding.subject.split(", ")))
+                dict.fromkeys(
+                    VerdictKey.from_verdict(each) for each in bad if _can_follow(each, finding.subject.split(", "))
+                )
             )
             findings[finding.cause, finding.subject] = finding.model_copy(update={"explains": explains})
     return list(findings.values())
@@ -213,8 +222,6 @@ _TCP = _NetworkTexts(
 
 @dataclass(frozen=True)
 class _FindingWriter:
-    """Writes the findings of one search."""
-
     conclusion: Conclusion
     search: Measurement
     differences: Mapping[str, Mapping[str, str]]
@@ -241,7 +248,7 @@ class _FindingWriter:
         subject = node if whole_node else ", ".join(slow)
         evidence = (
             f"{subject} is {_range_text(deficits)} slower in every pair{_direction_text(ranks)} "
-            f"({self._node_rates(node)}); all other pairs {_healthy_text(self.conclusion)}."
+            f"({self._node_rates(node)}); {_healthy_text(self.conclusion)}."
         )
         likely = self._likely_cause(node)
         title = f"{node} is slow to every other node" if whole_node else f"GPUs of {node} are slow to every other node"
@@ -256,7 +263,7 @@ class _FindingWriter:
         where = direction.get(directions.pop(), "") if len(directions) == 1 else ""
         slower = f"{_range_text(deficits)} slower with each other{where}"
         healthy = _healthy_text(self.conclusion)
-        evidence = f"{first} and {second} are {slower}, and not with other nodes; all other pairs {healthy}."
+        evidence = f"{first} and {second} are {slower}, but not with other nodes; {healthy}."
         title = f"the path between {first} and {second} is slow"
         if self.conclusion.nodes == 2:
             evidence = self._two_node_evidence(paths, slower)
@@ -304,6 +311,7 @@ class _FindingWriter:
         return _RDMA if uses_rdma else _TCP
 
     def _confidence(self, deficits: Sequence[float]) -> Confidence:
+        """High if all of several repetitions are slower than healthy pairs."""
         return "high" if min(deficits) > 0 and len(deficits) > 1 else "medium"
 
     def _subjects(self, node: str) -> list[str]:
@@ -312,7 +320,7 @@ class _FindingWriter:
         return [str(subject) for subject in subjects] if isinstance(subjects, list) else []
 
     def _node_rates(self, node: str) -> str:
-        """Up to six pairs of the node with their GB/s, from all bidirectional steps."""
+        """The pairs of the node, at most _MAX_NAMED, with their GB/s in bidirectional steps."""
         rates = _pair_rates(self.search)
         of_node = [rate for rate in rates if node in rate.pair and not rate.unidirectional]
         bidirectional = {rate.pair: median(rate.gb_s) for rate in of_node}
@@ -346,8 +354,8 @@ def _healthy_text(conclusion: Conclusion) -> str:
     middle = conclusion.healthy_gb_s
     spread = max(middle - low, high - middle) / middle if middle else 0.0
     if spread < _NARROW:
-        return f"({conclusion.healthy_pairs}) are within {spread:.1%} of {middle:.3g} GB/s"
-    return f"({conclusion.healthy_pairs}) reach {low:.3g} to {high:.3g} GB/s"
+        return f"healthy pairs ({conclusion.healthy_pairs}): within {spread:.1%} of {middle:.3g} GB/s"
+    return f"healthy pairs ({conclusion.healthy_pairs}): {low:.3g} to {high:.3g} GB/s"
 
 
 def _direction_text(ranks: Sequence[SlowRank]) -> str:

@@ -10,6 +10,7 @@ from seatrial.util.text import and_more
 
 MAX_NAMED = 8
 _SOURCE = "NVML, nvmlDeviceGetCurrentClocksEventReasons, sampled during the job"
+# First command and fix
 _HEAT = (
     "nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
     "Check inlet temperature, fans and coolant. If one GPU is hotter than its neighbours, check the mounting of its "

@@ -17,7 +17,8 @@ _TIME_ERROR = 5
 class ClockFacts(Frozen):
     """The state of the system clock; None: unreadable.
 
-    ``synchronised``: with a time server. ``max_error_s``: the kernel's bound of the error. ``source``: such as tsc.
+    ``synchronised``: with a time server. ``max_error_s``: the kernel's bound of the error, in seconds. ``source``: the
+    clock source, such as tsc.
     """
 
     synchronised: bool | None

@@ -15,12 +15,14 @@ _UNEQUAL_SIZES = ("all_to_all", "alltoall", "scatter", "gather", "all_gather_v",
 class CollectiveHang:
     """A collective, or a transfer between two ranks, that is not completed.
 
-    ``group``: name of the process group; ``seq``: number of the collective in it. ``waiting``: the ranks that have
-    enqueued it, with their operations. ``absent``: the ranks that have not, with their last operation in the group, if
-    recorded. ``without_dump``: members of the group that left no dump. ``differences``: what differs between the
-    operations (operation, input sizes, output sizes or dtype), as value → ranks. ``elsewhere``: the absent ranks that
-    wait in a hang of another group, by that group: they are not the cause. ``members_recorded``: whether the dumps name
-    the members of the group; gloo's do not, so that a member without a dump remains unknown.
+    ``group``: name of the process group. ``seq``: number of the collective in the group.
+    ``waiting``: rank → its operation, for the ranks that have enqueued the collective and not completed it.
+    ``absent``: rank → its last recorded operation in the group, for the ranks that have not enqueued the collective.
+    ``without_dump``: members of the group that left no dump.
+    ``differences``: quantity (operation, input sizes, output sizes, dtype) → value → ranks, for those that differ.
+    ``members_recorded``: whether the members of the group are known. Gloo's dumps do not name them, so a member without
+    a dump can be missing here.
+    ``elsewhere``: absent rank → the other group in which it waits; such a rank is not the cause.
     """
 
     group: str
@@ -35,16 +37,19 @@ class CollectiveHang:
 
     @property
     def not_started(self) -> tuple[int, ...]:
-        """The ranks whose GPU has not started the collective although the GPUs of other ranks have."""
+        """The waiting ranks whose GPU has not started the collective although the GPU of another rank has."""
         states = {rank: operation.state for rank, operation in self.waiting.items()}
         return tuple(rank for rank, state in states.items() if state == "scheduled" and "started" in states.values())
 
     @property
     def ranks_at_fault(self) -> tuple[int, ...]:
-        """The ranks at fault by the dumps: absent, else different, else without a dump, else not started."""
-        absent = tuple(rank for rank in self.absent if rank not in self.elsewhere)
-        if absent or self.absent:
-            return absent
+        """The ranks at fault according to the dumps; empty if the dumps do not show any.
+
+        If ranks are absent: those of them that do not wait elsewhere. Else, if operations differ: the ranks with the
+        rarest value, if they are a minority. Else the ranks without a dump, or else those that have not started.
+        """
+        if self.absent:
+            return tuple(rank for rank in self.absent if rank not in self.elsewhere)
         if self.differences:
             by_value = next(iter(self.differences.values()))
             fewest = min(by_value.values(), key=len)
@@ -54,7 +59,9 @@ class CollectiveHang:
 
 
 def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[CollectiveHang]:
-    """The first collective of each process group that is not completed; those that name a cause come first.
+    """The hangs of all process groups; those with ranks at fault come first.
+
+    Of each group it is the first collective that is not completed. In a group without one: its incomplete transfers.
 
     ``world_size``: number of ranks of the job, 0 if it is unknown.
     """
@@ -72,8 +79,8 @@ def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[Collect
             hangs.append(replace(hang, members_recorded=members_recorded or (is_default and world_size > 0)))
         else:
             hangs += _transfer_hangs(name, members, group_by_rank, by_rank)
-    waits_in = {rank: hang.group for hang in hangs for rank in hang.waiting}
-    located = [_with_elsewhere(hang, waits_in) for hang in hangs]
+    group_by_waiting_rank = {rank: hang.group for hang in hangs for rank in hang.waiting}
+    located = [_with_elsewhere(hang, group_by_waiting_rank) for hang in hangs]
     return sorted(located, key=lambda hang: (not hang.ranks_at_fault, hang.group))
 
 
@@ -127,20 +134,19 @@ def _sizes_text(sizes: tuple[tuple[int, ...], ...]) -> str:
 def _transfer_hangs(
     name: str, members: Sequence[int], group_by_rank: Mapping[int, Group], by_rank: Mapping[int, Dump]
 ) -> list[CollectiveHang]:
-    """The transfers of the group whose other end has no open transfer with this rank."""
+    """For each rank, its first incomplete transfer for which the other end has no matching incomplete transfer."""
     hangs = []
     for rank, group in group_by_rank.items():
         for operation in group.transfers:
             kind, _, ends = operation.name.partition(" ")  # send 0->1, recv 1<-0: ranks within the group
             arrow, peer_kind, peer_arrow = ("->", "recv", "<-") if kind == "send" else ("<-", "send", "->")
-            own_index, _, index = ends.partition(arrow)
-            peer = sorted(members)[int(index)] if index.isdecimal() and int(index) < len(members) else None
-            if peer is None:
+            own_index, _, peer_index = ends.partition(arrow)
+            if not peer_index.isdecimal() or int(peer_index) >= len(members):
                 continue
+            peer = sorted(members)[int(peer_index)]
             other = group_by_rank.get(peer)
-            if other and any(
-                candidate.name == f"{peer_kind} {index}{peer_arrow}{own_index}" for candidate in other.transfers
-            ):
+            matching_name = f"{peer_kind} {peer_index}{peer_arrow}{own_index}"
+            if other and any(candidate.name == matching_name for candidate in other.transfers):
                 continue
             last = other.collectives.get(other.last) if other else None
             absent = {peer: last} if peer in by_rank else {}
@@ -150,6 +156,6 @@ def _transfer_hangs(
     return hangs
 
 
-def _with_elsewhere(hang: CollectiveHang, waits_in: Mapping[int, str]) -> CollectiveHang:
-    elsewhere = {rank: waits_in[rank] for rank in hang.absent if waits_in.get(rank, hang.group) != hang.group}
-    return replace(hang, elsewhere=elsewhere)
+def _with_elsewhere(hang: CollectiveHang, group_by_waiting_rank: Mapping[int, str]) -> CollectiveHang:
+    groups = {rank: group_by_waiting_rank.get(rank, hang.group) for rank in hang.absent}
+    return replace(hang, elsewhere={rank: group for rank, group in groups.items() if group != hang.group})

@@ -18,7 +18,7 @@ _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as a number just below 2^63
 
 
 class NumaNode(Frozen):
-    """``cpus`` is a range list such as 0-3,8, empty for a node without CPUs."""
+    """One NUMA node. ``cpus``: ranges such as 0-3,8, empty for a node without CPUs."""
 
     name: str
     cpus: str | None
@@ -44,7 +44,7 @@ class CpuFacts(Frozen):
 
 
 class MemoryFacts(Frozen):
-    """Sizes in bytes; ``limit_bytes`` is the lowest limit of the cgroups. None without an error: no limit."""
+    """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups; None and not in ``unreadable``: no limit."""
 
     total_bytes: int | None
     available_bytes: int | None
@@ -87,7 +87,7 @@ def read_memory(root: Path = Path("/")) -> MemoryFacts:
 
 
 def _read_field(path: Path, key: str) -> str:
-    """The value of the first ``key: value`` line of a /proc file. Raises OSError or ValueError."""
+    """The value of the first line ``key: value`` of a /proc file or a meminfo. Raises OSError or ValueError."""
     match = re.search(rf"^(?:Node \d+ )?{re.escape(key)}\s*:[ \t]*(\S.*?)[ \t]*$", read_text(path), re.MULTILINE)
     if not match:
         raise ValueError(f"{path}: no line {key!r}")
@@ -110,7 +110,10 @@ def _read_kib(path: Path, key: str) -> int:
 
 
 def _distinct_values(root: Path, cpus: list[int] | None, file: str) -> int:
-    """The number of different values in a topology file of ``cpus``: of packages, or of cores (sibling threads)."""
+    """The number of different values that the topology file ``file`` has over ``cpus``.
+
+    physical_package_id has one value for each socket, thread_siblings_list one for each core.
+    """
     if cpus is None:
         raise ValueError("the list of online CPUs could not be read")
     return len({read_line(root / _CPUS / f"cpu{cpu}" / "topology" / file) for cpu in cpus})

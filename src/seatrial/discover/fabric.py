@@ -30,7 +30,10 @@ class Nic(Frozen):
 
 
 class NicFacts(Frozen):
-    """Physical interfaces, and virtual ones with more than link-local addresses; ``omitted_virtual``: the others."""
+    """``interfaces``: the physical ones, and virtual ones with an address that is not link-local.
+
+    ``omitted_virtual``: number of the other interfaces, without the loopback.
+    """
 
     interfaces: tuple[Nic, ...]
     omitted_virtual: int
@@ -40,8 +43,8 @@ class NicFacts(Frozen):
 class RdmaPort(Frozen):
     """A port of an RDMA device, with the texts of /sys.
 
-    ``state``: logical state, such as ACTIVE; ``physical_state``: LinkUp; ``rate``: 400 Gb/sec (4X NDR). ``netdev``: of
-    RoCE ports only.
+    ``state``: logical state, such as ACTIVE. ``physical_state``: such as LinkUp. ``rate``: such as 400 Gb/sec (4X NDR).
+    ``netdev``: the network interface of a RoCE port, None for InfiniBand.
     """
 
     port: str

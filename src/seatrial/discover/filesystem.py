@@ -1,4 +1,4 @@
-"""Mounted filesystems, and free space in /dev/shm, the temporary folder, the home folder and /."""
+"""Mounted filesystems, and the space in /dev/shm, in the temporary and home directories, and in /."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PSEUDO_TYPE = re.compile(
 )
 # Mounts of the operating system, as "type target". Only /dev/shm is reported.
 _SYSTEM_MOUNT = re.compile(r"tmpfs /(?!dev/shm$)(dev|proc|run|sys)(/.*)?|squashfs /snap/.*")
-_RESPONSE_TIMEOUT_S = 5.0  # a healthy parallel filesystem answers statfs in milliseconds, a busy one in seconds
+_RESPONSE_TIMEOUT_S = 5.0  # a healthy parallel filesystem answers statvfs in milliseconds, a busy one in seconds
 
 
 class Mount(Frozen):
@@ -37,7 +37,10 @@ class Mount(Frozen):
 
 
 class DirectorySpace(Frozen):
-    """A folder and the space for this user in bytes; 0 if it does not exist. ``type``: of its filesystem."""
+    """A directory. ``size_bytes``, ``free_bytes``: of its filesystem, 0 if the directory does not exist.
+
+    ``type``: type of its filesystem. ``writable``: whether this user may create files in the directory.
+    """
 
     path: str
     exists: bool | None
@@ -49,7 +52,11 @@ class DirectorySpace(Frozen):
 
 
 class MountFacts(Frozen):
-    """``filesystems`` lists each filesystem with storage once; ``omitted_*``: number of all other mounts."""
+    """``filesystems``: one mount for each filesystem with storage and each set of mount options.
+
+    ``omitted_pseudo``: number of mounts without storage or of the operating system. ``omitted_duplicates``: number of
+    further mounts of ``filesystems``.
+    """
 
     filesystems: tuple[Mount, ...]
     omitted_pseudo: int
@@ -77,7 +84,7 @@ class MountEntry(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Size and free space of a filesystem in bytes; ``path`` has symbolic links resolved, relative to ``root``."""
+    """Size and free space of a filesystem in bytes; ``path``: the path under ``root``, with symbolic links resolved."""
 
     size: int
     free: int  # bytes that users without root privileges may write
@@ -86,7 +93,10 @@ class Usage(NamedTuple):
 
 
 def read(root: Path = Path("/")) -> MountFacts:
-    """All mounts under ``root``; takes up to 5 s if a filesystem does not respond."""
+    """The mounts in ``root``/proc and the space in four directories.
+
+    Takes 5 s if a filesystem does not respond.
+    """
     reader = FieldReader()
     entries = reader("filesystems", lambda: mountinfo(read_text(root / "proc/self/mountinfo"))) or []
     with_storage = [entry for entry in entries if not entry.pseudo]
@@ -157,7 +167,7 @@ def _unescape(field: str) -> str:
 
 
 def _without_duplicates(entries: list[MountEntry]) -> list[MountEntry]:
-    """One mount per filesystem and set of options, with the shortest path.
+    """Of the mounts of one filesystem with the same options, keep the one with the shortest path.
 
     Kubernetes nodes and containers mount the same disk dozens of times.
     """

@@ -1,4 +1,4 @@
-"""Which filesystem a mount is, and its client settings, from mount options and configuration files; no tools."""
+"""The kind of a mounted filesystem and its client settings, from mount options and files; runs no command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _VAST_DRIVER = "sys/module/sunrpc/parameters/nfs_bundle_version"  # exists only 
 
 
 class FilesystemSetting(Frozen):
-    """A client setting: its ``value``, its effect, and ``advice`` if the value slows training down or breaks it."""
+    """A client setting: its ``value``, its effect, and ``advice`` if the value slows training down or breaks it.
+
+    ``source``: the documentation that says so.
+    """
 
     name: str
     value: str
@@ -31,9 +34,10 @@ class FilesystemSetting(Frozen):
 
 
 class FilesystemKind(Frozen):
-    """``name``: such as ``Lustre``; ``evidence``: how it was recognized. ``network``: None for an unknown type.
+    """``name``: such as ``Lustre``. ``evidence``: how it was recognized. ``quota_tool``: as in filesystem_quota.
 
-    ``unreadable``: settings that could not be read, with reasons.
+    ``network``: whether it is a network filesystem, None for an unknown type. ``unreadable``: file, or
+    ``client configuration`` → why its settings could not be read.
     """
 
     name: str
@@ -45,7 +49,7 @@ class FilesystemKind(Frozen):
 
 
 def identify(entry: MountEntry, root: Path = Path("/")) -> FilesystemKind:
-    """The filesystem of a mount of this host (``root``: prefix of /proc and /sys)."""
+    """The kind of the filesystem that this host mounts with ``entry``; /proc and /sys are under ``root``."""
     options = entry.options.split(",")
     for name, row in table()["filesystems"].items():
         if entry.type not in row["types"]:
@@ -81,6 +85,7 @@ def table() -> Any:
 
 
 def _settings(rows: list[Mapping[str, str]], options: list[str]) -> Iterator[FilesystemSetting]:
+    """The settings of data/filesystems.yaml (``rows``) with their values in ``options``, else with their defaults."""
     for row in rows:
         values = [match[1] for option in options if (match := re.fullmatch(row["match"], option))]
         values = values or ([row["absent"]] if "absent" in row else [])

@@ -48,9 +48,9 @@ class Quota(Frozen):
 
 
 class QuotaReading(Frozen):
-    """``quota``: None if there is none, or if it is unknown for this ``reason``.
+    """``quota``: None if there is none, or if it is unknown; ``reason`` says why it is unknown.
 
-    ``unread``: further quotas that apply to the path and could not be read, with the reason.
+    ``unread``: why further quotas of the path could not be read.
     """
 
     command: str
@@ -70,29 +70,20 @@ class StorageTargets(Frozen):
 def read_quota(
     tool: str, path: str, mounted: int = 1, run: Run = run_command, *, gid: int | None = None
 ) -> QuotaReading:
-    """The quota at ``path`` with the largest share in use: of this process's user, of the group, of Lustre's project.
+    """Of the quotas of this process's user, of the group and of Lustre's project at ``path``, the one used most.
 
-    ``tool``: lfs, beegfs, quota, or statvfs for filesystems whose quota is the size of the folder; else unknown.
-    ``mounted``: number of mounted filesystems with this tool. ``gid``: group of new files; None: the process's group.
+    ``tool``: lfs, beegfs, quota, or statvfs for filesystems whose quota is the size of the folder. For any other tool
+    the quota is unknown. ``mounted``: number of mounted filesystems with this tool. ``gid``: group of new files; None:
+    the process's group.
     """
     uid, group = str(os.geteuid()), str(os.getegid() if gid is None else gid)
     if tool == "statvfs":
         return _statvfs_quota(path)
     if tool == "beegfs" and mounted > 1:
-        reason = "several BeeGFS filesystems are mounted, and the output does not name one"
+        reason = "several BeeGFS filesystems are mounted, and the output does not say which one it is for"
         return QuotaReading(command="beegfs quota list-usage", reason=reason)
-    beegfs_8 = [
-        "beegfs",
-        "quota",
-        "list-usage",
-        "--uids",
-        "current",
-        "--gids",
-        "current",
-        "--raw",
-        "--output",
-        "ndjson",
-    ]
+    current = ["--uids", "current", "--gids", "current"]
+    beegfs_8 = ["beegfs", "quota", "list-usage", *current, "--raw", "--output", "ndjson"]
     beegfs_7 = ["beegfs-ctl", "--getquota", "--csv", f"--mount={path}"]
     owners: dict[str, list[_Attempts]] = {  # attempts for the user, then for the group
         "lfs": [
@@ -114,7 +105,7 @@ def read_quota(
     readings = [_read_first(of_user, run)]
     if readings[0].reason:  # the others would fail, or hang, in the same way
         return readings[0]
-    if not readings[0].command.startswith("beegfs "):
+    if not readings[0].command.startswith("beegfs "):  # BeeGFS 8: its output has the group too
         readings.append(_read_first(of_group, run))
     if tool == "lfs":
         readings.append(_read_project(path, run))
@@ -205,7 +196,7 @@ def parse_quota_table(text: str) -> Quota | None:
         *(_scaled(match, 1024, power) for match in numbers[:3]),
         *(_scaled(match, 1000, 0) for match in numbers[3:]),
     ]
-    # The soft limit is enforced after the grace period, and so the lower one counts
+    # The soft limit is enforced after the grace period, so the lower limit counts
     limits = [min(filter(None, pair), default=None) for pair in (values[1:3], values[4:6])]
     return Quota(bytes_used=values[0], bytes_limit=limits[0], files_used=values[3], files_limit=limits[1])
 
@@ -232,7 +223,10 @@ def parse_beegfs_8(text: str, gid: int | None = None) -> Quota | None:
 
 
 def parse_beegfs_7(text: str) -> Quota | None:
-    """The quota in ``beegfs-ctl --getquota --csv`` of one owner: of its fullest storage pool. Raises ValueError."""
+    """The owner's quota in its fullest storage pool, from ``beegfs-ctl --getquota --csv``.
+
+    Raises ValueError on another format.
+    """
     quotas, in_table = [], False
     for line in map(str.strip, text.splitlines()):
         if line == _BEEGFS_7_TITLE:

@@ -16,13 +16,13 @@ from seatrial.util import plain_pickle
 from seatrial.util.input_files import open_file, parse_json, read_bytes
 from seatrial.util.text import printable
 
-MAX_DUMP_BYTES = 64 * 2**20  # 20,000 collectives have 30 MB; torch keeps 2,000
+MAX_DUMP_BYTES = 64 * 2**20  # a dump of 20,000 collectives has 30 MB; by default torch keeps the last 2,000
 DEFAULT_GROUP = "default_pg"  # torch's description of the group of all ranks
-_START_BYTES = 4096
+_START_BYTES = 4096  # of a file, in which is_dump looks for _KEYS
 _RANK = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?:\.(?:json|pkl|pickle|bin))?")
-_KEYS = (b'"comm_lib_version"', b'"pg_config"', b'"collective_seq_id"')  # a dump in JSON begins with one of them
+_KEYS = (b'"comm_lib_version"', b'"pg_config"', b'"collective_seq_id"')  # one is near the start of a dump in JSON
 _KEPT = 20  # number of collectives that are kept before and after the first one that is not completed
-_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300
+_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300  # of an entry that are kept; characters
 _MAX_ENTRIES, _MAX_RANKS = 100_000, 1_000_000
 # Files of libraries: a frame in any other file is the user's
 _LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/(?!seatrial/)|/torch/|/lib/python\d[^/]*/(?!site-)|^<")
@@ -42,8 +42,9 @@ class Frame(NamedTuple):
 class Operation(NamedTuple):
     """A collective or point-to-point operation of one rank. ``seq``: its number in the process group, from 1.
 
-    ``state``: scheduled (enqueued), started (on the GPU) or completed; gloo has no state started. ``name``:
-    ``all_reduce``, ``send 0->1``. Sizes: one tuple of dimensions per tensor. ``frame``: where the user's code calls it.
+    ``name``: such as ``all_reduce`` or ``send 0->1``. ``state``: scheduled (enqueued), started (on the GPU) or
+    completed; gloo has no state started. ``*_sizes``: one tuple of dimensions per tensor. ``frame``: the line of the
+    user's code that calls the operation.
     """
 
     seq: int
@@ -71,13 +72,13 @@ class Group:
 
     @property
     def first_incomplete(self) -> int | None:
-        """The number of the first collective that is not completed."""
+        """The number of the first collective that is not completed; None if all are."""
         return min((seq for seq, operation in self.collectives.items() if operation.state != "completed"), default=None)
 
 
 @dataclass(frozen=True)
 class Dump:
-    """The dump of one rank; groups by name."""
+    """The dump of one rank. ``groups``: process groups by name."""
 
     rank: int
     path: Path
@@ -120,7 +121,10 @@ def read_dump(path: Path) -> Dump:
 
 
 def user_frame(frames: Iterable[Frame]) -> Frame | None:
-    """The innermost frame outside of libraries; the innermost one if all are in libraries. Innermost first."""
+    """The innermost frame outside of libraries, or the innermost one if all are in libraries; None without frames.
+
+    ``frames``: innermost first.
+    """
     ordered = list(frames)
     return next((frame for frame in ordered if not _LIBRARY_FILE.search(frame.file)), ordered[0] if ordered else None)
 
@@ -155,7 +159,7 @@ def _members(config: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
     members = {}
     for name, group in config.items():
         ranks = group.get("ranks") if isinstance(group, dict) else None
-        if isinstance(ranks, str) and len(ranks) < 8 * _MAX_RANKS:
+        if isinstance(ranks, str) and len(ranks) < 8 * _MAX_RANKS:  # up to 8 characters for each rank
             members[_text(name)] = tuple(int(rank) for rank in re.findall(r"\d{1,7}", ranks))
     return members
 
@@ -178,7 +182,10 @@ def _is_transfer(entry: Mapping[Any, Any]) -> bool:
 
 
 def _state(entry: Mapping[Any, Any], last_completed: int) -> str:
-    """The state of an entry. Gloo's entries stay scheduled; they are retired when they complete, not when they fail."""
+    """The state of an entry. ``last_completed``: number of the last completed collective of its group.
+
+    Gloo's entries stay scheduled. They are retired when they complete, but not when they fail.
+    """
     name, state = str(entry.get("profiling_name")), entry.get("state")
     is_retired = name.startswith("gloo:") and entry.get("retired") is True
     is_passed = not _is_transfer(entry) and 0 < _number(entry, "collective_seq_id") <= last_completed
@@ -216,7 +223,7 @@ def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
 
 
 def _number(record: Mapping[Any, Any], key: str) -> int:
-    """An integer, which JSON's pg_status has as text; -1 if there is none."""
+    """An integer, also from text (pg_status in JSON has text); -1 if there is none."""
     value = record.get(key)
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)

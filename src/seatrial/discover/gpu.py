@@ -40,7 +40,7 @@ __all__ = [
 
 # NVML's level of the common ancestor of two GPUs -> its name in nvidia-smi topo -m
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-# Without persistence mode the driver initialises each GPU again, which takes seconds per GPU
+# Without persistence mode the driver initialises every GPU when NVML opens it, which takes seconds per GPU
 _DRIVER_TIMEOUT_S = 120.0
 _NO_GPU = ("", "-1", "NoDevFiles")  # NoDevFiles: set by Slurm for a job without GPUs
 
@@ -48,10 +48,12 @@ _NO_GPU = ("", "-1", "NoDevFiles")  # NoDevFiles: set by Slurm for a job without
 class GpuFacts(Frozen):
     """GPUs from NVML and from the PCI bus.
 
-    ``gpus``: the usable ones. ``failed_gpus``: listed by the driver, but a query fails (index and error).
-    ``permission_denied``: GPUs that this user may not open. ``pci_devices``: addresses of all GPUs on the PCI bus.
-    ``not_assigned``: GPUs on the PCI bus that belong to a virtual machine or to other containers. ``topology``: the
-    connection of each pair of ``gpus``, by the names of nvidia-smi topo -m; ``X``: itself, ``?``: unreadable.
+    ``gpus``: the usable ones. ``failed_gpus``: index and error of GPUs that are lost or that the driver cannot open.
+    ``permission_denied``: index and error of GPUs that this user may not open.
+    ``pci_devices``: addresses of all GPUs on the PCI bus. ``not_assigned``: those of them that belong to a virtual
+    machine or to other containers.
+    ``topology``: the connection of each pair of ``gpus``, by the names of nvidia-smi topo -m; ``X`` for a GPU and
+    itself, ``?`` if unreadable.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -78,8 +80,8 @@ class GpuFacts(Frozen):
     def detection_error(self) -> str | None:
         """Why it is unknown whether there are GPUs; None if the driver or, without a driver, the PCI bus was readable.
 
-        If the driver hangs, an empty PCI device list does not show that there is no GPU: some virtual machines have
-        none.
+        If the driver hangs, an empty list of PCI devices does not show that there is no GPU: some virtual machines
+        have no PCI bus.
         """
         errors = [self.unreadable[name] for name in ("nvml", "pci_devices") if name in self.unreadable]
         if not self.nvml_unavailable or not errors:
@@ -99,9 +101,10 @@ def read(root: Path = Path("/")) -> GpuFacts:
 
 
 def read_with_timeout(timeout_s: float = _DRIVER_TIMEOUT_S, root: Path = Path("/")) -> GpuFacts:
-    """GPU facts as from ``read``; ``nvml_unavailable`` is set if NVML does not respond within ``timeout_s`` seconds.
+    """GPU facts as from ``read``, but a separate process reads NVML, for at most ``timeout_s`` seconds.
 
-    A separate process reads the driver: a thread that is stuck in the kernel would keep this process from exiting.
+    If that process does not answer in time, or fails, ``nvml_unavailable`` is set. A thread instead of a process could
+    be stuck in the kernel, and would keep this process from exiting.
     """
     result = processes.run_command([sys.executable, "-P", "-m", "seatrial.discover.gpu"], timeout_s)
     if result.code == 0:
@@ -123,7 +126,7 @@ def _read_driver() -> GpuFacts:
 
 
 def _with_pci_devices(root: Path, facts: GpuFacts) -> GpuFacts:
-    """The facts of the driver, with the GPUs on the PCI bus added."""
+    """``facts`` of the driver, with the GPUs on the PCI bus added."""
     reader = file_readers.FieldReader()
     devices = _pci_gpus(root, reader)
     used = {gpu.pci_bus_id for gpu in facts.gpus}

@@ -36,8 +36,8 @@ _NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
 class GpuErrorCounters:
     """The error counters of one GPU at ``begin`` and at ``end``.
 
-    ``unavailable``: error by counter that this GPU or driver does not support, or this user may not read (then also in
-    ``permission_denied``).
+    ``unavailable``: counter → error, for counters that the GPU or driver does not support or this user may not read.
+    ``permission_denied``: those of them that this user may not read.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -94,7 +94,7 @@ class GpuErrorCounters:
 
 
 def _read_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> dict[str, int]:
-    """All counters that NVML returns; those of NVLink are summed over ``links``."""
+    """The counters that NVML returns, without those that cannot be read; NVLink counters are sums over ``links``."""
     nvml = reader.nvml
     counts: dict[str, int | None] = {}
     for kind in ("corrected", "uncorrected"):
@@ -112,7 +112,7 @@ def _read_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> dict[
 
 
 def _link_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> Mapping[str, int | None]:
-    """The NVLink counters, summed over ``links``; None if one link could not be read."""
+    """The NVLink counters, summed over ``links``; None if the counter of one link could not be read."""
     totals: dict[str, int | None] = {}
     for name, constant in _NVLINK.items():
         counts = [_link_count(reader, handle, link, name, getattr(reader.nvml, constant)) for link in links]
@@ -124,7 +124,10 @@ def _link_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> Mappi
 
 
 def _link_count(reader: NvmlReader, handle: Any, link: int, name: str, counter: int) -> int | None:
-    """A counter of an active link; InvalidArgument means that this GPU does not support the counter."""
+    """A counter of an active link; None if it could not be read.
+
+    The error InvalidArgument means here that the GPU does not support the counter, since the link exists.
+    """
     try:
         return int(reader.nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
     except reader.nvml.NVMLError as error:
@@ -135,9 +138,9 @@ def _link_count(reader: NvmlReader, handle: Any, link: int, name: str, counter: 
 
 
 def _nvlink_5_count(reader: NvmlReader, handle: Any, links: Sequence[int], name: str) -> int | None:
-    """The sum of an NVLink 5 counter over all links, for a counter that nvmlDeviceGetNvLinkErrorCounter lacks.
+    """A counter that nvmlDeviceGetNvLinkErrorCounter does not have: the sum of the NVLink 5 fields over all links.
 
-    If the NVLink 5 fields are not supported either, the earlier error stays.
+    None if a field could not be read. If these fields are not supported either, the earlier error stays.
     """
     nvml, function = reader.nvml, "nvmlDeviceGetFieldValues"
     fields = [(getattr(nvml, field), link) for field in _NVLINK_5[name] for link in links]
@@ -176,7 +179,7 @@ def _active_links(reader: NvmlReader, handle: Any) -> list[int]:
 
 
 def _subscribe_xids(reader: NvmlReader, handle: Any) -> Any:
-    """An NVML event set that receives the GPU's Xids from now on, without root; None if it cannot be created."""
+    """An NVML event set that receives the GPU's Xids from now on; None if NVML refuses. Needs no root privileges."""
     nvml = reader.nvml
     events = reader.query("xid", "nvmlEventSetCreate")
     if events is None:

@@ -1,6 +1,7 @@
 """GPU use on the nodes of a Slurm job, from nvidia-smi in an overlapping step of the job.
 
-The step shares the job's GPUs and changes nothing. It repeats the reading, since each step counts for MaxStepCount.
+The step shares the job's GPUs and changes nothing. One step reads again and again, since Slurm limits the number of
+steps of a job (MaxStepCount).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from seatrial.util.text import printable
 
 FIRST_ANSWER_S = 20.0  # srun starts a step in less than a second; nvidia-smi without persistence mode takes seconds
 _POLL_S = 0.1
-_MAX_BYTES = 4 * 2**20  # size of the step's output; 1,000 nodes of 8 GPUs write 0.5 MB at a time
+_MAX_BYTES = 4 * 2**20  # of the step's output that are read; 1,000 nodes of 8 GPUs write 0.5 MB at a time
 _MIB = 2**20
 _MAX_REASONS = 4
 
@@ -52,14 +53,14 @@ class GpuUseStep:
         self._readings = Readings()
 
     def read(self, wait_s: float = FIRST_ANSWER_S) -> tuple[tuple[GpuUse, ...], str]:
-        """Return the last use of each GPU, and why the use on some nodes is unknown; empty if all nodes answered.
+        """Return the newest reading of each GPU, and why nodes are without one: empty if all nodes reported their GPUs.
 
         Waits for the first answer of all nodes, at most ``wait_s`` seconds.
         """
         deadline = time.monotonic() + wait_s
         while True:
             ended = self.child.poll() is not None
-            self._readings.add(tail_lines(self._out, 10**6, _MAX_BYTES))
+            self._readings.add(tail_lines(self._out, _MAX_BYTES, _MAX_BYTES))  # all lines
             missing = self._nodes - len(self._readings.answered)
             if missing <= 0 or ended or time.monotonic() > deadline:
                 break
@@ -69,7 +70,7 @@ class GpuUseStep:
             lines = tail_lines(self._err, 1, 4096)
             reason = printable(lines[0]) if lines else "the step ended" if ended else f"no answer within {wait_s:g} s"
             reasons.append(f"{missing} of {self._nodes} nodes: {reason}")
-        with self._out.open("r+b") as file:  # the step appends
+        with self._out.open("r+b") as file:  # keep the file small; safe, since the step appends (O_APPEND)
             if file.seek(0, os.SEEK_END) > _MAX_BYTES // 2:
                 file.truncate(0)
         return self._readings.uses, "; ".join(reasons[:_MAX_REASONS])
@@ -98,7 +99,7 @@ def gpu_use_step(job_id: str, nodes: int, interval_s: float) -> Iterator[GpuUseS
 
 
 class Readings:
-    """The last use of each GPU. ``answered``: nodes that were read once; ``errors``: the last error by node."""
+    """The newest reading of each GPU. ``answered``: nodes with a reading or an error. ``errors``: node → last error."""
 
     def __init__(self) -> None:
         self.errors: dict[str, str] = {}
@@ -107,7 +108,7 @@ class Readings:
 
     @property
     def uses(self) -> tuple[GpuUse, ...]:
-        """The last use of each GPU, by node and index."""
+        """The newest reading of each GPU, by node and index."""
         return tuple(self._uses[key] for key in sorted(self._uses))
 
     def add(self, lines: Sequence[str]) -> None:

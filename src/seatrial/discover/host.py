@@ -1,4 +1,4 @@
-"""All facts of a machine, read without causing load."""
+"""The facts of a machine without its GPUs, read without causing load."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class HostnameFacts(Frozen):
 
 
 class HostFacts(Frozen):
-    """All facts of one machine."""
+    """The facts of one machine, without its GPUs."""
 
     os: OsFacts
     cpu: cpu_memory.CpuFacts
@@ -91,9 +91,9 @@ class HostFacts(Frozen):
 
 
 def read(root: Path = Path("/")) -> HostFacts:
-    """All facts of this machine, with /proc, /sys, /etc, /dev and /usr under ``root``.
+    """The facts of this machine, with /proc, /sys, /etc, /dev and /usr under ``root``.
 
-    System calls (limits, clock, addresses, name resolution) ignore ``root``.
+    Limits, clock, addresses and name resolution are those of this process, whatever ``root`` is.
     Takes milliseconds; up to 15 s if mounts hang and names do not resolve.
     """
     return HostFacts(
@@ -135,7 +135,7 @@ def _digest(machine_id: str) -> str:
 
 
 def _container(root: Path) -> str | None:
-    """The container runtime, from files and variables that the runtimes set; None outside of containers."""
+    """The container runtime, from files and variables that the runtimes set; None if there is none of these."""
     detected = {"docker": os.path.exists(root / ".dockerenv"), "podman": os.path.exists(root / "run/.containerenv")}
     variables = {"APPTAINER_CONTAINER": "apptainer", "SINGULARITY_CONTAINER": "singularity"}
     detected |= {kind: variable in os.environ for variable, kind in variables.items()}
@@ -164,6 +164,7 @@ def has_capability(process: Path, capability: int) -> bool:
     """Whether the process has the capability in the initial user namespace.
 
     Inside another user namespace (rootless containers, enroot, apptainer) CapEff is full, but drivers ignore it.
+    Raises OSError or ValueError.
     """
     match = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_text(process / "status"), re.MULTILINE)
     if not match:

@@ -1,4 +1,4 @@
-"""Reads NVIDIA's Xids from the kernel's log buffer, /dev/kmsg."""
+"""Reads Xids, the numbered errors of NVIDIA's driver, from the kernel's log buffer /dev/kmsg."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class XidEvent(Frozen):
 
 
 class KernelLog(Frozen):
-    """``from_s``: time of the oldest message in seconds since boot; earlier ones are overwritten. None: no message."""
+    """``from_s``: time of the oldest message that is not overwritten, in seconds since boot; None without a message."""
 
     from_s: float | None
     xids: tuple[XidEvent, ...]

@@ -33,7 +33,8 @@ _UNREACHABLE = ("Unable to connect to the server", "The connection to the server
 class KubectlError(SeatrialError):
     """kubectl failed; the message has its error and the first command to run.
 
-    ``reason``: of the API server's refusal, such as Forbidden, NotFound or AlreadyExists; empty if it did not refuse.
+    ``reason``: the API server's reason to refuse the request, such as Forbidden, NotFound or AlreadyExists; empty for
+    other errors.
     """
 
     def __init__(self, message: str, reason: str = "") -> None:
@@ -42,12 +43,12 @@ class KubectlError(SeatrialError):
 
 
 class ApiUnavailable(KubectlError):
-    """The API server did not answer: a later request may succeed."""
+    """The API server did not answer, or is overloaded: a later request may succeed."""
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with a namespace and a context of the kubeconfig; None: the kubeconfig's own."""
+    """kubectl with a namespace and a context of the kubeconfig; None: the current ones of the kubeconfig."""
 
     namespace: str | None = None
     context: str | None = None
@@ -100,7 +101,7 @@ class Kubectl:
         return list(objects)
 
     def refusals(self, *permissions: tuple[str, str]) -> list[str]:
-        """Return the ``permissions`` (verb, resource) that the user lacks, as ``create jobs.batch``.
+        """Return those of ``permissions`` (verb, resource) that the user does not have, as ``create jobs.batch``.
 
         Raises KubectlError if the API server cannot be asked.
         """
@@ -140,7 +141,7 @@ class Kubectl:
                 ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
             )
             command = args
-            if args[0] == "create":  # repeated by the user, it makes objects that no run deletes
+            if args[0] == "create":  # a user who repeats it makes objects that no run deletes
                 quota = "exceeded quota" in message
                 command = ("describe", "resourcequotas") if quota else ("auth", "can-i", "--list")
             return error_type(f"{error}. Run first: {self.command_text(*command)}", reason)

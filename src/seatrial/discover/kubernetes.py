@@ -21,8 +21,8 @@ from seatrial.model import Frozen, SeatrialError, first_validation_error
 from seatrial.util import data_files
 
 CLIQUE_LABEL = "nvidia.com/gpu.clique"
-# What a trial reads of a node: without images and annotations, 10,000 nodes have 38 MB instead of 265 MB. kubectl
-# prints maps and lists as JSON, and nothing for a field that is not set
+# The fields that a trial reads of a node. Without images and annotations, the output for 10,000 nodes has 38 MB instead
+# of 265 MB. kubectl prints maps and lists as JSON, and nothing for a field that is not set
 _NODE_FIELDS = (
     "metadata.name",
     "metadata.labels",
@@ -42,19 +42,20 @@ _GPU_USER_TEMPLATE = (
     r'{.spec.containers[*].resources.requests.nvidia\.com/gpu}{"\n"}{end}'
 )
 _QUANTITY = re.compile(r"(\d+)([kMGTPE]|[KMGTPE]i)?")
-_FACTORS: dict[str | None, int] = {None: 1, "k": 10**3, "Ki": 2**10} | {
-    letter + suffix: base**power
-    for power, letter in enumerate("MGTPE", 2)
-    for suffix, base in (("", 10**3), ("i", 2**10))
-}
-# 1.20 to 1.36: "in 13.351690873s"; "in 27.88s (27.88s including waiting). Image size: 68507108 bytes."
+_FACTORS: dict[str | None, int] = {None: 1}
+_FACTORS |= {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_FACTORS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+# The kubelet's message of Kubernetes 1.20 to 1.36 goes on with "in 13.351690873s", or with
+# "in 27.88s (27.88s including waiting). Image size: 68507108 bytes."
 _PULLED = re.compile(r'Successfully pulled image ".*" in ((?:[\d.]+(?:h|m|s|ms|µs|us))+)(?: \(|$)')
+# A duration as Go prints it: 1m2.5s
 _GO_DURATION = re.compile(r"([\d.]+)(h|ms|m|µs|us|s)")
 _GO_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6}
 # containerd, CRI-O: "registry.example/seatrial@sha256:…"; an imported image has "sha256:…", the digest of its config
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _NOT_STARTED = {"StartError", "ContainerCannotRun"}  # reasons of a container whose command did not start
-# Labels that a node with an NVIDIA GPU has, also if no device plugin runs on it: GPU Operator, Node Feature Discovery
+# Labels that GPU Operator and Node Feature Discovery set on a node with an NVIDIA GPU, also if no device plugin runs on
+# it. 10de is the PCI vendor NVIDIA, 0302 the PCI class of 3D controllers
 _GPU_LABELS = (
     "nvidia.com/gpu.present",
     *(f"feature.node.kubernetes.io/pci-{kind}10de.present" for kind in ("", "0302_")),
@@ -143,13 +144,13 @@ class KubernetesNode(ApiObject):
 
     @property
     def problems(self) -> list[Condition]:
-        """The conditions other than Ready that report a problem, by data/kubernetes.yaml."""
+        """The conditions other than Ready that report a problem according to data/kubernetes.yaml."""
         bad = kubernetes_data().bad_conditions
         return [condition for condition in self.status.conditions if bad.get(condition.type) == condition.status]
 
     @property
     def unknown_conditions(self) -> list[Condition]:
-        """The conditions that data/kubernetes.yaml does not list, with status True."""
+        """The conditions with status True that are neither Ready nor listed in data/kubernetes.yaml."""
         listed = {"Ready", *kubernetes_data().bad_conditions}
         return [row for row in self.status.conditions if row.type not in listed and row.status == "True"]
 
@@ -160,7 +161,7 @@ class KubernetesNode(ApiObject):
 
     @property
     def shared_gpus(self) -> str:
-        """How one GPU becomes several resources: MIG, time-slicing or MPS; empty if it does not."""
+        """How several pods share one GPU: MIG resources, ``time-slicing``, ``mps``; empty if they do not."""
         # the kubelet keeps a resource that its plugin no longer reports, with 0 devices
         mig = sorted(
             name for name in self.status.capacity if name.startswith("nvidia.com/mig-") and self.capacity(name)
@@ -182,11 +183,11 @@ class KubernetesNode(ApiObject):
         return {key: value for key, value in self.labels.items() if key.startswith(kubernetes_data().topology_prefixes)}
 
     def capacity(self, resource: str) -> int:
-        """The number of devices of ``resource``, with those that are unhealthy."""
+        """The number of devices of ``resource``, including unhealthy ones."""
         return device_count(self.status.capacity.get(resource, "0"))
 
     def allocatable(self, resource: str) -> int:
-        """The number of healthy devices of ``resource``, with those that pods use."""
+        """The number of healthy devices of ``resource``, including those that pods use."""
         return device_count(self.status.allocatable.get(resource, "0"))
 
     @property
@@ -200,7 +201,7 @@ class KubernetesNode(ApiObject):
             taint
             for taint in self.spec.taints
             if taint.effect != "PreferNoSchedule"
-            and taint.key != "node.kubernetes.io/unschedulable"  # see spec.unschedulable
+            and taint.key != "node.kubernetes.io/unschedulable"  # spec.unschedulable says the same
             and not any(_tolerates(row, taint) for row in tolerations)
         ]
 
@@ -251,7 +252,7 @@ class Pod(ApiObject):
 
     @property
     def daemon_set(self) -> str | None:
-        """The name of the DaemonSet that the pod belongs to."""
+        """The name of the DaemonSet that the pod belongs to; None if it belongs to none."""
         return next((owner.name for owner in self.metadata.owner_references if owner.kind == "DaemonSet"), None)
 
     @property
@@ -269,7 +270,7 @@ class Pod(ApiObject):
         times = [row.last_transition_time for row in self.status.conditions if row.type == "PodScheduled"]
         if not self._started_at or not times or not times[0]:
             return None
-        return max(0.0, (self._started_at - times[0]).total_seconds())  # the times are of two clocks
+        return max(0.0, (self._started_at - times[0]).total_seconds())  # the clocks of two machines
 
     def image_digest(self, container: str) -> str | None:
         """The digest of the container's image in its registry; None if the node did not get it from a registry."""
@@ -286,7 +287,7 @@ class Pod(ApiObject):
         return None
 
     def __str__(self) -> str:
-        """The state of the pod as ``kubectl get pods`` shows it, with the scheduler's or the kubelet's message."""
+        """Name and state of the pod as in ``kubectl get pods``, with the message of the scheduler or kubelet."""
         for status in (*self.status.init_container_statuses, *self.status.container_statuses):
             waiting, ended = status.state.waiting, status.state.terminated
             if waiting and waiting.reason not in ("", "PodInitializing", "ContainerCreating"):
@@ -320,8 +321,10 @@ class Event(ApiObject):
 
 
 class KubernetesData(Frozen):
-    """Content of data/kubernetes.yaml: condition → status that reports a problem; prefixes of labels; namespaces.
+    """Content of data/kubernetes.yaml.
 
+    ``bad_conditions``: condition → the status that reports a problem.
+    ``topology_prefixes``: prefixes of the labels that give a node's place in the network.
     ``operator_namespaces``: namespace → regular expression of the names of the pods there that belong to operators.
     """
 
@@ -375,8 +378,8 @@ def read_gpu_users(client: Kubectl) -> Iterator[GpuUser]:
             yield user
 
 
-# nodes of one pool have equal resources and taints: one copy of them in memory
-_parsed = lru_cache(64)(json.loads)
+# Nodes of one pool have equal resources and taints: the cache keeps one copy of them in memory
+_parse_cached = lru_cache(64)(json.loads)
 
 
 def _parse_node(line: str) -> KubernetesNode:
@@ -387,7 +390,7 @@ def _parse_node(line: str) -> KubernetesNode:
             *groups, name = field.split(".")
             group = reduce(dict.__getitem__, groups, node)
             if text:
-                group[name] = text if field in _TEXT_FIELDS else _parsed(text)
+                group[name] = text if field in _TEXT_FIELDS else _parse_cached(text)
         return KubernetesNode.model_validate(node)
     except ValidationError as error:
         raise SeatrialError(f"kubectl returned an invalid Node: {first_validation_error(error)}") from error

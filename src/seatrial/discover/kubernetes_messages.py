@@ -18,7 +18,11 @@ _MAX_TEXT = 4096  # characters of a message that are searched and kept; the long
 
 
 class Message(Frozen):
-    """A message by its ``pattern``; ``name``: of an object that it names; ``permanent``: waiting will not help."""
+    """A message of Kubernetes. ``pattern``: regular expression that finds it.
+
+    ``name``: regular expression whose first group is the object that the message names. ``permanent``: the pod never
+    starts, however long one waits.
+    """
 
     pattern: str = Field(min_length=1)
     name: str = ""
@@ -47,13 +51,13 @@ def start_causes() -> tuple[StartCause, ...]:
 
 
 def find_start_cause(text: str) -> StartCause | None:
-    """Return the first cause whose message is in the beginning of ``text``; None for an unknown text."""
+    """Return the first cause whose message is in the first _MAX_TEXT characters of ``text``; None if there is none."""
     text = text[:_MAX_TEXT]
     return next((each for each in start_causes() if re.search(each.message.pattern, text)), None)
 
 
 class Place(NamedTuple):
-    """Where pods are created: the namespace (empty: of the context), the context or None, and the image of the pods."""
+    """Where pods are created, and their image. Empty ``namespace``: that of the context. None: the current context."""
 
     namespace: str
     context: str | None = None

@@ -57,12 +57,14 @@ class AlgorithmChoice(Frozen):
 
 
 class NcclLog(Frozen):
-    """The content of one rank's log; fields are None if not logged.
+    """The content of one rank's log; a field is None or empty if NCCL did not log it.
 
-    ``transports``: number of this rank's connections by transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``); 1 where
-    NCCL logs the network between nodes without its connections. ``network`` is the network between nodes, ``nodes`` the
-    number of nodes. ``hcas`` are the RDMA ports (``mlx5_0/1``) of NCCL's IB transport, ``socket_interfaces`` the
-    interfaces of its socket transport.
+    ``network``: the network between nodes; ``nodes``: the number of nodes.
+    ``transports``: transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``) → number of this rank's connections; 1 for the
+    network between nodes if NCCL does not log its connections.
+    ``hcas``: the RDMA ports (``mlx5_0/1``) of NCCL's IB transport. ``socket_interfaces``: the interfaces of its socket
+    transport.
+    ``choices``: the different choices of NCCL, each once.
     """
 
     version: str | None = None
@@ -79,7 +81,10 @@ class NcclLog(Frozen):
     choices: tuple[AlgorithmChoice, ...] = ()
 
     def find_choice(self, operation: str, size: int) -> AlgorithmChoice | None:
-        """The last choice for an operation, such as ``AllReduce``, and a size in bytes; None if not logged."""
+        """NCCL's choice for an operation, such as ``AllReduce``, and a size in bytes; None if not logged.
+
+        If NCCL logged several different choices: the one that it logged for the first time last.
+        """
         matching = [choice for choice in self.choices if choice.size == size and choice.operation in (operation, None)]
         return matching[-1] if matching else None
 
@@ -148,14 +153,14 @@ def _choices(text: str) -> Iterator[AlgorithmChoice]:
 
 
 def _upper_name(text: str, names: Sequence[str]) -> str:
-    """The name in upper case; a number is replaced by its name if it has one."""
+    """``text`` in upper case; a number is replaced by the name at this position of ``names``, if there is one."""
     if text.isdecimal():
         return names[int(text)] if int(text) < len(names) else text
     return text.upper()
 
 
 def _transports(text: str) -> Iterator[str]:
-    """The transport of each connection, without device and buffer sharing: ``NET/IB/2/GDRDMA`` → ``NET/IB/GDRDMA``."""
+    """The transport of each connection, without further details: ``NET/IB/2/GDRDMA/Shared`` → ``NET/IB/GDRDMA``."""
     for match in _VIA.finditer(text):
         kind, *more = match[1].strip().split("/")
         if kind == "NET":
@@ -169,7 +174,10 @@ def _transports(text: str) -> Iterator[str]:
 
 
 def _network_transport(text: str) -> Iterator[str]:
-    """The transport between nodes if NCCL logs no connections; for RDMA empty if GPUDirect is not logged."""
+    """The transport between nodes, for a log without connections.
+
+    Yields nothing for a log of one node, nor for RDMA if NCCL does not log whether it uses GPUDirect.
+    """
     network, nodes = _first_match(_NETWORK, text), _first_match(_NODES, text)
     if network and nodes and int(nodes) > 1:
         gpudirect = _first_match(_RINGS, text)

@@ -8,7 +8,7 @@ from typing import Any
 from seatrial.discover.nccl_log import NcclLog
 from seatrial.discover.nccl_tests_output import OTHER_ALGBW, Device, NcclTestsOutput, Row, Table, Timing, is_consistent
 
-_MAX_NAME = 300  # characters of a name that is shown
+_MAX_NAME = 300  # characters of a name or message that are kept
 
 
 def is_report(document: Any) -> bool:

@@ -2,6 +2,9 @@
 
 The text may have the prefixes of mpirun, srun, pdsh or kubectl, colours, NCCL's log in between, and rows that are
 broken into several lines. Formats: NVIDIA/nccl-tests src/common.cu (since 2.17.3 src/util.cu).
+
+Of each number at most as many digits are read as an intact output can have, such as ``[:19]``. So damaged text cannot
+give integers of any size.
 """
 
 from __future__ import annotations
@@ -21,17 +24,19 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("int64", "uint64", "double"), 8),
 }
 REDUCTIONS = ("sum", "prod", "max", "min", "avg", "mulsum")
-_MAX_NCCL_LOG = 2**23  # characters of NCCL's log that are kept: it logs versions, networks and connections first
+_MAX_NCCL_LOG = 2**23  # characters of NCCL's log that are kept; its first lines have versions, networks, connections
 _MAX_LINE = 2**11  # characters of a line that are read; lines of nccl-tests have about 200
 _MAX_ROWS = 2**16  # rows of one table; a sweep has fewer than 100
-_MAX_DEVICES = 2**17
+_MAX_DEVICES = 2**17  # GPUs of one run
 _TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _TYPE = "|".join(sorted(ELEMENT_BYTES, key=len, reverse=True))
-# size, count, type; reduction and root where the version prints them. A root may be followed by another rank's text
+# size, count and type, then reduction and root where the version of nccl-tests prints them
 _ROW = re.compile(
     rf"(?<![\w.])(\d{{1,19}})\s+(\d{{1,19}})\s+({_TYPE})(?=\s|$|\[)(?:\s+({'|'.join(REDUCTIONS)}|none)(?=\s|$|\[))?"
 )
 _ROOT = re.compile(r"\s+(-1|\d{1,6}(?!\.?\d))")
+# Values after the reduction if the first of them is the root: the root and 2 × 4 columns; more if other text follows
+_VALUES_WITH_ROOT = (9, 10, 17)
 _NUMBER = re.compile(r"N/A|[-+]?(?:nan|inf|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
 _HEADER = re.compile(r"\bsize\s+count\s.*\b(?:cpu)?time\s+algbw\s+busbw\b")
 _RUN = re.compile(r"nThread\s+\d+\s+nGpus\s+(\d+)\s+minBytes\s+(\d+)\s+maxBytes\s+(\d+)\s+step:\s*(\d+)\s*\((\w+)\)")
@@ -70,7 +75,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Row:
-    """One size in bytes; ``redop`` and ``root`` are empty and None where the version of nccl-tests prints none."""
+    """The results for one ``size`` in bytes, with ``count`` elements.
+
+    ``redop`` is empty and ``root`` is None where the version of nccl-tests does not print them.
+    """
 
     size: int
     count: int
@@ -82,13 +90,13 @@ class Row:
 
     @property
     def data_size(self) -> int:
-        """Bytes of ``count`` elements: the whole buffer, or the part of one rank."""
+        """Bytes of ``count`` elements: the whole buffer, or the part of one rank; 0 for an unknown type."""
         return self.count * ELEMENT_BYTES.get(self.type, 0)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU that takes part, as listed above the table."""
+    """A GPU of the run, as listed above the table. ``group``: its communicator, if NCCL_TESTS_SPLIT makes several."""
 
     rank: int
     pid: int
@@ -102,11 +110,16 @@ class Device:
 class Table:
     """The table of one program. ``program``: its name without ``_perf``, empty if the text does not have it.
 
-    ``max_bytes``: the largest size that was asked for, None if the text does not have the line with the parameters.
-    ``footers``: number of summaries below the table. ``rejected``: rows that are incomplete or contradict themselves.
-    ``counts_wrong``: the columns named ``#wrong`` count wrong elements; before 2.13 ``error`` is a deviation.
-    ``settings``: NCCL_ variables in the command above the table. ``is_checked``: False with the option -c 0, where some
-    versions print 0 wrong elements.
+    ``max_bytes``: the largest requested size, None if the text does not have the line with the parameters.
+    ``step_bytes``: the step from size to size, 0 if sizes are multiplied by a factor.
+    ``rejected``: messages about rows that are incomplete or contradict themselves.
+    ``footers``: number of lines "Avg bus bandwidth" below the table.
+    ``counts_wrong``: True if the columns ``#wrong`` count wrong elements. Before 2.13 the columns are named ``error``
+    and have the largest deviation.
+    ``is_checked``: False with the option -c 0, with which some versions print 0 wrong elements.
+    ``out_of_bounds``: number in the line "Out of bounds values", None without this line.
+    ``failure``: the first message that ended the run of the program; empty if there is none.
+    ``settings``: the variables NCCL_* in the command and in exports above the table.
     """
 
     program: str = ""
@@ -130,10 +143,10 @@ class Table:
 
 @dataclass(frozen=True)
 class NcclTestsOutput:
-    """The content of an output. ``comm_sizes``: ranks and nodes of each communicator in NCCL's log.
+    """The content of an output. ``comm_sizes``: (ranks, nodes) of each communicator in NCCL's log.
 
-    ``failure``: the first message of a failed run, which may be above any table. ``is_nccl_tests``: a line names a
-    program of nccl-tests, or is its header, its list of devices or a message of it.
+    ``uses_roce``: NCCL's log names a RoCE port. ``failure``: the first message of a failed run, which can come before
+    any table. ``is_nccl_tests``: at least one line is of nccl-tests: a command, a header, a device or a message.
     """
 
     tables: tuple[Table, ...]
@@ -154,7 +167,10 @@ def parse(lines: Iterable[str]) -> NcclTestsOutput:
 
 @dataclass
 class _OpenRow:
-    """A row whose numbers are not complete yet."""
+    """A row whose numbers are not complete yet. ``head``: size, count, type and reduction.
+
+    ``prefix``: the text before the row, such as the rank that mpirun writes.
+    """
 
     head: tuple[int, int, str, str]
     root: int | None
@@ -163,7 +179,11 @@ class _OpenRow:
 
 
 class _Reader:
-    """Reads line by line; ``open_rows``: by the prefix of their lines, since ranks print at the same time."""
+    """Reads line by line. ``open_rows``: incomplete rows by the prefix of their lines, as lines of several ranks mix.
+
+    ``mentioned``, ``settings``: the program and the variables NCCL_* in the last command. ``exported``: the variables
+    in ``export`` lines so far.
+    """
 
     def __init__(self) -> None:
         self.tables: list[Table] = []
@@ -192,7 +212,7 @@ class _Reader:
             self._continue_row(line)
 
     def _read_above_table(self, line: str) -> bool:
-        """Whether the line is the command, a parameter or a device of a run, whose table then begins."""
+        """Read the line if it is a command, an export, a parameter or a device above a table; return whether it is."""
         if match := _DEVICE.search(line):
             self._add_device(match)
         elif match := _STARTING.search(line):
@@ -206,7 +226,7 @@ class _Reader:
         elif match := _REDUCED.search(line):
             self.table.max_bytes = int(match[1][:19])
         elif _CONCLUDED not in line and (match := _PROGRAM.search(line)) and not _FAILURES.search(line):
-            self._start_table()
+            self._start_table()  # the command of a program
             self.mentioned, self.settings = match[1], dict(_SETTING.findall(line))
         elif _EXPORT.match(line):
             self.exported |= dict(_SETTING.findall(line))
@@ -215,7 +235,7 @@ class _Reader:
         return True
 
     def _read_below_table(self, line: str) -> bool:
-        """Whether the line is the summary of a table, or a message that ends the run."""
+        """Read the line if it is in a table's summary or is a message that ends the run; return whether it is."""
         if match := _OUT_OF_BOUNDS.search(line):
             self.table.out_of_bounds = (self.table.out_of_bounds or 0) + int(match[1][:15])
         elif _AVERAGE.search(line):
@@ -242,7 +262,7 @@ class _Reader:
         )
 
     def _read_nccl_log(self, line: str) -> bool:
-        """Whether the line has a message of NCCL, which may follow the first columns of a row."""
+        """Keep the line if it has a message of NCCL, also behind the first columns of a row; return whether it has."""
         if "NCCL" not in line or not _NCCL_LINE.search(line):
             return False
         if self.nccl_chars < _MAX_NCCL_LOG:
@@ -261,7 +281,7 @@ class _Reader:
             self.table.devices.append(device)
 
     def _add_failure(self, text: str) -> None:
-        """Add a message to the table that it ended: the last one with any line."""
+        """Add a message to the table whose run it ended: the current one, or without a line of it the one before."""
         self.failure = self.failure or text
         table = self.tables[-1] if self.table.is_empty and self.tables else self.table
         table.failure = table.failure or text
@@ -275,7 +295,7 @@ class _Reader:
         self.table.counts_wrong = "error" not in self.columns
 
     def _start_table(self) -> None:
-        """Begin a table, unless the one before has no rows yet: then the lines are above the same table."""
+        """Begin a new table if the current one has rows; without rows, the lines read so far are above this table."""
         if self.table.rows or self.table.rejected or self.open_rows:
             self._close_table()
 
@@ -298,7 +318,7 @@ class _Reader:
         root = None
         if not self.columns or "root" in self.columns:
             root_match = _ROOT.match(rest)
-            if root_match and (self.columns or root_match[1] == "-1" or len(rest.split()) in (9, 10, 17)):
+            if root_match and (self.columns or root_match[1] == "-1" or len(rest.split()) in _VALUES_WITH_ROOT):
                 root, rest = int(root_match[1]), rest[root_match.end() :]
         if prefix in self.open_rows:
             self._reject(self.open_rows[prefix], "incomplete")
@@ -309,8 +329,9 @@ class _Reader:
         """Add the numbers of a line to the row with the same prefix."""
         for prefix, row in self.open_rows.items():
             text = line.strip()
-            if text.startswith(prefix) and _only_numbers(text[len(prefix) :].replace(prefix, " ") if prefix else text):
-                self._add_numbers(row, text[len(prefix) :])
+            rest = text[len(prefix) :]
+            if text.startswith(prefix) and _starts_with_number(rest.replace(prefix, " ") if prefix else rest):
+                self._add_numbers(row, rest)
                 return
 
     def _add_numbers(self, row: _OpenRow, text: str) -> None:
@@ -326,7 +347,7 @@ class _Reader:
             self._complete(row)
 
     def _places(self) -> int:
-        """The number of places in the table: 2 (out of place and in place), or 1 if the columns of one were removed."""
+        """2 if the table has the columns of both places (out of place and in place), 1 if those of one were removed."""
         return 1 if self.columns.count("time") == 1 else 2
 
     def _width(self) -> int:
@@ -359,13 +380,13 @@ class _Reader:
             self.table.rejected.append(f"row of {row.head[0]} B: {reason}")
 
     def _algbw_is_comparable(self, redop: str) -> bool:
-        """Whether algbw is size ÷ time: since 2.13, except for two programs and for CPU times (option -C)."""
+        """Whether algbw is size ÷ time: since 2.13, except for OTHER_ALGBW and for CPU times (option -C)."""
         program = self.table.program or self.mentioned
         return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in OTHER_ALGBW
 
 
-def _only_numbers(text: str) -> bool:
-    """Whether ``text`` begins with numbers; NCCL's log may follow the last one."""
+def _starts_with_number(text: str) -> bool:
+    """Whether the first word of ``text`` is a number. Text after the numbers, such as NCCL's log, is ignored later."""
     match = _NUMBER.match(text.strip())
     return match is not None and (match.end() == len(text.strip()) or text.strip()[match.end()] in " \t")
 

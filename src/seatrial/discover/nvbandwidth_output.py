@@ -13,7 +13,7 @@ from typing import Any
 
 _MAX_LINE = 2**12  # characters of a line that are read; a row of 72 GPUs has 730
 _MAX_MATRICES = 2**12
-_MAX_TITLE = 200
+_MAX_TITLE, _MAX_MESSAGE, _MAX_VERSION = 200, 300, 40  # characters that are kept
 _TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _RUNNING = re.compile(r"\bRunning (\w+)\.")
 _DEVICE = re.compile(r"\bDevice (\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
@@ -31,9 +31,10 @@ _PART = re.compile(r"_(read1|read2|write1|write2|total)$")
 
 @dataclass
 class Matrix:
-    """One result: rows of values, None where a pair has none. ``name``: the testcase, a total has the suffix _total.
+    """One result: rows of values. A value is None where a pair of GPUs has none, such as a GPU and itself.
 
-    ``title`` names unit and direction, such as ``memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)``.
+    ``name``: the testcase; for the total of a bidirectional testcase with the suffix _total. ``title`` names unit and
+    direction, such as ``memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)``. ``is_complete``: all its rows were read.
     """
 
     name: str
@@ -46,8 +47,8 @@ class Matrix:
 class NvbandwidthOutput:
     """The content of an output. ``failures``: testcase → message of a testcase that failed or has no result.
 
-    ``devices``: names of the GPUs, by index (in a run of several nodes by process). ``failure``: a message without a
-    testcase.
+    ``devices``: names of the GPUs in the order of their indices; in a run on several nodes, in that of the processes.
+    ``failure``: the first message outside of a testcase.
     """
 
     version: str
@@ -82,29 +83,33 @@ def parse_json(document: dict[str, Any]) -> NvbandwidthOutput:
         name, status, rows = testcase["name"], str(testcase.get("status", "")), testcase.get("bandwidth_matrix")
         if isinstance(rows, list) and rows and status not in ("Error", "ERROR"):
             title = str(testcase.get("bandwidth_description", ""))
-            matrices += _json_matrices(name, title, rows)
+            matrices.append(_json_matrix(name, title, rows))
         elif status not in ("Waived", "Passed"):
-            failures[name] = str(testcase.get("error") or f"status {status or 'unknown'}")[:300]
+            failures[name] = str(testcase.get("error") or f"status {status or 'unknown'}")[:_MAX_MESSAGE]
     devices = report.get("GPU Device list")
-    texts = [str(text)[:300] for text in devices] if isinstance(devices, list) else []
+    texts = [str(text)[:_MAX_MESSAGE] for text in devices] if isinstance(devices, list) else []
     named = [match for match in map(_JSON_DEVICE.fullmatch, texts) if match]
     return NvbandwidthOutput(
-        version=str(report.get("version", ""))[:40],
+        version=str(report.get("version", ""))[:_MAX_VERSION],
         devices=tuple(match[2] for match in named),
         hosts=tuple(dict.fromkeys(match[3] for match in named if match[3])),
         matrices=tuple(matrices),
         failures=failures,
-        failure=str(report.get("error") or "")[:300],
+        failure=str(report.get("error") or "")[:_MAX_MESSAGE],
     )
 
 
-def _json_matrices(name: str, title: str, rows: list[Any]) -> list[Matrix]:
-    """The matrices of one testcase: a bidirectional copy between GPUs appends read1, read2 and the total."""
+def _json_matrix(name: str, title: str, rows: list[Any]) -> Matrix:
+    """The matrix of one testcase.
+
+    A bidirectional copy between GPUs writes three square matrices, one below the other: two directions and their total.
+    Only the total is returned.
+    """
     values = [[_cell(cell) for cell in row] for row in rows if isinstance(row, list)]
     width = max(map(len, values), default=0)
     if "Total" in title and len(values) == 3 * width:
-        return [Matrix(f"{name}_total", title, values[2 * width :], is_complete=True)]
-    return [Matrix(name, title, values, is_complete=True)]
+        return Matrix(f"{name}_total", title, values[2 * width :], is_complete=True)
+    return Matrix(name, title, values, is_complete=True)
 
 
 def parse(lines: Iterable[str]) -> NvbandwidthOutput:
@@ -140,7 +145,7 @@ class _Reader:
         elif match := _DEVICE.search(line):
             self.devices[int(match[1][:6])] = match[2]
         elif match := re.search(r"nvbandwidth Version: (\S+)", line):
-            self.version = match[1][:40]
+            self.version = match[1][:_MAX_VERSION]
         elif match := _FAILURE.search(line):
             self._fail(match[0])
         elif self.matrix:
@@ -162,9 +167,9 @@ class _Reader:
 
     def _fail(self, text: str) -> None:
         if self.testcase:
-            self.failures.setdefault(self.testcase, text[:300])
+            self.failures.setdefault(self.testcase, text[:_MAX_MESSAGE])
         else:
-            self.failure = self.failure or text[:300]
+            self.failure = self.failure or text[:_MAX_MESSAGE]
 
     def _start_matrix(self, title: str) -> None:
         self.columns = 0
@@ -185,7 +190,10 @@ class _Reader:
             self.matrix.rows.append([_cell(cell) for cell in values])
 
     def _end_matrix(self, name: str) -> None:
-        """Close the matrix. ``name``: name in its summary; of a bidirectional testcase only the total is kept."""
+        """Close the matrix. ``name``: the name in its summary line, empty without one.
+
+        Of a bidirectional testcase only the total is kept.
+        """
         matrix, self.matrix = self.matrix, None
         if matrix is None:
             return
@@ -197,7 +205,7 @@ class _Reader:
 
 
 def _title(line: str) -> str:
-    """The line above a matrix, which names direction and unit; empty for any other line."""
+    """The title in a line above a matrix, which names direction and unit; empty for any other line."""
     text = line.strip()
     is_title = text.endswith(_UNITS) and ("(row)" in text or "(column)" in text)
     return text[-_MAX_TITLE:] if is_title else ""

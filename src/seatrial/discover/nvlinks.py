@@ -20,8 +20,8 @@ _PCIE_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECAS
 def links_down(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
     """The number of NVLinks that should be active and are not; None if unknown.
 
-    A PCIe card without a bridge looks like a baseboard GPU with all links down; only their models differ.
-    Without an active link, the links of other models are down if another GPU in ``same_model`` has active ones.
+    For a GPU without an active link and without NVSwitches: 0 for a PCIe card, which may have no NVLink bridge. For any
+    other model all links are down if another GPU in ``same_model`` has active ones; otherwise it is unknown.
     """
     ports = max(len(other.nvlinks) for other in same_model)
     if not ports or not gpu.nvlink_states_readable:
@@ -34,20 +34,23 @@ def links_down(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
 
 
 def has_nvswitch(gpu: Gpu) -> bool:
-    """Whether the GPU reports a connection to NVSwitches."""
+    """Whether the GPU reports a link to an NVSwitch, or supports an NVSwitch fabric."""
     fabric_supported = gpu.fabric is not None and gpu.fabric.state != "not supported"
     return fabric_supported or any(link.remote == "switch" for link in gpu.nvlinks)
 
 
 def links_missing(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
-    """How many active NVLinks the GPU lacks in comparison with the best of ``same_model``; None if unknown."""
+    """How many active NVLinks the GPU has fewer than the best of ``same_model``; None if unknown."""
     if not gpu.nvlink_states_readable or not any(other.nvlinks for other in same_model):
         return None
     return max(other.active_nvlinks for other in same_model) - gpu.active_nvlinks
 
 
 def expects_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
-    """Whether the GPU should join an NVSwitch fabric: it supports one, or is on NVSwitches while another GPU does."""
+    """Whether the GPU should join an NVSwitch fabric.
+
+    It should if it supports a fabric, or if it is connected to NVSwitches and another of ``gpus`` supports one.
+    """
     if gpu.fabric is None:
         return False
     if gpu.fabric.state != "not supported":

@@ -1,4 +1,4 @@
-"""Reads the fields of a GPU through NVML; a field that cannot be read is None, and its error is recorded."""
+"""Reads the facts of a GPU through NVML. A field that cannot be read is None, and the error is recorded."""
 
 import ctypes
 import math
@@ -17,7 +17,7 @@ _NOT_SUPPORTED = ("NotSupported",)
 _DRIVER_MISMATCH = ("FunctionNotFound", "ArgumentVersionMismatch", "Deprecated")
 _GPU_LOST = ("GpuIsLost", "ResetRequired")
 _NO_PCI_ADDRESS = "FFFFFFFF:"  # NVML's address of a switch that is not visible in a virtual machine
-_NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
+_NO_SUCH_LINK = ("NotSupported", "InvalidArgument")  # errors for a link number that the GPU does not have
 
 _INIT_ERRORS = {
     "LibraryNotFound": "libnvidia-ml.so.1 not found: no driver installed, or a container started without GPUs",
@@ -54,13 +54,13 @@ def error_kind(error: Exception) -> str:
 
 
 class NvmlReader:
-    """Queries one GPU, or the driver, and records the errors by field."""
+    """Queries one GPU, or the driver, and records the errors."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
-        self.unreadable: dict[str, str] = {}
-        self.unsupported: set[str] = set()
-        self.permission_denied: set[str] = set()
+        self.unreadable: dict[str, str] = {}  # field → error
+        self.unsupported: set[str] = set()  # those of the unreadable fields that the GPU does not support
+        self.permission_denied: set[str] = set()  # those that this user may not read
         self.gpu_lost: str | None = None  # the error that shows that the GPU is lost
         self._skipped: frozenset[str] = frozenset()
 
@@ -74,7 +74,7 @@ class NvmlReader:
         self._skipped = frozenset(self.unreadable)
 
     def query(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
-        """The result of an NVML function; None if it fails, with the error in ``unreadable`` for each field."""
+        """The result of an NVML function; None if it fails (recorded for each of ``fields``) or is skipped."""
         names = [fields] if isinstance(fields, str) else fields
         if names[0] in self._skipped:
             return None
@@ -86,7 +86,7 @@ class NvmlReader:
             return None
 
     def record_error(self, field: str, function: str, error: Exception) -> None:
-        """Record that reading ``field`` failed, and whether it is unsupported, denied or shows a lost GPU."""
+        """Record the error of ``field``, and whether it means: not supported, no permission, or GPU lost."""
         self.unreadable[field] = str(error)
         if error_kind(error) in _DRIVER_MISMATCH:
             self.unreadable[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"
@@ -107,7 +107,7 @@ class NvLink(Frozen):
     link: int
     active: bool | None
     version: str | None = None
-    remote: Literal["gpu", "switch", "npu"] | None = None
+    remote: Literal["gpu", "switch", "npu"] | None = None  # npu: the NVLink unit of an IBM POWER CPU
     remote_pci: str | None = None
     speed_gb_s: float | None = None
 
@@ -115,7 +115,8 @@ class NvLink(Frozen):
 class Fabric(Frozen):
     """The GPU's registration with the NVSwitch fabric; ``status`` is 0 if it completed without error.
 
-    ``cluster_uuid`` and ``clique`` identify the NVLink domain; inside one node the UUID is empty.
+    ``cluster_uuid`` and ``clique`` identify the NVLink domain: the GPUs, also of other nodes, that this GPU reaches by
+    NVLink. The UUID is empty if the domain is one node.
     """
 
     state: Literal["not supported", "not started", "in progress", "completed"]
@@ -126,7 +127,7 @@ class Fabric(Frozen):
 
     @property
     def domain(self) -> str:
-        """The NVLink domain across nodes in which the GPU can reach others; empty if it is in none."""
+        """The NVLink domain across nodes that the GPU has joined, as ``UUID.CLIQUE``; empty if it has joined none."""
         return f"{self.cluster_uuid}.{self.clique}" if self.cluster_uuid and self.state == "completed" else ""
 
 
@@ -167,9 +168,9 @@ class Gpu(Frozen):
     pages_retired: int | None = None  # GPUs before Ampere retire pages instead of remapping rows
     retirement_pending: bool | None = None
     pcie_gen: int | None = None
-    pcie_gen_max: int | None = None
+    pcie_gen_max: int | None = None  # pcie_*_max: what both the GPU and its slot support
     pcie_width: int | None = None
-    pcie_width_max: int | None = None  # the lower of card and slot
+    pcie_width_max: int | None = None
     nvlinks: tuple[NvLink, ...] = ()
     fabric: Fabric | None = None
     power_w: float | None = None
@@ -199,7 +200,7 @@ class Gpu(Frozen):
         return sum(link.active is True for link in self.nvlinks)
 
 
-# Fields with unconverted values
+# Field → NVML function whose result needs no conversion
 _UNCONVERTED = {
     "name": "nvmlDeviceGetName",
     "uuid": "nvmlDeviceGetUUID",
@@ -212,11 +213,13 @@ _UNCONVERTED = {
     "persistence_mode": "nvmlDeviceGetPersistenceMode",
     "retirement_pending": "nvmlDeviceGetRetiredPagesPendingStatus",
 }
+# Field → NVML function that returns milliwatts
 _MILLIWATTS = {
     "power_limit_w": "nvmlDeviceGetPowerManagementLimit",
     "power_default_w": "nvmlDeviceGetPowerManagementDefaultLimit",
     "power_enforced_w": "nvmlDeviceGetEnforcedPowerLimit",
 }
+# NVML constant of a bit in the mask of clocks event reasons → its name in seatrial
 CLOCKS_EVENT_REASON_NAMES = {
     "nvmlClocksEventReasonGpuIdle": "idle",
     "nvmlClocksEventReasonApplicationsClocksSetting": "application clocks",
@@ -261,7 +264,7 @@ def read_gpu(reader: NvmlReader, index: int, handle: Any) -> Gpu:
     if capability := query("compute_capability", "nvmlDeviceGetCudaComputeCapability"):
         fields["compute_capability"] = "{}.{}".format(*capability)
     if mig := query("mig_mode", "nvmlDeviceGetMigMode"):
-        fields["mig_mode"] = mig[0]
+        fields["mig_mode"] = mig[0]  # of (current, pending)
     fields |= read_load(reader, handle)
     fields["clocks_event_reasons"] = clocks_event_reason_names(nvml, fields["clocks_event_reasons"])
     fields["sm_clock_max_mhz"] = query("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
@@ -313,7 +316,7 @@ def _memory(reader: NvmlReader, handle: Any) -> dict[str, Any]:
     ):
         fields |= {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
     if ecc := reader.query("ecc_mode", "nvmlDeviceGetEccMode", handle):
-        fields["ecc_mode"] = ecc[0]
+        fields["ecc_mode"] = ecc[0]  # of (current, pending)
     for suffix, counter in (("", nvml.NVML_VOLATILE_ECC), ("_aggregate", nvml.NVML_AGGREGATE_ECC)):
         for error in ("corrected", "uncorrected"):
             field, kind = f"ecc_{error}{suffix}", getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{error.upper()}")
@@ -334,12 +337,12 @@ def _memory(reader: NvmlReader, handle: Any) -> dict[str, Any]:
 def _locality(reader: NvmlReader, handle: Any) -> dict[str, Any]:
     """The NUMA node and the CPUs nearest to the GPU."""
     scope = reader.nvml.NVML_AFFINITY_SCOPE_NODE
-    mask_size = math.ceil(max(os.cpu_count() or 1, 1024) / 64)  # CPU numbers can have gaps
+    words = math.ceil(max(os.cpu_count() or 1, 1024) / 64)  # 64 CPUs each; CPU numbers can have gaps: at least 1024
     fields: dict[str, Any] = {}
-    cpus = reader.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, mask_size, scope)
+    cpus = reader.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, words, scope)
     if cpus is not None:
         fields["cpu_affinity"] = _ranges(_bits(cpus))
-    nodes = reader.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, mask_size, scope)
+    nodes = reader.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, words, scope)
     if nodes is not None:
         nearest = _bits(nodes)
         fields["numa_node"] = nearest[0] if len(nearest) == 1 else None
@@ -402,9 +405,9 @@ def _active_link(reader: NvmlReader, handle: Any, number: int) -> NvLink:
 
 
 def read_fabric(index: int) -> Fabric | None:
-    """The fabric registration of one GPU; None if it supports none, or if it is not readable.
+    """The fabric registration of one GPU; None if NVML cannot read it.
 
-    Raises NvmlUnavailableError, and NVMLError for a GPU without a handle.
+    Raises NvmlUnavailableError, and NVMLError if the GPU cannot be opened.
     """
     with nvml_session() as nvml:
         return _fabric(NvmlReader(nvml), nvml.nvmlDeviceGetHandleByIndex(index))
@@ -418,10 +421,10 @@ def _fabric(reader: NvmlReader, handle: Any) -> Fabric | None:
     if info.state >= len(_FABRIC_STATES):
         reader.unreadable["fabric"] = f"unknown fabric state {info.state} from NVML"
         return None
-    problems = [name for shift, name in _FABRIC_HEALTH.items() if info.healthMask >> shift & 3 == 1]
+    problems = [name for shift, name in _FABRIC_HEALTH.items() if (info.healthMask >> shift) & 3 == 1]
     uuid = bytes(info.clusterUuid)
     if any(uuid):
-        problems += filter(None, [_FABRIC_MISCONFIGURATION.get(info.healthMask >> 8 & 0xF)])
+        problems += filter(None, [_FABRIC_MISCONFIGURATION.get((info.healthMask >> 8) & 0xF)])
     return Fabric(
         state=_FABRIC_STATES[info.state],
         status=info.status,

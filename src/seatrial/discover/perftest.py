@@ -16,6 +16,7 @@ _GBITS = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
 _VERSION = re.compile(r"Version: *(\S+)")
 # An RDMA operation completed with an error, such as "transport retry counter exceeded": RDMA, not the tool, is faulty
 _TRANSPORT_ERROR = re.compile(r"Completion with error at \w+\s*(Failed status.*)?")
+# Lines of stderr that do not say why the tool failed
 _NOT_A_REASON = re.compile(
     r"\*|-{5}|Conflicting CPU frequency|Failed to exchange data|Parser function exited|scnt=|Usage"
 )
@@ -70,7 +71,7 @@ def transport_error(text: str) -> str:
 
 
 def first_error(err: str) -> str:
-    """The first line of stderr that gives a reason; the lines after it follow from it."""
+    """The first line of stderr that gives a reason, of which later errors are consequences; empty if there is none."""
     lines = (line.strip() for line in err.splitlines())
     return next((line for line in lines if line and not _NOT_A_REASON.match(line)), "")
 

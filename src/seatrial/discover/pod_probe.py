@@ -11,8 +11,8 @@ import re
 from seatrial.model import Frozen, SeatrialError
 
 PEERS = 8  # names that each pod resolves: those of the next pods by index, so that every name is resolved
-# $1: name of the Job and of its Service; $2: number of pods; $3: GPUs; $4: seconds for which the pod stays: a pod that
-# has ended has no name, and others may start minutes later
+# $1: name of the Job and of its Service; $2: number of pods; $3: GPUs that the pod requests; $4: seconds for which the
+# pod stays, so that pods that start minutes later can resolve its name
 SCRIPT = r"""
 if test "$3" -gt 0; then
   if output=$(timeout 60 nvidia-smi -L 2>&1); then
@@ -52,7 +52,7 @@ _CAP_IPC_LOCK = 1 << 14  # linux/capability.h
 
 
 class Container(Frozen):
-    """A container of a probe pod. ``gpus`` is None if not asked for, or if nvidia-smi failed (``gpu_error``)."""
+    """A container of a probe pod. ``gpus``: None if the pod requests none, or if nvidia-smi failed (``gpu_error``)."""
 
     gpus: int | None = None
     gpu_error: str = ""

@@ -13,15 +13,17 @@ from seatrial.hardware.error_counters import counter_definitions
 from seatrial.util.text import printable
 
 _FOLDERS = ("counters", "hw_counters")
-CounterKey = tuple[str, ...]  # (port, counter), such as (mlx5_0/1, symbol_error)
+# (port, counter), such as (mlx5_0/1, symbol_error); in ``unavailable`` also (port, "counters") and ("ports",)
+CounterKey = tuple[str, ...]
 NO_RDMA_PORT = "no RDMA port in /sys/class/infiniband"
 
 
 class PortErrorCounters:
-    """The error counters of all RDMA ports at ``begin`` and at ``end``; fields as in ``GpuErrorCounters``.
+    """The error counters of all RDMA ports at ``begin`` (``before``) and at ``end`` (``after``).
 
-    A counter that cannot be read at ``begin`` is ``unavailable``: not supported (the files of a virtual function
-    contain "N/A") or no permission. A counter that cannot be read only at ``end`` is in ``read_errors``.
+    ``unavailable``: the errors of counters that cannot be read at ``begin``. Either they are not supported (the files
+    of a virtual function contain "N/A"), or this user may not read them (then they are also in ``permission_denied``).
+    ``read_errors``: the errors of counters that can be read at ``begin``, but not at ``end``.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:

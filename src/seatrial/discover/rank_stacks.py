@@ -15,9 +15,11 @@ from seatrial.util.text import and_more, printable, rank_list
 
 FOLDER = "hang"  # in the folder of an attempt: the files that were collected before its cancellation
 STATES = "states.txt"  # output of STATES_SCRIPT
-STACKS, RECORDER = "rank{}.txt", "comm_lib_trace_rank_{}"  # of one rank; torch's name for dumps of its flight recorder
+STACKS = "rank{}.txt"  # Python stacks of one rank
+RECORDER = "comm_lib_trace_rank_{}"  # torch's name for a rank's dump of its flight recorder
 _MAX_BYTES = 2**20
 _MAX_NAMED = 6
+# States of a process, proc(5), that can be the cause of a hang
 _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
@@ -25,8 +27,8 @@ _STATES = {
     "Z": "has ended, not yet reaped",
 }
 # Runs on each node; $0 is the attempt's folder there. Asks the ranks for their stacks, then prints one line per worker:
-# rank, pid, parent, state, kernel function. Last the stacks by py-spy, which also reads those of a stopped process; it
-# does so without stopping the process. Each line begins with the node, since srun mixes the lines of several nodes.
+# rank, pid, parent, state, kernel function. Last it prints the stacks that py-spy reads, also of a process that is
+# stopped, and without stopping a process. Each line begins with the node, since srun mixes the lines of several nodes.
 STATES_SCRIPT = r"""
 states() {
     mkdir -p "$1/stacks" && touch "$1/stacks/wanted"
@@ -72,9 +74,10 @@ _UNKNOWN = _Worker("", 0, 0, "", "")
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """The place of one rank. ``frames``: the stack of its main thread, innermost first; empty if it could not be read.
+    """One rank in a hang. ``frames``: the stack of its main thread, innermost first; empty if it could not be read.
 
-    ``state``: the kernel's letter for the process, empty if unknown; ``wchan``: the kernel function that it waits in.
+    ``state``: the kernel's letter for the state of the process, empty if unknown. ``wchan``: the kernel function in
+    which the process waits.
     """
 
     rank: int
@@ -108,17 +111,23 @@ class HangEvidence:
 
     @property
     def ranks_at_fault(self) -> tuple[int, ...]:
-        """The ranks at fault: with an abnormal state, else absent from a collective, else alone at their place."""
+        """The ranks at fault, by the first of these rules that gives any; empty if none does.
+
+        1. Some, but not all ranks have an abnormal state: these.
+        2. The flight recorder's dumps show ranks at fault (``CollectiveHang.ranks_at_fault``): these.
+        3. The stacks of all ranks are known and show exactly two places: the ranks at one of them, if they are fewer
+           than half of all ranks.
+        """
         abnormal = tuple(snapshot.rank for snapshot in self.snapshots if snapshot.abnormal_state)
         if abnormal and len(abnormal) < len(self.snapshots):
             return abnormal
-        absent = self.hangs[0].ranks_at_fault if self.hangs else ()
-        if present := tuple(rank for rank in absent if rank < len(self.snapshots)):  # a dump may name other ranks
-            return present
+        by_dumps = self.hangs[0].ranks_at_fault if self.hangs else ()
+        if of_job := tuple(rank for rank in by_dumps if rank < len(self.snapshots)):  # a dump may name other ranks
+            return of_job
         places = sorted(self.by_place().values(), key=len)
-        all_read = all(snapshot.frames for snapshot in self.snapshots)  # else no rank is known to be alone
-        is_alone = all_read and len(places) == 2 and 2 * len(places[0]) < len(self.snapshots)
-        return places[0] if is_alone else ()
+        all_read = all(snapshot.frames for snapshot in self.snapshots)
+        has_minority = all_read and len(places) == 2 and 2 * len(places[0]) < len(self.snapshots)
+        return places[0] if has_minority else ()
 
     def by_place(self) -> dict[str, tuple[int, ...]]:
         """Place and abnormal process state → ranks."""
@@ -135,7 +144,7 @@ class HangEvidence:
 
 
 def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
-    """The evidence about an attempt that hung; None if nothing was collected."""
+    """The evidence about an attempt that hung; None if neither a stack nor a process state was collected."""
     folder = attempt / FOLDER
     workers, py_spy = _workers(_text(folder / STATES))
     snapshots, dumps = [], list[Dump]()
@@ -149,7 +158,7 @@ def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
             continue
     if not any(snapshot.frames or snapshot.state for snapshot in snapshots):
         return None
-    # a rank without a dump counts as absent, except if no rank has a dump
+    # a rank without a dump can be at fault (CollectiveHang.without_dump), but not if no rank has a dump
     hangs = collective_hangs(dumps, rank_count) if dumps else ()
     return HangEvidence(tuple(snapshots), tuple(hangs))
 
@@ -158,7 +167,7 @@ def _workers(text: str) -> tuple[dict[int, _Worker], dict[tuple[str, int], tuple
     """The workers by rank, and the stack of the main thread by node and pid, from STATES_SCRIPT's output."""
     workers: dict[tuple[str, int], tuple[int, _Worker]] = {}
     stacks: dict[tuple[str, int], list[Frame]] = {}
-    current: dict[str, tuple[int, bool]] = {}  # node → process whose stack follows, and whether it is the main thread's
+    current: dict[str, tuple[int, bool]] = {}  # node → pid whose stack follows, and whether it is of the main thread
     for line in filter(None, map(_LINE.match, text.splitlines())):
         node, content = printable(line["node"]), line["text"]
         pid, is_main = current.get(node, (0, False))
@@ -171,13 +180,16 @@ def _workers(text: str) -> tuple[dict[int, _Worker], dict[tuple[str, int], tuple
             current[node] = pid, "MainThread" in content
         elif is_main and (match := _PY_SPY_FRAME.match(content)):
             stacks.setdefault((node, pid), []).append(_frame(match))
-    # a process whose parent is a worker too was forked by it, such as a data loader
+    # without the processes that a worker has forked, such as data loaders: their parent is in ``workers`` too
     by_rank = {rank: worker for rank, worker in workers.values() if (worker.node, worker.parent) not in workers}
     return by_rank, {process: tuple(frames) for process, frames in stacks.items()}
 
 
 def _main_thread(text: str) -> tuple[Frame, ...]:
-    """The frames of the main thread in a dump by faulthandler; of the last thread if the first line names no thread."""
+    """The frames of the main thread in a dump by faulthandler; empty if the dump lacks it.
+
+    If the first line does not name the main thread: the frames of the last thread.
+    """
     main = re.match(r"main thread 0x0*([0-9a-f]+)", text)
     threads: dict[str, list[Frame]] = {}
     current = ""

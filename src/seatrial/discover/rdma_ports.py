@@ -33,16 +33,17 @@ class Gid(Frozen):
 
     @property
     def is_valid(self) -> bool:
-        """Whether it is neither link-local nor the default GID, as NCCL requires (validGid in net_ib/connect.cc)."""
+        """Whether NCCL accepts the GID: it is not link-local (validGid in net_ib/connect.cc)."""
         return not ipaddress.ip_address(self.address).is_link_local
 
 
 class PortDetails(Frozen):
     """One RDMA port. Rates and bandwidths are in Gbit/s, one direction.
 
-    ``mtu``: MTU of the interface of a RoCE port. ``active_mtu``: MTU of RDMA packets; None without ibv_devinfo.
-    ``capability_gbps`` is the fastest mode that ethtool lists; ``pci_gbps`` is the present bandwidth of the PCI link.
     ``name`` is the device, with ``:PORT`` if it has several ports, as in NCCL_IB_HCA.
+    ``netdev``, ``mtu``: the network interface of a RoCE port, and its MTU.
+    ``active_mtu``: MTU of RDMA packets; None without ibv_devinfo.
+    ``capability_gbps``: the fastest mode that ethtool lists. ``pci_gbps``: the present bandwidth of the PCI link.
     """
 
     name: str
@@ -87,12 +88,15 @@ class PortDetails(Frozen):
         return self.model or "unknown model", self.board or "", self.link_layer or "unknown link layer"
 
     @property
-    def card(self) -> str:
-        """The PCI address without the function, which the ports of one card share; empty if unknown."""
+    def nic_address(self) -> str:
+        """The PCI address without the function number, which all ports of a NIC share; empty if unknown."""
         return self.pci_path[-1].rpartition(".")[0] if self.pci_path else ""
 
     def roce_gid(self, configured_index: int | None) -> Gid | None:
-        """The RoCE v2 GID that NCCL uses: at NCCL_IB_GID_INDEX, else the first routable one, IPv4 before IPv6."""
+        """The RoCE v2 GID that NCCL uses: at NCCL_IB_GID_INDEX, else the first valid one, IPv4 before IPv6.
+
+        None if there is none. ``configured_index``: the value of NCCL_IB_GID_INDEX, None if it is not set.
+        """
         valid = [gid for gid in self.gids if gid.type == "RoCE v2" and gid.is_valid]
         if configured_index is not None:
             return next((gid for gid in valid if gid.index == configured_index), None)
@@ -100,7 +104,7 @@ class PortDetails(Frozen):
 
 
 def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
-    """All RDMA ports. Raises OSError or ValueError if the devices cannot be listed."""
+    """All RDMA ports. Raises OSError if the devices or their ports cannot be listed."""
     rdma = fabric.read_rdma(root)
     if reason := rdma.unreadable.get("devices"):
         raise OSError(reason)
@@ -209,7 +213,10 @@ def _details(
 
 
 def _only_netdev(folder: Path) -> str | None:
-    """The interface of a device that has one; ``gid_attrs/ndevs`` cannot be read in another network namespace."""
+    """The interface of a device with exactly one interface, else None.
+
+    For a port without ``netdev``: ``gid_attrs/ndevs`` cannot be read in another network namespace.
+    """
     names = _names(folder / "device/net")
     return printable(names[0]) if len(names) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Settings of kernel, CPU, PCIe and NVIDIA driver that affect training; each has a value or a reason for none."""
+"""Settings of kernel, CPU, PCIe and NVIDIA driver that affect training. A setting without a value has a reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CPUS = "sys/devices/system/cpu"
 _CAP_SYS_ADMIN = 21  # capabilities(7): may read GPU performance counters in any case
 _DMA_BUF_KERNEL = (5, 12)  # first kernel with dma-buf for RDMA (NVIDIA GPU Operator, GPUDirect RDMA)
 _SMALL_PAGE = 4096
-# Errors of files that exist only on other hardware, or with other kernel options
+# Errors of a file that this hardware or this kernel does not have
 _ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENOTDIR)
 # Types of an IOMMU group (Linux, sysfs-kernel-iommu_groups): with and without translation of addresses
 _TRANSLATED, _PASSTHROUGH = ("DMA", "DMA-FQ"), ("identity",)
@@ -108,7 +108,7 @@ def _kernel_module(root: Path) -> str:
 
 
 def _gpudirect_rdma(root: Path) -> str:
-    """The kernel interface by which a NIC can reach GPU memory: ``dma-buf``, ``nvidia_peermem`` or ``none``.
+    """The kernel interface by which a NIC can access GPU memory: ``dma-buf``, ``nvidia_peermem`` or ``none``.
 
     dma-buf needs the open kernel module (NVIDIA GPU Operator, GPUDirect RDMA).
     """
@@ -120,7 +120,10 @@ def _gpudirect_rdma(root: Path) -> str:
 
 
 def _redirecting_bridges(root: Path) -> JsonValue:
-    """The PCIe bridges above GPUs and RDMA devices whose ACS redirects peer-to-peer traffic."""
+    """The addresses of the PCIe bridges above GPUs and RDMA devices that redirect peer-to-peer traffic.
+
+    Bridges do so by ACS, Access Control Services.
+    """
     is_virtual = re.search(r"^flags\s*:.*\bhypervisor\b", read_text(root / "proc/cpuinfo"), re.MULTILINE)
     if is_virtual:
         raise NotSupportedError("virtual machine: the hypervisor controls ACS")

@@ -2,7 +2,9 @@
 
 Parses text output: ``scontrol show`` has the same keys in all versions. ``--json`` exists since 21.08 (sinfo) and 23.02
 (scontrol), needs plugins that some sites do not install, and has a different layout in each version.
-slurmdbd is not required. Most calls query the controller: poll at most once a second (sinfo(1), PERFORMANCE).
+Slurm's database (slurmdbd) is not required. Most functions query the controller: call them at most once a second
+(sinfo(1), PERFORMANCE).
+A function that runs a command raises SlurmUnavailable or SlurmRefused if the command fails.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def installed() -> bool:
 
 
 def ping() -> tuple[Ping, ...]:
-    """All controllers and whether they respond. Raises SlurmUnavailable if the client cannot reach them."""
+    """All controllers and whether they respond."""
     argv = ["scontrol", "ping"]
     result = run_command(argv, COMMAND_TIMEOUT_S)
     pings = slurm_output.parse_pings(result.out)
@@ -58,18 +60,18 @@ def ping() -> tuple[Ping, ...]:
 
 
 def settings() -> Settings:
-    """The controller's settings. Raises SlurmUnavailable."""
+    """The controller's settings."""
     return slurm_output.parse_settings(command_output(["scontrol", "show", "config"]))
 
 
 def nodes() -> tuple[SlurmNode, ...]:
-    """All nodes except those in state FUTURE. Raises SlurmUnavailable, or ValueError on unexpected output."""
+    """All nodes except those in state FUTURE. Raises ValueError on unexpected output."""
     every_node = slurm_output.parse_nodes(command_output(["scontrol", "--all", "--details", "show", "nodes"]))
     return tuple(node for node in every_node if node.state != "FUTURE")
 
 
 def node(name: str) -> SlurmNode | None:
-    """One node; None if Slurm has no node of that name. Raises SlurmUnavailable, or ValueError on unexpected output."""
+    """One node; None if Slurm has no node of that name. Raises ValueError on unexpected output."""
     argv = ["scontrol", "show", "node", name]
     result = run_command(argv, COMMAND_TIMEOUT_S)
     if re.search(rf"Node {re.escape(name)} not found", result.out + result.err):
@@ -80,9 +82,10 @@ def node(name: str) -> SlurmNode | None:
 
 
 def slurmd_answer(name: str) -> str:
-    """Whether the slurmd of a node accepts a TCP connection, as a clause. Raises SlurmUnavailable or SlurmRefused.
+    """Whether the slurmd of a node accepts a TCP connection from this machine, as a clause.
 
-    If it does, but does not respond to its controller, it cannot authenticate the controller's messages.
+    A slurmd that accepts connections, but does not respond to its controller, cannot authenticate the controller's
+    messages.
     """
     output = command_output(["scontrol", "show", "node", name])
     address = match[1] if (match := re.search(r"\bNodeAddr=(\S+)", output)) else name
@@ -104,21 +107,21 @@ def slurmd_answer(name: str) -> str:
 
 
 def hostnames(nodes: str) -> list[str]:
-    """The nodes of a hostlist: ``node[0-1]`` → node0, node1. Raises SlurmUnavailable."""
+    """The nodes of a hostlist: ``node[0-1]`` → node0, node1."""
     return command_output(["scontrol", "show", "hostnames", nodes]).split()
 
 
 def allocations(job_id: str | int) -> dict[str, AllocatedResources]:
-    """The resources of a running job, by node name. Raises SlurmUnavailable."""
+    """The resources of a running job, by node name. Raises ValueError on unexpected output."""
     output = command_output(["scontrol", "--details", "show", "job", str(job_id)])
     parsed = slurm_output.parse_allocations(output)
     return {name: allocation for allocation in parsed for name in hostnames(allocation.nodes)}
 
 
 def gpus_per_node(partition: str | None) -> int:
-    """The number of GPUs per node in a partition, or in all partitions. Raises SlurmUnavailable.
+    """The number of GPUs per node in ``partition``, or in all partitions; 0 without a node.
 
-    Raises UsageError if the nodes have different numbers of GPUs.
+    Raises UsageError if the nodes have different numbers of GPUs, ValueError on unexpected output.
     """
     counts = {node.gpus for node in nodes() if partition is None or partition in node.partitions}
     if len(counts) > 1:
@@ -128,22 +131,25 @@ def gpus_per_node(partition: str | None) -> int:
 
 
 def partitions() -> tuple[Partition, ...]:
-    """All partitions. Raises SlurmUnavailable, or ValueError on unexpected output."""
+    """All partitions. Raises ValueError on unexpected output."""
     return slurm_output.parse_partitions(command_output(["scontrol", "--all", "show", "partitions"]))
 
 
 def topology() -> Topology | None:
-    """The switches or blocks of Slurm's nodes; None without Slurm, without switches, or if they do not form a tree."""
+    """The switches or blocks of Slurm's nodes; None without Slurm or switches, or if the switches form no tree.
+
+    Also None if the command fails: the topology only helps to choose pairs of nodes, no run needs it.
+    """
     argv = ["scontrol", "show", "topology"]
     try:
         output = run_command(argv, COMMAND_TIMEOUT_S).out if installed() else ""
         return parse_conf(output, shlex.join(argv)).model_copy(update={"is_file": False})
-    except (SeatrialError, ValueError):  # it only helps to choose pairs: no run needs it
+    except (SeatrialError, ValueError):
         return None
 
 
 def partition_of_jobs(name: str | None) -> Partition | None:
-    """The partition ``name``, or the default one; None if there is none. Raises SlurmUnavailable or ValueError."""
+    """The partition ``name``, or the default one; None if there is none. Raises ValueError on unexpected output."""
     selected = (partition for partition in partitions() if (partition.name == name if name else partition.default))
     return next(selected, None)
 
@@ -151,7 +157,7 @@ def partition_of_jobs(name: str | None) -> Partition | None:
 def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str, ...]:
     """The accounts in which ``user`` may submit to ``partition`` (None: to any), sorted.
 
-    Raises SlurmRefused if Slurm has no database of accounts, SlurmUnavailable if sacctmgr is missing or fails.
+    Raises SlurmRefused if Slurm has no database of accounts, or for unexpected output.
     """
     filters = [f"user={user}", *([f"cluster={cluster}"] if cluster else [])]
     argv = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", *filters, "format=Account,Partition"]
@@ -164,10 +170,10 @@ def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str
 
 
 def job(job_id: str | int) -> JobRecord:
-    """The state of a job; UNKNOWN if Slurm has no record of it.
+    """Slurm's record of a job; its state is UNKNOWN if Slurm has no record.
 
     The controller drops jobs ``MinJobAge`` seconds after their end; after that only accounting has them, if enabled.
-    Raises SlurmUnavailable, or ValueError on unexpected output.
+    Raises ValueError on unexpected output.
     """
     try:
         jobs = slurm_output.parse_jobs(command_output(["scontrol", "show", "job", str(job_id)]))
@@ -190,7 +196,7 @@ def _job_from_accounting(job_id: str) -> JobRecord:
 
 
 def queued_job_scripts() -> dict[str, str]:
-    """The batch script and arguments of each pending or running job of the user, by job id. Raises SlurmUnavailable."""
+    """The batch script and arguments of each pending or running job of the user, by job id."""
     argv = ["squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A %o"]
     rows = [line.strip().partition(" ") for line in command_output(argv).splitlines()]
     return {job_id: command for job_id, _, command in rows if job_id}
@@ -198,12 +204,12 @@ def queued_job_scripts() -> dict[str, str]:
 
 def env_prefix_outside_job() -> list[str]:
     """An env(1) prefix that unsets the SLURM_* variables of the surrounding job, if seatrial runs inside a job."""
-    names = [name for name in os.environ if name.startswith("SLURM_") and "CONF" not in name]
+    names = [name for name in os.environ if name.startswith("SLURM_") and "CONF" not in name]  # keeps SLURM_CONF
     return ["env", *(f"--unset={name}" for name in names)] if "SLURM_JOB_ID" in os.environ else []
 
 
 def command_output(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-    """The standard output of a Slurm command. Raises SlurmUnavailable or SlurmRefused if it fails."""
+    """The standard output of a Slurm command."""
     result = run_command(argv, timeout_s)
     if result.code != 0:
         raise command_error(argv, result)

@@ -1,6 +1,6 @@
 """Records of Slurm's controllers, settings, nodes, partitions and jobs.
 
-Memory is in bytes, times are in Unix seconds, durations in seconds. None: not shown by Slurm.
+Memory is in bytes, times are in Unix seconds, durations in seconds. A field is None if Slurm does not show it.
 """
 
 from typing import Literal
@@ -16,9 +16,10 @@ _CONSUMABLE_CPUS = {"CR_CORE", "CR_CPU", "CR_SOCKET"}
 _NOT_UP = {"DOWN", "ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "NOT_RESPONDING", UNKNOWN}
 _NOT_IN_SERVICE = {"DRAIN", "DRAINED", "DRAINING", "POWER_DRAIN", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 _RESERVED = {"MAINT", "MAINTENANCE", "RESERVED"}
-# These stay until an administrator acts, unless the node reboots or powers up at the request of Slurm
+# A node stays in these states until an administrator acts, unless Slurm is rebooting or powering up the node
 _NEEDS_ADMINISTRATOR = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG"}
-_RETURNS = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
+# Slurm switched the node off or reboots it, and returns it to service without an administrator
+RETURNING_STATES = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 
 _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"}
@@ -119,7 +120,7 @@ class Gres(Frozen):
 
 
 class SlurmNode(Frozen):
-    """``state`` is the base state (``IDLE``, ``MIXED`` …), ``flags`` are its flags (``DRAIN`` …)."""
+    """One node. ``state`` is its base state (``IDLE``, ``MIXED`` …), ``flags`` has its flags (``DRAIN`` …)."""
 
     name: str
     state: str
@@ -140,7 +141,7 @@ class SlurmNode(Frozen):
 
     @property
     def up(self) -> bool:
-        """Whether the node responds and is not down; a node in power saving is up, since Slurm powers it up."""
+        """Whether the node responds and is not down. A node in power saving is up: Slurm powers it up for jobs."""
         return not self.states & _NOT_UP
 
     @property
@@ -151,11 +152,11 @@ class SlurmNode(Frozen):
     @property
     def needs_administrator(self) -> bool:
         """Whether the node is down, drained or failed, and needs an administrator to return to service."""
-        return bool(self.states & _NEEDS_ADMINISTRATOR) and not self.states & _RETURNS
+        return bool(self.states & _NEEDS_ADMINISTRATOR) and not self.states & RETURNING_STATES
 
     @property
     def reserved(self) -> bool:
-        """Whether the node is in a reservation and accepts only its jobs."""
+        """Whether the node is in a reservation, so that only jobs of that reservation start on it."""
         return bool(self.states & _RESERVED)
 
     def blocked_by_reservation(self, reservation: str | None) -> bool:
@@ -187,7 +188,7 @@ class AllocatedResources(Frozen):
 
 
 class Partition(Frozen):
-    """``nodes`` is Slurm's hostlist (``node[0-3]``); a time limit of None is unset."""
+    """One partition. ``nodes`` is Slurm's hostlist (``node[0-3]``); a time limit of None is unset."""
 
     name: str
     state: str

@@ -46,7 +46,7 @@ def messages() -> SlurmMessages:
 
 
 def first_match(candidates: Sequence[SlurmMessage], text: str) -> SlurmMessage | None:
-    """The first of ``candidates`` whose pattern occurs in ``text``."""
+    """The first of ``candidates`` whose pattern occurs in ``text``; None if there is none."""
     return next((message for message in candidates if re.search(message.pattern, text)), None)
 
 

@@ -43,7 +43,7 @@ _REASON_AUTHOR = re.compile(r"\s*\[[^][]*@[^][]*]$")
 
 
 def parse_pings(text: str) -> tuple[Ping, ...]:
-    """The controllers in the output of ``scontrol ping``."""
+    """The controllers in the output of ``scontrol ping``; empty if it lists none."""
     return tuple(Ping(role=role, host=host, up=state == "UP") for role, host, state in _PING.findall(text))
 
 
@@ -83,22 +83,28 @@ def parse_settings(text: str) -> Settings:
 
 
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
-    """The nodes in the output of ``scontrol show nodes`` (``gres_used`` with ``-d`` only). Raises ValueError."""
+    """The nodes in the output of ``scontrol show nodes``. Raises ValueError on an unexpected record.
+
+    ``gres_used`` is None without the option ``--details``.
+    """
     return tuple(_node(record) for record in _records(text, "NodeName", _FREE_TEXT_OF_NODE))
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """The partitions in the output of ``scontrol show partitions``. Raises ValueError on a truncated record."""
+    """The partitions in the output of ``scontrol show partitions``. Raises ValueError on an unexpected record."""
     return tuple(_partition(record) for record in _records(text, "PartitionName", set()))
 
 
 def parse_jobs(text: str) -> tuple[JobRecord, ...]:
-    """The jobs in the output of ``scontrol show jobs``. Raises ValueError on a truncated record."""
+    """The jobs in the output of ``scontrol show jobs``. Raises ValueError on an unexpected record."""
     return tuple(_job(record) for record in _records(text, "JobId", _FREE_TEXT_OF_JOB))
 
 
 def parse_allocations(text: str) -> tuple[AllocatedResources, ...]:
-    """The allocations in the output of ``scontrol --details show job``, one line per group of equal nodes."""
+    """The allocations in the output of ``scontrol --details show job``: one per group of nodes with equal resources.
+
+    Raises ValueError on an unexpected list of CPUs or GRES.
+    """
     return tuple(  # CPU_IDs are Slurm's numbers, not the kernel's: only their count is used
         AllocatedResources(
             nodes=nodes, cpus=len(parse_id_list(cpus)), memory_bytes=int(mebibytes) * 2**20, gres=parse_gres(resources)
@@ -111,7 +117,7 @@ SACCT_FIELDS = ("JobIDRaw", "State", "ExitCode", "NodeList", "TimelimitRaw", "St
 
 
 def parse_sacct(text: str) -> tuple[JobRecord, ...]:
-    """The jobs in the output of ``sacct -X -n -P`` with SACCT_FIELDS. Raises ValueError on a wrong number of fields."""
+    """The jobs in the output of ``sacct -X -n -P`` with SACCT_FIELDS. Raises ValueError on an unexpected line."""
     rows = [line.split("|") for line in text.splitlines() if line.strip()]
     return tuple(_sacct_job(dict(zip(SACCT_FIELDS, row, strict=True))) for row in rows)
 
@@ -131,7 +137,10 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
 
 
 def parse_duration(text: str) -> Duration:
-    """Seconds from ``1-02:00:00``, ``00:05:00`` or ``UNLIMITED``; None for an unset value. Raises ValueError."""
+    """Seconds of ``1-02:00:00`` or ``00:05:00``; "unlimited" for ``UNLIMITED``. Raises ValueError for other text.
+
+    None for an unset value, and for ``Partition_Limit``: the limit of the partition applies.
+    """
     if text in _UNLIMITED:
         return "unlimited"
     if text in _UNSET or text == "Partition_Limit":
@@ -285,7 +294,7 @@ def _list(raw: Mapping[str, str], key: str) -> tuple[str, ...]:
 
 
 def _seconds(raw: Mapping[str, str], key: str) -> Duration:
-    """Seconds of ``30 sec`` or ``5 min``."""
+    """Seconds of ``30 sec``, ``5 min`` or ``30``; "unlimited" for ``UNLIMITED``; None for any other text."""
     value = raw.get(key, "")
     match = re.fullmatch(r"(\d+)(?: (sec|min))?", value)
     if match:

@@ -1,4 +1,4 @@
-"""CPUs, GPUs and memory of the tasks of a job, from the output of a shell script.
+"""The CPUs, GPUs and memory that each task of a job may use, from the output of a shell script.
 
 srun passes the script as an argument and collects its standard output, so the nodes need neither Python nor a shared
 directory. The script opens device files for reading, and changes nothing.
@@ -68,7 +68,7 @@ class ListedGpu(Frozen):
 
 
 class NumaDistances(Frozen):
-    """``distances`` to all NUMA nodes in the order of their numbers, from the firmware (ACPI SLIT, 10: itself)."""
+    """One NUMA node. ``distances``: to all NUMA nodes in the order of their numbers, 10 to itself (ACPI SLIT)."""
 
     number: int
     cpus: tuple[int, ...]
@@ -76,7 +76,11 @@ class NumaDistances(Frozen):
 
 
 class Task(Frozen):
-    """One task of a job step; if nvidia-smi failed, ``listed_gpus`` is None and ``listing_error`` has its output."""
+    """One task of a job step.
+
+    ``listed_gpus``: the GPUs that nvidia-smi lists; None if it failed. ``listing_error``: its output if it failed, or
+    if it found no GPU.
+    """
 
     rank: int
     node: str
@@ -117,7 +121,11 @@ class Task(Frozen):
         return tuple(gpu for gpu in listed if gpu.index in entries or gpu.uuid.startswith(uuids))
 
     def threads_per_slurm_cpu(self, node_cpus: int | None) -> int:
-        """The kernel's CPUs per CPU of Slurm: the threads of a core if ``CPUs=`` of the node counts cores, else 1."""
+        """The kernel's CPUs (hardware threads) per CPU of Slurm.
+
+        These are the threads of a core if ``node_cpus``, the node's ``CPUs=`` in slurm.conf, is the number of cores;
+        else 1.
+        """
         online = sum(len(node.cpus) for node in self.numa)
         counts_cores = node_cpus is not None and online == node_cpus * self.threads_per_core
         return self.threads_per_core if counts_cores else 1
@@ -148,7 +156,7 @@ class Task(Frozen):
 
 
 def srun_command(devices: str) -> list[str]:
-    """The command for srun with ``--label``; ``devices`` is a pattern of the GPUs' device files."""
+    """The command for ``srun --label``. ``devices``: shell pattern of the GPUs' device files."""
     return ["/bin/sh", "-c", _SCRIPT, "sh", devices]
 
 

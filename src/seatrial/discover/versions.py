@@ -74,14 +74,14 @@ def _program(command: Sequence[str], pattern: str) -> list[InstalledVersion]:
 
 def _firmware(root: Path) -> list[InstalledVersion]:
     devices = fabric.read_rdma(root).devices
-    modules = [
+    installed = [
         InstalledVersion(version=device.firmware, place=device.name, model=device.model or "")
         for device in devices
         if device.firmware
     ]
-    if not modules:
+    if not installed:
         raise ValueError("the firmware of the RDMA devices is not readable" if devices else "no RDMA device")
-    return modules
+    return installed
 
 
 def _kernel(root: Path) -> list[InstalledVersion]:

@@ -20,10 +20,11 @@ BAD_OUTCOMES = (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
 
 @dataclass(frozen=True)
 class Needs:
-    """The requirements of a drill. ``nodes`` above 1: this number of Slurm nodes. ``programs``: executables in PATH.
+    """The requirements of a drill. ``gpus``, ``cpus``: at least so many on this host.
 
-    ``device_files``: special files such as /dev/fuse. ``other``: a function that returns why the drill cannot run for
-    another reason, or an empty string.
+    ``nodes``: if more than 1, at least so many usable nodes of Slurm. ``programs``: executables in PATH.
+    ``device_files``: special files such as /dev/fuse that the user may read and write. ``other``: a function that
+    returns another reason why the drill cannot run; empty if there is none.
     """
 
     root: bool = False
@@ -37,9 +38,9 @@ class Needs:
 
 @dataclass(frozen=True)
 class DrillTrial:
-    """The trial of a drill: check → options; ``settings``: more keys of the trial file, such as ``limits``.
+    """The trial of a drill. ``checks``: check → its options. ``launcher``: slurm for drills on several nodes.
 
-    ``arguments``: more arguments of ``seatrial run``. ``launcher``: slurm for drills on several nodes.
+    ``settings``: more keys of the trial file, such as ``limits``. ``arguments``: more arguments of ``seatrial run``.
     """
 
     checks: Mapping[str, Mapping[str, JsonValue]]
@@ -50,19 +51,26 @@ class DrillTrial:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the trial must report.
+    """What the trial must report: verdicts, each on one metric of a check, and findings, each with a diagnosed cause.
 
     ``check`` and ``metric`` are patterns of fnmatch; ``place``, ``command`` and ``refusal`` are regular expressions;
     ``cause`` is compared as text.
 
-    - seen: a verdict on ``check`` and ``metric`` (empty: on the whole check) with one of ``outcomes``; or, if
-      ``refusal`` is set, no ACCEPTED and a message that matches it (standard error, or why the trial ended early).
+    A drill whose trial runs to its end:
+
+    - seen: a verdict on ``check`` and ``metric`` (empty: on the whole check) has one of ``outcomes``.
     - located: ``place`` occurs in subject, title or evidence of the first finding, or in subject, detail or evidence of
-      a verdict that shows the fault; in the message of a refusal.
-    - explained: the first finding has ``cause`` as the id of its cause or of its signature. A refusal is explained if
-      its message has the text ``cause``.
-    - first command right: ``command`` occurs in the first command of that finding, or in the refusal.
-    - action right: the finding has ``action``; not evaluated for a refusal, nor if ``action`` is None.
+      a verdict of "seen".
+    - explained: ``cause`` is the id of the first finding's cause or signature.
+    - first command right: ``command`` occurs in the first command of the first finding.
+    - action right: the first finding has ``action``; not evaluated if ``action`` is None.
+
+    A drill with ``refusal``, whose trial must not start or must end early. Its message is the standard error and the
+    reason for an early end:
+
+    - seen: ``refusal`` occurs in the message, and the decision is not ACCEPTED.
+    - located, explained: ``place`` and the text ``cause`` occur in the message.
+    - first command right: ``command`` occurs in the first command of the first finding, or without one in the message.
     """
 
     cause: str
@@ -81,10 +89,10 @@ def _do_nothing(_injection: Injection) -> None:
 
 @dataclass(frozen=True)
 class Drill:
-    """One fault. ``prepare`` is called before the trial starts, ``act`` while it runs.
+    """One fault. ``prepare`` is called before the trial starts, ``act`` while the trial runs.
 
-    ``title``: the injected fault. ``fault``: a file in ``faults`` that changes the Python processes of the trial.
-    ``limit_s``: time limit of the trial in seconds.
+    ``title``: the injected fault. ``fault``: a module in ``faults`` that changes the Python processes of the trial.
+    ``limit_s``: seconds in which the trial must end, from the end of ``act``.
     """
 
     name: str
@@ -102,10 +110,10 @@ class Drill:
 class DrillResult(Frozen):
     """The result of one drill. ``could_not_run``: why it could not run here; then only name, title and machine are set.
 
-    ``seconds``: from the injection to the end of the trial; without a later injection, the time of the whole trial.
-    ``seen`` to ``action_right``: see Expected; ``action_right`` is None if the drill expects no action.
+    ``seconds``: from the injection, or from the start of a trial with a fault from the start, to the end of the trial.
+    ``seen`` to ``action_right``: the parts of Expected; ``action_right`` is None if no action is expected.
     ``decision``, ``finding``, ``place``, ``first_command``: what the trial reported.
-    ``problems``: the expected and the reported value of each part that does not hold.
+    ``problems``: the expected and the reported value of each part that does not hold, or why the drill failed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Clean runs: the trials of drills without a fault, and the alarms that they raise nevertheless."""
+"""Clean runs: the trials of drills without a fault, and the false alarms that these trials raise."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CONFIDENCE = 0.95  # confidence level of ``upper_bound``
 
 
 class Alarm(Frozen):
-    """A bad verdict or a finding of a clean run; ``run``: its number from 1.
+    """A verdict with a bad outcome, or a finding, of a clean run. ``run``: number of the clean run, from 1.
 
-    For a finding ``check`` is "finding", ``metric`` is its cause, and ``outcome`` is empty.
+    For a finding ``check`` is "finding", ``metric`` is the cause of the finding, and ``outcome`` is empty.
     """
 
     run: int
@@ -39,9 +39,10 @@ class Alarm(Frozen):
 
 
 class CleanRuns(Frozen):
-    """The alarms of ``runs`` clean runs. ``ignored``: patterns of alarms that are not counted.
+    """The result of ``runs`` clean runs. ``alarms``: those that match no pattern of ``ignored``.
 
-    ``upper_bound``: largest share of runs with a false alarm that these runs allow, with confidence CONFIDENCE.
+    ``upper_bound``: with confidence CONFIDENCE, at most this share of all runs has a false alarm. ``seconds``: duration
+    of each clean run.
     """
 
     runs: int
@@ -56,21 +57,22 @@ class CleanRuns(Frozen):
 def run_clean(
     drills: Sequence[Drill], runs: int, ignored: Sequence[str], folder: Path, progress: Callable[[str], None]
 ) -> CleanRuns:
-    """Run the trials of all ``drills`` ``runs`` times, without a fault. After Ctrl-C only the complete runs count.
+    """Run the trials of all ``drills`` ``runs`` times, without a fault.
 
-    Raises UsageError if the drills need different machines, SeatrialError if one cannot run here or leaves no record.
+    After Ctrl-C the complete runs count; without one, KeyboardInterrupt is raised. Raises UsageError if the drills need
+    different machines, SeatrialError if a trial cannot run here or leaves no record.
     """
-    trials = clean_trials(drills)
-    for trial in trials:
-        if reason := unmet_need(trial.needs):
+    without_fault = clean_drills(drills)
+    for drill in without_fault:
+        if reason := unmet_need(drill.needs):
             raise SeatrialError(f"clean runs: {reason}")
-    checks = tuple(dict.fromkeys(check for trial in trials for check in trial.trial.checks))
+    checks = tuple(dict.fromkeys(check for drill in without_fault for check in drill.trial.checks))
     alarms: list[Alarm] = []
     seconds: list[float] = []
     for number in range(1, runs + 1):
         progress(f"clean run {number} of {runs}: {', '.join(checks)}")
         try:
-            records = [_run(trial, folder / f"clean-{number}-{index}") for index, trial in enumerate(trials, 1)]
+            records = [_run(drill, folder / f"clean-{number}-{index}") for index, drill in enumerate(without_fault, 1)]
         except KeyboardInterrupt:
             if not seconds:
                 raise
@@ -90,13 +92,13 @@ def run_clean(
     )
 
 
-def _run(trial: Drill, folder: Path) -> Trial:
-    """Run a trial without a fault and return its record. Raises SeatrialError if it leaves none."""
-    injection = Injection(trial, folder.absolute())
+def _run(drill: Drill, folder: Path) -> Trial:
+    """Run the trial of a drill without a fault and return its record. Raises SeatrialError if there is none."""
+    injection = Injection(drill, folder.absolute())
     injection.folder.mkdir(parents=True)
     try:
         injection.start_trial()
-        injection.wait_for_end(trial.limit_s)
+        injection.wait_for_end(drill.limit_s)
     finally:
         injection.close()
     record = load_record(injection.run_dir)
@@ -105,33 +107,35 @@ def _run(trial: Drill, folder: Path) -> Trial:
     return record
 
 
-def clean_trials(drills: Sequence[Drill]) -> list[Drill]:
-    """Drills without a fault, with the checks, options, thresholds and limits of the trials of all ``drills``.
+def clean_drills(drills: Sequence[Drill]) -> list[Drill]:
+    """Drills without a fault whose trials have the checks, options, thresholds and limits of ``drills``.
 
-    Trials that do not differ in these are merged. Raises UsageError if the drills need different machines.
+    Trials whose settings do not contradict each other are merged. Raises UsageError if the drills need different
+    machines.
     """
     machines = {drill.machine for drill in drills}
     if len(machines) != 1:
         raise UsageError(f"clean runs need drills of one machine; these drills are of {', '.join(sorted(machines))}")
-    trials: list[Drill] = []
+    without_fault: list[Drill] = []
     for drill in drills:
-        for index, trial in enumerate(trials):
-            if merged := _merged(trial, drill):
-                trials[index] = merged
+        for index, clean_drill in enumerate(without_fault):
+            if merged := _merged(clean_drill, drill):
+                without_fault[index] = merged
                 break
         else:
             # a fault may need root or programs, its trial does not
             needs = Needs(gpus=drill.needs.gpus, nodes=drill.needs.nodes, cpus=drill.needs.cpus)
-            trials.append(Drill("clean", "no fault", drill.machine, drill.trial, drill.expected, needs))
-    return [replace(trial, limit_s=sum(drill.limit_s for drill in drills)) for trial in trials]
+            without_fault.append(Drill("clean", "no fault", drill.machine, drill.trial, drill.expected, needs))
+    limit_s = sum(drill.limit_s for drill in drills)
+    return [replace(clean_drill, limit_s=limit_s) for clean_drill in without_fault]
 
 
-def _merged(trial: Drill, drill: Drill) -> Drill | None:
-    """``trial`` with the checks of ``drill``; None if the shared settings, or those of a check in both, differ."""
-    first, second = trial.trial, drill.trial
+def _merged(clean_drill: Drill, drill: Drill) -> Drill | None:
+    """``clean_drill`` with the checks of ``drill``; None if shared settings, or those of a check of both, differ."""
+    first, second = clean_drill.trial, drill.trial
     first_settings, second_settings = _settings_by_check(first), _settings_by_check(second)
     if (
-        _shared_settings(trial) != _shared_settings(drill)
+        _shared_settings(clean_drill) != _shared_settings(drill)
         or any(first.checks[name] != second.checks[name] for name in first.checks.keys() & second.checks)
         or any(first_settings[name] != second_settings[name] for name in first_settings.keys() & second_settings)
     ):
@@ -139,8 +143,8 @@ def _merged(trial: Drill, drill: Drill) -> Drill | None:
     checks = {**first.checks, **second.checks}
     by_check: dict[str, JsonValue] = {**first_settings, **second_settings}
     settings = {**first.settings, "checks": by_check} if by_check else first.settings
-    needs = replace(trial.needs, cpus=max(trial.needs.cpus, drill.needs.cpus))
-    return replace(trial, trial=replace(first, checks=checks, settings=settings), needs=needs)
+    needs = replace(clean_drill.needs, cpus=max(clean_drill.needs.cpus, drill.needs.cpus))
+    return replace(clean_drill, trial=replace(first, checks=checks, settings=settings), needs=needs)
 
 
 def _settings_by_check(trial: DrillTrial) -> dict[str, JsonValue]:
@@ -157,7 +161,7 @@ def _shared_settings(drill: Drill) -> tuple[object, ...]:
 
 
 def list_alarms(trial: Trial, run: int) -> Iterable[Alarm]:
-    """All verdicts with a bad outcome, and all findings."""
+    """The alarms of one trial in clean run number ``run``: all verdicts with a bad outcome, and all findings."""
     for verdict in trial.verdicts:
         if verdict.outcome in BAD_OUTCOMES:
             yield Alarm(

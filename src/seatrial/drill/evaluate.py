@@ -10,15 +10,15 @@ from fnmatch import fnmatchcase
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillResult, Expected
 from seatrial.model import DecisionValue, Finding, Trial, Verdict
 
-_MAX_CHARS = 300  # longest message in the result
+_MAX_CHARS = 300  # characters of a problem, or of a quoted message
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a trial left. ``trial``: its record, None if it left none. ``error_output``: its standard error.
+    """The output of a trial. ``trial``: its record, None if it left none. ``error_output``: its standard error.
 
-    ``seconds``: see DrillResult. ``failure``: why the fault could not be injected, or why the trial did not end; else
-    empty.
+    ``seconds``: see DrillResult. ``failure``: why the fault could not be injected, why the trial did not end, or why
+    its record is unreadable; else empty.
     """
 
     trial: Trial | None
@@ -98,10 +98,7 @@ def _bad_verdicts(trial: Trial) -> str:
 
 
 def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidence) -> DrillResult:
-    """Compare a refusal, which has no verdicts: its message must contain the text, the place and the cause.
-
-    The first command is that of the first finding; without a finding the message must contain it.
-    """
+    """Compare the message of a trial that must not start or must end early with the drill's expectation."""
     trial = evidence.trial
     message = f"{trial.stop_reason}\n{evidence.error_output}" if trial else evidence.error_output
     is_accepted = trial is not None and trial.decision.value is DecisionValue.ACCEPTED

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,26 +25,28 @@ from seatrial.util.input_files import read_json
 from seatrial.worker import Heartbeat
 
 POLL_S = 0.1  # seconds between two reads of the trial's state
+_PROGRESS_S = 10.0  # seconds between two progress messages about the same wait
 _CANCEL_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: a trial writes its reports, or cancels its Slurm job
 _NEW_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 
 
 class TrialEndedEarly(SeatrialError):
-    """The trial of a drill ended, or did not reach the point of the injection: no fault was injected."""
+    """The fault was not injected: the trial ended first, or the point of the injection was not reached in time."""
 
 
 class Injection:
     """The trial of one drill, and all changes that the drill makes. ``close`` undoes them.
 
-    If this process is killed, the kernel ends the drill's processes, and with them the mount namespace of the trial;
-    changes that only an ``at_end`` function undoes remain, such as a drained node.
+    If this process is killed, the kernel ends the drill's processes, and with them the mount namespace of the trial.
+    Changes that only an ``at_end`` function undoes remain, such as a drained node.
 
     ``folder``: for the files of the drill. ``environment``: variables of the trial. ``setup``: shell commands that run
-    before the trial, in its process, such as ``ulimit -l 64``; with ``new_mounts`` they may mount filesystems that only
-    the trial sees (needs root). ``settings``: keys of the trial file.
+    before the trial, in its process, such as ``ulimit -l 64``. ``new_mounts``: give the trial its own mount namespace
+    (needs root), so that only the trial sees the filesystems that ``setup`` mounts. ``settings``: keys of the trial
+    file. ``progress``: is called with a text about each step of the drill.
     """
 
-    def __init__(self, drill: Drill, folder: Path) -> None:
+    def __init__(self, drill: Drill, folder: Path, progress: Callable[[str], None] = lambda _text: None) -> None:
         self.drill = drill
         self.folder = folder
         self.run_dir = folder / "run"
@@ -53,17 +55,18 @@ class Injection:
         self.new_mounts = False
         self.settings: dict[str, JsonValue] = dict(drill.trial.settings)
         self.started = 0.0  # time.monotonic() of the injection, or of the start of the trial
+        self.progress = progress
         self._trial: processes.Child | None = None
         self._at_end = ExitStack()
 
     def at_end(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call ``function`` when the drill ends, after the trial; the last one first."""
+        """Call ``function`` in ``close``. The function that was added last is called first."""
         self._at_end.callback(function, *arguments)
 
     def use_fault(self, name: str) -> None:
         """Run ``install()`` of the module ``faults/NAME.py`` at the start of every Python process of the trial.
 
-        Only a sitecustomize.py that this function writes calls it: no option or variable of seatrial enables a fault.
+        Only the sitecustomize.py that this function writes calls ``install``: no option or variable of seatrial does.
         """
         module = f"seatrial.drill.faults.{name}"
         importlib.import_module(module)  # a wrong name fails here, not silently in the trial
@@ -89,6 +92,7 @@ class Injection:
         if self.setup:
             argv = ["bash", "-c", "\n".join(["set -e", *self.setup, 'exec "$@"']), "bash", *argv]
         self.started = time.monotonic()
+        self.progress(f"starting a trial with {', '.join(drill.trial.checks)}")
         self._trial = self.start_process(
             [*(_NEW_MOUNTS if self.new_mounts else ()), *argv], "trial", self.environment, without=ENV_PREFIX
         )
@@ -103,8 +107,10 @@ class Injection:
         return child
 
     def run_command(self, argv: Sequence[str], timeout_s: float = 30.0) -> str:
-        """Run a command and return its output. Raises SeatrialError if it fails."""
+        """Run a command and return its output. Raises SeatrialError if it fails or takes longer than ``timeout_s``."""
         result = processes.run_command(argv, timeout_s)
+        if result.code is None:
+            raise SeatrialError(f"{shlex.join(argv)} did not end within {timeout_s:g} s")
         if result.code != 0:
             raise SeatrialError(f"{shlex.join(argv)}: exit code {result.code}: {result.err.strip()[-300:]}")
         return result.out
@@ -123,21 +129,27 @@ class Injection:
         return self._trial
 
     def mark_injected(self) -> None:
-        """Record that the fault starts now; without this call it starts with the trial."""
+        """Record that the fault starts now. Without this call ``started`` is the start of the trial."""
         self.started = time.monotonic()
+        self.progress("injecting the fault")
 
     def wait_for(self, condition: Callable[[], bool], goal: str, limit_s: float = 120.0) -> None:
-        """Wait for ``condition()``. Raises TrialEndedEarly, with ``goal``, if the trial ends, or after ``limit_s``."""
-        deadline = time.monotonic() + limit_s
-        while not condition():
+        """Wait for ``condition()``, which ``goal`` states as a clause: ``the run directory exists``.
+
+        Raises TrialEndedEarly, with ``goal``, if the trial ends first, or after ``limit_s``.
+        """
+        for _ in self._polls(f"waiting until {goal}", limit_s):
+            if condition():
+                return
             if self.trial.poll() is not None:
                 raise TrialEndedEarly(f"the trial ended before: {goal}; {self.last_error()}")
-            if time.monotonic() > deadline:
-                raise TrialEndedEarly(f"not reached within {limit_s:g} s: {goal}; ranks: {self._statuses()}")
-            time.sleep(POLL_S)
+        raise TrialEndedEarly(f"not reached within {limit_s:g} s: {goal}; ranks: {self._statuses()}")
 
     def wait_for_ranks(self, check: str, ranks: int, progress: str = "") -> dict[int, Heartbeat]:
-        """Wait until ``ranks`` ranks are in ``check``, with ``progress`` in their progress text; return them."""
+        """Wait until ``ranks`` ranks are in ``check`` and their progress text contains ``progress``.
+
+        Returns the heartbeats of the ranks for which this holds, by rank. Raises TrialEndedEarly.
+        """
         in_check: dict[int, Heartbeat] = {}
 
         def all_arrived() -> bool:
@@ -146,11 +158,11 @@ class Injection:
             in_check.update({rank: beat for rank, beat in beats if beat.status == check and progress in beat.progress})
             return len(in_check) >= ranks
 
-        self.wait_for(all_arrived, f"{ranks} ranks in {check} {progress}".strip())
+        self.wait_for(all_arrived, f"{ranks} ranks are in {check}{f' ({progress})' if progress else ''}")
         return in_check
 
     def heartbeats(self) -> dict[int, Heartbeat]:
-        """The heartbeat of each rank of the job that started last, by rank."""
+        """The heartbeat of each rank in the newest attempt of all jobs, by rank; without unreadable heartbeats."""
         attempts = sorted(self.run_dir.glob("jobs/*/attempt*"), key=_change_time)
         beats = {}
         for path in attempts[-1].glob("rank*.heartbeat.json") if attempts else ():
@@ -173,12 +185,11 @@ class Injection:
 
     def wait_for_end(self, limit_s: float) -> int:
         """Wait for the end of the trial and return its exit code. Raises SeatrialError after ``limit_s``."""
-        deadline = time.monotonic() + limit_s
-        while (code := self.trial.poll()) is None:
-            if time.monotonic() > deadline:
-                raise SeatrialError(f"the trial did not end within {limit_s:g} s; ranks: {self._statuses()}")
-            time.sleep(POLL_S)
-        return code
+        for _ in self._polls("waiting for the end of the trial", limit_s):
+            if (code := self.trial.poll()) is not None:
+                self.progress(f"the trial ended with exit code {code}")
+                return code
+        raise SeatrialError(f"the trial did not end within {limit_s:g} s; ranks: {self._statuses()}")
 
     def error_output(self) -> str:
         """Standard error of the trial; empty if it did not start."""
@@ -192,6 +203,17 @@ class Injection:
     def close(self) -> None:
         """End the trial and all other processes, then undo the other changes, the last one first."""
         self._at_end.close()
+
+    def _polls(self, activity: str, limit_s: float) -> Iterator[None]:
+        """Yield every POLL_S until ``limit_s`` has passed; report ``activity`` at once, then every _PROGRESS_S."""
+        started = last_message = time.monotonic()
+        self.progress(f"{activity}, at most {limit_s:g} s")
+        while (waited_s := time.monotonic() - started) <= limit_s:
+            if time.monotonic() >= last_message + _PROGRESS_S:
+                last_message = time.monotonic()
+                self.progress(f"{activity}: {waited_s:.0f} s so far; ranks: {self._statuses()}")
+            yield
+            time.sleep(POLL_S)
 
     def _statuses(self) -> str:
         texts = [f"{rank}: {beat.status} {beat.progress}".strip() for rank, beat in sorted(self.heartbeats().items())]

@@ -20,20 +20,20 @@ Progress = Callable[[str], None]
 
 
 def run_drills(drills: Iterable[Drill], folder: Path, progress: Progress) -> Iterator[DrillResult]:
-    """Run the drills in order; yield the result of each when it ends. Records stay in ``folder``/NAME."""
+    """Run the drills in order; yield the result of each drill when it ends. Its files are in ``folder``/NAME."""
     for drill in drills:
+        progress(f"{drill.name}: {drill.title}")
         if reason := unmet_need(drill.needs):
             progress(f"{drill.name}: cannot run here: {reason}")
             yield DrillResult(name=drill.name, title=drill.title, machine=drill.machine, could_not_run=reason)
             continue
-        progress(f"{drill.name}: {drill.title}")
-        yield run_drill(drill, folder / drill.name)
+        yield run_drill(drill, folder / drill.name, progress)
 
 
-def run_drill(drill: Drill, folder: Path) -> DrillResult:
+def run_drill(drill: Drill, folder: Path, progress: Progress) -> DrillResult:
     """Run one drill in the new folder ``folder``. Raises OSError if it cannot be created."""
     folder.mkdir(parents=True)
-    injection = Injection(drill, folder.resolve())
+    injection = Injection(drill, folder.resolve(), lambda text: progress(f"{drill.name}: {text}"))
     failure, seconds = "", 0.0
     try:
         if drill.fault:
@@ -46,6 +46,7 @@ def run_drill(drill: Drill, folder: Path) -> DrillResult:
         failure = f"{type(error).__name__}: {error}"
     finally:
         seconds = time.monotonic() - injection.started if injection.started else 0.0
+        progress(f"{drill.name}: undoing its changes")
         injection.close()
     record = None
     try:
@@ -56,12 +57,15 @@ def run_drill(drill: Drill, folder: Path) -> DrillResult:
 
 
 def load_record(run_dir: Path) -> Trial | None:
-    """The record of an ended trial; None if it left none. Raises UsageError if it is damaged."""
+    """The record of an ended trial; None if there is none. Raises UsageError if the record is damaged."""
     return load_trial(run_dir) if (run_dir / "trial.json").exists() else None
 
 
 def unmet_need(needs: Needs) -> str:
-    """The first of ``needs`` that this machine does not meet, as text; empty if it meets all."""
+    """The first of ``needs`` that this machine does not meet, as text; empty if it meets all.
+
+    Reads the driver if the drill needs GPUs, and asks Slurm if it needs several nodes.
+    """
     if needs.root and os.geteuid() != 0:
         return "needs root"
     if missing := [name for name in needs.programs if not shutil.which(name)]:

@@ -1,4 +1,4 @@
-"""Upper bounds of metrics on a GPU model, computed from the vendor's spec, the GPU's links and the network."""
+"""Upper bounds of metrics on a GPU model, computed from the vendor's spec and the class of the network."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class MetricLookup:
     """Where to find the reference value and the hardware bound of the metric ``metric``.
 
     ``reference_key`` is a key of the SKU data. ``bounded_by`` is a key of a SKU's spec, BIDIRECTIONAL or COLLECTIVE;
-    it is empty for a training metric and for a metric without a hardware bound. ``operation`` is the collective that
-    ``reference_key`` belongs to, by its nccl-tests name.
+    it is empty for a training metric, whose bound follows from ``metric``, and for a metric without a bound.
+    ``operation`` is the collective that ``reference_key`` belongs to, by its name in nccl-tests.
     """
 
     reference_key: str
@@ -67,7 +67,10 @@ def _sku_bound(
 
 
 def _training_bound(sku: Sku, work: TrainingWork) -> Bound | None:
-    """Training speed if every matrix product runs at the peak of its data type; MFU is relative to the bf16 peak."""
+    """Tokens/s per GPU, or MFU, if every matrix product runs at the peak of its data type.
+
+    MFU (model FLOPs utilization) is relative to the bf16 peak.
+    """
     spec, bf16 = sku.spec.get(work.spec_key), sku.spec.get("bf16")
     if work.is_mfu and spec and bf16:
         limit = 100 * spec.value / bf16.value
@@ -97,7 +100,7 @@ def _ranks_and_nodes(facts: Mapping[str, JsonValue]) -> tuple[int, int]:
 def _collective_bound(
     sku: Sku, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> Bound | None:
-    """The busbw or algbw that the GPU's links and the network allow: the lower of both bounds."""
+    """The busbw or algbw that the GPU's links and the network allow: the lower one of their bounds."""
     ranks, nodes = _ranks_and_nodes(facts)
     intra_node = _intra_node_bound(sku, ranks, nodes)
     if not intra_node:
@@ -116,9 +119,10 @@ def _collective_bound(
 
 
 def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
-    """Unidirectional bandwidth of a GPU in GB/s: NVLink; else PCIe, times the GPUs that one NVLink bridge connects.
+    """Unidirectional bandwidth of a GPU in GB/s over NVLink; without NVLink between all GPUs, over PCIe.
 
-    None if a bridge can join all GPUs of the node: the rate of the bridge is not in the SKU data.
+    The PCIe bandwidth is multiplied by the number of GPUs that one NVLink bridge connects. None if a bridge can connect
+    all GPUs of the node: the rate of the bridge is not in the SKU data.
     """
     if "nvlink" in sku.spec:
         spec = sku.spec["nvlink"]

@@ -12,12 +12,15 @@ from seatrial.util import data_files
 
 
 def increase(before: int, after: int) -> int:
-    """How much a counter increased; after a reset between both readings, ``after`` is the lower bound."""
+    """The increase of a counter; if the counter was reset between both readings, at least ``after``."""
     return after - before if after >= before else after
 
 
 class CounterDefinition(Frozen):
-    """``limit`` is the value at which a port counter saturates; ``per_minute`` is the normal rate under load."""
+    """What an increase of a counter means. ``level``: the outcome of an increase; info: no verdict.
+
+    ``limit``: the value at which a port counter saturates. ``per_minute``: the normal rate of increase under load.
+    """
 
     level: Literal["FAIL", "WARN", "info"]
     meaning: str = Field(min_length=1)
@@ -28,7 +31,7 @@ class CounterDefinition(Frozen):
 
 
 class CounterDefinitions(Frozen):
-    """Counters of a GPU and of an RDMA port by name; ``xid`` lists Xids that are less severe than ``gpu['xid']``."""
+    """Counters of a GPU and of an RDMA port by name; ``xid``: the Xids less severe than ``gpu['xid']``."""
 
     gpu: dict[str, CounterDefinition]
     port: dict[str, CounterDefinition]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.hardware.links import Links
-from seatrial.hardware.network_bounds import Link, NetworkBound, NodeLinks, default_algorithm, network_bound
+from seatrial.hardware.network_bounds import LinkKind, NetworkBound, NodeLinks, default_algorithm, network_bound
 from seatrial.hardware.network_limits import NetworkLimit, find_limit
 from seatrial.model import format_bytes, format_value, parse_bytes
 
 if TYPE_CHECKING:
     from seatrial.hardware.references import Sku
 
-# Metric → the forced algorithm; "": NCCL's own choice
+# Metric → the algorithm that the check forces; empty: NCCL chooses
 _ALGORITHM_BY_METRIC = {"busbw": "", "busbw_ring": "Ring"}
 # Sizes at which the all-reduce of one node reaches its full bandwidth (data/skus)
 _SATURATING_SIZES = ("1GiB", "4GiB", "8GiB", "16GiB")
@@ -39,7 +39,7 @@ class ModelValue:
 
     @property
     def source(self) -> str:
-        """The reason and the source of the limits, and the NCCL setting that the value depends on."""
+        """The reason and the source of the limits, and the NCCL variable that the limits depend on."""
         setting = f"; depends on {self.limit.setting}" if self.limit.setting else ""
         return f"{self.limit.reason}: {self.limit.source}{setting}"
 
@@ -49,7 +49,8 @@ def model_value(
 ) -> ModelValue | str:
     """The expected value of ``key`` (such as all_gather.busbw.1GiB) on several nodes, or why there is none.
 
-    Reads the facts ``world_size``, ``nodes`` and ``backend_environment``. For mixed GPU models it is the lowest value.
+    Reads the facts ``world_size``, ``nodes`` and ``backend_environment``. With several GPU models it is the lowest of
+    their values.
     """
     operation, _, metric = key.partition(".")
     quantity, _, size = metric.partition(".")
@@ -82,7 +83,7 @@ def model_value(
     if not present or len(present) < len(bounds):
         return f"no formula for {operation} between nodes"
     lowest = min(present, key=lambda bound: bound.value)
-    if lowest.link is Link.PCIE:
+    if lowest.link is LinkKind.PCIE:
         value = format_value(lowest.value, "GB/s")
         return f"PCIe limits {operation} to {value}; no source states the share of it that good clusters reach"
     assumed = "" if logged or algorithm == "point to point" else " (assumed, not in the log)"

@@ -1,7 +1,7 @@
 """The links that carry collectives, from discovered facts, and the ratio of link bandwidth to bus bandwidth.
 
 nccl-tests defines bus bandwidth so that it can be compared with the bandwidth of one link. That holds only for Ring
-inside one node; for other algorithms and for several nodes the ratios below convert between the two.
+inside one node. For other algorithms and for several nodes, the ratios below convert bus bandwidth to link bandwidth.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seatrial.model import GPUS_USED, Measurement
 # switches and the network.
 BIDIRECTIONAL, COLLECTIVE = "bidirectional", "collective"
 # Algorithms in which the network's switches compute the sums (SHARP), so that a node sends its data once. NVLS is one
-# of them: between nodes NCCL uses it only with SHARP
+# of them, since between nodes NCCL uses NVLS only with SHARP
 IN_NETWORK_ALGORITHMS = ("NVLS", "CollNetChain", "CollNetDirect")
 # Algorithms that reduce inside a node before they send between nodes; NVLSTree is Tree between nodes
 HIERARCHICAL_ALGORITHMS = ("Tree", "NVLSTree", *IN_NETWORK_ALGORITHMS)
@@ -32,7 +32,7 @@ NCCL_ALGO_NAMES = {
 }
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _KINDS = {"InfiniBand": "ib", "Ethernet": "roce", "Unspecified": "efa"}
-# The rate that the driver of EFA reports where it does not know the rate (efa_query_port of Linux before 6.13)
+# The rate that the EFA driver reports if it does not know the rate of the port (efa_query_port of Linux before 6.13)
 _EFA_UNKNOWN_GBPS = 100.0
 
 # What a fact about links or NCCL contains
@@ -41,7 +41,7 @@ FactRole = Literal[
     "rdma_devices",  # the RDMA devices of a node
     "nics",  # the network interfaces of a node
     "transports",  # the transports that NCCL uses
-    "connections",  # as "transports", for a measured collective; read if "transports" is missing
+    "connections",  # the transports of a measured collective; read if there is no fact of the role "transports"
     "hcas",  # the RDMA ports that NCCL uses
     "socket_interfaces",  # the TCP interfaces that NCCL uses
     "algorithms",  # NCCL's algorithms by operation
@@ -64,9 +64,10 @@ class HasFactRoles(Protocol):
 
 @dataclass(frozen=True)
 class RdmaPorts:
-    """The fastest RDMA ports of a node among those that NCCL uses; ``kind`` is ib, roce or efa, ``gbps`` is per port.
+    """The fastest RDMA ports of a node among those that NCCL uses; ``kind`` is ib, roce or efa.
 
-    If NCCL's log does not list its ports, all active ports count, including ports used for storage.
+    ``gbps`` is the rate of each port in Gbit/s. If NCCL's log does not list the ports that NCCL uses, all active ports
+    count, including ports used for storage.
     """
 
     kind: str
@@ -126,13 +127,14 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     interfaces = {node: names for _, value in sockets for node, names in _names_by_node(value).items()}
     tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
     names = _transport_names(role_facts("transports", measurements, checks))
-    # Not for RDMA, whose bound needs the ports that NCCL uses: the log of a collective does not list them
-    connections = _net(_transport_names(role_facts("connections", measurements, checks)))
+    # Only sockets are read from "connections": the bound of RDMA needs the ports that NCCL uses, and the log of a
+    # collective does not list them
+    connections = _inter_node(_transport_names(role_facts("connections", measurements, checks)))
     return Links(
         nvlinks=lowest[0],
         nvlink_gb_s=lowest[1],
         ports=_common_ports(ports_of_nodes),
-        network=_network(_net(names)) if names or _network(connections) != "tcp" else "tcp",
+        network=_network(_inter_node(names)) if names or _network(connections) != "tcp" else "tcp",
         intra_node_transports=tuple(name for name in names if not name.startswith("NET/")),
         mig_models=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
         tcp=tcp_of_nodes.pop() if len(tcp_of_nodes) == 1 else None,
@@ -169,8 +171,8 @@ def nvlink_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int
 
     - Ring, and operations that only move data: 1, the definition of nccl-tests (doc/PERFORMANCE.md).
     - Tree sends each byte up and down: 2S for a bus bandwidth of 2(n−1)/n · S.
-    - NVLS: a GPU sends S for the reduction and S/h of the result, for the h GPUs of its node: (h+1)/h · S, from the
-      semantics of multimem.ld_reduce and multimem.st (PTX ISA).
+    - NVLS (NVLink SHARP): a GPU sends S for the reduction and S/h of the result, for the h GPUs of its node:
+      (h+1)/h · S, from the semantics of multimem.ld_reduce and multimem.st (PTX ISA).
     """
     if operation != "all_reduce" or algorithm not in ("Tree", "NVLSTree", "NVLS"):
         return 1.0
@@ -227,10 +229,10 @@ class _NodePorts:
 
 
 def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | None:
-    """The ports of all nodes; None if they are unknown on a node, or differ.
+    """The ports that all nodes have; None if they are unknown on a node, or differ.
 
-    If all nodes have equally many ports, but some ports are slower on some nodes, the ports of the node with the most
-    fast ports are returned: a slow port is a fault, and the expected bandwidth is the bandwidth of healthy nodes.
+    If all nodes have the same number of ports, but some nodes have slower ports, the result is that of the node with
+    the most fast ports: a slow port is a fault, and the expected bandwidth is the bandwidth of healthy nodes.
     """
     present = [ports for ports in ports_of_nodes if ports]
     kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in present}
@@ -262,7 +264,7 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
     if not active:
         return None
     (gbps, kind), count = max(active.items())
-    same_kind = sum(number for (_, other), number in active.items() if other == kind)
+    same_kind = sum(ports_at_rate for (_, other), ports_at_rate in active.items() if other == kind)
     return _NodePorts(RdmaPorts(kind, count, gbps), same_kind)
 
 
@@ -297,7 +299,7 @@ def _transport_names(transports: Iterable[tuple[Measurement, Any]]) -> list[str]
     return sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
 
 
-def _net(transports: Iterable[str]) -> list[str]:
+def _inter_node(transports: Iterable[str]) -> list[str]:
     """The transports between nodes."""
     return [name for name in transports if name.startswith("NET/")]
 

@@ -44,7 +44,7 @@ class MinimumVersions(Frozen):
         return self
 
     def minimum_for(self, version: str) -> str:
-        """The minimum that an outdated ``version`` is below; empty if it is not outdated.
+        """The minimum version if ``version`` is below it; empty if ``version`` is not outdated.
 
         Raises UnknownVersionError for a version that cannot be parsed, or whose track the advisory does not cover.
         """

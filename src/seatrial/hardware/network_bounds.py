@@ -13,12 +13,12 @@ from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_rati
 from seatrial.model import format_value
 from seatrial.util.text import plural
 
-# Share of the PCIe rate that GPUs without NVLink are assumed to reach among each other, through the root complexes. If
-# the network is faster than this share, PCIe is the bound, and no limit is known.
+# The share of the PCIe rate that GPUs without NVLink are assumed to reach between each other, through the root
+# complexes. If the network is faster than this share, PCIe is the binding link, and no limit is known.
 PCIE_SHARE = 1 / 3
 
 
-class Link(StrEnum):
+class LinkKind(StrEnum):
     """The kind of the binding link, which limits an operation."""
 
     PORTS = "network ports"
@@ -55,7 +55,7 @@ class NetworkBound:
     """The bound of a bus bandwidth in GB/s, its binding link, and the arithmetic as text."""
 
     value: float
-    link: Link
+    link: LinkKind
     algorithm: str
     arithmetic: str
 
@@ -86,7 +86,7 @@ def network_bound(operation: str, algorithm: str, nodes: int, node: NodeLinks) -
     return NetworkBound(value, link, algorithm, f"{text}; binding link: {link}")
 
 
-_Bound = tuple[float, Link, str]  # busbw in GB/s, the link that limits it, and the arithmetic as text
+_Bound = tuple[float, LinkKind, str]  # busbw in GB/s, the link that limits it, and the arithmetic as text
 
 
 def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) -> _Bound:
@@ -96,14 +96,17 @@ def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) 
     value = node.port_rate / ratio
     sent = f"{operation} ({algorithm}) sends {ratio:.4g} × its busbw out of a node"
     text = f"{_rate_text(node)}; {sent}: {_gbs(node.port_rate)} ÷ {ratio:.4g} = {_gbs(value)}"
-    return value, Link.PORTS, text
+    return value, LinkKind.PORTS, text
 
 
 def _point_to_point_bound(node: NodeLinks) -> _Bound:
-    """The bound of a shift from rank to rank: it leaves a node over one GPU's share of the ports, at least one port."""
+    """The bound of send_receive, in which each rank sends to the next rank.
+
+    Only the last GPU of a node sends to another node, over the GPU's share of the ports or at least one port.
+    """
     value = max(node.port_rate / node.gpus, node.port_gbps / 8)
     text = f"{_rate_text(node)}; one of {plural(node.gpus, 'GPU')} sends to the next node: {_gbs(value)} over its ports"
-    return value, Link.PORTS, text
+    return value, LinkKind.PORTS, text
 
 
 def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
@@ -113,35 +116,35 @@ def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: N
         return bounds
     if operation == "all_reduce" and algorithm != "Ring":
         return bounds + _hierarchical_bounds(algorithm, ranks, nodes, node)
-    # One of the g hops of a node is over the network, so that its NVLinks carry g−1 of g parts
+    # Data takes g hops per node with g GPUs. One of them is over the network, so that NVLinks carry g−1 of g hops
     value = node.nvlink * node.gpus / (node.gpus - 1)
     text = f"{_gbs(node.nvlink)} of NVLink × {node.gpus} ÷ {node.gpus - 1} = {_gbs(value)}"
-    return [*bounds, (value, Link.NVLINK, text)]
+    return [*bounds, (value, LinkKind.NVLINK, text)]
 
 
 def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> _Bound:
     assert node.pcie
     if operation == "send_receive" or (operation == "all_to_all" and not node.nvlink):
-        return node.pcie, Link.PCIE, f"a GPU sends over PCIe: {_gbs(node.pcie)}"
+        return node.pcie, LinkKind.PCIE, f"a GPU sends over PCIe: {_gbs(node.pcie)}"
     if not node.nvlink and node.gpus > 1:
         value = node.pcie * PCIE_SHARE
-        return value, Link.PCIE, f"between GPUs, {PCIE_SHARE:.0%} of the {_gbs(node.pcie)} of PCIe: {_gbs(value)}"
+        return value, LinkKind.PCIE, f"between GPUs, {PCIE_SHARE:.0%} of the {_gbs(node.pcie)} of PCIe: {_gbs(value)}"
     ratio = network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0
     value = node.gpus * node.pcie / ratio
-    return value, Link.PCIE, f"{node.gpus} × {_gbs(node.pcie)} of PCIe ÷ {ratio:.4g} = {_gbs(value)}"
+    return value, LinkKind.PCIE, f"{node.gpus} × {_gbs(node.pcie)} of PCIe ÷ {ratio:.4g} = {_gbs(value)}"
 
 
 def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
     """The bound of the reduction inside a node: the all-reduce of one node, or NVLink for a Tree without NVLS."""
     node_busbw = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
     if node_busbw:
-        return [(node_busbw, Link.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]
+        return [(node_busbw, LinkKind.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]
     if not node.nvlink or algorithm != "Tree":
         return []
     ratio = nvlink_to_busbw_ratio("all_reduce", "Tree", ranks, nodes)
     value = node.nvlink / ratio
     text = f"{_gbs(node.nvlink)} of NVLink; a tree sends {ratio:.4g} × the busbw: {_gbs(value)}"
-    return [(value, Link.NVLINK, text)]
+    return [(value, LinkKind.NVLINK, text)]
 
 
 def _rate_text(node: NodeLinks) -> str:

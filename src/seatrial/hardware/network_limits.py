@@ -16,7 +16,8 @@ _SHARE = Field(gt=0, lt=1)
 class NetworkLimit(Frozen):
     """The limits of some operations on ``nodes`` to ``max_nodes`` nodes, as shares of the bound of the network.
 
-    ``setting``: an NCCL variable that the share depends on: with another setting a low value is no fault.
+    ``fail_below`` and ``warn_below`` are the shares. ``setting``: an NCCL variable that the share depends on; with
+    another value of the variable a low bandwidth is no fault.
     """
 
     operations: tuple[str, ...] = Field(min_length=1)
@@ -46,10 +47,13 @@ class NetworkLimit(Frozen):
 
 @cache
 def network_limits() -> tuple[NetworkLimit, ...]:
-    """The entries that ship with seatrial. Raises ValueError if two entries apply to the same operation and nodes."""
+    """The entries that ship with seatrial.
+
+    Raises ValueError if two entries apply to the same operation, kind of network and number of nodes.
+    """
     limits = tuple(NetworkLimit.model_validate(entry) for entry in data_files.read("network_limits.yaml"))
-    for number, limit in enumerate(limits):
-        for other in limits[:number]:
+    for index, limit in enumerate(limits):
+        for other in limits[:index]:
             for operation in limit.operations:
                 start = max(limit.nodes, other.nodes)
                 if all(entry.applies_to(operation, limit.fabric, start) for entry in (limit, other)):
@@ -58,5 +62,5 @@ def network_limits() -> tuple[NetworkLimit, ...]:
 
 
 def find_limit(operation: str, fabric: str, nodes: int) -> NetworkLimit | None:
-    """The entry for an operation over rdma or tcp on this number of nodes; None if no share is known."""
+    """The entry for an operation over ``fabric`` (rdma or tcp) on this number of nodes; None if no share is known."""
     return next((limit for limit in network_limits() if limit.applies_to(operation, fabric, nodes)), None)

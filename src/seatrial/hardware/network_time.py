@@ -12,23 +12,23 @@ from seatrial.model import format_bytes
 # A size is timed by at least five operations: three before the timing, one timed and one whose data is checked
 # (bench.collectives, time_operation)
 OPERATIONS_PER_SIZE = 5
-SLOW_FACTOR = 4.0  # time limits are this multiple of the expected time, as in model.job.REQUEST_FACTOR
-MAX_SIZE_S = 60.0  # default sizes that take longer are not timed, down to the smallest size with limits for TCP
+SLOW_FACTOR = 4.0  # a time limit is extended by this multiple of the expected time; see also model.job.REQUEST_FACTOR
+MAX_SIZE_S = 60.0  # default sizes that take longer are not timed, except the smallest size that has a limit for TCP
 
 
 @dataclass(frozen=True)
 class TcpNetwork:
-    """The network of ``nodes`` with ``gpus`` each; the interfaces of a node carry ``gbps`` Gbit/s per direction."""
+    """A TCP network of ``nodes`` nodes with ``gpus`` GPUs each; a node's interfaces carry ``gbps`` Gbit/s each way."""
 
     nodes: int
     gpus: int
     gbps: float
 
     def operation_s(self, operation: str, size: int) -> float:
-        """Seconds of one operation on buffers of ``size`` bytes, if it reaches the WARN limit of TCP.
+        """Seconds of one operation on buffers of ``size`` bytes, at the bandwidth below which TCP gets a WARN.
 
-        The algorithm is Ring: others send less data only on few nodes. For an operation without a limit, the share of
-        the all-reduce is assumed.
+        The algorithm is assumed to be Ring, since other algorithms send less data only on few nodes. For an operation
+        without a limit, the limit of the all-reduce is assumed. Raises ValueError for an unknown operation.
         """
         algorithm = "point to point" if operation in ("all_to_all", "send_receive") else "Ring"
         bound = network_bound(operation, algorithm, self.nodes, NodeLinks(self.gpus, 1, self.gbps, "TCP"))
@@ -38,16 +38,16 @@ class TcpNetwork:
         return size * busbw_factor(operation, self.nodes * self.gpus) / (busbw * 1e9)
 
     def size_s(self, operation: str, size: int) -> float:
-        """Seconds that one size takes."""
+        """Seconds to time one size in bytes."""
         return OPERATIONS_PER_SIZE * self.operation_s(operation, size)
 
-    def left_out_reason(self, operation: str, size: int) -> str:
+    def too_slow_reason(self, operation: str, size: int) -> str:
         """Why a size is not timed, as text: its expected seconds and the limit."""
         seconds = f"about {self.size_s(operation, size):.0f} s on a network of {self.gbps:g} Gb/s"
         return f"{format_bytes(size)} takes {seconds} (limit {MAX_SIZE_S:g} s)"
 
-    def left_out_sizes(self, operation: str, sizes: Iterable[int]) -> list[int]:
-        """The sizes in bytes that take longer than MAX_SIZE_S; never the smallest one that has limits for TCP."""
+    def too_slow_sizes(self, operation: str, sizes: Iterable[int]) -> list[int]:
+        """The sizes in bytes that take longer than MAX_SIZE_S and are above the smallest size with a limit for TCP."""
         smallest = _limit(operation, self.nodes).min_size
         return [size for size in sizes if size > smallest and self.size_s(operation, size) > MAX_SIZE_S]
 

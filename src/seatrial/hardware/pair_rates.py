@@ -1,4 +1,7 @@
-"""The records of a search for slow nodes: limits, steps, rates, slow ports, slow paths and the conclusion."""
+"""The records of a search for slow nodes: limits, steps, rates, slow ranks, slow paths and the conclusion.
+
+Rail i connects the ranks with index i of all nodes (GPUs with their NICs). A path is the network between two nodes.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ PAIR_RATES, RANKS_BY_NODE = "pair_rates", "ranks_by_node"
 
 @dataclass(frozen=True)
 class Limits:
-    """The deficit and the noise from which a rate counts as slow.
+    """The limits from which a rate counts as slow.
 
     ``min_deficit``: the smallest fault, as a share of the healthy rate. ``min_noise``: the smallest relative noise to
-    assume, since few pairs may agree by chance. ``use_best``: of repeated rates the fastest counts instead of the
+    assume, since few pairs may agree by chance. ``use_best``: the fastest of repeated rates counts instead of the
     median, since disturbances only lower a rate.
     """
 

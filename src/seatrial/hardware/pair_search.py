@@ -2,7 +2,7 @@
 
 ``pair_search`` yields steps of disjoint pairs, which run concurrently, and receives their rates: rounds of all nodes,
 then the suspects with good partners, then the slow paths, then each direction. ``conclude`` evaluates the same rates.
-Only nodes and paths with repeated measurements can be slow: the first rounds also select those slow by chance.
+A node or path that was slow in the first rounds may be slow by chance: only one that is slow again counts as slow.
 
 A transfer between two nodes is as fast as the slower of them, so a node is slow if all of its pairs are. Rates are
 compared on a logarithmic scale with the healthy pairs of the same rail in the same step. Two nodes are one pair: see
@@ -39,8 +39,8 @@ REPEATS = 3  # repeats of each suspect, with another partner each time, and of e
 PATH_REPEATS = 4  # repeats of each slow path: of many pairs, more are slow by chance
 CONTROL_PAIRS = 4  # pairs of good nodes in a step with suspects, as the reference
 MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concurrently
-# In standard deviations: for a suspect, and for a fault after the repetition. 2.2 misses 1 in 400 paths that are slow
-# by 5 % with noise of 1 %; the repetition clears those that are slow by chance.
+# Limits in standard deviations: for a suspect, and for a fault after the repetition. With noise of 1 %, a limit of 2.2
+# misses 1 in 400 paths that are slow by 5 %; the repetition clears those that are slow by chance.
 _SUSPECT_Z, _FAULT_Z = 2.2, 3.0
 _MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal values ÷ standard deviation of their mean
 
@@ -134,7 +134,7 @@ class _Rail:
 
 
 class _FirstRounds:
-    """The suspects of the first rounds; ``rates``: those of the first rounds."""
+    """The suspects of the first rounds. ``rates``: the rates of the first rounds only."""
 
     def __init__(self, rates: Sequence[PairRate], limits: Limits) -> None:
         self.limits = limits
@@ -160,7 +160,7 @@ class _FirstRounds:
     def slow_rails(self) -> dict[int, float]:
         """Rail → its deficit relative to the fastest rail, where that is a fault."""
         fastest = max((rail.healthy for rail in self.by_rail), default=0.0)
-        ratios = {number: log_ratio(rail.healthy, fastest) for number, rail in enumerate(self.by_rail)}
+        ratios = {index: log_ratio(rail.healthy, fastest) for index, rail in enumerate(self.by_rail)}
         pairs = max(1, len(self.rates))
         return {rail: -expm1(ratio) for rail, ratio in ratios.items() if ratio < -self.limit(rail, pairs, pairs)}
 
@@ -168,8 +168,9 @@ class _FirstRounds:
 def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     """Split the pairs of one rail into healthy and suspect ones, in two passes.
 
-    The first pass takes reference and noise from the upper quartile of the rates, which faults hardly change: they make
-    pairs slower only. The second takes them from the pairs without slow nodes of the first.
+    The first pass takes reference and noise from the upper quartile of the rates. Faults hardly change the quartile,
+    since they only make pairs slower. The second pass takes both from the pairs without the slow nodes that the first
+    pass found.
     """
     ordered = sorted(rates.values())
     quartile = ordered[ceil(0.75 * (len(ordered) - 1))]
@@ -179,7 +180,7 @@ def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     healthy = [residual for pair, residual in residuals.items() if slow.keys().isdisjoint(pair)]
     healthy = healthy or list(residuals.values())
     center = median(healthy)
-    # of few values either estimate may be too high by chance, and slow paths raise the second
+    # with few values, each of both estimates may be too high by chance; slow paths raise the second one too
     noise = max(limits.min_noise * (1 + 2 / len(healthy)), min(deviation(healthy), pstdev(healthy, center)))
     residuals = {pair: residual - center for pair, residual in residuals.items()}
     below = -max(limits.log_deficit / 2, _SUSPECT_Z * noise)
@@ -192,7 +193,7 @@ def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
 
 
 def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -> dict[str, float]:
-    """Nodes whose pairs are slow on average, slowest first; a pair of such a node says nothing about its partner."""
+    """Nodes whose pairs are slow on average, slowest first; a slow node's pairs do not count for its partners."""
     by_node: dict[str, dict[Pair, float]] = {}
     for pair, residual in residuals.items():
         for node in pair:
@@ -295,7 +296,7 @@ def _confirmed_rails(
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
     """The rails on which a suspect is slow, with the deficits of the repetitions; none without repetitions.
 
-    ``first_rates``: its rates in the first rounds, which count too, except with ``use_best``.
+    ``first_rates``: the rates of the suspect in the first rounds; they count too, except with ``use_best``.
     """
     for rail in range(first.rails if repeated else 0):
         healthy = first.by_rail[rail].healthy
@@ -308,7 +309,7 @@ def _confirmed_rails(
 
 
 class _Directions:
-    """The direction in which slow ports and paths are slow, from rates of one direction at a time."""
+    """The direction in which slow ranks and paths are slow, from rates of one direction at a time."""
 
     def __init__(self, rates: Sequence[PairRate], first: _FirstRounds, slow: Collection[str]) -> None:
         self._first = first

@@ -1,6 +1,6 @@
 """Reference values: the site's baseline and the SKU data, else the model of the network or the median of the peers.
 
-SKU data are data/skus/*.yaml; each number has a source. Values that are not listed there are unknown.
+A SKU is one GPU model. SKU data are data/skus/*.yaml; each number has a source. A value that is not listed is unknown.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from seatrial.util import data_files
 from seatrial.util.quantiles import spread
 from seatrial.util.text import plural
 
-# Two different values do not show which one is wrong; with three, the majority shows it.
-MIN_PEERS = 3
+MIN_PEERS = 3  # of two different values, neither is known to be wrong; of three, the majority is right
 # Limit for outliers, in robust standard deviations below the median (Iglewicz and Hoaglin, How to Detect and Handle
 # Outliers, 1993)
 OUTLIER_DEVIATIONS = 3.5
-# Probability that a healthy peer group of any size has an outlier; it sets the limit for more than about 40 subjects
+# Probability that a healthy peer group has an outlier. It raises the limit above OUTLIER_DEVIATIONS for groups of more
+# than about 40 subjects, in which such a distance is reached by chance
 FALSE_ALARM_PROBABILITY = 0.01
 MODEL_SEPARATOR = " + "  # joins the names of different GPU models (bench.rank.describe_devices)
 _MIG_INSTANCE = " MIG "  # part of the driver's name of a MIG instance: NVIDIA A100-SXM4-80GB MIG 1g.10gb
@@ -45,7 +45,7 @@ class Sku(Frozen):
     ``hbm`` (GB/s, reads plus writes), ``nvlink`` (GB/s unidirectional over all links), ``nvlink_nccl`` (the part of
     nvlink that NCCL plans with) and ``pcie`` (GB/s unidirectional). ``nvlinks`` is the number of links.
 
-    ``nvls``: the switches can reduce (NVLink SHARP). ``across_nodes``: NVLink can connect GPUs of several nodes.
+    ``nvls``: the NVSwitches can reduce (NVLink SHARP). ``across_nodes``: NVLink can connect GPUs of several nodes.
     ``gpus_per_bridge``: the largest number of GPUs that an NVLink bridge connects.
     """
 
@@ -63,8 +63,9 @@ class Sku(Frozen):
 class Reference:
     """A reference value and its origin. ``required``: fixed minimum, which replaces the rule's ``fail_below``.
 
-    ``peer_spread``: the spread of the peer group if the value is its median. ``fail_below``, ``warn_below`` and
-    ``arithmetic``: shares of a bound of the network, which replace the rule's, and how the bound was computed.
+    ``peer_spread``: the spread of the peer group, if the value is the median of the group. If the value is a bound of
+    the network, ``fail_below`` and ``warn_below`` replace the shares of the rule, and ``arithmetic`` is the computation
+    of the bound as text.
     """
 
     value: float
@@ -94,7 +95,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class PeerGroup:
-    """The values of one metric on all GPUs of one model in this trial, or in one node if ``node`` is set."""
+    """The values of one metric on all devices of one model in this trial, or on one node if ``node`` is set."""
 
     model: str
     values: tuple[float, ...]
@@ -107,7 +108,7 @@ class PeerGroup:
 
     @property
     def gives_reference(self) -> bool:
-        """Whether the median is usable as a reference value; unnamed devices could be different models."""
+        """Whether the median is usable as a reference value. Devices without a name may be of different models."""
         return bool(self.model) and self.is_comparable and self.median > 0
 
     @cached_property
@@ -150,8 +151,8 @@ class References:
 
     ``fabric`` is the class of the network between nodes, empty if unknown; ``mig_models`` are GPU models in MIG mode.
     ``site_includes_run``: the site's baseline was learned from the run that is judged. ``cpu_only``: the trial asks for
-    no GPU, so that limits known from healthy GPU nodes do not apply. ``links``: those that the model of the network
-    uses; ``tcp``: the trial's TCP fabric.
+    no GPU, so that limits known from healthy GPU nodes do not apply. ``links`` and ``tcp`` (the TCP network that the
+    trial configures, if any) are inputs of the model of the network.
     """
 
     site: Baseline | None = None
@@ -181,7 +182,8 @@ class References:
     def site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         """The value of the site's baseline or of the SKU data, or the reason why there is none.
 
-        For mixed models it is the lowest value, if each model has one. Results are cached: thousands of GPUs share one.
+        With several GPU models it is the lowest of their values, if each model has one. Results are cached, since
+        thousands of GPUs share a value.
         """
         gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
         hashable = type(gpu) is str and type(ranks) is int and type(nodes) is int
@@ -191,9 +193,9 @@ class References:
         return reference
 
     def applicable(self, key: str, facts: Mapping[str, JsonValue]) -> tuple[Reference, ...]:
-        """The values that a metric must meet: the site's and the SKU's; only the site's if its baseline overrides.
+        """The values that a metric must meet: the site's and the SKU's, or only the site's if its baseline overrides.
 
-        Between nodes, the bound of the network takes the place of a SKU's value that is missing.
+        For several nodes, the bound of the network replaces a missing value of the SKU.
         """
         first = self.find(key, facts, NO_PEERS, "")
         if isinstance(first, str):
@@ -209,7 +211,7 @@ class References:
         return replace(self, site=None, _cache={})
 
     def _model_reference(self, key: str, facts: Mapping[str, JsonValue], sku_reason: str) -> Reference | str:
-        """The bound of the network as a reference; else why there is none, after ``sku_reason``."""
+        """The bound of the network as a reference; else ``sku_reason`` and why there is no bound."""
         models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
         matching = [sku for sku in models if isinstance(sku, Sku)]
         if len(matching) < len(models):

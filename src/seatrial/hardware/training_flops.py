@@ -12,14 +12,17 @@ MFU, TOKENS_PER_GPU = "mfu", "tokens_per_second_per_gpu"
 # Metrics whose bound follows from peak FLOP/s: NAME, or NAME.RUN if a check trains several times
 BOUNDED_METRICS = (MFU, TOKENS_PER_GPU)
 _METRIC = re.compile(rf"(?:(?P<mfu>{MFU})|{TOKENS_PER_GPU})(?P<run>(?:\.\w+)?)")
-# Compute precision → key of a SKU's spec with its peak. torch can be set to run fp32 products in TF32.
+# Compute precision → key of the peak in a SKU's spec. For fp32 it is tf32: torch can run fp32 products in TF32.
 _SPEC_KEYS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
 _MAX_FLOPS_PER_TOKEN = 1e18  # more than any existing model needs
 
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """``flops_per_token`` is None if not recorded; ``spec_key`` is a key of a SKU's spec; MFU is in percent."""
+    """The work of a training: ``flops_per_token``, None if not recorded, at the peak ``spec_key`` of a SKU's spec.
+
+    ``is_mfu``: the metric is MFU (model FLOPs utilization) in percent, otherwise tokens/s per GPU.
+    """
 
     flops_per_token: float | None
     spec_key: str
@@ -27,7 +30,7 @@ class TrainingWork:
 
 
 def training_work(metric: str, facts: Mapping[str, JsonValue]) -> TrainingWork | None:
-    """The FLOP per token of a training metric, from the fact ``run`` (of a named run: ``run.NAME``) or ``training``.
+    """The work behind a training metric, from the fact ``run`` (of a named run: ``run.NAME``) or ``training``.
 
     None if ``metric`` is no training metric, or if the facts do not name the precision.
     """

@@ -1,7 +1,7 @@
 """Locates a slow part between two nodes: rails (GPU i of both nodes, with their NICs) and directions. Pure.
 
-There is one pair only, so a rail is compared with the other rails, and a direction with the opposite one. The rates
-never show which of the two nodes is at fault. A fault that is the same on all rails and in both directions is not
+There is only one pair, so each rail is compared with the other rails, and each direction with the opposite one. The
+rates never show which of the two nodes is at fault. A fault that is the same on all rails and in both directions is not
 detected.
 """
 
@@ -29,14 +29,14 @@ def two_node_steps(first: str, second: str) -> Generator[PairStep, Sequence[Pair
 
 
 def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
-    """The rails and directions between two nodes that are slower than the others; none without repetitions."""
+    """The rails and directions between two nodes that are slower than the others; none without repeated rates."""
     pair = rates[0].pair
     rails = min(len(rate.gb_s) for rate in rates)
     both = _Rates([rate for rate in rates if rate.stage == "rounds"], rails, limits)
     sent = _Rates([rate for rate in rates if rate.unidirectional and rate.first == pair[0]], rails, limits)
     received = _Rates([rate for rate in rates if rate.unidirectional and rate.first == pair[1]], rails, limits)
     noise = max(limits.min_noise, both.noise, sent.noise, received.noise)
-    # the standard error of a difference of two means; noise of few values is uncertain
+    # _FAULT_Z standard errors of a difference of two means
     limit = max(limits.log_deficit, _FAULT_Z * noise * sqrt(2 / _REPEATS))
     healthy, healthy_unidirectional = _upper_quartile(both.typical), _upper_quartile([*sent.typical, *received.typical])
     paths = []
@@ -64,7 +64,7 @@ def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
 
 
 class _Rates:
-    """Repeated rates of the same transfer; ``typical``: of each rail in GB/s, ``noise``: relative."""
+    """Repeated rates of the same transfer; ``typical``: the typical rate of each rail in GB/s, ``noise``: relative."""
 
     def __init__(self, rates: Sequence[PairRate], rails: int, limits: Limits) -> None:
         self.rates = rates

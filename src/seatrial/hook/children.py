@@ -1,7 +1,7 @@
-"""Runs calls in child processes up to a deadline. A call that never returns, such as stat on a dead server, is
-left behind.
+"""Runs calls in child processes up to a deadline.
 
-Threads cannot be used: a process with a thread that hangs in the kernel cannot end, and the caller would wait for it.
+A call that never returns, such as stat on a dead server, is left behind in its process. With threads this would not
+work: a process with a thread that hangs in the kernel cannot end, so that the caller of the hook would wait.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _MAX_DESCRIPTORS = 65_536  # to close in a child, if the limit of the process is
 
 
 def run_all(calls: Mapping[str, Callable[[], bytes]], deadline: float) -> dict[str, bytes | None]:
-    """Return the result of each call: None if there is none at ``deadline`` (time.monotonic), empty if it failed.
+    """Return the result of each call: empty if the call failed, None if it has not returned at ``deadline``.
 
-    All calls run at once. Their processes have no output, and no descriptor that the caller waits for.
+    ``deadline``: as of time.monotonic. All calls run at once, each in a process without output and without open files
+    of this process, so that no caller waits for a process that is left behind.
     """
     results: dict[str, bytes | None] = dict.fromkeys(calls)
     buffers = {name: bytearray() for name in calls}
@@ -50,7 +51,7 @@ def run_all(calls: Mapping[str, Callable[[], bytes]], deadline: float) -> dict[s
 
 
 def _start(call: Callable[[], bytes]) -> tuple[int, int]:
-    """Start a process for the call; return its pid and a descriptor of its result."""
+    """Start a process for the call; return its pid and the descriptor from which its result can be read."""
     read_end, write_end = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -68,7 +69,7 @@ def _start(call: Callable[[], bytes]) -> tuple[int, int]:
 
 
 def _close_others(kept: int) -> None:
-    """Open /dev/null as standard streams, and close all other descriptors but ``kept``."""
+    """Open /dev/null as the standard streams, and close all other descriptors except ``kept``."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

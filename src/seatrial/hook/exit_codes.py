@@ -13,7 +13,7 @@ class Result(StrEnum):
     """How a hook ended.
 
     LIMITED: a check failed, but the drain limit refuses to take one more node out of service. INCOMPLETE: no check
-    failed, and a check was not measured: out of time, or an error of the hook itself.
+    failed, but something was not measured, such as a check that ran out of time.
     """
 
     PASSED = "passed"
@@ -22,10 +22,10 @@ class Result(StrEnum):
     INCOMPLETE = "incomplete"
 
 
-EXIT_FAILED = 1  # the callers that take nodes out of service do so on this code
-# Caller → exit code of each result. Slurm drains a node for any code but 0 of Prolog or Epilog, and requeues the job
-# after a failed Prolog; soperator's check_runner.py does what the check's on_fail says; node-problem-detector: 0 OK,
-# 1 problem, 2 unknown.
+EXIT_FAILED = 1  # on this code, a caller that takes nodes out of service does so
+# Caller → exit code of each result. Slurm drains a node if Prolog or Epilog ends with any code but 0, and requeues the
+# job after a failed Prolog. soperator's check_runner.py does what the check's on_fail says. node-problem-detector (npd)
+# reads 0 as OK, 1 as problem and 2 as unknown.
 EXIT_CODES: dict[Caller, dict[Result, int]] = {
     "slurm": {Result.PASSED: 0, Result.FAILED: 1, Result.LIMITED: 0, Result.INCOMPLETE: 0},
     "soperator": {Result.PASSED: 0, Result.FAILED: 1, Result.LIMITED: 0, Result.INCOMPLETE: 0},

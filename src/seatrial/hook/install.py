@@ -20,14 +20,14 @@ _MAX_FILE_BYTES = 2**20
 
 
 class Manifest(Frozen):
-    """The files of an installation: SHA-256 by path in the folder. ``seatrial``: its version."""
+    """The files of an installation. ``files``: path in the folder → SHA-256. ``seatrial``: version that wrote them."""
 
     seatrial: str
     files: dict[str, str]
 
 
 def install(folder: Path, files: Mapping[str, str], version: str) -> None:
-    """Write ``files`` (content by path) to a new folder, all or none. Raises UsageError; nothing is changed then."""
+    """Write ``files`` (path → content) to a new or empty folder, all or none. Raises UsageError and writes nothing."""
     exists = path_exists(folder)
     if folder.is_symlink() or (exists and (not folder.is_dir() or any(folder.iterdir()))):
         raise UsageError(
@@ -49,8 +49,8 @@ def install(folder: Path, files: Mapping[str, str], version: str) -> None:
 def uninstall(folder: Path, dry_run: bool) -> list[Path]:
     """Remove the files that install wrote, and return their paths. ``dry_run``: remove nothing.
 
-    Raises UsageError, before anything is removed, if a file was changed, or the folder was not written by install.
-    Files that install did not write stay, with their folder.
+    Raises UsageError, before anything is removed, if a file was changed, or the folder was not written by install; also
+    if a file cannot be removed. Files that install did not write stay, with their folder.
     """
     manifest = _manifest(folder)
     changed = [name for name, digest in manifest.files.items() if not _is_unchanged(folder / name, digest)]
@@ -91,7 +91,7 @@ def _is_below(folder: Path, name: str) -> bool:
 
 
 def _is_unchanged(path: Path, digest: str) -> bool:
-    """Return whether a file has the content that install wrote; missing is unchanged: an earlier try removed it."""
+    """Return whether a file has the content that install wrote, or is missing: an earlier try has removed it."""
     try:
         return hashlib.sha256(read_bytes(path, _MAX_FILE_BYTES)).hexdigest() == digest
     except FileNotFoundError:

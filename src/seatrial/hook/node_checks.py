@@ -25,14 +25,14 @@ from seatrial.util import data_files
 from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
 
-TRIAL = "hook"
+TRIAL = "hook"  # data/trials/hook.yaml
 MODEL_CHECK = "gpu.model"  # its option ``expected`` is the site's model
 _GPU_PROCESSES = "foreign_processes"  # fact of gpu.inventory: processes that compute on GPUs
 
 
 @dataclass(frozen=True)
 class NodeResult:
-    """The results of the checks; ``failures`` and ``warnings`` are verdicts of the checks' own rules."""
+    """The results of the checks. ``failures``, ``warnings``: verdicts FAIL and WARN of the checks' own rules."""
 
     seconds: Mapping[str, float]  # check → duration of its measurement; without checks that do not apply
     not_measured: Mapping[str, str]  # check → reason
@@ -45,9 +45,9 @@ class NodeResult:
 def check_node(
     expected_gpus: int | None, gpu_model: str | None, ended_job: str, deadline: float, root: Path = Path("/")
 ) -> NodeResult:
-    """Measure and judge this node; a check without a result at ``deadline`` (time.monotonic) is not measured.
+    """Measure and judge this node. A check without a result at ``deadline`` (time.monotonic) is not measured.
 
-    ``ended_job``: for an epilog, the Slurm job that has just ended.
+    ``expected_gpus``, ``gpu_model``: None if not known. ``ended_job``: for an epilog, the Slurm job that has ended.
     """
     given = [
         ("--gpus-per-node", "cluster.gpus_per_node", expected_gpus),
@@ -60,7 +60,7 @@ def check_node(
     plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))
     verdicts = judge(config, plan.jobs, measurements, checks, {})
     used_gpus = _used_gpus(measurements, ended_job, root)
-    policy = data_files.read("hooks.yaml")
+    policy = data_files.read("hooks.yaml")  # metrics that no hook judges, or only on GPUs without processes
     bad: dict[Outcome, list[Verdict]] = {Outcome.FAIL: [], Outcome.WARN: []}
     for verdict in verdicts:
         if verdict.outcome not in bad or verdict.metric in policy["not_of_a_job"]:
@@ -81,7 +81,9 @@ def check_node(
 def _measure(
     checks: Mapping[str, Check], config: Config, expected_gpus: int | None, deadline: float, root: Path
 ) -> Iterator[Measurement]:
-    with tempfile.TemporaryDirectory(prefix="seatrial-hook-", dir=_scratch(), ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="seatrial-hook-", dir=_scratch_folder(), ignore_cleanup_errors=True
+    ) as folder:
         context = Context(
             node=node_name(),
             rank=0,
@@ -109,13 +111,13 @@ def _measurement_json(check: Check, context: Context, config: Config) -> bytes:
     return worker.measure(check, context, options).model_dump_json().encode()
 
 
-def _scratch() -> str:
+def _scratch_folder() -> str:
     """Return a folder in memory: /tmp can be on a disk that is full or does not answer."""
     return next((folder for folder in ("/run", "/dev/shm") if os.access(folder, os.W_OK)), "/tmp")
 
 
 def _used_gpus(measurements: Sequence[Measurement], ended_job: str, root: Path) -> dict[str, str]:
-    """Return the GPUs on which every visible process belongs to a running job, a pod or a service, with the owners.
+    """Return GPU → the owners of its processes, for the GPUs with processes that all have an owner or are not visible.
 
     A GPU with a process that no job, pod or service owns is omitted: the process should have ended with its job.
     """
@@ -134,7 +136,7 @@ def _used_gpus(measurements: Sequence[Measurement], ended_job: str, root: Path) 
 
 
 def _not_measured(measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return check → first reason for the checks with an ERROR; their other metrics are judged."""
+    """Return check → its first error. Metrics that the check has measured nevertheless are judged."""
     reasons = {each.check: each.error for each in measurements if each.error}
     for verdict in verdicts:
         if verdict.outcome is Outcome.ERROR:

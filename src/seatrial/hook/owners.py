@@ -6,7 +6,8 @@ import os
 import re
 from pathlib import Path
 
-_STEP_TITLE = re.compile(r"slurmstepd: \[(\d+)\.")  # the title of the daemon of each step: its job still runs here
+# The process title of the daemon that Slurm runs for each job step: while it exists, the job runs on this node
+_STEP_TITLE = re.compile(r"slurmstepd: \[(\d+)\.")
 _SLURM_CGROUP = re.compile(r"/job_(\d+)(/|$)", re.MULTILINE)
 _JOB_VARIABLE = re.compile(rb"(?:^|\0)SLURM_JOB_ID=(\d+)\0")
 _POD = re.compile(r"/kubepods")
@@ -14,10 +15,10 @@ _SERVICE = re.compile(r"/system\.slice/(?!slurmd)([^/\n]+\.service)")
 
 
 def owner(pid: int, ended_job: str = "", root: Path = Path("/")) -> str | None:
-    """Return who owns a process: ``job 12``, ``a pod``, ``service x.service``; empty for a process that no job owns.
+    """Return who owns a process: ``job 12``, ``a pod`` or ``service x.service``; empty if it has no owner.
 
-    None if the process is not visible here: it ended, or is in another namespace. A job owns a process while a step of
-    it runs on this node; ``ended_job``: for an epilog, the job that has ended.
+    None if the process is not visible here: it ended, or is in another namespace. A job owns its processes while a step
+    of the job runs on this node. ``ended_job``: for an epilog, the job that has ended and owns nothing any more.
     """
     process = root / "proc" / str(pid)
     try:
@@ -34,7 +35,7 @@ def owner(pid: int, ended_job: str = "", root: Path = Path("/")) -> str | None:
 
 
 def _job(process: Path, cgroup: str) -> str:
-    """Return the Slurm job of a process by its cgroup or, without cgroups, by its environment; empty if it has none."""
+    """Return the Slurm job of a process, by its cgroup or else by its environment; empty if it has none."""
     if match := _SLURM_CGROUP.search(cgroup):
         return match[1]
     try:

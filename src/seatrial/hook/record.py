@@ -9,12 +9,12 @@ from seatrial.hook.exit_codes import Result
 from seatrial.model import Frozen, Verdict
 from seatrial.util.text import and_more, printable
 
-_MAX_REASON = 300  # characters; Slurm keeps a node's Reason of any length, `sinfo -R` shows the first ones
-_MAX_NAMED = 3
+_MAX_REASON = 300  # characters; Slurm keeps a longer Reason of a node, but `sinfo -R` shows its start only
+_MAX_NAMED = 3  # failures in the reason
 
 
 class Problem(Frozen):
-    """A verdict of FAIL or WARN, as text and with the fix of its rule."""
+    """A verdict FAIL or WARN. ``text``: its summary. ``fix``: the fix of its rule."""
 
     check: str
     subject: str
@@ -40,19 +40,19 @@ class Record(Frozen):
     time: float  # Unix seconds
     node: str
     kind: str
-    caller: str
+    caller: str  # what started the hook: slurm, soperator, npd or systemd
     job: str  # Slurm's job id, or empty
     result: Result
     exit_code: int
     reason: str
     seconds: float
     measured: dict[str, float]  # check → seconds
-    not_measured: dict[str, str]  # check → reason
+    not_measured: dict[str, str]  # check, or "site" → reason
     not_applicable: dict[str, str] = {}  # check → why this node has nothing to measure
     not_judged: dict[str, str]  # GPU → reason
     failures: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
-    limit: str = ""  # the answer of the drain limit; empty if it was not asked
+    limit: str = ""  # what the drain limit allows, or why it was not asked; empty if the result takes no node out
 
     def text(self) -> str:
         """Return the record as lines for a person."""

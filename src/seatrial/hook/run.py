@@ -34,15 +34,15 @@ class Request:
     started: float  # start of this process (time.monotonic), at which the time limit begins
     records: Path
     status: Path | None = None  # file for node-problem-detector
-    site: str | None = None  # the site's trial, for expected values that are not given
+    site: str | None = None  # the site's trial: it gives those of the next three that are None
     gpus_per_node: int | None = None
     gpu_model: str | None = None
-    nodes: int | None = None
+    nodes: int | None = None  # of the cluster, for the drain limit
     state_dir: Path | None = None  # shared folder of the drain limit; None: a failure is only recorded
-    drain_share: float = 0.1
+    drain_share: float = 0.1  # of the nodes, that hooks may take out of service within drain_window_s
     drain_window_s: float = 3600.0
     time_limit_s: float = 8.0
-    fail_closed: bool = False
+    fail_closed: bool = False  # INCOMPLETE has the exit code of FAILED
     dry_run: bool = False  # write nothing
     job: str = ""  # Slurm's job id
 
@@ -87,21 +87,21 @@ def run(request: Request) -> tuple[Record, str]:
 
 
 class Expected(NamedTuple):
-    """The site's number of GPUs of a node, their model, and the number of nodes; None if it is not known."""
+    """The number of GPUs of a node, their model, and the number of nodes of the cluster; None if not known."""
 
     gpus: int | None
     model: str | None
     nodes: int | None
 
     def or_else(self, other: Expected) -> Expected:
-        """Return these values, and those of ``other`` for unknown ones."""
+        """Return these values; those of ``other`` where these are not known."""
         return Expected(
             other.gpus if self.gpus is None else self.gpus, self.model or other.model, self.nodes or other.nodes
         )
 
 
 def _expected(request: Request, deadline: float) -> tuple[Expected, str]:
-    """Return the expected hardware, and the error of reading the site's trial; empty on success and if not needed."""
+    """Return the expected hardware, and the error of reading the site's trial: empty if it was read or not needed."""
     expected = Expected(request.gpus_per_node, request.gpu_model, request.nodes)
     if request.site is None or None not in expected:
         return expected, ""
@@ -119,7 +119,7 @@ def read_site(site: str) -> Expected:
 
 
 def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None, deadline: float) -> tuple[bool, str]:
-    """Ask the drain limit; return whether the node may be taken out, and the answer as text."""
+    """Ask the drain limit; return whether the node may be taken out of service, and the answer as text."""
     if request.state_dir is None:
         return False, "no --state-dir: a failure is only recorded"
     folder, limit = request.state_dir, DrainLimit(request.drain_share, request.drain_window_s, nodes or 1)

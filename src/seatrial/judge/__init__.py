@@ -34,9 +34,10 @@ def judge(
 ) -> tuple[Verdict, ...]:
     """Verdicts on all checks of a trial, in the trial's order, including checks without a measurement.
 
-    ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline, learned from this
-    run among others if ``site_includes_run``. ``retries`` are the second and third measurements of checks that failed;
-    they confirm or lift a FAIL. With None, no retry was possible yet: a FAIL is not marked as not retried.
+    ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline;
+    ``site_includes_run``: the baseline was learned from this run, alone or among others. ``retries`` are the second and
+    third measurements of checks that failed; they confirm or lift a FAIL. None: the retries have not run yet, so that
+    a FAIL does not get the reason NOT_RETRIED.
     """
     trial_links = links.read(measurements, checks)
     references = select_references(
@@ -84,10 +85,10 @@ def checks_to_retry(
     measurements: Sequence[Measurement],
     retries: Sequence[Measurement],
     checks: Mapping[str, Check],
-    number: int,
+    retry_number: int,
     site: Baseline | None = None,
 ) -> dict[str, str]:
-    """The checks that need retry ``number`` (1 or 2), each with a summary of its bad performance metrics.
+    """The checks that need the first or second retry (``retry_number``), each with a summary of its bad metrics.
 
     Checks with an error in an earlier measurement are not retried.
     """
@@ -100,7 +101,7 @@ def checks_to_retry(
         if name not in checks or not first or any(measurement.error for measurement in first):
             continue
         rounds = [first, *retry.complete_retries(first, [each for each in retries if each.check == name])]
-        if len(rounds) != number:
+        if len(rounds) != retry_number:
             continue
         if failures := [
             verdict.summary
@@ -119,7 +120,8 @@ def _is_cpu_only(config: Config) -> bool:
 def _judges(check: Check, setting: CheckSettings, trial: str, references: References) -> list[retry.Judge]:
     """Functions that judge measurements: by the rules of the check, and by the thresholds of the trial if it has any.
 
-    They are separate, since a rule and a threshold may judge the same metric: each of these verdicts is retried.
+    They are separate, since a rule and a threshold may judge the same metric, and the verdicts on a measurement and its
+    retry are compared by metric and subject.
     """
     judge_measurements = partial(
         judge_check,
@@ -147,5 +149,4 @@ def _judges(check: Check, setting: CheckSettings, trial: str, references: Refere
 
 
 def _uses_trial_threshold(verdict: Verdict) -> bool:
-    """Whether the verdict is based on a threshold of the trial."""
     return verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL

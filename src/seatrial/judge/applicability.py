@@ -23,10 +23,10 @@ def mismatched_facts(required: Mapping[str, str], facts: Mapping[str, JsonValue]
 
 
 def invalid_fact(required: Mapping[str, str], declared: RuleFacts, group: MeasurementGroup) -> str:
-    """The first fact of ``required`` whose value is not a declared one, as text; empty if there is none.
+    """The first fact of ``required`` with a value that the check does not declare, as text; empty if there is none.
 
-    A missing fact is invalid unless the check failed, or another fact makes the rule not applicable: on a CPU, a check
-    need not record which NVML values are readable.
+    A missing fact is invalid too, unless the check failed or another fact makes the rule not applicable: on a CPU, a
+    check need not record which NVML values are readable.
     """
     facts, mismatched = group.facts, mismatched_facts(required, group.facts)
     missing = [] if mismatched or group.failed else [name for name in required if name not in facts]
@@ -47,7 +47,7 @@ def invalid_shape(check: Check, lookup: MetricLookup, group: MeasurementGroup) -
 
 
 def unmet_condition(name: str, required: str, fact: RuleFact, value: str) -> tuple[Outcome, str]:
-    """The outcome of a rule that requires another value of the fact ``name``, and the reason."""
+    """The outcome and its reason for a rule that needs ``required`` while the fact ``name`` has another ``value``."""
     state, _, reason = value.partition(": ")
     outcomes = {NOT_SUPPORTED: fact.not_supported, PERMISSION_DENIED: fact.permission_denied}
     if not reason or state not in ("no", *outcomes):
@@ -70,11 +70,11 @@ class PeerApplicability:
         }
 
     def applicable_peer(self, group: MeasurementGroup, mismatched: Sequence[str]) -> str:
-        """A subject with the device model of ``group`` to which the rule applies, while it does not apply to ``group``.
+        """A subject with the same device model as ``group`` to which the rule applies; empty if there is none.
 
-        Empty if there is none. A group without a GPU model also has a peer if another subject has a GPU: its own GPU
-        was lost. No peer is named for facts that vary by device, such as those of optional NVLink bridges, and for
-        checks of nodes, since nodes may differ.
+        ``mismatched``: the facts for which the rule does not apply to ``group``. If ``group`` has no GPU model, its GPU
+        may be lost: then any subject with a GPU is a peer. There is no peer if a mismatched fact varies by device, such
+        as those of optional NVLink bridges, and none for checks of nodes, since nodes may differ.
         """
         if not group.is_per_gpu or any(self._declared[name].varies_by_device for name in mismatched):
             return ""
@@ -84,6 +84,6 @@ class PeerApplicability:
 
 
 def _device_model(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
-    """The model of the GPU, and without a GPU that of the CPU."""
+    """(GPU model, CPU model); the CPU model is empty if there is a GPU."""
     gpu = gpu_model(facts)
     return gpu, "" if gpu else str(facts.get("cpu") or "")

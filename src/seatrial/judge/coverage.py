@@ -57,10 +57,10 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
             yield _error(check.name, reason, problem)
 
 
-def retry_errors(check: str, first: Sequence[Measurement], second: Sequence[Measurement]) -> Iterator[Verdict]:
-    """An ERROR if the retry measured subjects that the first measurement did not."""
+def retry_errors(check: str, first: Sequence[Measurement], retries: Sequence[Measurement]) -> Iterator[Verdict]:
+    """An ERROR if a retry measured subjects that the first measurement did not measure."""
     subjects = subject_names(first)
-    if others := sorted({item.subject for item in second if not item.error and item.subject not in subjects}):
+    if others := sorted({item.subject for item in retries if not item.error and item.subject not in subjects}):
         detail = f"retried on {and_more(others, _MAX_NAMED)}, which the first measurement did not measure"
         yield _error(check, Reason.PLAN_MISMATCH, detail)
 
@@ -72,7 +72,7 @@ def unplanned_checks(
     measured_checks: Iterable[str],
     retried_checks: Iterable[str],
 ) -> Iterator[Verdict]:
-    """An ERROR for each check that was planned or measured, but is not in the configuration, or was excluded."""
+    """An ERROR for each check that was planned or measured, although it is not in the configuration or was excluded."""
     recorded: dict[str, list[str]] = {}
     for part, names in (
         ("jobs", chain.from_iterable(job.checks for job in jobs)),
@@ -138,7 +138,7 @@ def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _partly_skipped(measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if only some ranks skipped the check, since the subjects of a job should be identical."""
+    """An error if only some subjects skipped the check: the nodes and GPUs of a job should be identical."""
     skipped = [measurement for measurement in measured if measurement.skipped]
     if skipped and len(skipped) < len(measured):
         subjects = and_more([measurement.subject for measurement in skipped], _MAX_NAMED)
@@ -147,7 +147,7 @@ def _partly_skipped(measured: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _metrics_beside_skip(measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if a skipped measurement has metrics, which are then not evaluated."""
+    """An error if a skipped measurement has metrics: they would not be evaluated."""
     if with_metrics := next((item for item in measured if item.skipped and item.metrics), None):
         yield f"{with_metrics.subject} has {len(with_metrics.metrics)} metrics, but was skipped: {with_metrics.skipped}"
 
@@ -166,11 +166,14 @@ def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement
         yield f"measured on {', '.join(sorted(nodes))}, but {plan.nodes_check} on other nodes: {first}"
     elif job.placement == "ranks" and (others := subjects ^ plan.ranks):
         names = and_more(sorted(others), _MAX_NAMED)
-        yield f"not measured on the same ranks as {plan.ranks_check}; only one of both has {names}"
+        yield f"not measured on the same ranks as {plan.ranks_check}; only one of both checks has {names}"
 
 
 def _world_size_errors(check: Check, job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if a rank reports another world size than the job has; ``per_node`` checks report that of their node."""
+    """An error if a rank reports another world size than the job has.
+
+    Checks with ``per_node`` are exempt, since they report the world size of their node.
+    """
     if job.placement != "ranks" or check.per_node:
         return
     planned = job.process_count
@@ -182,7 +185,7 @@ def _world_size_errors(check: Check, job: Job, measured: Sequence[Measurement]) 
 
 
 def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if metrics have subjects that are not in the plan. A CONTROL check may use any subject."""
+    """An error if metrics have subjects that are not in the plan; a CONTROL check may use any subject."""
     if check.scope is Scope.CONTROL:
         return
     misplaced: set[str] = set()
@@ -215,4 +218,4 @@ def _may_have_metrics(check: Check, plan: RecordedPlan, measurement: Measurement
         return node == measurement.subject and (
             index in map(str, used) if isinstance(used, list) else index.isdecimal()
         )
-    return subject == measurement.subject.partition("/")[0]  # the network ports of the node
+    return subject == measurement.subject.partition("/")[0]  # a check of a GPU may also measure ports of the GPU's node

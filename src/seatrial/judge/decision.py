@@ -42,11 +42,11 @@ def decide(
 ) -> Decision:
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
-    ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early.
-    ``untested_nodes``, a text, prevents acceptance too, and is also part of the reason of REJECTED. The reason of
-    ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``. A
-    trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``. Every reason ends with the
-    ``notes``, such as the baseline that the verdicts use.
+    ``blockers`` are reasons that prevent acceptance regardless of the verdicts, for example that the trial ended early.
+    ``untested_nodes`` is such a reason too, and is also part of the reason of REJECTED; empty if all nodes were tested.
+    The reason of ACCEPTED lists the thresholds that were not evaluated and counts the checks in
+    ``metrics_without_threshold``. A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
+    Every reason ends with the ``notes``, such as the baseline that the verdicts use.
     """
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None
@@ -63,7 +63,7 @@ def decide(
             unknown = [f"unknown GPU model {gpu}: no SKU data" for gpu in unknown_gpus]
             value, reason = DecisionValue.INCOMPLETE, "; ".join([*unknown, *missing, *errors])
         else:
-            parts = [_passed_checks(required, outcomes), *skipped, *errors]
+            parts = [_passed_checks(required, outcomes, excluded_checks), *skipped, *errors]
             if metrics_without_threshold:
                 checks = plural(len(metrics_without_threshold), "check")
                 has = "has" if len(metrics_without_threshold) == 1 else "have"
@@ -83,7 +83,7 @@ def decide(
 def metrics_without_threshold(
     checks: Mapping[str, Check], measurements: Iterable[Measurement], verdicts: Iterable[Verdict]
 ) -> dict[str, tuple[str, ...]]:
-    """Check → performance metrics without a verdict, such as ``algbw.*`` and ``busbw.* other than 1GiB``."""
+    """Check → performance metrics that no rule or threshold evaluated: ``algbw.*``, ``busbw.* other than 1GiB``."""
     recorded: dict[str, set[str]] = {}
     performance_checks = {name for name, check in checks.items() if check.performance_metrics}
     for measurement in measurements:
@@ -96,7 +96,7 @@ def metrics_without_threshold(
 
 
 def _families(check: Check, recorded: Iterable[str], evaluated: Set[tuple[str, str]]) -> Iterator[str]:
-    """The families of metrics with at least one member without a verdict."""
+    """The performance metrics that were not evaluated: a single one by its name, several of a family as one text."""
     families: dict[str, list[str]] = {}
     for pattern in check.performance_metrics:  # in order of importance
         for metric in sorted(metric for metric in recorded if fnmatchcase(metric, pattern)):
@@ -127,7 +127,7 @@ def _failed_checks(names: Sequence[str], verdicts: Sequence[Verdict]) -> Iterato
 
 
 def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[str]:
-    """The messages of the verdicts with this outcome that are about a threshold of the trial."""
+    """The messages of the verdicts with this outcome whose basis is a threshold."""
     return [
         verdict.message
         for verdict in verdicts
@@ -146,9 +146,9 @@ def _missing_results(
     not_good = [name for name in by_check if name not in excluded_checks and worst(by_check[name]) not in _GOOD]
     reasons = [f"{name} is {worst(by_check[name])}" for name in not_good if name not in not_measured]
     missing = [name for name in needed if name in not_measured]
-    if missing and len(missing) < len(needed):  # if all are, the last reason says so
+    if missing and len(missing) < len(needed):  # if all are missing, the last reason says so
         reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
-    # with a time limit the user did not choose which checks are excluded
+    # of checks that are not required, only those that --time-limit excluded count: the user did not choose them
     if excluded := [name for name, option in excluded_checks.items() if name in needed or option == TIME_LIMIT]:
         options = " and ".join(sorted({excluded_checks[name] for name in excluded}))
         reasons.append(f"{plural(len(excluded), 'check')} excluded by {options}: {and_more(excluded, _MAX_NAMED)}")
@@ -160,14 +160,18 @@ def _missing_results(
     return reasons
 
 
-def _passed_checks(required: Mapping[str, bool], outcomes: Outcomes) -> str:
-    """The number of required checks that passed, and the names of those that were skipped, warn or are inconclusive."""
+def _passed_checks(required: Mapping[str, bool], outcomes: Outcomes, excluded_checks: Mapping[str, str]) -> str:
+    """The number of required checks that passed, and the names of other checks by outcome."""
     outcome_by_check = {name: worst(outcomes.get(name, ())) for name in required}
     skipped = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.SKIP)
+    not_applicable = [name for name in skipped if name not in excluded_checks]
+    excluded = [name for name in skipped if name in excluded_checks]
     warned = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.WARN)
     inconclusive = [f"{name} is {outcome}" for name, outcome in outcome_by_check.items() if outcome not in _GOOD]
     passed = [name for name, is_required in required.items() if is_required and name not in {*skipped, *warned}]
     reason = f"{plural(len(passed), 'check')} passed"
-    reason += f", {len(skipped)} not applicable ({and_more(skipped, _MAX_NAMED)})" if skipped else ""
+    if not_applicable:
+        reason += f", {len(not_applicable)} not applicable ({and_more(not_applicable, _MAX_NAMED)})"
+    reason += f", {len(excluded)} excluded ({and_more(excluded, _MAX_NAMED)})" if excluded else ""
     reason += f", {len(warned)} with warnings ({', '.join(warned)})" if warned else ""
     return reason + (f"; not required and inconclusive: {', '.join(inconclusive)}" if inconclusive else "")

@@ -1,6 +1,6 @@
 """Verdicts and insights on the error counters that are read before and after a check.
 
-Only problems become verdicts, since thousands of ranks report counters. "No increase" is an insight.
+Thousands of ranks report counters. So only problems become verdicts; an insight says that no counter increased.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _MALFORMED = (TypeError, ValueError, KeyError, AttributeError)  # what reading a
 
 
 def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]:
-    """Verdicts on increased and unreadable error counters of each GPU that the check used.
+    """Verdicts on error counters that increased, or that could not be read, for each GPU that the check used.
 
-    If the check itself has an error, only increases are reported.
+    If the check itself has an error, only increases and malformed facts are reported.
     """
     problems = [
         (measurement, fact)
@@ -96,7 +96,7 @@ def _subject_verdicts(
         yield _error(check, subject, f"error counters not readable: {names}; {_UNKNOWN_INCREASE}")
     elif not count and not fact.get("permission_denied") and not fact.get("not_supported"):
         yield _error(check, subject, f"no error counter was read, and no reason is recorded; {_UNKNOWN_INCREASE}")
-    # if some counters were readable, unsupported ones are listed in the insight only
+    # if some counters were read, the insight lists the unsupported ones, and they have no verdict
     not_supported = {} if count or unreadable else fact.get("not_supported", {})
     for reason, names in (*fact.get("permission_denied", {}).items(), *not_supported.items()):
         unavailable.setdefault(reason, {}).update(_counter_names(names))
@@ -189,7 +189,7 @@ class _CheckSummary:
 
     @property
     def text(self) -> str:
-        """The summary as one line."""
+        """The summary on one line; needs at least one added fact."""
         low, high = min(self.counts), max(self.counts)
         count = f"{low}" if low == high else f"{low} to {high}"
         increases = [

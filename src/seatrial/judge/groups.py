@@ -1,7 +1,4 @@
-"""Groups of measurements that a rule evaluates together, the subjects that a metric requires, and peer groups.
-
-If the ranks of one operation have different facts, or if a subject is missing, the verdict is an ERROR.
-"""
+"""Groups of measurements that a rule evaluates together, the subjects that a metric requires, and peer groups."""
 
 from __future__ import annotations
 
@@ -69,7 +66,7 @@ class MeasurementGroup:
         if check.per_node:
             self.subject = measured_node(first)
         self.model = _text_fact(check.model_fact, self.facts)
-        # a check that compares hosts (model_fact) needs no numbers of ranks and nodes
+        # a check that compares hosts (by another ``model_fact``) needs no numbers of ranks and nodes
         self._shape_facts = SHAPE_FACTS if check.model_fact == _GPU else (check.model_fact,)
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
@@ -84,13 +81,13 @@ class MeasurementGroup:
 
     @cached_property
     def ranks_and_nodes(self) -> tuple[int, int]:
-        """The number of measured ranks and of their nodes; 0 and 0 if the measurements have no rank numbers."""
+        """The number of measured ranks and the number of their nodes; 0 and 0 if no measurement has a rank."""
         ranked = [measurement for measurement in self._measurements if measurement.rank is not None]
         return len(ranked), len(set(map(measured_node, ranked)))
 
     @cached_property
     def invalid_shape(self) -> str:
-        """The first fact that selects a reference value and is missing or of another type, as text; else empty."""
+        """The first missing or invalid one of the facts that select a reference value, as text; else empty."""
         for name in self._shape_facts:
             value = self.facts.get(name)
             is_model = name == self._shape_facts[0]
@@ -107,7 +104,7 @@ class MeasurementGroup:
         return self.fact_values(self._shape_facts)
 
     def fact_values(self, names: Iterable[str]) -> tuple[object, ...]:
-        """The values of these facts as a hashable key, which tells values of different types apart."""
+        """The values of these facts as a hashable key; equal values of different types give different keys."""
         values = map(self.facts.get, names)
         return tuple([value if type(value) in _HASHABLE else (repr(value),) for value in values])
 
@@ -175,7 +172,7 @@ def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set
 
 
 class PeerGroups:
-    """The values of one metric by device model, since different models are never compared.
+    """The values of one metric in groups of the same device model, since different models are never compared.
 
     With exactly two nodes, each node is a separate group: a difference of two nodes does not show which one is slow.
     """
@@ -189,7 +186,7 @@ class PeerGroups:
         self._values[model][subject.partition("/")[0]].append(value)
 
     def peer_group(self, model: str, subject: str) -> PeerGroup:
-        """The peer group of ``subject``, a GPU of this ``model``."""
+        """The subjects with this device ``model`` on all nodes; with exactly two nodes, only those on the same node."""
         if (group := self._groups.get((model, ""))) is not None:
             return group
         nodes = self._values.get(model, {})
@@ -200,7 +197,7 @@ class PeerGroups:
         return group
 
     def node_peer_group(self, model: str, subject: str) -> PeerGroup:
-        """The GPUs of this ``model`` on the node of ``subject``."""
+        """The subjects with this device ``model`` on the node of ``subject``."""
         node = subject.partition("/")[0]
         if (group := self._groups.get((model, node))) is None:
             values = tuple(self._values.get(model, {}).get(node, ()))
@@ -227,7 +224,7 @@ def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:
 
 
 def invalid_common_facts(facts: Mapping[str, JsonValue]) -> Iterator[str]:
-    """The facts of another type among those that ``common_fact`` reads, as text."""
+    """The facts in _COMMON_FACTS that have another type, as text."""
     if _COMMON_FACTS.keys().isdisjoint(facts):  # the facts of most ranks
         return
     for name, (_, expected) in _COMMON_FACTS.items():
@@ -236,7 +233,7 @@ def invalid_common_facts(facts: Mapping[str, JsonValue]) -> Iterator[str]:
 
 
 def fact_text(name: str, facts: Mapping[str, JsonValue], expected: str) -> str:
-    """The name and the value of a fact, and the expected value."""
+    """A message with the name, the value and the expected value of a fact."""
     if name not in facts:
         return f"the fact {name} is missing, expected {expected}"
     value = json.dumps(facts[name], ensure_ascii=False)
@@ -245,7 +242,6 @@ def fact_text(name: str, facts: Mapping[str, JsonValue], expected: str) -> str:
 
 
 def measured_node(measurement: Measurement) -> str:
-    """The node of a measurement."""
     return measurement.subject.partition("/")[0]
 
 
@@ -276,7 +272,7 @@ def _disagreement(name: str, measurements: Sequence[Measurement]) -> str:
 
 
 def _subject_kind(required_per: Mapping[str, SubjectKind], metric: str) -> SubjectKind | None:
-    """The kind of subject for which a check requires ``metric``, or None."""
+    """The kind of subjects that must each have a value of ``metric``; None if no value is required."""
     return next((kind for family, kind in required_per.items() if fnmatchcase(metric, family)), None)
 
 
@@ -296,17 +292,17 @@ def _pairs(ranks: Sequence[str], *, ordered: bool) -> list[str]:
 
 
 def _nodes(ranks: Sequence[str]) -> list[str]:
-    """All nodes; for a single node the subject is the cluster."""
+    """The nodes of the ranks; for a single node only CLUSTER."""
     nodes = list(_names_by_node(ranks))
     return nodes if len(nodes) > 1 else [CLUSTER]
 
 
 def _rails(ranks: Sequence[str]) -> list[str]:
     """The rails: rail0 connects the first GPUs of all nodes, rail1 the second ones."""
-    return [f"rail{number}" for number in range(max(map(len, _names_by_node(ranks).values())))]
+    return [f"rail{index}" for index in range(max(map(len, _names_by_node(ranks).values())))]
 
 
-# Kind → the required subjects, from the subjects of the ranks; GPUs are listed by the node itself
+# Kind → function that derives the required subjects from those of the ranks. GPUs and ports are listed in facts.
 _SUBJECTS: Mapping[str, Callable[[Sequence[str]], list[str]]] = {
     "rank": list,
     "pair": partial(_pairs, ordered=False),

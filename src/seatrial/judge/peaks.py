@@ -1,4 +1,4 @@
-"""Measured TFLOP/s and memory bandwidth relative to the GPU's peak values, and values above the peak."""
+"""Measured TFLOP/s and memory bandwidth relative to the GPU's peak, and training speeds above the peak."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from seatrial.hardware.training_flops import BOUNDED_METRICS
 from seatrial.judge.thresholds import above_physical_limit
 from seatrial.model import Insight, Measurement, Metric, Verdict
 
-_LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # analysis/ has the insights on these bounds
+_LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # the insights on these bounds are made in analysis/
 
 
 def achieved_over_peak(
     measurements: Sequence[Measurement], checks: Mapping[str, Check], references: References
 ) -> Iterator[Insight]:
-    """One insight per check, GPU model and metric that is bounded by a line of the SKU's spec."""
+    """One insight per check, GPU model and metric that is bounded by a value of the SKU's spec."""
     bounds = {
         name: {metric: line for metric, line in check.bounds.items() if line not in _LINK_BOUNDS}
         for name, check in checks.items()

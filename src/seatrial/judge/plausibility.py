@@ -21,11 +21,11 @@ from seatrial.judge import site_baseline
 from seatrial.model import Baseline, BasisKind, Outcome, ReferenceValue, Rule, Threshold, UsageError, format_value
 
 LAX_RATIO = 0.4  # a threshold below this share of the expected value is lax
-# Below this ratio, or above its inverse, the threshold is probably in another unit, like the 2333 MB/s that a
-# diagnostic suite shipped for the memory of an H200. No valid threshold is a hundredth of the expected value.
+# If threshold / expected value is below this ratio or above its inverse, the threshold is probably in another unit,
+# like the 2333 MB/s that a diagnostic suite shipped for the memory of an H200.
 _UNIT_ERROR_RATIO = 0.01
-# Published values of the same configuration differ by at most 2 %: 345 to 349 GB/s on two H200, 473 to 482 on eight.
-# A threshold above the reference value times this factor fails good hardware.
+# A threshold above the reference value times this factor fails good hardware. Published values of the same
+# configuration differ by at most 2 %: 345 to 349 GB/s on two H200, 473 to 482 on eight.
 _REFERENCE_TOLERANCE = 1.05
 TIME_UNITS = ("s", "ms", "us")
 _SIGNED_UNITS = ("%", "nats", "°C")  # their metrics may be negative, such as a drift or a difference of losses
@@ -33,7 +33,7 @@ _LOWER_BOUNDS = (">", ">=")
 
 
 def metric_lookup(check: Check, metric: str, key: str) -> MetricLookup:
-    """The keys of the reference value and bound of ``metric``; ``key`` is its key in the SKU data, or empty."""
+    """Where to find the reference value and the bound of ``metric``; ``key``: its key in the SKU data, or empty."""
     bound = next((bound for family, bound in check.bounds.items() if fnmatchcase(metric, family)), "")
     return MetricLookup(key or metric, metric, bound, check.operation if key else "")
 
@@ -90,7 +90,7 @@ def threshold_error(
 def above_reference(
     threshold: Threshold, unit: str, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> str:
-    """Why a threshold above the reference value is too high for good hardware; empty if it is not or there is no value.
+    """Why a threshold is too high for good hardware; empty if it is not, or without a reference value.
 
     Training metrics are exempt, since they depend on settings that a trial may change.
     """
@@ -114,9 +114,10 @@ def reference_text(reference: Reference) -> str:
 
 
 def relative_strictness(threshold: Threshold, check_threshold: Threshold | None) -> float:
-    """The strictness of a trial's threshold relative to the check's own threshold, between 0 and 1 (as strict).
+    """The strictness of a trial's threshold relative to the check's own threshold: 0 to 1.
 
-    0 means that it passes values that the check always fails, or compares in the opposite direction.
+    1: at least as strict, or not comparable. 0: the threshold passes values that the check always fails, or compares in
+    the opposite direction.
     """
     if check_threshold is None or (check_threshold.unit and threshold.unit and check_threshold.unit != threshold.unit):
         return 1.0
@@ -152,7 +153,7 @@ def contradicted_rule(threshold: Threshold, unit: str, metric: str, rules: Seque
 
 
 def weakened_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[Rule]) -> str:
-    """Why a trial's threshold must not override the check's own threshold: it passes broken hardware; else empty."""
+    """Why a trial's threshold must not override the check's own: it would pass broken hardware; else empty."""
     rule = next((rule for rule in rules if rule.metric == metric and rule.expect), None)
     if not rule or not rule.expect or rule.outcome_if_violated is not Outcome.FAIL:
         return ""
@@ -196,7 +197,7 @@ def threshold_errors(
 def metric_shape(check: Check, lookup: MetricLookup, ranks: int, nodes: int) -> tuple[int, int]:
     """The number of ranks and nodes that a metric refers to, as checks record them.
 
-    ``ranks`` and ``nodes`` describe the communicator; with ``per_node`` it has the ranks of one node.
+    ``ranks`` and ``nodes`` are those of the communicator, which with ``per_node`` has the ranks of one node.
     """
     if lookup.bounded_by != COLLECTIVE:
         return 1, 1  # a metric of one device
@@ -208,8 +209,8 @@ def validate_thresholds(
 ) -> None:
     """Raises UsageError with all invalid thresholds of a trial and all invalid values of the site's baseline.
 
-    ``gpus`` are the NVML names of the GPUs of a node. If empty, thresholds are compared with SKU data only when the
-    trial is evaluated.
+    ``gpus`` are the NVML names of the GPUs of a node. If it is empty, thresholds are not compared with SKU data here,
+    but when the trial is evaluated.
     """
     references = References(site, skus())
     errors = [error] if site and (error := site_baseline.gpu_model_error(site, gpus)) else []
@@ -260,7 +261,7 @@ def lax_reference(
 ) -> str:
     """Why a site's reference value is lax: far below the expected value for its hardware; empty if it is not.
 
-    A ``required`` value is compared instead of the reference value, since values below it FAIL.
+    If the reference has a ``required`` value, this value is compared instead, since lower values FAIL.
     """
     if reference.kind is not BasisKind.SITE:
         return ""

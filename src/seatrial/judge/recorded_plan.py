@@ -16,8 +16,8 @@ _MAX_NAMED = 8  # subjects listed in one message
 class RecordedPlan:
     """The jobs of a record, with the nodes and the ranks (GPUs) on which they were measured.
 
-    ``nodes`` are the nodes of the check ``nodes_check``, ``ranks`` the ranks of the check ``ranks_check``. Each is
-    the first check of the plan with a measurement of every process, or else the first check without errors.
+    ``nodes`` are the nodes of the check ``nodes_check``, ``ranks`` the ranks of the check ``ranks_check``. Either check
+    is the first one without errors that every process of its job measured, or else the first one without errors.
     """
 
     def __init__(self, config: Config, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]) -> None:
@@ -27,7 +27,7 @@ class RecordedPlan:
         self.nodes = node_names(subjects)
         self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
         self.nodes_of_ranks = node_names(self.ranks)
-        # without GPUs, subjects have rank numbers, counted over all nodes: a job on fewer nodes has other subjects
+        # without GPUs, subjects are named after ranks, counted over all nodes: a job on fewer nodes has other subjects
         self._on_fewer_nodes = self._checks_on_fewer_nodes()
         others = {subject for name in self._on_fewer_nodes for subject in subject_names(measurements.get(name, ()))}
         self._all_ranks = self.ranks | {subject for subject in others if "/" in subject}
@@ -77,7 +77,7 @@ class RecordedPlan:
 
     @property
     def _ranks_per_node(self) -> int | None:
-        """None if no job has ranks and the number of GPUs is not configured."""
+        """The ranks per node; None if no job has ranks and the number of GPUs is not configured."""
         planned = next((job.ranks_per_node for job in self._jobs if job.placement == "ranks"), None)
         return planned or next((job.expected_gpus for job in self._jobs), None)
 
@@ -89,13 +89,16 @@ class RecordedPlan:
         return bool(arrow) and len(ends) == 2 and ends <= (self._all_ranks if slash else self.nodes)
 
     def _is_rail(self, subject: str) -> bool:
-        number = subject.removeprefix("rail")
-        return number != subject and number.isdecimal() and int(number) < (self._ranks_per_node or 0)
+        index = subject.removeprefix("rail")
+        return index != subject and index.isdecimal() and int(index) < (self._ranks_per_node or 0)
 
     def _first_measured(
         self, measurements: Mapping[str, Sequence[Measurement]], *placements: str
     ) -> tuple[str, set[str]]:
-        """The first check without errors in jobs of ``placements``, and its subjects; if possible, a complete check."""
+        """The first complete check in jobs with ``placements``, and its subjects; else the first without errors.
+
+        A check is complete if it has no errors and one measurement of each process.
+        """
         incomplete: tuple[str, set[str]] = "", set()
         for job in self._jobs:
             for name in job.checks if job.placement in placements else ():
@@ -142,10 +145,8 @@ class RecordedPlan:
 
 
 def subject_names(measurements: Iterable[Measurement]) -> set[str]:
-    """The subjects of the measurements."""
     return {measurement.subject for measurement in measurements}
 
 
 def node_names(subjects: Iterable[str]) -> set[str]:
-    """The nodes of the subjects."""
     return {subject.partition("/")[0] for subject in subjects}

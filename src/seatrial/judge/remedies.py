@@ -15,10 +15,10 @@ _BASELINE = (
 )
 _THRESHOLD = "`--set 'checks.{check}.expect.{metric}=>= VALUE {unit}'`"
 _NO_REFERENCE = f"set a threshold in the trial: {_THRESHOLD}; or {_BASELINE}"
-_UNJUDGED: Mapping[Reason, str] = {
+_FIXES: Mapping[Reason, str] = {
     Reason.INCONCLUSIVE: "measure again, longer: `seatrial run TRIAL --only {check}` with more seconds or samples in "
     "the check's options; `seatrial checks {check} --power` lists how many samples a limit needs",
-    Reason.NO_THIRD_MEASUREMENT: "`seatrial run --resume RUN` measures it a third time",
+    Reason.NO_THIRD_MEASUREMENT: "`seatrial run --resume RUN` measures the metric a third time",
     Reason.UNIT_MISMATCH: "set the threshold in {unit}, the unit of {metric}",
     Reason.IMPLAUSIBLY_HIGH: f"measure it with another tool; if the value is correct, {_BASELINE}",
     Reason.NO_REFERENCE: _NO_REFERENCE,
@@ -27,13 +27,13 @@ _UNJUDGED: Mapping[Reason, str] = {
 
 
 def with_remedies(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The verdicts; an UNJUDGED verdict gets a fix for its reason, not the fix of a fault."""
+    """The verdicts. An UNJUDGED verdict gets the fix for its reason instead of the rule's fix, which is for a fault."""
     unjudged = Outcome.UNJUDGED  # looked up once, since enum member access is slow
     return [_with_remedy(verdict) if verdict.outcome is unjudged else verdict for verdict in verdicts]
 
 
 def _with_remedy(verdict: Verdict) -> Verdict:
-    text = next((text for reason, text in _UNJUDGED.items() if reason in verdict.reasons), "")
+    text = next((text for reason, text in _FIXES.items() if reason in verdict.reasons), "")
     return replace(verdict, fix=text.format(check=verdict.check, metric=verdict.metric, unit=verdict.unit))
 
 

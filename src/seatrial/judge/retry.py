@@ -1,7 +1,7 @@
-"""Verdicts on a first measurement and its retries: a retried performance metric FAILs if two measurements are bad.
+"""Combines the verdicts on a first measurement and its retries.
 
-A metric that is bad in only one of two measurements is measured a third time; the majority decides. Without a complete
-retry the first verdict is kept. Other metrics, such as data corruption, FAIL if any measurement fails.
+A performance metric FAILs if two measurements are bad. If only one of two is bad, a third measurement decides. Without
+a complete retry the first verdict is kept. Other metrics, such as data corruption, FAIL if any measurement fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seatrial.model import WORST_FIRST, Measurement, Metric, Outcome, Reason, Re
 
 CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measurement
 MAX_RETRIES = 2
-Key = tuple[str, str]  # metric, subject
+MetricAndSubject = tuple[str, str]  # metric, subject
 Judge = Callable[[Sequence[Measurement]], Sequence[Verdict]]
 _FAIL, _PASS = Outcome.FAIL, Outcome.PASS  # looked up once, since enum member access is slow
 _GOOD = (Outcome.PASS, Outcome.WARN)
@@ -29,9 +29,10 @@ def is_bad(verdict: Verdict) -> bool:
 
 
 def verdicts_to_retry(check: Check, rounds: Sequence[Sequence[Measurement]], judge: Judge) -> list[Verdict]:
-    """The bad verdicts that need one more measurement after ``rounds``: first measurement and complete retries.
+    """The bad verdicts on performance metrics that need one more measurement.
 
-    After one measurement these are all bad verdicts, after two those that are bad in only one of them.
+    ``rounds``: the first measurement and its complete retries. After one measurement these are all bad verdicts; after
+    two, the verdicts that are bad in only one of them; after three, none.
     """
     is_performance = PerformanceMetrics(check)
     bad_by_round = [
@@ -79,8 +80,8 @@ def combined_verdicts(
             else:
                 yield _not_retried(verdict, "")
         return
-    second = _Round(first, [measurement for measurement in retries if measurement.retry == 1], judge)
-    third = _Round(first, [measurement for measurement in retries if measurement.retry > 1], judge)
+    second = _RetryResult(first, [measurement for measurement in retries if measurement.retry == 1], judge)
+    third = _RetryResult(first, [measurement for measurement in retries if measurement.retry > 1], judge)
     bad_first = {(verdict.metric, verdict.subject) for verdict in first_verdicts if is_bad(verdict)}
     for verdict in first_verdicts:
         key = verdict.metric, verdict.subject
@@ -91,7 +92,7 @@ def combined_verdicts(
         else:
             yield _combined(verdict, _Attempts(key, first, second, third, judge))
     yield from _moved_faults(first_verdicts, second, is_performance)
-    for verdict in second.verdicts.values():  # metrics that are not retried FAIL if any measurement fails
+    for verdict in second.verdicts.values():  # a metric that is not a performance metric FAILs if any measurement fails
         is_new = verdict.outcome is _FAIL and (verdict.metric, verdict.subject) not in bad_first
         if is_new and not is_performance[verdict.metric]:
             yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
@@ -112,8 +113,11 @@ class PerformanceMetrics(dict[str, bool]):
         return self[metric]
 
 
-class _Round:
-    """One retry: its measurements, and its verdicts by metric and subject."""
+class _RetryResult:
+    """The measurements of one retry, and its verdicts by metric and subject.
+
+    ``problem``: why the retry is incomplete; empty if it is complete.
+    """
 
     def __init__(self, first: Sequence[Measurement], measurements: Sequence[Measurement], judge: Judge) -> None:
         self.measurements = measurements
@@ -128,7 +132,7 @@ class _Round:
             str(measurement.facts[CHANGE_FACT]) for measurement in measurements if CHANGE_FACT in measurement.facts
         )
         self.label = "retry" + (f" ({'; '.join(changes)})" if changes else "")
-        # Subject → subject of the same rank in the retry, where ranks use the GPUs of a node in reverse order
+        # Subject → subject of the same rank in the retry: there, ranks use the GPUs of a node in reverse order
         by_rank = {measurement.rank: measurement.subject for measurement in measurements}
         self.same_rank_subjects = {
             measurement.subject: by_rank[measurement.rank]
@@ -141,10 +145,10 @@ class _Round:
 class _Attempts:
     """All measurements of the metric and subject in ``key``."""
 
-    key: Key
+    key: MetricAndSubject
     first: Sequence[Measurement]
-    second: _Round
-    third: _Round
+    second: _RetryResult
+    third: _RetryResult
     judge: Judge
 
     @property
@@ -158,7 +162,7 @@ class _Attempts:
 
     @cached_property
     def same_rank_verdict(self) -> Verdict | None:
-        """The bad verdict of the retry on the other device that the rank of this subject used."""
+        """The verdict on the other device that the rank of this subject used in the retry; None if it is not bad."""
         metric, subject = self.key
         verdict = self.second.verdicts.get((metric, self.second.same_rank_subjects.get(subject, "")))
         return verdict if verdict and is_bad(verdict) else None
@@ -171,11 +175,11 @@ class _Attempts:
         return min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome), default=None)
 
 
-def _samples(measurement: Measurement) -> dict[Key, tuple[float, ...]]:
+def _samples(measurement: Measurement) -> dict[MetricAndSubject, tuple[float, ...]]:
     return {(metric.name, metric.subject): metric.samples or (metric.value,) for metric in measurement.metrics}
 
 
-def _with_samples(measurement: Measurement, more: Mapping[Key, tuple[float, ...]]) -> Measurement:
+def _with_samples(measurement: Measurement, more: Mapping[MetricAndSubject, tuple[float, ...]]) -> Measurement:
     """The measurement with ``more`` samples of each metric, and the median of all as its value."""
     metrics = []
     for metric in measurement.metrics:
@@ -187,7 +191,7 @@ def _with_samples(measurement: Measurement, more: Mapping[Key, tuple[float, ...]
 
 
 def _retry_problem(retries: Sequence[Measurement]) -> str:
-    """Why the retry is incomplete: its first error or skip, else the subjects that it measured, else "not run"."""
+    """Why the retry is incomplete: its first error or skip, else its subjects, or "not run" without measurements."""
     errors = (
         f"{measurement.subject}: {measurement.error or measurement.skipped}"
         for measurement in retries
@@ -198,7 +202,7 @@ def _retry_problem(retries: Sequence[Measurement]) -> str:
 
 
 def _not_retried(verdict: Verdict, problem: str) -> Verdict:
-    """The verdict if the retry is missing or failed: a bad one remains bad."""
+    """The verdict with the reason why there is no retry of it; a verdict that is not bad is returned unchanged."""
     if not is_bad(verdict):
         return verdict
     reason = Reason.RETRY_FAILED if problem else Reason.NOT_RETRIED
@@ -209,7 +213,7 @@ def _not_retried(verdict: Verdict, problem: str) -> Verdict:
 def _combined(first: Verdict, attempts: _Attempts) -> Verdict:
     """The verdict on all measurements of a metric of one subject.
 
-    Two bad values are a FAIL if both are conclusive, or if their pooled samples are; otherwise UNJUDGED.
+    Two bad values are a FAIL if both are conclusive, or if their pooled samples are conclusive; otherwise UNJUDGED.
     """
     second, third = attempts.second_verdict, attempts.third_verdict
     if not is_bad(first) and not is_bad(second):
@@ -262,16 +266,17 @@ def _with_retry(
 
 
 def _moved_faults(
-    first_verdicts: Iterable[Verdict], second: _Round, is_performance: Mapping[str, bool]
+    first_verdicts: Iterable[Verdict], second: _RetryResult, is_performance: Mapping[str, bool]
 ) -> Iterator[Verdict]:
     """A FAIL of each node on which a metric was bad on different subjects in the two measurements."""
     bad_second = {key: verdict for key, verdict in second.verdicts.items() if is_bad(verdict)}
-    bad_verdicts: dict[Key, tuple[list[Verdict], list[Verdict]]] = {}  # by metric and node, for both measurements
-    for number, verdicts in enumerate((first_verdicts, bad_second.values())):
+    # (metric, node) → bad verdicts of the first measurement, bad verdicts of the retry
+    bad_verdicts: dict[tuple[str, str], tuple[list[Verdict], list[Verdict]]] = {}
+    for index, verdicts in enumerate((first_verdicts, bad_second.values())):
         for verdict in verdicts:
             if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:
                 node = verdict.subject.partition("/")[0]
-                bad_verdicts.setdefault((verdict.metric, node), ([], []))[number].append(verdict)
+                bad_verdicts.setdefault((verdict.metric, node), ([], []))[index].append(verdict)
     for (_, node), (in_first, in_second) in bad_verdicts.items():
         if in_first and in_second and not {v.subject for v in in_first} & {v.subject for v in in_second}:
             bad, elsewhere = in_first[0], in_second[0]

@@ -43,7 +43,7 @@ class RuleEvaluators:
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
         self._may_exceed_100 = any(fnmatchcase(rule.metric, pattern) for pattern in check.may_exceed_100)
         self._evaluators: dict[tuple[object, ...], RuleEvaluator] = {}
-        # A threshold of the check without a reference gives the same verdict for the same value on all subjects
+        # Without a reference, a threshold of the check gives the same verdict on all subjects with the same value
         self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
         self._passed: dict[tuple[float, str], Verdict] = {}  # (value, unit) → its PASS
         self._last_key: tuple[MeasurementGroup, PeerGroup, PeerGroup, str] | None = None
@@ -80,7 +80,7 @@ class RuleEvaluators:
         return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
 
     def _compare_with_single(self, group: MeasurementGroup, metric: Metric, verdict: Verdict) -> Verdict:
-        """``verdict``, or a worse one if the concurrent copy is far slower than a single one; SKIP becomes PASS."""
+        """A bad verdict if the value is far below that of one GPU at a time; else ``verdict``, with SKIP as PASS."""
         if group is not self._limits_group:
             self._limits_group, self._limits = group, self._concurrent_limits(group)
         limit = self._limits.get(metric.subject, 0.0)
@@ -92,9 +92,9 @@ class RuleEvaluators:
         return self._last_evaluator.make(metric, outcome, *reasons, basis=basis, interval=interval)
 
     def _concurrent_limits(self, group: MeasurementGroup) -> dict[str, float]:
-        """GPU → the value that it must exceed in the concurrent measurement.
+        """GPU → the value that it must exceed while all GPUs of its node are measured concurrently.
 
-        The limit is ``single_fail_below`` × its value of ``single_metric`` / the number of GPUs on its node.
+        The limit is ``single_fail_below`` × the GPU's value of ``single_metric`` / the number of GPUs on its node.
         """
         gpus = Counter(metric.subject.partition("/")[0] for metric in group.metrics[self._rule.metric])
         return {

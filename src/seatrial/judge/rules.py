@@ -44,7 +44,7 @@ from seatrial.model import (
     Verdict,
 )
 
-# Reasons of verdicts that have no absolute reference value
+# Reasons of verdicts for which there is no absolute reference value
 _WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE, Reason.NO_THRESHOLD})
 
 
@@ -58,16 +58,16 @@ def judge_check(
     override: bool = False,
     options: Mapping[str, JsonValue] | None = None,
 ) -> list[Verdict]:
-    """All verdicts on one check: of its own rules, then of the trial's thresholds (``expect``).
+    """All verdicts on one check: on failed measurements, by its own rules, then by the trial's thresholds (``expect``).
 
     With ``override`` the thresholds replace the rules on the same metrics, except where they would pass broken
-    hardware. The verdict of a rule without a reference value is omitted if a threshold judges its metric. A metric
-    that a rule needs and a subject did not measure is an ERROR; a check without any evaluated rule is UNJUDGED.
-    ``options`` are those that the trial sets.
+    hardware. If a rule lacks a reference value and a threshold judges its metric, the verdict of the rule is omitted.
+    A metric that a rule needs is an ERROR on each subject that did not measure it. A check without a verdict is
+    UNJUDGED. ``trial`` is the name of the trial, ``options`` are the options that the trial sets.
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
-    judged_sizes = _judged_instead(measurements)  # size that was not timed → size that is judged instead
+    judged_sizes = _judged_instead(measurements)
     verdicts = [*_failed_and_skipped(check.name, measurements), *_sizes_not_timed(check, judged_sizes)]
     measured = [measurement for measurement in measurements if not measurement.skipped]
     declared_rules = tuple(_at_measured_size(rule, judged_sizes) for rule in check.rules)
@@ -91,12 +91,12 @@ def judge_check(
         evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
     fact_names = tuple(dict.fromkeys((*SHAPE_FACTS, check.model_fact, *check.rule_facts)))
     kinds: dict[Hashable, int] = {}
-    for group in groups:  # the outer loop, to access the data of each of thousands of groups once
+    for group in groups:  # groups are the outer loop, since it is faster to read each of thousands of groups once
         kind = kinds.setdefault((group.failed, group.ranks_and_nodes, group.fact_values(fact_names)), len(kinds))
         for evaluation in evaluations:
             evaluation.add(group, kind)
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
-    if expect:  # a rule and a threshold on its metric have the same verdict where the metric is missing
+    if expect:  # where a metric is missing, a rule and a threshold on it give the same verdict
         verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _adds_nothing(verdict, expect)]
     return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,))]
 
@@ -116,7 +116,7 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
 
 
 def _at_measured_size(rule: Rule, judged_sizes: Mapping[str, str]) -> Rule:
-    """The rule; its size is replaced if the network was too slow for this size and another size is judged instead."""
+    """The rule; if the network was too slow for its size, the rule for the size that is judged instead."""
     quantity, _, size = rule.metric.rpartition(".")
     if not (other := judged_sizes.get(size)):
         return rule
@@ -133,7 +133,7 @@ def _sizes_not_timed(check: Check, judged_sizes: Mapping[str, str]) -> Iterator[
 
 
 def _judged_instead(measurements: Sequence[Measurement]) -> Mapping[str, str]:
-    """The fact JUDGED_INSTEAD of the measurements; empty without one, or if it is not valid."""
+    """Size that was not timed → size that is judged instead; empty without a valid fact JUDGED_INSTEAD."""
     facts = (common_fact(measurement.facts, JUDGED_INSTEAD) for measurement in measurements)
     return next((fact for fact in facts if fact), {})
 
@@ -220,7 +220,7 @@ class _RuleEvaluation:
         self.verdicts: list[Verdict] = []
 
     def add(self, group: MeasurementGroup, kind: int) -> None:
-        """Evaluate the rule for one group; groups of one ``kind`` have the same facts that rules depend on."""
+        """Evaluate the rule for one group. Groups of the same ``kind`` agree in all facts that rules depend on."""
         rule, name = self._rule, self._rule.metric
         if self._changed_options:
             self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, self._changed_options)
@@ -248,8 +248,9 @@ class _RuleEvaluation:
     def _is_excluded(self, group: MeasurementGroup) -> bool:
         """Whether the facts of the group exclude the evaluation of the rule; adds the verdict that says why.
 
-        SKIP if the rule does not apply, ERROR if it should, if ranks disagree, or if a fact is invalid. No verdict if
-        the rule is for another number of nodes.
+        SKIP if the rule does not apply. ERROR if it applies to a peer, if ranks disagree, or if a fact is invalid. For
+        a fact that cannot be read the check declares the outcome. No verdict if the rule is for another number of
+        nodes.
         """
         applies_if, facts = self._rule.applies_if, group.facts
         if group.has_several_ranks and (disagreement := group.rank_disagreement(self._shared_facts)):
@@ -272,14 +273,14 @@ class _RuleEvaluation:
         return True
 
     def _outside_node_range(self, group: MeasurementGroup) -> bool:
-        """Whether the rule is for fewer or more nodes than the group has: then it gives no verdict."""
+        """Whether the group has fewer or more nodes than the rule is for; the rule then gives no verdict."""
         rule, nodes = self._rule, group.facts.get("nodes")
         if type(nodes) is not int:
             return False
         return nodes < rule.min_nodes or (rule.max_nodes is not None and nodes > rule.max_nodes)
 
     def _invalid_fact(self, group: MeasurementGroup) -> str:
-        """The first fact in the rule's conditions with an undeclared value, as text; empty if there is none."""
+        """The first missing or undeclared fact that the rule depends on, as text; empty if all are valid."""
         if not self._conditions.items() <= group.facts.items():
             rule, declared = self._rule, self._check.rule_facts
             invalid = invalid_fact(rule.applies_if, declared, group) or invalid_fact(rule.reference_if, declared, group)
@@ -288,7 +289,7 @@ class _RuleEvaluation:
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
 
     def _add_missing_metric(self, group: MeasurementGroup) -> None:
-        """Add an ERROR, or a SKIP if the options omit this size and the trial has a threshold on another size."""
+        """Add an ERROR; a SKIP if the options omit this size and the trial has a threshold on another size."""
         rule, subject = self._rule, group.subject
         not_requested = _reason_in_fact(group, NOT_REQUESTED, rule.metric)
         if not_requested and self._other_size:
@@ -324,7 +325,7 @@ def _contradicting_values(metrics: Sequence[Metric]) -> str:
 
 
 def _with_asymmetry(rule: Rule, metrics: Sequence[Metric], verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
-    """The verdicts on pairs; PASS or SKIP becomes WARN below ``asymmetry_limit`` × the opposite direction's value."""
+    """The verdicts on pairs. PASS or SKIP becomes WARN below ``asymmetry_limit`` × the opposite direction's value."""
     values = {metric.subject: metric.value for metric in metrics}
     for metric, verdict in zip(metrics, verdicts, strict=True):
         opposite_value = values.get(opposite_direction(metric.subject), 0.0)

@@ -1,10 +1,10 @@
 """Evaluation of the samples of a metric: conclusive violations, and slow windows although the median is good. Pure.
 
-No vendor publishes limits for slow windows. All metrics of the healthy H200 nodes in docs/results meet the limits of
-this file: of 10 windows at most one was below 80 % of the median, of 186 to 300 windows none. The significance levels
-are choices. The limits do not apply to a trial without GPUs: the cores of a laptop or a virtual machine are shared, and
-healthy runs have slow windows. docs/results/2026-11-23-judge has the resulting rates of false alarms and detected
-faults.
+A window is a short part of a measurement that gives one sample. No vendor publishes limits for slow windows. All
+metrics of the healthy H200 nodes in docs/results meet the limits of this file: of 10 windows at most one was below 80 %
+of the median, of 186 to 300 windows none. The significance levels are choices. The limits do not apply to a trial
+without GPUs: the cores of a laptop or a virtual machine are shared, and healthy runs have slow windows.
+docs/results/2026-11-23-judge has the resulting rates of false alarms and detected faults.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SIGNIFICANCE = 0.01  # highest probability at which a healthy device would give 
 SLOW_WINDOW = 0.8
 VERY_SLOW_WINDOW = 0.5  # a single window below this share is a WARN
 MAX_SLOW_SHARE = 0.05  # highest share of slow windows in a healthy run
-# A violation with a wide interval is conclusive if significantly more than this share of the samples is clearly beyond
-# the threshold, by this margin
+# A violation whose interval contains the threshold is still conclusive if significantly more than MAX_BEYOND_SHARE of
+# the samples violate the threshold by more than CLEAR_MARGIN, relative to the threshold
 MAX_BEYOND_SHARE = 0.10
 CLEAR_MARGIN = 0.05
 _OWN_MEDIAN = f"a healthy run has at most {MAX_SLOW_SHARE:.0%} of its windows below {SLOW_WINDOW:.0%} of its median"
@@ -32,8 +32,8 @@ def violation(
 ) -> tuple[Outcome, tuple[Reason, ...], tuple[float, float] | None]:
     """Outcome, reasons and interval of a metric whose value violates ``threshold``.
 
-    The outcome is ``outcome_if_violated`` if the interval of the value is beyond the threshold, if the share of samples
-    clearly beyond the threshold is significant, or if it is WARN. Otherwise it is UNJUDGED (inconclusive).
+    The outcome is ``outcome_if_violated`` if the whole interval violates the threshold, if significantly many samples
+    violate it clearly (see MAX_BEYOND_SHARE), or if ``outcome_if_violated`` is WARN. Otherwise it is UNJUDGED.
     """
     if not any(map(is_met_by, metric.samples)):
         return outcome_if_violated, (Reason.THRESHOLD_VIOLATED,), None
@@ -50,10 +50,10 @@ def violation(
 
 
 def slow_windows(check: str, metric: Metric) -> Verdict | None:
-    """A FAIL if there are clearly more slow windows than in a healthy run, a WARN if there are probably more, or if
-    one window is very slow.
+    """A FAIL if there are clearly more slow windows than in a healthy run; None if there are not more.
 
-    Only rates and times are judged, relative to the metric's own median, so that no reference value is needed.
+    A WARN if there are probably more, or if one window is very slow. Only rates and times are judged, relative to the
+    value of the metric, the median of its samples. So no reference value is needed.
     """
     samples, middle, unit = metric.samples, metric.value, metric.unit
     is_time = unit in TIME_UNITS
@@ -84,17 +84,17 @@ def slow_windows(check: str, metric: Metric) -> Verdict | None:
 
 
 def _speed(sample: float, middle: float, is_time: bool) -> float:
-    """The speed of a window relative to the median window."""
+    """The speed of a window relative to the median of all windows."""
     if is_time:
         return middle / sample if sample > 0 else 1.0
     return sample / middle
 
 
 def _interval(metric: Metric) -> tuple[tuple[float, float] | None, Reason]:
-    """The 95 % confidence interval of the median, or the sample range if there are too few samples, and the reason.
+    """The 95 % confidence interval of the median, or with too few samples their range; and the reason to report.
 
-    None if the value is outside the range of the samples: then they are samples of another quantity. The sample range
-    is used because slow operations have few samples; without an interval, each value beyond the threshold would FAIL.
+    None if the value is outside the range of the samples: then they are samples of another quantity. Slow operations
+    have few samples; without the range as interval, each of their values beyond the threshold would FAIL.
     """
     samples = metric.samples
     if len(samples) < 2 or not min(samples) <= metric.value <= max(samples):

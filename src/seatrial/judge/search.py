@@ -10,9 +10,9 @@ from seatrial.model import Measurement, Outcome, Verdict
 
 
 def search_verdicts(searches: Sequence[Measurement], checks: Mapping[str, Check]) -> tuple[Verdict, ...]:
-    """A FAIL for each slow node that a search confirms by repeated measurements, also without a reference value.
+    """A FAIL for each slow node that a search confirms by repeated measurements; this needs no reference value.
 
-    A search that finds nothing has no verdict, since it is not a check of the trial.
+    A search that finds nothing gives no verdict, since it is not a check of the trial.
     """
     names = dict.fromkeys(measurement.check for measurement in searches)
     return tuple(

@@ -1,4 +1,4 @@
-"""A site's baseline: learned from good runs, stored as a YAML file that can be edited."""
+"""The baseline of a site: learned from good runs, and stored as a YAML file that a user can edit."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from seatrial.util.text import and_more
 
 # Values of verdicts with these reasons can be learned, although the outcome is not PASS
 _LEARNABLE = ((Reason.NO_THRESHOLD,), (Reason.BASELINE_OF_THIS_RUN,), (Reason.BASELINE_OF_FEW_RUNS,))
-Key = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nodes, unit, network class
+BaselineKey = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nodes, unit, network class
 
 
 def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
-    """The baseline in a file. Raises UsageError for invalid files, unknown reference keys and duplicate values."""
+    """The baseline in a file. Raises UsageError for an unreadable or invalid file, unknown keys and duplicates."""
     try:
         baseline = Baseline.model_validate(parse_yaml(read_text(path, MAX_CONFIG_BYTES), str(path)))
     except OSError as error:
@@ -69,11 +69,11 @@ def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
 def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -> Baseline:
     """A baseline with the median, over runs and subjects, of each good metric that has a reference key.
 
-    The verdicts of ``trials`` must come from this version of seatrial. Raises UsageError for rejected or unfinished
-    runs, for two records of one run, and if no run has a usable value.
+    ``trials``: path of a run → its record, with verdicts by this version of seatrial. Raises UsageError for rejected or
+    unfinished runs, for two records of one run, and if no run has a usable value.
     """
-    values_by_key: dict[Key, list[float]] = defaultdict(list)
-    runs_by_key: dict[Key, set[str]] = defaultdict(set)
+    values_by_key: dict[BaselineKey, list[float]] = defaultdict(list)
+    runs_by_key: dict[BaselineKey, set[str]] = defaultdict(set)
     learned_from: list[LearnedRun] = []
     problems_of_values: list[str] = []
     for path, trial in trials.items():
@@ -122,14 +122,14 @@ def _no_keys_reason(trials: Mapping[str, Trial]) -> str:
 
 
 def learned_run(path: str, host: str, started: float, measurements: Iterable[Measurement]) -> LearnedRun:
-    """The fields that identify a run. The digest is over values without names: a later version may rename metrics."""
+    """The fields that identify a run. The digest has no names of metrics, since a later version may rename them."""
     values = sorted(metric.value for measurement in measurements for metric in measurement.metrics)
     digest = hashlib.sha256(repr(values).encode()).hexdigest()
     return LearnedRun(path=path, host=host, started=started, digest=digest)
 
 
 def summary(baseline: Baseline) -> str:
-    """The baseline and the number of runs that it was learned from, for the decision."""
+    """The name of the baseline and the number of runs that it was learned from, as text of a decision."""
     runs = len(baseline.learned_from)
     override = ", with override: true" if baseline.override else ""
     return f"baseline {baseline.name}, learned from {runs} {'run' if runs == 1 else 'runs'}{override}"
@@ -138,7 +138,7 @@ def summary(baseline: Baseline) -> str:
 def gpu_model_error(baseline: Baseline, gpus: Iterable[str]) -> str:
     """Why no value of the baseline applies to a node with GPUs of these models; empty if one may apply.
 
-    A model may be a combination: the ranks of a job on different models.
+    A model may be a combination of several, joined by MODEL_SEPARATOR: the ranks of a job ran on different models.
     """
     covered = {value.gpu for values in baseline.expected.values() for value in values}
     present = {name for gpu in gpus for name in gpu.split(MODEL_SEPARATOR)}
@@ -163,11 +163,11 @@ def _require_good_run(path: str, trial: Trial) -> None:
 
 
 def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
-    """(check, metric, subject) → why its value cannot be learned, or empty.
+    """(check, metric, subject) → why its value cannot be learned; empty if it can be.
 
-    Values are learned if they PASS, if they have no reference value (UNJUDGED, or SKIP with NO_THRESHOLD), or if they
-    do not PASS only because their baseline was learned from too few runs or from this run. A WARN for a low share of
-    the network's bound is learned too: good clusters reach different shares, and a site's baseline is a tighter limit.
+    A value can be learned in four cases: it PASSes; it has no reference value (UNJUDGED, or SKIP with NO_THRESHOLD); it
+    does not PASS only because its baseline was learned from too few runs or from this run; or it is a WARN for a low
+    share of the network's bound, since good clusters reach different shares, and a baseline is a tighter limit.
     """
     problems: dict[tuple[str, str, str], str] = {}
     for verdict in verdicts:
@@ -183,7 +183,7 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     return problems
 
 
-def _network_problem(key: Key) -> str:
+def _network_problem(key: BaselineKey) -> str:
     """Why a value measured across nodes cannot be learned: the class of the network is unknown; else empty."""
     name, _, _, nodes, _, fabric = key
     if nodes == 1 or fabric:
@@ -193,7 +193,7 @@ def _network_problem(key: Key) -> str:
 
 def _metrics_with_key(
     measurement: Measurement, checks: Mapping[str, Check], fabric: str
-) -> Iterator[tuple[Metric, Key]]:
+) -> Iterator[tuple[Metric, BaselineKey]]:
     """The positive metrics with a reference key, if the measurement has the facts gpu, world_size and nodes."""
     check, facts = checks.get(measurement.check), measurement.facts
     gpu, gpus, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")

@@ -45,25 +45,25 @@ MAX_PLAUSIBLE_RATIO = 1.5
 # The same for a bound of the network. Above it, a port rate was misread, or NCCL used an algorithm that is not in its
 # log; SHARP reaches 480 GB/s where rings are bounded by 400.
 MAX_RATIO_OF_BOUND = 1.25
-# A baseline must be learned from this many runs to PASS a metric without a published value. The median of
-# three runs is not the value of a single bad run.
+# A metric without a published value only gets a PASS from a baseline that was learned from this many runs. The median
+# of three runs is not the value of a single bad run.
 MIN_BASELINE_RUNS = 3
 _LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELINE_RUNS} other runs of this hardware"
 PASS_OR_SKIP = (Outcome.PASS, Outcome.SKIP)
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
 _FAIL_OR_ERROR = (Outcome.FAIL, Outcome.ERROR)
-_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # and rates; for other units see Rule.may_be_negative
+_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units; rates are not negative either, see Rule.may_be_negative
 _LOWER_BOUNDS = (">", ">=")
 _MAX_FACT_CHARS = 600  # a longer fact is truncated in the evidence; the record has the whole fact
 
 
 @dataclass
 class RuleEvaluator:
-    """One rule of ``check`` for metrics in ``unit`` and the device model, ranks and nodes in ``facts``.
+    """Evaluates one rule of ``check``, for metrics in ``unit`` and for the device model, ranks and nodes in ``facts``.
 
-    ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check. ``may_exceed_100``: see
-    Check. ``is_only_threshold``: no rule of the check is evaluated on the metric, since the check has none or the trial
-    overrides it. ``check_threshold``: the threshold of the check's rule.
+    ``trial``: name of the trial if the rule is a threshold of the trial; empty for a rule of the check.
+    ``may_exceed_100``: see Check. ``is_only_threshold``: no rule of the check is evaluated on the metric, since the
+    check has none or the trial overrides it. ``check_threshold``: the threshold of the check on the metric, if any.
     """
 
     check: str
@@ -80,7 +80,7 @@ class RuleEvaluator:
     check_threshold: Threshold | None
 
     def verdict(self, metric: Metric) -> Verdict:
-        """The verdict on ``metric``, without the rule's meaning, evidence and fix."""
+        """The verdict on ``metric``; RuleEvaluators adds the rule's meaning, evidence and fix."""
         value = metric.value
         if value > self._limit and self._bound:
             return above_physical_limit(self.check, metric, self._bound)
@@ -165,7 +165,7 @@ class RuleEvaluator:
 
     @cached_property
     def has_unknown_model(self) -> bool:
-        """Whether there are no SKU data for one of the device models."""
+        """Whether one of the device models has no SKU data."""
         models = str(self.facts.get("gpu") or "").split(MODEL_SEPARATOR)
         return any(isinstance(self.references.sku(model), str) for model in models)
 
@@ -199,8 +199,7 @@ class RuleEvaluator:
     def _below_peers(self, metric: Metric) -> Verdict | None:
         """The verdict on a metric below the limit of its peers, on its node or on all nodes; else None.
 
-        Noise that all GPUs of a node share, such as the temperature of the room, does not affect the comparison on
-        the node.
+        Noise that all GPUs of a node share, such as the temperature of the room, does not affect the first comparison.
         """
         for peers, limit in self._peer_limits:
             if metric.value < limit:
@@ -225,7 +224,7 @@ class RuleEvaluator:
 
 
 class _ReferenceEvaluator:
-    """Comparison with a value of the site's baseline or SKU data, the network's bound, or the median of the peers."""
+    """Comparison with one reference: a baseline or SKU value, the bound of the network, or the median of the peers."""
 
     def __init__(self, evaluator: RuleEvaluator, reference: Reference) -> None:
         rule = evaluator.rule
@@ -249,7 +248,6 @@ class _ReferenceEvaluator:
         )
 
     def verdict(self, metric: Metric) -> Verdict:
-        """The verdict on ``metric``."""
         reference, fail_below, basis = self._reference, self._fail_below, self._basis
         ratio = metric.value / reference.value
         below_peers = (Reason.BELOW_PEERS,) if self._peers.is_low_outlier(metric.value) else ()
@@ -284,7 +282,7 @@ class _SiteEvaluator:
         self._comparisons = [_ReferenceEvaluator(evaluator, reference) for reference in applied]
 
     def verdict(self, metric: Metric) -> Verdict:
-        """The verdict on ``metric``; with a published value, the worse verdict of both comparisons."""
+        """With a published value too, the worse verdict of both comparisons."""
         verdicts = [comparison.verdict(metric) for comparison in self._comparisons]
         if len(verdicts) > 1:
             return min(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
@@ -300,7 +298,7 @@ class _SiteEvaluator:
 
 
 class _ThresholdEvaluator:
-    """Comparison with a threshold of the check or of a trial; the latter may be invalid."""
+    """Comparison with a threshold of the check or of the trial; a threshold of the trial may be invalid."""
 
     def __init__(self, evaluator: RuleEvaluator, threshold: Threshold) -> None:
         self._evaluator, self._make, self._threshold = evaluator, evaluator.make, threshold
@@ -311,7 +309,6 @@ class _ThresholdEvaluator:
         self._reference = evaluator.references.site_or_sku_reference(key, evaluator.facts) if key else ""
 
     def verdict(self, metric: Metric) -> Verdict:
-        """The verdict on ``metric``."""
         threshold, evaluator, basis = self._threshold, self._evaluator, self._basis
         if threshold.unit and threshold.unit != metric.unit:
             return self._make(metric, Outcome.UNJUDGED, Reason.UNIT_MISMATCH, detail=threshold.unit)
@@ -354,7 +351,7 @@ class _ThresholdEvaluator:
 
     @cached_property
     def _applicable_reference(self) -> Reference | None:
-        """The site or SKU reference value, if its required facts hold (such as the settings of a training run)."""
+        """The site or SKU reference value; None if facts that it requires, such as training settings, differ."""
         evaluator, reference = self._evaluator, self._reference
         applies = evaluator.rule.reference_if.items() <= evaluator.facts.items()
         return reference if applies and isinstance(reference, Reference) and reference.unit == evaluator.unit else None
@@ -368,10 +365,11 @@ class _ThresholdEvaluator:
         return basis
 
     def _strictness(self, metric: Metric) -> tuple[str, str]:
-        """Why the only threshold on a metric is lax, and the reference value that the threshold exceeds; else empty.
+        """Two texts: why the only threshold on a metric is lax, and the reference value that the threshold exceeds.
 
-        Without a reference value, the threshold is compared with the value measured on a known GPU model. Thresholds
-        on CPUs and on unknown models are not compared.
+        Each is empty if it does not apply. The threshold is compared with the check's own threshold, then with the
+        reference value. Without a reference value it is compared with the measured value, but not on CPUs and on
+        unknown GPU models.
         """
         threshold, reference, unit = self._threshold, self._reference, metric.unit
         measured = format_value(metric.value, unit)
@@ -421,7 +419,7 @@ def above_physical_limit(check: str, metric: Metric, bound: Bound) -> Verdict:
 
 
 def measured_evidence(metric: Metric) -> str:
-    """The value and the range of the samples of a metric, as evidence of a verdict that is not PASS."""
+    """The value of a metric and the range of its samples, as evidence of a verdict that is not PASS."""
     text, samples = f"{metric.name} = {format_value(metric.value, metric.unit)} on {metric.subject}", metric.samples
     if len(samples) < 2:
         return text

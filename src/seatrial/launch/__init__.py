@@ -20,7 +20,7 @@ def runs_remotely(settings: Config) -> bool:
 
 
 def node_prefix(settings: Config) -> str:
-    """Return how a command starts on another node of the cluster, with ``{node}``; empty if jobs run on this host."""
+    """Return the prefix by which a command runs on another node, with ``{node}``; empty if jobs run on this host."""
     if settings.uses_slurm:
         gpus = settings.cluster.gpus_per_node
         return "srun --nodelist={node}" + (f" --gpus-per-node={gpus}" if gpus else "")
@@ -28,9 +28,8 @@ def node_prefix(settings: Config) -> str:
         from seatrial.launch.kubernetes_job import kubectl
 
         image = kubernetes_pod.image(settings.kubernetes)
-        return kubectl(settings).command_text(
-            "debug", "--quiet", "--stdin", "--profile=sysadmin", f"--image={image}"
-        ) + (" node/{node} -- chroot /host")
+        debug = ("debug", "--quiet", "--stdin", "--profile=sysadmin", f"--image={image}")
+        return kubectl(settings).command_text(*debug) + " node/{node} -- chroot /host"
     return "ssh {node}" if runs_remotely(settings) else ""
 
 
@@ -40,9 +39,9 @@ def select_launcher(settings: Config, placement: str) -> Launcher:
     Raises UsageError if the launcher is not available here.
     """
     nodes = settings.cluster.nodes
-    if placement == "control":  # in the environment of this command: its checks submit jobs and start trials
-        plain = {"environment": Environment(), "container": Container()}
-        nodes, launcher = 1, _launcher("local", settings.model_copy(update=plain))
+    if placement == "control":  # no environment or container of the trial: control checks submit jobs from this host
+        defaults = {"environment": Environment(), "container": Container()}
+        nodes, launcher = 1, _launcher("local", settings.model_copy(update=defaults))
     else:
         launcher = _launcher("slurm" if settings.uses_slurm else settings.launcher, settings)
     reason = launcher.unavailable_reason(nodes)
@@ -82,9 +81,9 @@ def check_access(settings: Config) -> None:
 
 
 def node_shortage(settings: Config) -> NodeShortage | None:
-    """Return the nodes of the trial that cannot run jobs now and do not return by themselves; None if none is missing.
+    """Return the nodes that cannot run jobs now and do not return by themselves; None if enough others are left.
 
-    Raises SeatrialError if the scheduler cannot be queried, ValueError on unexpected output.
+    Without Slurm always None. Raises SeatrialError if the scheduler cannot be queried, ValueError on unexpected output.
     """
     if not settings.uses_slurm:
         return None

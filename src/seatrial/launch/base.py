@@ -1,4 +1,7 @@
-"""The launcher protocol: ``render`` a job (pure), then ``start`` it. A new launcher is one file in this folder."""
+"""The launcher protocol: ``render`` a job (pure), then ``start`` it.
+
+A new launcher is one file in this folder, and an entry in ``select_launcher`` and in the config's ``launcher``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ class RenderedJob(Frozen):
 
 
 class NodeShortage(Frozen):
-    """Too few nodes for a job: ``missing`` nodes do not return by themselves; ``usable``: number of other nodes."""
+    """Too few nodes for a job. ``missing``: lost, or not returning by themselves; ``usable``: number of others.
+
+    With cluster.min_nodes, the trial runs on the usable nodes if there are at least this many.
+    """
 
     usable: int
     missing: tuple[MissingNode, ...]
@@ -27,7 +33,7 @@ class WaitState(Frozen):
     """Why the ranks of a job cannot be watched now: it is pending, completing, or its state is unknown.
 
     ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help. ``seconds``: how long the
-    job has been in this state.
+    job has been in this state. ``shortage``: the missing nodes that keep the job pending; None if none are missing.
     """
 
     reason: str
@@ -48,7 +54,7 @@ class JobRefused(SeatrialError):
 class Allocation(Frozen):
     """The scheduler's job id, nodes and container images of a job; empty without a scheduler.
 
-    ``failures``: known causes why it failed.
+    ``failures``: known causes why the job failed.
     """
 
     id: str = ""
@@ -62,7 +68,7 @@ class StartedJob(Protocol):
 
     @property
     def show_node_command(self) -> str:
-        """The command that shows the scheduler's state of a ``{node}``."""
+        """The command that shows the state of a node; ``{node}`` stands for the node's name."""
 
     def allocation(self) -> Allocation:
         """Return the scheduler's job id and nodes; empty while unknown."""
@@ -71,7 +77,7 @@ class StartedJob(Protocol):
         """Return why the ranks cannot be watched now; None if they can."""
 
     def poll(self) -> int | None:
-        """Return the exit code of the job; None until it has ended."""
+        """Return the exit code of the job, or 1 if its files cannot be fetched; None while it runs or waits."""
 
     def exit_reason(self) -> str:
         """Return the scheduler's reason for the end of the job; empty if there is none."""
@@ -83,18 +89,19 @@ class StartedJob(Protocol):
         """Return the scheduler's name of the node with this host name, and its state, which is empty if unknown."""
 
     def node_is_free(self, name: str) -> bool:
-        """Return whether this node is up and has ended the processes of a cancelled job, so that it is not lost."""
+        """Return whether this node is up and all processes of the cancelled job on it have ended; False if unknown."""
 
     def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> CommandResult:
         """Run a bash script once on each node while the job runs; ``$0`` is the attempt's folder on the node.
 
-        Its code is None if it took longer than ``limit_s``. Raises OSError or SeatrialError if it cannot start.
+        The code of the result is None if the script took longer than ``limit_s``. Raises OSError or SeatrialError if
+        the script cannot start.
         """
 
     def cancel(self, *, node_lost: bool = False) -> str:
-        """End all processes of the job, also after its end; return which ones still run, empty if none does.
+        """End all processes of the job, also after its end; return a message if some may still run, else empty.
 
-        ``node_lost``: a node seems not to respond, so that nothing is fetched and the end is awaited for seconds only.
+        ``node_lost``: a node seems not to respond. Then no files are fetched, and the limit of the wait is shorter.
         """
 
 

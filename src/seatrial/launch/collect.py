@@ -1,12 +1,14 @@
 """Fetches the result files of a job from nodes that do not share the run directory with this host.
 
-While the job runs, a script on each node sends changed files every two seconds; at its end it sends all files with a
-manifest of their sizes and SHA-256. Files are unpacked into the run directory under the same relative paths. The lines
-of the script come through a transport: a step of the Slurm job, or the logs of pods.
+While the job runs, a script on each node sends changed files below 256 KiB every two seconds. At the end of the job the
+script sends all files of the job, and artifacts below 16 MiB, with a manifest of their sizes and SHA-256. Files are
+unpacked into the run directory under the same relative paths. The lines of the script come through a transport: a step
+of the Slurm job, or the logs of pods.
 
 A file atomically replaces its earlier version. After a damaged or incomplete package the script runs again, or the log
-is read again. The nodes keep the files until all have arrived: a Slurm job at most two minutes after its end, a pod
-until it is deleted.
+is read again. The script of a Slurm job removes the files from the nodes when all have arrived. It waits for this at
+most two minutes after the end of the checks, and otherwise leaves the files on the nodes. A pod keeps its files until
+it is deleted.
 """
 
 from __future__ import annotations
@@ -37,16 +39,17 @@ RESTART_S = 3.0  # from the end of a step to the start of the next
 NO_DATA_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0  # limit for fetching the remaining files when a job is stopped early
-LIMIT_BYTES = 64 * 2**20  # compressed, all nodes together; the last files of the list `files` are dropped
+# Compressed size of the packages at the end of a job, all nodes together; the last files of `files` are cut off
+LIMIT_BYTES = 64 * 2**20
 MAX_UNPACKED_BYTES = 64 * LIMIT_BYTES  # logs compress 10 to 20 times; more is a damaged or hostile package
 _MANIFEST_BYTES = 64 * 2**20
-# If the output file of a step exceeds this, it is deleted and the step restarted; all packages fit in it
+# A step whose output file exceeds this is restarted with an empty file; the packages at the end of a job fit in it
 MAX_STEP_BYTES = 4 * LIMIT_BYTES
 
 # Runs on each node. The transport sets `node` (its index from 0) and `nodes` (their number); $0 is the run directory
 # on the node, $1 the limit in bytes. The file `ended` exists from the end of the job. Lines start with the node's index
 # and have at most 600 characters, so that srun does not mix them with other nodes' lines.
-# It ends after ten minutes (300 rounds) and is restarted, so that its output file on this host can be deleted.
+# The script ends after ten minutes (300 rounds) and is restarted, so that its output file on this host can be deleted.
 # manifest: "SIZE  FILE" of all files, then "SHA-256  FILE" of those that can be read.
 NODE_SCRIPT = r"""
 cd "$0" 2>/dev/null || exit 0 # not created yet, or the run directory is shared
@@ -73,12 +76,12 @@ for ((round = 0; round < 300; round++)); do
 done
 """
 
-# Creates the file `collected`, on which the job's script removes its files from the nodes. Kills ranks that still run,
-# identified by the run directory in their command line.
+# Creates the file `collected`: the job's script waits for it, and then removes the files from the node. Kills ranks
+# that still run; they have the run directory in their command line.
 END_SCRIPT = r"""
 touch "$0/collected"
 for file in /proc/[0-9]*/cmdline; do
-    mapfile -d "" words <"$file" && [[ ${words[*]} == *" $0/jobs/"* ]] && kill -KILL "$(cut -d / -f 3 <<<"$file")"
+    mapfile -d "" argv <"$file" && [[ ${argv[*]} == *" $0/jobs/"* ]] && kill -KILL "$(cut -d / -f 3 <<<"$file")"
 done 2>/dev/null
 exit 0
 """
@@ -88,8 +91,9 @@ class Transport(Protocol):
     """Carries the lines of NODE_SCRIPT from the nodes of one job, and runs commands on them.
 
     ``nodes``: the scheduler's node list, once known. ``test_command``: by which a user can test the transport.
-    ``starts_at_once``: the script runs already when the job starts. ``keeps_files``: the nodes need no message that all
-    files have arrived. ``needs_restart``: lines are missing, so that the step must be started again.
+    ``starts_at_once``: the script starts with the job, so the first fetch need not wait. ``keeps_files``: the nodes
+    keep the files, and need no message that all have arrived. ``needs_restart``: lines are missing, so the step must
+    be started again.
     """
 
     name: str
@@ -123,13 +127,12 @@ class Collector:
     limit_bytes: int = LIMIT_BYTES
     finished: bool = False  # all files have arrived, or the run directory is shared
     _started: float | None = None  # time of the first fetch
-    _last_data: float = 0.0  # time of the last line from any node
+    _last_data: float = 0.0  # time of the last line from any node, or of the last step that ended with code 0
     _step: processes.Child | None = None  # the running NODE_SCRIPT
     _step_ended: float = 0.0
     _bytes_read: int = 0  # how much of the current step's output has been read
-    _lines: dict[str, list[str]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # node → lines of its incomplete package
+    # node → lines of its incomplete package
+    _lines: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _nodes: int = 0  # number of nodes; 0: none has sent anything
     _complete: set[str] = field(default_factory=set)  # nodes whose files have all arrived
 
@@ -139,7 +142,7 @@ class Collector:
         return self.finished and self._nodes > 0
 
     def fetch(self, nodes: str = "") -> None:
-        """Unpack the files that have arrived, without waiting. ``nodes``: see Transport."""
+        """Start the step, or unpack the files that have arrived; does not wait for more. ``nodes``: see Transport."""
         self.transport.nodes = nodes or self.transport.nodes
         first_fetch_s = 0.0 if self.transport.starts_at_once else FIRST_FETCH_S
         if self._started is None:
@@ -173,7 +176,11 @@ class Collector:
             self.close()
 
     def _add_line(self, line: bytes) -> None:
-        """Add a line ``3 BASE64`` to the package of node index 3; ``3 .part 4`` or ``3 .all 4`` ends it (4 nodes)."""
+        """Add a line to the package of its node, or unpack the package if the line ends it.
+
+        ``3 BASE64`` is data of the node with index 3; ``3 .part 4`` ends its package of changed files, ``3 .all 4`` its
+        package of all files. The job has 4 nodes.
+        """
         node, _, rest = line.decode("ascii", errors="replace").partition(" ")
         if not rest.startswith("."):
             self._lines[node].append(rest)
@@ -199,7 +206,7 @@ class Collector:
                 self._log(f"files of the job's node {node} not fetched ({reason}): {and_more(contents.missing, 8)}")
 
     def _finish(self) -> None:
-        """Signal the nodes that all files have arrived, so that the job can end."""
+        """Tell the nodes that all files have arrived, so that the job can end."""
         self.finished = True
         self.close()
         if self.transport.keeps_files:
@@ -213,7 +220,7 @@ class Collector:
             log.write(f"seatrial: {text}\n")
 
     def problem(self) -> str:
-        """Return why no file can be fetched; empty unless no node has sent a line for ``NO_DATA_TIMEOUT_S``."""
+        """Return a message if no node has sent a line for ``NO_DATA_TIMEOUT_S``; else empty."""
         if self.finished or self._started is None or time.monotonic() - self._last_data < NO_DATA_TIMEOUT_S:
             return ""
         return self._failure(f"no data from any node for {NO_DATA_TIMEOUT_S:g} s")
@@ -228,7 +235,7 @@ class Collector:
         return f"no output of the job arrived; its script's log may be on its first node: {self.node_dir}.log"
 
     def _node_names(self) -> list[str]:
-        """The names of the nodes by index; without a readable node list ``node 0``, ``node 1``."""
+        """Return the names of the nodes by index; without a valid node list ``node 0``, ``node 1``."""
         try:
             names = hostlist.expand(self.transport.nodes)
         except ValueError:
@@ -246,7 +253,7 @@ class Collector:
         )
 
     def run_script(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
-        """Run a bash script once on each node; ``$0`` is the folder on the node of ``attempt``, a folder here."""
+        """Run a bash script once on each node. ``$0`` is the attempt's folder there; ``attempt``: its path here."""
         is_shared = (self.folder / "shared").exists()
         folder = str(attempt) if is_shared else f"{self.node_dir}/{attempt.relative_to(self.folder.parents[2])}"
         return processes.run_command(self.transport.command("bash", "-c", script, folder), limit_s)
@@ -254,17 +261,18 @@ class Collector:
     def stop_ranks(self, nodes: str) -> None:
         """Fetch the files of a job that is about to be cancelled and end its ranks, within ``STOP_TIMEOUT_S``.
 
-        The job's script may not have created ``node_dir`` yet, so the signal to the nodes is retried.
+        The file ``ended`` on the nodes requests all files. The job's script may not have created ``node_dir`` yet, so
+        creating the file is retried.
         """
-        deadline, signalled = time.monotonic() + STOP_TIMEOUT_S, False
+        deadline, requested = time.monotonic() + STOP_TIMEOUT_S, False
         self.fetch(nodes)
         while not self.finished and time.monotonic() < deadline:
-            signalled = signalled or self._run_on_nodes("touch", f"{self.node_dir}/ended").code == 0
+            requested = requested or self._run_on_nodes("touch", f"{self.node_dir}/ended").code == 0
             self.fetch()
             time.sleep(0.1)
 
     def remove_remote_files(self) -> None:
-        """Remove the files on the nodes, for a job that does not end."""
+        """Remove the job's files from the nodes, for a job whose script did not do so."""
         self._run_on_nodes("rm", "-rf", self.node_dir)
 
     def _run_on_nodes(self, *argv: str) -> processes.CommandResult:
@@ -302,7 +310,8 @@ class Unpacked(NamedTuple):
 def unpack(package: bytes, folder: Path) -> Unpacked:
     """Unpack a gzipped tar below ``folder``, each file atomically.
 
-    A truncated package is unpacked up to its end; a damaged package not at all. Paths outside ``folder`` are ignored.
+    A truncated package is unpacked as far as it goes, a damaged or too large one not at all. Paths outside ``folder``
+    are ignored.
     """
     expected, arrived = dict[str, tuple[str, ...]](), dict[str, tuple[str, str]]()
     complete = _is_complete(package)

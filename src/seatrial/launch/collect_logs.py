@@ -2,9 +2,9 @@
 
 Fetching needs no permission to run commands in pods. A pod prints lines ``TOKEN NUMBER NODE DATA``, where ``NODE
 DATA`` is a line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script knows it, from the
-environment of the pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so
-that a stream that breaks is read again from the last complete package; lines that were read before are skipped by
-their numbers.
+environment of the pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted.
+After an interrupted stream, the log is read again from the last complete package on. Lines that were read before are
+skipped by their numbers.
 
 A process in the pod that reads the environment of process 1 can forge lines; it could write the result files as well.
 """
@@ -23,7 +23,7 @@ from seatrial.launch.collect import NODE_SCRIPT
 # A kubelet rotates a log of 10 MiB by default (containerLogMaxSize), and kubectl reads the latest file only
 POD_LIMIT_BYTES = 6 * 2**20  # compressed; 8 MiB in base64
 SILENT_S = 15.0  # without a line from a pod: its stream is started again
-NODE_DIR = "/run-directory-of-the-pod"  # stands for the run directory in a pod, which has the pod's name
+NODE_DIR = "/run-directory-of-the-pod"  # placeholder: ``command`` replaces it by $SEATRIAL_SCRATCH/$SEATRIAL_POD
 _FRAME = re.compile(rb"(?P<token>[0-9a-f]{32}) (?P<number>\d{1,12}) (?P<payload>(?P<node>\d{1,6}) (?P<data>\S.*))$")
 _TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?= )")  # kubectl logs --timestamps
 
@@ -83,11 +83,10 @@ run_command() {
 
 
 def send_results(nodes: int) -> str:
-    """Return the bash lines of a pod's script that send its files until its end, also after SIGTERM.
+    """Return the bash lines of a pod's script that send its files until the script ends, also after SIGTERM.
 
-    They define ``run_command``, by which the script starts what takes long.
-
-    They need JOB_COMPLETION_INDEX, SEATRIAL_TOKEN, SEATRIAL_RUN_DIR, and SEATRIAL_ATTEMPT_DIR as an existing folder.
+    They define ``run_command``, by which the script starts long commands. They need the variables JOB_COMPLETION_INDEX,
+    SEATRIAL_TOKEN, SEATRIAL_RUN_DIR, and SEATRIAL_ATTEMPT_DIR; the last names an existing folder.
     """
     script = "'" + NODE_SCRIPT.strip().replace("'", "'\\''") + "'"
     return (_SEND % {"nodes": nodes, "script": script, "limit": POD_LIMIT_BYTES}).strip()
@@ -106,12 +105,13 @@ class LogTransport:
     name: str = "kubectl logs"
     starts_at_once: bool = True
     keeps_files: bool = True
-    _read: dict[bytes, int] = field(default_factory=dict)  # node → number of its last line
-    _complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
+    _last_number: dict[bytes, int] = field(default_factory=dict)  # node → number of its last line
+    _last_complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
     _times: dict[bytes, str] = field(default_factory=dict)  # node → timestamp of the last line of its last package
     _damaged: bool = False  # lines are missing
-    _last_line: dict[bytes, float] = field(default_factory=dict)  # node that has not sent all → time of its last line
-    _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # missing lines, also when they were read again
+    # node that has not sent all its files → time of its last line
+    _last_line_time: dict[bytes, float] = field(default_factory=dict)
+    _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # node and last number before lines found missing once
 
     @property
     def test_command(self) -> str:
@@ -122,8 +122,8 @@ class LogTransport:
         """Return the command that prints the logs from the last complete package on."""
         del node_dir, limit_bytes  # known to the pod's script
         self._damaged = False
-        self._read = dict(self._complete)
-        self._last_line = {str(node).encode(): time.monotonic() for node in range(self.pods)}
+        self._last_number = dict(self._last_complete)
+        self._last_line_time = {str(node).encode(): time.monotonic() for node in range(self.pods)}
         # with a selector kubectl prints ten lines of five pods by default
         options = ["--follow", "--timestamps", "--tail=-1", f"--max-log-requests={self.pods}"]
         if len(self._times) == self.pods:
@@ -132,8 +132,8 @@ class LogTransport:
 
     @property
     def needs_restart(self) -> bool:
-        """Whether lines are missing, or the stream of a pod ended without an error: each sends a line every 2 s."""
-        return self._damaged or any(time.monotonic() - last > SILENT_S for last in self._last_line.values())
+        """Whether lines are missing, or a pod that sends a line every 2 s has sent none for ``SILENT_S``."""
+        return self._damaged or any(time.monotonic() - last > SILENT_S for last in self._last_line_time.values())
 
     def payload(self, line: bytes) -> bytes | None:
         """Return the line of a package in a line of the log; None for other output and for a line read before."""
@@ -141,23 +141,24 @@ class LogTransport:
         if not frame or not hmac.compare_digest(frame["token"], self.token.encode()) or int(frame["node"]) >= self.pods:
             return None
         node, number = frame["node"], int(frame["number"])
-        last = self._read.get(node, 0)
+        last = self._last_number.get(node, 0)
         if number <= last:
             return None
-        self._read[node], self._last_line[node] = number, time.monotonic()
+        self._last_number[node], self._last_line_time[node] = number, time.monotonic()
         if number != last + 1 and (node, last) not in self._gaps:
             self._gaps.add((node, last))
             self._damaged = True
         if self._damaged:
             return None
-        if frame["data"].startswith(b".all"):  # not complete: it is read again until its files have arrived
-            self._last_line.pop(node, None)
+        if frame["data"].startswith(b".all"):
+            # not added to _last_complete: the package is read again until all files have arrived
+            self._last_line_time.pop(node, None)
         elif frame["data"].startswith(b".") and (stamp := _TIME.search(line)):
-            self._complete[node], self._times[node] = number, stamp[0].decode()
+            self._last_complete[node], self._times[node] = number, stamp[0].decode()
         return frame["payload"]
 
     def command(self, *argv: str) -> list[str]:
-        """Return a command that runs ``argv`` in all pods of the job; NODE_DIR in it is the pod's own folder."""
+        """Return a command that runs ``argv`` in all pods; NODE_DIR in it becomes the run directory of each pod."""
         run = self.kubectl.command_text("exec", f"--container={self.container}")
         in_pod = 'exec "${@/#"$0"/"$SEATRIAL_SCRATCH/$SEATRIAL_POD"}"'
         script = f'for pod in {shlex.join(self.nodes.split(","))}; do {run} "$pod" -- "$@" & done; wait'

@@ -19,7 +19,7 @@ LABEL = "seatrial"
 
 
 def unsupported_reason(settings: Config, runtimes: tuple[str, ...]) -> str | None:
-    """Return why a launcher that knows these runtimes cannot provide the container of the trial; None if it can."""
+    """Return why a launcher that supports these runtimes cannot start the container of the trial; None if it can."""
     container, expected = settings.container, ", ".join(("none", *runtimes))
     if container.runtime == "none" and (container.image or container.mounts):
         return f"container.runtime is none, but container.image or mounts are set: expected {expected}"
@@ -31,16 +31,16 @@ def unsupported_reason(settings: Config, runtimes: tuple[str, ...]) -> str | Non
         return f"container.runtime is {container.runtime}, but container.image is not set"
     if settings.environment.venv:
         return (
-            f"environment.venv {settings.environment.venv} is not visible in the container {container.image}: set one "
-            "of the two to null"
+            f"environment.venv {settings.environment.venv} is not visible in the container {container.image}: set "
+            "environment.venv to null, or container.runtime to none and container.image to null"
         )
     return None
 
 
 def python_array(settings: Config, job: Job) -> list[str]:
-    """Return the bash lines that set the array ``python``: the words that start Python on a node.
+    """Return the bash lines that set the array ``python``: the command and options that start Python on a node.
 
-    The run directory is mounted under the same path. pyxis is configured by srun flags instead.
+    A container has the run directory under the same path. For pyxis, the options are flags of srun instead.
     """
     container = settings.container
     if container.runtime == "apptainer":
@@ -54,7 +54,7 @@ def python_array(settings: Config, job: Job) -> list[str]:
 
 def python_name(settings: Config) -> str:
     """Return the shortest command that starts the Python of ``python_array``, for messages; pyxis: after ``srun``."""
-    # not ``python``: the activate script of a venv that was moved leaves another one in the PATH
+    # not ``python``: with the activate script of a venv that was moved, it is another Python in the PATH
     python = f"{settings.environment.venv}/bin/python" if settings.environment.venv else sys.executable
     image = shlex.quote(settings.container.image or "")
     return {
@@ -71,10 +71,10 @@ def _apptainer(container: Container, job: Job) -> list[str]:
     gpus = ["--nv"] if job.device == "cuda" else []
     mounts = [
         '--bind "$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR" "${hf_home[@]}"',
-        *(f"--bind {shlex.quote(m)}" for m in container.mounts),
+        *(f"--bind {shlex.quote(mount)}" for mount in container.mounts),
     ]
-    words = " ".join(["apptainer exec", *gpus, *mounts, shlex.quote(container.image or ""), "python3"])
-    return ["hf_home=()", '[ ! -d "${HF_HOME:-}" ] || hf_home=(--bind "$HF_HOME:$HF_HOME")', f"python=({words})"]
+    command = " ".join(["apptainer exec", *gpus, *mounts, shlex.quote(container.image or ""), "python3"])
+    return ["hf_home=()", '[ ! -d "${HF_HOME:-}" ] || hf_home=(--bind "$HF_HOME:$HF_HOME")', f"python=({command})"]
 
 
 def _docker_or_podman(container: Container, job: Job) -> list[str]:
@@ -108,7 +108,7 @@ def _docker_or_podman(container: Container, job: Job) -> list[str]:
 
 
 _USER_AND_LIMITS = {
-    # torch asks for the home and the name of the user, which a user that the image does not know lacks.
+    # torch needs the user's home and name; the user of this shell has none in the image.
     # RDMA locks the memory of its buffers; 64 MiB of stack as in NVIDIA's instructions for its images.
     "docker": '--user="$(id -u):$(id -g)" --env=HOME=/tmp --env=USER="$(id -un)" --ulimit=memlock=-1 '
     "--ulimit=stack=67108864",

@@ -1,4 +1,4 @@
-"""Collects the stacks and process states of all ranks of a hanging job before it is cancelled, in limited time."""
+"""Collects the stacks and process states of all ranks of a hanging job before the job is cancelled, in limited time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from seatrial.util.files import atomic_write
 from seatrial.util.input_files import read_bytes
 
 STATES_LIMIT_S = 8.0  # a step of srun takes seconds on many nodes; py-spy takes up to 2 s per rank
-STACKS_LIMIT_S = 5.0  # a rank looks once a second; files of nodes that do not share the run directory arrive after 2 s
+# A rank checks for a request once a second; without a shared run directory the files arrive up to 2 s later
+STACKS_LIMIT_S = 5.0
 ANSWER_LIMIT_S = 5.0  # a step of srun takes about a second
 _POLL_S = 0.1
 MAX_ARTIFACTS = 64  # stacks listed in one measurement; the files of the other ranks are in the same folder
@@ -33,9 +34,10 @@ _SILENT_S = 3.0  # a rank without a heartbeat for this long will not write its s
 
 
 def with_evidence(cause: RootCause, running: StartedJob, ranks: Sequence[Rank], attempt: Path) -> RootCause:
-    """Return ``cause`` with the stacks of the ranks, and with the rank at fault as its subject if that was unknown.
+    """Return ``cause`` with the stacks of the ranks in its text; ``attempt``: the attempt's folder.
 
-    A failure to collect is part of the text and changes nothing else.
+    If ``cause`` names no single rank and the stacks show exactly one rank at fault, that rank becomes its subject. If
+    the stacks cannot be collected, the text says why.
     """
     problem, now = "", time.monotonic()
     running_ranks = [rank for rank in ranks if rank.heartbeat_expected and now - (rank.last_seen or 0.0) < _SILENT_S]
@@ -56,7 +58,7 @@ def with_evidence(cause: RootCause, running: StartedJob, ranks: Sequence[Rank], 
 
 
 def all_nodes_answer(running: StartedJob, nodes: int, attempt: Path) -> bool:
-    """Return whether every node of the job runs a command: then a node whose ranks are silent is up, and they hang."""
+    """Return whether all ``nodes`` of the job run a command: then nodes with silent ranks are up, and these hang."""
     try:
         result = running.run_on_nodes("echo up", attempt, ANSWER_LIMIT_S)
     except (OSError, SeatrialError):
@@ -65,7 +67,7 @@ def all_nodes_answer(running: StartedJob, nodes: int, attempt: Path) -> bool:
 
 
 def stack_artifacts(attempt: Path, numbers: Sequence[int]) -> tuple[Artifact, ...]:
-    """Return the files with the stacks of these ranks, at most ``MAX_ARTIFACTS``, and with the process states."""
+    """Return the file with the process states, and the files with the stacks of the first ``MAX_ARTIFACTS`` ranks."""
     folder, run_dir = attempt / FOLDER, attempt.parents[2]
     titles = {folder / STATES: "process states of the ranks"}
     titles |= {folder / STACKS.format(number): f"stacks of rank {number}" for number in numbers[:MAX_ARTIFACTS]}
@@ -74,11 +76,12 @@ def stack_artifacts(attempt: Path, numbers: Sequence[int]) -> tuple[Artifact, ..
 
 
 def _save(attempt: Path, rank_count: int, states: str) -> None:
-    """Copy the files of the ranks: a rank that runs again, for example at its cancellation, changes them."""
+    """Save the process states, and copies of the ranks' files: a rank changes its files when it runs again."""
     source, folder = attempt / stack_dump.FOLDER, attempt / FOLDER
     folder.mkdir(exist_ok=True)
     atomic_write(folder / STATES, states.encode(errors="replace"))
     for rank in range(rank_count):
+        # the stack that the rank wrote on request is copied last, over the one of a rank whose Python did not run
         copies = [(path, folder / STACKS.format(rank)) for path in stack_dump.stack_files(source, rank)[::-1]]
         copies.append((stack_dump.recorder_file(source, rank), folder / RECORDER.format(rank)))
         for path, copy in copies:
@@ -87,7 +90,7 @@ def _save(attempt: Path, rank_count: int, states: str) -> None:
 
 
 def _subject(cause: RootCause, evidence: HangEvidence, ranks: Sequence[Rank]) -> tuple[str, int | None]:
-    """Return subject and rank number of the cause; if it has no rank, of the only rank at fault in the evidence."""
+    """Return the name and number of the only rank at fault in the evidence; else subject and rank of ``cause``."""
     if cause.rank is not None or len(evidence.ranks_at_fault) != 1:
         return cause.subject, cause.rank
     rank = ranks[evidence.ranks_at_fault[0]]
@@ -95,11 +98,11 @@ def _subject(cause: RootCause, evidence: HangEvidence, ranks: Sequence[Rank]) ->
 
 
 def _wait_for_stacks(running: StartedJob, ranks: Sequence[Rank], attempt: Path) -> None:
-    """Wait until these ranks have written their stacks and their flight recorder."""
+    """Wait until these ranks have written their stacks and flight recorders, at most ``STACKS_LIMIT_S``."""
     folder, deadline = attempt / stack_dump.FOLDER, time.monotonic() + STACKS_LIMIT_S
     # a rank that can write its stack has created this file at its start
     numbers = [rank.number for rank in ranks if stack_dump.stack_files(folder, rank.number)[1].exists()]
-    missing = [stack_dump.recorder_file(folder, number) for number in numbers]
+    missing = [stack_dump.recorder_file(folder, number) for number in numbers]  # written after the stacks
     while missing and time.monotonic() < deadline:
         running.poll()  # fetches files
         missing = [path for path in missing if not path.exists()]

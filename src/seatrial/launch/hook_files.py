@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 from seatrial.launch.script import template
 
-EXTRA_WAIT_S = 2  # the script ends this long after the time limit of seatrial, if seatrial hangs
+EXTRA_WAIT_S = 2  # if seatrial hangs, the script ends this long after seatrial's own time limit
 HEALTH_INTERVAL_S = 300  # seconds between two health checks of a node
-CALLERS = ("slurm", "systemd", "npd", "soperator")  # each has a folder of files; those of Slurm are at the top
+# The programs that call a hook (npd: node-problem-detector). Each has a folder of files; those of Slurm are at the top
+CALLERS = ("slurm", "systemd", "npd", "soperator")
 _OPTION_SEPARATOR = " \\\n        "  # one option per line of a script
 
 
 class HookSite(NamedTuple):
-    """The values of a site in the files. Paths are absolute."""
+    """The values of a site that the files contain. Paths are absolute."""
 
     folder: str  # folder of the written files
     seatrial: str  # the executable
@@ -34,7 +35,7 @@ class HookSite(NamedTuple):
 
 
 class _Script(NamedTuple):
-    """A script that Slurm calls; ``on_failure``: Slurm's action on exit code 1."""
+    """A script that Slurm calls: `seatrial hook KIND`. ``on_failure``: Slurm's action on exit code 1."""
 
     kind: str
     title: str
@@ -51,9 +52,10 @@ _SLURM_SCRIPTS = (
 
 
 def render(site: HookSite, callers: Collection[str] = CALLERS) -> dict[str, str]:
-    """Return the content of each file by its path in the folder; files that end in .sh are to be executable.
+    """Return the content of each file by its path in the folder; files that end in .sh must be made executable.
 
-    ``callers``: only the files of these, and of systemd for npd, which reads the result of its timer.
+    Only the files of ``callers`` are returned. npd needs the files of systemd too: it reads the result that the
+    systemd timer writes.
     """
     values = {
         "site": site,
@@ -96,7 +98,7 @@ def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:
 
 
 def _command(site: HookSite, kind: str, caller: str, separator: str = " ") -> str:
-    """Return the command line of a hook for a shell. ``kind``: quoted for it; ``separator``: before each option."""
+    """Return the command line of a hook. ``kind``: already quoted for the shell; ``separator``: before each option."""
     options: list[tuple[str, object]] = [
         ("--caller", caller),
         ("--gpus-per-node", site.gpus_per_node),

@@ -1,6 +1,6 @@
 """Kubernetes launcher: one workload per job, one pod per node, results through the pods' logs.
 
-seatrial creates, watches and deletes objects; it changes none that exists. Its objects have a label.
+seatrial creates, watches and deletes its own objects, which it finds by their label. It changes no other object.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KubernetesLauncher:
 
     def unavailable_reason(self, nodes: int) -> str | None:
         del nodes  # checked by the scheduler
-        return None  # `seatrial render` needs no cluster; require_access asks it before the first job
+        return None  # `seatrial render` needs no cluster; before the first job, require_access tests the access to it
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         return RenderedJob(argv=(), text=manifest(kubernetes_objects(self._settings, job, run_dir, attempt)))
@@ -64,7 +64,7 @@ class KubernetesLauncher:
             token=token,
         )
         atomic_write(path, manifest(tuple(objects)).encode(), mode=PRIVATE)
-        atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # first: delete_remaining_jobs finds objects by it
+        atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # delete_remaining_jobs finds the objects by it
         job = KubernetesJob(identity, self._settings, folder)
         try:
             client.run("create", f"--filename={path}")  # not `apply`, which would change objects of this name
@@ -80,7 +80,7 @@ class KubernetesLauncher:
                 text = f"{error}; {remaining}" if remaining else str(error)
                 raise JobRefused(text, job_failures({str(error): ()}, job_place(self._settings))) from None
             if remaining and isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(remaining) from None  # its text is shown before the run ends
+                raise KeyboardInterrupt(remaining) from None  # the pipeline shows this text
             raise
         return job
 
@@ -112,7 +112,7 @@ def require_access(settings: Config) -> None:
 
 
 def _with_token(item: Any, token: str) -> Any:
-    """Return an object with the token in the environment of its containers, and its label added to the run's labels."""
+    """Return an object with the token in the environment of its containers, and the label of the token on all parts."""
     if isinstance(item, list):
         return [_with_token(each, token) for each in item]
     if not isinstance(item, dict):
@@ -126,7 +126,6 @@ def _with_token(item: Any, token: str) -> Any:
 
 
 def _pod_count(workload: Any) -> int:
-    """Return the number of pods of a workload from its object."""
     if isinstance(workload, dict):
         counts = [workload[key] for key in ("completions", "numNodes") if key in workload]
         return int(counts[0]) if counts else max(map(_pod_count, workload.values()), default=0)

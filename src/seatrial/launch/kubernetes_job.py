@@ -28,8 +28,9 @@ from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.text import and_more
 
-# Files in an attempt's folder. Everything that an attempt creates has the label, whose value is a hash of the token.
+# Files in an attempt's folder: the objects that it creates, and its random token
 OBJECTS, TOKEN = "objects.yaml", "token"
+# Label of all objects that an attempt creates; its value is a hash of the token
 TOKEN_LABEL = "seatrial.dev/token"
 RESOURCES = {
     "Job": "jobs.batch",
@@ -41,9 +42,10 @@ _POLL_S = 2.0
 # Seconds without an answer of the API server until a message is shown, and until the job counts as failed
 _OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
 _COLLECT_LIMIT_S = 60.0  # from the end of the workload until all files have arrived
-# From the deletion until all pods are gone: terminationGracePeriodSeconds is 30 s by default
+# Seconds from the deletion until all pods must be gone, and the same if a node is lost. Pods have
+# terminationGracePeriodSeconds to end, 30 s by default
 _DELETE_LIMIT_S, _LOST_NODE_LIMIT_S = 90.0, 20.0
-# Until a pending job's events are queried, and between two queries
+# Seconds until the events of a pending job are queried, and between two queries
 _EVENTS_AFTER_S, _EVENTS_POLL_S = 3.0, 10.0
 _GPUS_POLL_S = 60.0  # kubectl reads all nodes and pods of the cluster
 
@@ -71,7 +73,7 @@ class Identity:
 
 @dataclass
 class KubernetesJob:
-    """A created workload."""
+    """A created workload. ``folder``: the attempt's folder. Times are of the monotonic clock."""
 
     identity: Identity
     settings: Config
@@ -83,13 +85,13 @@ class KubernetesJob:
     _workload: Object | None = None
     _pods: dict[str, Object] = field(default_factory=dict)  # last state of each pod, also of deleted ones
     _present: set[str] = field(default_factory=set)  # pods of the last answer
-    _answered: bool = False
-    _has_started: bool = False
-    _ended: float | None = None
+    _answered: bool = False  # whether the API server has answered a query
+    _has_started: bool = False  # whether all pods have started
+    _ended: float | None = None  # when the end of the workload was first seen
     _failures: tuple[JobFailure, ...] = ()
     _events: list[Object] = field(default_factory=list)
     _queued: list[Object] = field(default_factory=list)  # Workload objects of Kueue
-    _gpu_use: list[str] = field(default_factory=list)  # of nodes whose GPUs are in use
+    _gpu_use: list[str] = field(default_factory=list)  # a line for each node whose GPUs are in use
     _events_queried: float = 0.0
     _gpus_queried: float = -math.inf
 
@@ -130,22 +132,22 @@ class KubernetesJob:
         workload = self._workload
         if not self._answered:
             return None
-        failed = max((pod_states.exit_code(pod) or 0 for pod in self._pods.values()), default=0) or 1
+        failure_code = max((pod_states.exit_code(pod) or 0 for pod in self._pods.values()), default=0) or 1
         if workload is None:
-            return failed  # deleted by another user or controller
+            return failure_code  # deleted by another user or controller
         if pod_states.condition(workload, "Complete", "Completed"):
-            return failed if self._was_restarted else 0
-        return failed if pod_states.condition(workload, "Failed", "FailureTarget") else None
+            return failure_code if self._was_restarted else 0
+        return failure_code if pod_states.condition(workload, "Failed", "FailureTarget") else None
 
     @property
     def _was_restarted(self) -> bool:
         """Whether a controller started a pod or its container again, which hides a fault."""
         ends = [pod_states.exit_code(pod) for pod in self._pods.values()]
-        return self._started > self.identity.pods or any(ends)
+        return self._started_pods > self.identity.pods or any(ends)
 
     @property
-    def _started(self) -> int:
-        """The number of pods that have started; Kueue may delete pods before that and create others."""
+    def _started_pods(self) -> int:
+        """The number of pods that have started; pods that Kueue replaces before their start do not count."""
         return sum(map(pod_states.has_started, self._pods.values()))
 
     def wait_state(self) -> WaitState | None:
@@ -185,7 +187,7 @@ class KubernetesJob:
         return WaitState(reason=". ".join(sentences), permanent=True, seconds=waited_s, failures=pending.failures)
 
     def _query_events(self, waited_s: float) -> None:
-        """Query warnings, Kueue and GPUs in use: why pods wait, as additional information for a message."""
+        """Query why pods wait, for a message: warning events, Kueue's Workload objects, and the GPUs in use."""
         now = time.monotonic()
         if waited_s < _EVENTS_AFTER_S or now - self._events_queried < _EVENTS_POLL_S:
             return
@@ -193,21 +195,23 @@ class KubernetesJob:
         names = [self.identity.name, *self._pods]
         self._events = [
             event
-            for event in self._additional("events", "--field-selector=type=Warning")
+            for event in self._objects_if_readable("events", "--field-selector=type=Warning")
             if str(event.get("involvedObject", {}).get("name", "")).startswith(tuple(names))
         ]
         uid = (self._workload or {}).get("metadata", {}).get("uid", "")
         if self._workload and self._workload.get("spec", {}).get("suspend"):
-            self._queued = self._additional("workloads.kueue.x-k8s.io", f"--selector=kueue.x-k8s.io/job-uid={uid}")
+            self._queued = self._objects_if_readable(
+                "workloads.kueue.x-k8s.io", f"--selector=kueue.x-k8s.io/job-uid={uid}"
+            )
         if self.settings.cluster.gpus_per_node and now - self._gpus_queried > _GPUS_POLL_S:
             self._gpus_queried = now
             from seatrial.discover.kubernetes import read_gpu_users, read_nodes  # `seatrial render` needs no facts
 
             with contextlib.suppress(SeatrialError):  # such as a user who may not list nodes
-                self._gpu_use = pod_states.free_gpus(read_nodes(self.kubectl), read_gpu_users(self.kubectl))
+                self._gpu_use = pod_states.gpu_use(read_nodes(self.kubectl), read_gpu_users(self.kubectl))
 
-    def _additional(self, *args: str) -> list[Object]:
-        """Return objects that only complete a message; none if they cannot be read."""
+    def _objects_if_readable(self, *args: str) -> list[Object]:
+        """Return objects whose absence only makes a message less precise; none if they cannot be read."""
         try:
             return [*self.kubectl.get(*args)]
         except KubectlError:  # such as a user who may not list events
@@ -226,19 +230,19 @@ class KubernetesJob:
                 f"{self._kind_and_name} failed" if self._workload is not None else f"{self._kind_and_name} was deleted"
             )
             reason = pod_states.end_reason(self._pods.values(), self.identity.pods, self._workload)
-            if self._started > self.identity.pods:
-                restarted = f"{self._started} pods ran, not {self.identity.pods}: a controller started some again"
+            if self._started_pods > self.identity.pods:
+                restarted = f"{self._started_pods} pods ran, not {self.identity.pods}: a controller started some again"
                 reason = ". ".join(filter(None, [restarted, reason]))
             command = self.kubectl.command_text("get", "events", "--sort-by=.lastTimestamp")
             sentences += [f"{ended}: {reason}" if reason else ended, f"Run first: {command}"]
         return ". ".join(filter(None, sentences))
 
     def node_state(self, host: str) -> tuple[str, str]:
-        nodes = self._additional("node", host)
+        nodes = self._objects_if_readable("node", host)
         return host, pod_states.node_state(nodes[0]) if nodes else ""
 
     def node_is_free(self, name: str) -> bool:
-        nodes = self._additional("node", name)
+        nodes = self._objects_if_readable("node", name)
         return bool(nodes) and pod_states.node_state(nodes[0]).startswith("Ready") and not self._present
 
     def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
@@ -268,7 +272,7 @@ class KubernetesJob:
             (self.folder / TOKEN).unlink(missing_ok=True)  # nothing is left for a resumed run to delete
             return ""
         command = delete_command(self.kubectl, self.selector, self.identity.kind)
-        return f"{and_more(left, 8)}: may still exist {limit_s:g} s after its deletion. Run first: {command}"
+        return f"{and_more(left, 8)}: may still exist {limit_s:g} s after the deletion. Run first: {command}"
 
     @property
     def _kind_and_name(self) -> str:
@@ -289,7 +293,7 @@ class KubernetesJob:
             self._pods |= pods
             workloads = [each for each in objects if each.get("kind") == self.identity.kind]
             self._workload = next((each for each in workloads if pod_states.name(each) == self.identity.name), None)
-            self._has_started = self._has_started or self._started >= self.identity.pods
+            self._has_started = self._has_started or self._started_pods >= self.identity.pods
         self._last_query = time.monotonic()  # after the answer, which may take long
 
     def _close_collector(self) -> None:
@@ -318,11 +322,14 @@ def job_place(settings: Config, objects: Sequence[Object] = ()) -> Place:
 
 
 def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> None:
-    """Delete the objects with these labels, without waiting. ``force``: also of a lost node. Raises KubectlError."""
+    """Delete the objects with these labels, without waiting for their end. Raises KubectlError.
+
+    ``force``: delete also pods whose node does not respond.
+    """
     options = (f"--selector={labels}", "--ignore-not-found", "--wait=false")
     client.run("delete", f"{RESOURCES[kind]},services", *options)
     if force:
-        with contextlib.suppress(KubectlError):  # a user who may not delete pods: those of the lost node stay
+        with contextlib.suppress(KubectlError):  # a user who may not delete pods; the lost node's pods remain
             client.run("delete", "pods", *options, "--force", "--grace-period=0")
 
 
@@ -341,7 +348,9 @@ def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:
 
 
 def delete_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Delete the objects that a killed run left, and wait until they are gone; yield a message before each attempt's.
+    """Delete the objects that a killed run left, and wait until they are gone.
+
+    Yields a message before the objects of each attempt are deleted.
 
     Only objects with the token of one of the run's attempts are deleted. Raises SeatrialError if the API server cannot
     be queried or a pod does not end, since the results of a new attempt would be mixed with those of the old one.

@@ -24,7 +24,7 @@ from seatrial.model import Job, UsageError
 RUN_LABEL, JOB_LABEL, ATTEMPT_LABEL = "seatrial.dev/run", "seatrial.dev/job", "seatrial.dev/attempt"
 # JobSet names pods NAME-node-0-INDEX-abcde, at most 63 characters: this leaves five digits for the index
 _MAX_NAME = 44
-_REPLICATED_JOB = "node"  # its name in the runtimes of Kubeflow Trainer, as that of their container
+_REPLICATED_JOB = "node"  # the runtimes of Kubeflow Trainer use this name, for their container too
 _MAX_ARGUMENT_BYTES = 32 * 4096 - 1  # of one argument of a process (Linux: MAX_ARG_STRLEN), without the final zero
 
 
@@ -50,7 +50,7 @@ def kubernetes_objects(settings: Config, job: Job, run_dir: Path, attempt: int =
 
 
 def manifest(objects: tuple[Object, ...]) -> str:
-    """Return objects as the YAML documents of one file for ``kubectl apply -f``."""
+    """Return objects as the YAML documents of one file for ``kubectl create -f``."""
     return yaml.dump_all(objects, Dumper=_Dumper, explicit_start=True, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -108,7 +108,7 @@ def _job_spec(settings: Config, job: Job, template: Object) -> Object:
 
 
 def _deadline_s(settings: Config, job: Job) -> int:
-    """Return the seconds after which Kubernetes ends the job; it counts those of pending pods too."""
+    """Return the seconds after which Kubernetes ends the job; the time in which its pods are pending counts too."""
     return math.ceil(job.requested_s + settings.kubernetes.queue_s)
 
 
@@ -174,13 +174,13 @@ def _pod_template(settings: Config, job: Job, labels: dict[str, str], container:
 
 
 def _affinity(config: Kubernetes, job: Job, labels: dict[str, str]) -> Object:
-    """Return the affinity: at most one pod of the run on a node, and the nodes of the trial or job, if it names any."""
+    """Return the affinity: at most one pod of the run per node, on nodes that the trial or the job names, if any."""
     one_per_node = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {RUN_LABEL: labels[RUN_LABEL]}},
     }
     excluded = [_name_is("NotIn", node) for node in job.exclude.split(",") if node]
-    # a node must match one of the terms, and all fields of it; a field takes one name
+    # a node must match one of the terms, and all fields of this term; a field takes one name
     listed = config.nodes or [node for node in job.nodelist.split(",") if node]
     terms = [{"matchFields": [_name_is("In", node), *excluded]} for node in listed]
     if excluded and not terms:
@@ -229,7 +229,7 @@ def _pod_script(settings: Config, job: Job, name: str, attempt: int) -> str:
 
 
 def rendezvous_port(name: str) -> int:
-    """Return the port of the rendezvous of the job ``name``: with host_network, jobs share the ports of their nodes."""
+    """Return the rendezvous port of the job ``name``: a hash, since with host_network jobs share a node's ports."""
     return 20000 + int(_digest(name), 16) % 10000
 
 
@@ -244,7 +244,7 @@ def _env(config: Kubernetes, name: str) -> list[Object]:
         "SEATRIAL_TOKEN": "",
         "SEATRIAL_SCRATCH": kubernetes_pod.results_path(config),
         "SEATRIAL_MASTER": f"{first_pod}-0.{name}",
-        # torch asks for the home and the name of the user, which a user that the image does not know lacks
+        # torch needs the user's home and name, which are missing for a user that the image does not know
         "HOME": "/tmp",
         "USER": "seatrial",
     }
@@ -258,7 +258,7 @@ def _env(config: Kubernetes, name: str) -> list[Object]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and no anchors, which not every reader of YAML knows."""
+    """Writes texts of several lines as blocks, and no anchors, which not every YAML parser supports."""
 
     def ignore_aliases(self, data: object) -> bool:
         del data

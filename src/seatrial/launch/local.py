@@ -24,7 +24,7 @@ _REMOVE_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job in child processes of this process; ``runtime``: docker or podman, if the job runs in a container."""
+    """A job in child processes of this process. ``runtime``: docker or podman if it runs in a container, else empty."""
 
     child: processes.Child
     runtime: str = ""

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
 
-_STARTING = ("ContainerCreating", "PodInitializing")  # usual for seconds; events say why it takes long
+_STARTING = ("ContainerCreating", "PodInitializing")  # normal for some seconds; events say why a pod stays in them
 _MAX_NAMED = 4
 _CONTEXT_NAMESPACE = Place("")
 _DESCRIBE = "kubectl describe pod -n {namespace} {pod}"
-_SCRIPT_PREFIX = "seatrial: "  # of each message of the pod's script
+_SCRIPT_PREFIX = "seatrial: "  # starts each message of the pod's script
 
 
 class Pending(NamedTuple):
@@ -97,7 +97,7 @@ def pending(
 
 
 def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -> str:
-    """Return the workload's reason and how the pods of a failed job ended, joined by semicolons; empty if unknown."""
+    """Return the workload's reason and how the pods of a failed job ended, as sentences; empty if unknown."""
     pods = list(pods)
     failed = condition(workload, "Failed", "FailureTarget") if workload else None
     sentences = [f"{failed.get('reason', '')}: {failed.get('message', '')}".strip(" :")] if failed else []
@@ -144,10 +144,10 @@ def images(pods: Iterable[Object]) -> tuple[str, ...]:
     return tuple(sorted(ids - {""}))
 
 
-def free_gpus(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[str]:
-    """Return a line for each node with GPUs in use: how many GPUs are free, and which pods use the others.
+def gpu_use(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[str]:
+    """Return a line for each node with GPUs in use, such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``.
 
-    Such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``. Raises SeatrialError for an invalid number of GPUs.
+    Raises SeatrialError for an invalid number of GPUs.
     """
     from seatrial.discover.kubernetes import device_count  # imported late: keeps `seatrial render` fast
 

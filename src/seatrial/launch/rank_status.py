@@ -1,7 +1,7 @@
 """State of the ranks of a running job, read from their journals and heartbeat files in the attempt's folder.
 
-The journal takes precedence. The heartbeat is up to one second old; it adds progress, pid and node. Both are validated:
-another version of the worker or a broken file system may have written them.
+The journal takes precedence. The heartbeat, which is written once a second, adds progress, pid and node. Both are
+validated, since another version of the worker may have written them, or a broken file system damaged them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Rank:
 
     @property
     def last_status(self) -> str:
-        """The current check, with the heartbeat's progress if that is of the same check; else the phase."""
+        """The current check, with its progress if the heartbeat is of the same check; else the phase of the process."""
         status, progress = (self.heartbeat.status, self.heartbeat.progress) if self.heartbeat else ("", "")
         if self.current_check:
             return ": ".join(filter(None, [self.current_check, progress if status == self.current_check else ""]))

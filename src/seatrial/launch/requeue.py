@@ -1,7 +1,8 @@
-"""Keeps a job whose training failed until Slurm requeues it: ``python -m seatrial.launch.requeue CODE`` in its script.
+"""Delays the end of a job whose training failed until Slurm requeues the job.
 
-Slurm requeues a job whose node it sets DOWN, after SlurmdTimeout (300 s by default). But the ranks on the other nodes
-may fail within seconds: if the script ended then, the job would be FAILED. So with a lost node the script waits.
+The job script calls ``python -m seatrial.launch.requeue CODE`` with the exit code of the training. When Slurm sets a
+node DOWN, after SlurmdTimeout (300 s by default), it requeues the jobs on this node. But the ranks on the other nodes
+may fail within seconds: if the script ended then, the job would be FAILED and not requeued.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ _POLL_S = 5.0
 
 
 def lost_nodes(nodes: Iterable[str]) -> dict[str, str]:
-    """Node name → answer of its slurmd, for the nodes without a running slurmd. Raises SeatrialError."""
+    """Return node name → answer to a query of its slurmd, for the nodes where slurmd does not run.
+
+    Raises SeatrialError if slurmd cannot be queried.
+    """
     answers = {name: slurm.slurmd_answer(name) for name in nodes}
     return {name: answer for name, answer in answers.items() if not answer.endswith(slurm.SLURMD_RUNS)}
 
 
 def wait_for_requeue(job_id: str, nodelist: str) -> str:
-    """Wait until Slurm requeues the job, which ends this process; return a sentence if it does not, or "".
+    """Wait until Slurm requeues the job, which ends this process.
 
-    Returns at once if all nodes answer, or if the job was submitted without --requeue. `scontrol requeue` is not used:
-    with Slurm 22.05 the job was then held (BadConstraints) when the node was set DOWN. Raises SeatrialError or
-    ValueError if Slurm does not answer.
+    Returns at once with an empty text if all nodes answer. Else returns why the job ends without a requeue: it was
+    submitted without --requeue, SlurmdTimeout is not set, all nodes answer again, or the wait was too long.
+    `scontrol requeue` is not used: with Slurm 22.05 the job was then held (BadConstraints) when the node was set DOWN.
+    Raises SeatrialError if Slurm does not answer, ValueError on unexpected output.
     """
     nodes = slurm.hostnames(nodelist)
     lost = lost_nodes(nodes)

@@ -18,7 +18,7 @@ class Requirement(NamedTuple):
 
 
 def requirements(settings: Config) -> list[Requirement]:
-    """Return the requirements of the config, each after those it depends on (a module may provide apptainer)."""
+    """Return the requirements in the order of their tests: a module may provide apptainer, so modules come first."""
     environment, container = settings.environment, settings.container
     required = []
     if environment.source:

@@ -1,7 +1,7 @@
 """Root cause of a failed job: the rank or node that failed first, not the peers that failed because of it.
 
-torchrun names the failure that it noticed first, with times in whole seconds, and lists also the ranks that it
-terminated itself. This module compares exit codes, rank journals (rankN.jsonl) and torchrun's error files.
+torchrun names the failure that it noticed first, with times in whole seconds. It also lists the ranks that it
+terminated itself. This module compares exit codes, heartbeats, journals (rankN.jsonl) and torchrun's error files.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from seatrial.util.input_files import open_file, read_json
 from seatrial.util.text import and_more
 
 # "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711) (SIGKILL)", as torchrun 2.11 to 2.13 print them
-_FAILURE = re.compile(
+_TORCHRUN_FAILURE = re.compile(
     r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
-# printed by the scripts of jobs and by bench/preflight.py for a missing requirement of a node
+# printed by the scripts of jobs and by bench/preflight.py for each requirement that a node does not meet
 _PREFLIGHT = re.compile(r"^(?:\d+: )?preflight: (?P<node>[^:]+): (?P<error>.+)$", re.MULTILINE)
-# printed by srun if a node's slurmd refuses a step or does not answer (22.05, with different munge keys)
+# printed by srun if a node's slurmd refuses a step or does not answer (seen with Slurm 22.05 and unequal munge keys)
 _LAUNCH_FAILED = re.compile(
     r"^srun: error: Task launch for \S+ failed on node (?P<node>[^:]+): (?P<error>.+)$", re.MULTILINE
 )
@@ -39,29 +39,29 @@ _LAUNCH_ERROR = (
     "srun cannot start a task on this node: {error}. "
     "Run first: sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
 )
-# printed by srun when tasks exit, and when srun starts to terminate them (22.05; one task per node)
-_TASK = re.compile(r"^srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,-]+): (?P<end>.+)$", re.MULTILINE)
+# printed by srun when tasks exit, and when it starts to terminate them (Slurm 22.05); a job has one task per node
+_TASK_END = re.compile(r"^srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,-]+): (?P<end>.+)$", re.MULTILINE)
 _ENDED_BY_SRUN = re.compile(r"^srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)", re.MULTILINE)
 _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.MULTILINE)
-# printed by srun for tasks that it could not end and that do not respond, for example after a reset of their node
+# printed by srun for tasks that do not end on its signal and do not respond, for example after a reset of their node
 _NO_RESPONSE = re.compile(r"^srun: StepId=\S+ tasks? (?P<tasks>[\d,-]+): running$", re.MULTILINE)
 _STEP_TIMEOUT = "Timed out waiting for job step to complete"
 _LABEL = re.compile(r"^(?:(?P<task>\d+): )?(?P<line>.*)$")  # srun --label
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": signal.SIGKILL}
-_ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
+_ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")  # printed by torchrun
 _MAX_NAMED = 8  # ranks or nodes listed in a message
-SILENT_AT_END_S = 10.0  # without a heartbeat for this long when the job ends: the node ended before the others
-NodeState = Callable[[str], tuple[str, str]]  # see StartedJob
-_LAUNCHER_LOG_BYTES = 1 << 20  # read from its end: torchrun's summary has about 300 bytes per rank
-_RANK_LOG_BYTES = 1 << 16
+SILENT_AT_END_S = 10.0  # a node without a heartbeat for this long when the job ends has failed before the others
+QueryNodeState = Callable[[str], tuple[str, str]]  # see StartedJob
+# Bytes that are read from the end of a log; torchrun's summary of failures has about 300 bytes per rank
+_LAUNCHER_LOG_BYTES, _RANK_LOG_BYTES = 1 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
 class RootCause:
     """``subject``: the rank, node or launcher at fault. ``rank``: its number; None unless it is exactly one rank.
 
-    ``shortage``: the nodes that the job lost or did not get, if these are the cause. ``preflight``: the nodes do not
-    have what the trial needs, so that no check started. ``failures``: known causes why the job did not start.
+    ``shortage``: the nodes that the job lost or did not get, if these are the cause. ``preflight``: nodes do not meet
+    the requirements of the trial, so that no check started. ``failures``: known causes why the job did not start.
     """
 
     subject: str
@@ -95,9 +95,11 @@ def no_heartbeat(rank: Rank, seconds: float) -> RootCause:
 
 
 def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float) -> dict[str, float]:
-    """Return host name → seconds without a heartbeat from any rank, for nodes that other nodes of the job outlived.
+    """Return host name → seconds since the last heartbeat of any rank, for nodes without one for ``silent_s``.
 
-    A node whose ranks reported an error, or of whose processes torchrun or srun reported the end, is not silent.
+    A node is not silent if one of its ranks is done, terminates or reported an error, or if torchrun or srun reported
+    the end of its processes. A node that never had a heartbeat does not count. Empty if all nodes are silent: then none
+    of them failed before the others.
     """
     now, silent = time.monotonic(), dict[int, float]()
     size = job.ranks_per_node
@@ -115,7 +117,7 @@ def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float)
     return {hosts[node]: seconds for node, seconds in silent.items() if node not in ended}
 
 
-def lost_nodes(job: Job, silent: Mapping[str, float], node_state: NodeState, show_node_command: str) -> RootCause:
+def lost_nodes(job: Job, silent: Mapping[str, float], node_state: QueryNodeState, show_node_command: str) -> RootCause:
     """Return the cause for nodes that went silent during ``job``.
 
     ``node_state``, ``show_node_command``: see StartedJob.
@@ -128,13 +130,13 @@ def lost_nodes(job: Job, silent: Mapping[str, float], node_state: NodeState, sho
         missing.append(MissingNode(name=name, state=lost))
     names = [node.name for node in missing]
     cause = "; ".join(node.state if len(names) == 1 else str(node) for node in missing[:_MAX_NAMED])
-    first = f"ping {names[0]}; {show_node_command.format(node=names[0])}; on its console: dmesg -T | tail"
+    command = f"ping {names[0]}; {show_node_command.format(node=names[0])}; on its console: dmesg -T | tail"
     shortage = NodeShortage(usable=job.nodes - len(names), missing=tuple(missing))
-    return RootCause(and_more(names, _MAX_NAMED), f"{cause}. Run first: {first}", None, shortage)
+    return RootCause(and_more(names, _MAX_NAMED), f"{cause}. Run first: {command}", None, shortage)
 
 
 def over_limit(late: Sequence[Rank], name: str, limit_s: float) -> RootCause:
-    """Return the cause for ranks with a heartbeat that exceeded the time limit of the check or job ``name``."""
+    """Return the cause for ranks that exceeded a time limit. ``name``: the check with this limit, or ``the job``."""
     statuses = and_more([f"{rank.name} in {rank.last_status}" for rank in late], 4, separator="; ")
     rank = late[0] if len(late) == 1 else None
     setting = "" if name == "the job" else f" (checks.{name}.limit_s)"
@@ -152,7 +154,7 @@ def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> RootCa
 
 
 def damaged_journal(rank: Rank) -> RootCause:
-    """Return the cause for a rank whose journal has a record that no worker of this version writes."""
+    """Return the cause for a rank whose journal has a damaged record, or one of another version or job."""
     return RootCause(rank.name, f"invalid record in its journal {rank.journal.path}: {rank.damage[:200]}", rank.number)
 
 
@@ -162,10 +164,13 @@ def job_ended(
     code: int,
     folder: Path,
     scheduler_reason: str = "",
-    node_state: NodeState = lambda host: (host, ""),
+    node_state: QueryNodeState = lambda host: (host, ""),
     show_node_command: str = "scontrol show node {node}",
 ) -> RootCause:
-    """Return the cause for a job with a non-zero exit code; if no rank gives one, ``scheduler_reason``."""
+    """Return the cause for a job that ended with the non-zero exit code ``code``.
+
+    Nodes at fault come first, then the rank that failed first; without either, ``scheduler_reason`` or ``code``.
+    """
     if node_cause := node_error(job, folder, node_state) or _unresponsive_nodes(ranks, job, folder):
         return node_cause
     if silent := silent_nodes(ranks, job, folder, SILENT_AT_END_S):
@@ -208,14 +213,17 @@ def _failure(rank: Rank, code: int | None, reported_errors: Mapping[int, _Report
 
 
 def _exit_codes(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]:
-    """Return the exit codes by rank, without the ranks that torchrun ended because of a peer.
+    """Return the exit codes of ranks that torchrun did not end because of a peer.
 
-    torchrun does not list a rank that exits with code 0 in the middle of a check, and sends it no signal.
+    A rank that exits with code 0 in the middle of a check is included: torchrun does not list it, and sends it no
+    signal.
     """
     exit_codes: dict[int, int] = {}
     for node, log in _log_by_node(_tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)).items():
         terminated_pids = {match["pid"] for match in _ENDED_BY_TORCHRUN.finditer(log)}
-        failures = {int(match["rank"]): match for match in _FAILURE.finditer(log) if int(match["rank"]) < len(ranks)}
+        failures = {
+            int(match["rank"]): match for match in _TORCHRUN_FAILURE.finditer(log) if int(match["rank"]) < len(ranks)
+        }
         exit_codes |= {
             rank: int(match["code"]) for rank, match in failures.items() if match["pid"] not in terminated_pids
         }
@@ -233,7 +241,7 @@ def _exited_early(rank: Rank, terminated_pids: set[str]) -> bool:
 
 
 def _log_by_node(log: str) -> dict[int, str]:
-    """Return the output of torchrun by node index, since different nodes can have equal pids."""
+    """Return the output of torchrun by node index: pids are unique on one node only."""
     lines: dict[int, list[str]] = {}
     for match in map(_LABEL.match, log.splitlines()):
         if match:
@@ -245,7 +253,7 @@ def _ended_tasks(folder: Path) -> list[_Task]:
     """Return the srun tasks that ended before srun terminated the others, in order of their end."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     end = _ENDED_BY_SRUN.search(log)
-    ends = [(match, _task_code(match["end"])) for match in _TASK.finditer(log[: end.start()] if end else log)]
+    ends = [(match, _task_code(match["end"])) for match in _TASK_END.finditer(log[: end.start()] if end else log)]
     return [
         _Task(match["node"], number, code)
         for match, code in ends
@@ -255,7 +263,7 @@ def _ended_tasks(folder: Path) -> list[_Task]:
 
 
 def _task_code(end: str) -> int | None:
-    """Return the exit code: ``Exited with exit code 3`` → 3, ``Segmentation fault (core dumped)`` → -11."""
+    """Return the exit code: ``Exited with exit code 3`` → 3, ``Segmentation fault (core dumped)`` → -11, else None."""
     if exited := re.fullmatch(r"Exited with exit code (\d+)", end):
         return int(exited[1])
     number = _SIGNALS.get(end.removesuffix(" (core dumped)"))
@@ -263,7 +271,7 @@ def _task_code(end: str) -> int | None:
 
 
 def _last_errors(ranks: Sequence[Rank]) -> dict[int, _ReportedError]:
-    """Return the error of each rank whose last check failed, if the rank started no other check since."""
+    """Return the error of each rank whose last measurement has one, if the rank has started no check after it."""
     return {
         rank.number: _ReportedError(measured.started + measured.seconds, f"{measured.check}: {measured.error}")
         for rank in ranks
@@ -272,15 +280,18 @@ def _last_errors(ranks: Sequence[Rank]) -> dict[int, _ReportedError]:
     }
 
 
-def node_error(job: Job, folder: Path, node_state: NodeState = lambda host: (host, "")) -> RootCause | None:
-    """Return the node that failed during the job, or the nodes with an error before its start, grouped by error."""
+def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host: (host, "")) -> RootCause | None:
+    """Return the cause if a node failed during the job, or had an error before its start; None if no node did.
+
+    Nodes with the same error are listed together.
+    """
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     if failed := list(dict.fromkeys(_NODE_FAILURE.findall(log))):
         cause = f"Slurm reports a node failure during job {job.name}"
-        first = f"scontrol show node {failed[0]}; ping {failed[0]}"
+        command = f"scontrol show node {failed[0]}; ping {failed[0]}"
         states = [f"; {state}" for _, state in map(node_state, failed[:1]) if state]
         lost = _shortage(job, failed, f"{cause}{''.join(states)}")
-        return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {first}", None, lost)
+        return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {command}", None, lost)
     errors = [(match["node"], _LAUNCH_ERROR.format(**match.groupdict())) for match in _LAUNCH_FAILED.finditer(log)]
     preflight_errors = [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
     errors = errors or preflight_errors
@@ -288,6 +299,7 @@ def node_error(job: Job, folder: Path, node_state: NodeState = lambda host: (hos
         return None
     errors_by_node: dict[str, list[str]] = {}
     for node, error in errors:
+        # errors that differ only in the node's name are equal
         errors_by_node.setdefault(node, []).append(error.replace(node, "\0"))
     nodes_by_text: dict[str, list[str]] = {}
     for node in sorted(errors_by_node):
@@ -298,22 +310,22 @@ def node_error(job: Job, folder: Path, node_state: NodeState = lambda host: (hos
 
 
 def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | None:
-    """Return the nodes whose task did not end on srun's signal and does not respond; their peers' errors follow."""
+    """Return the cause if srun reports tasks that do not end or respond: errors of other nodes follow from these."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     id_lists = _NO_RESPONSE.findall(log) if _STEP_TIMEOUT in log else []
     tasks = [task for id_list in id_lists for task in parse_id_list(id_list) if task < job.nodes]
     first_ranks = [ranks[task * job.ranks_per_node] for task in tasks]
     nodes = sorted({rank.heartbeat.node if rank.heartbeat else rank.name for rank in first_ranks})
-    cause = "the task on this node does not respond to srun (node reset or hung?)"
-    first = "Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
     if not nodes:
         return None
+    cause = "the task on this node does not respond to srun (node reset or hung?)"
+    text = f"{cause}. Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
     hosts = sorted({rank.heartbeat.node for rank in first_ranks if rank.heartbeat})
-    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None, _shortage(job, hosts, cause))
+    return RootCause(and_more(nodes, _MAX_NAMED), text, None, _shortage(job, hosts, cause))
 
 
 def _shortage(job: Job, nodes: Sequence[str], state: str) -> NodeShortage | None:
-    """Return the loss of these nodes, each with this state; None without nodes."""
+    """Return the shortage that the loss of these nodes causes, each with this state; None without nodes."""
     if not nodes:
         return None
     missing = tuple(MissingNode(name=name, state=state) for name in nodes)
@@ -321,7 +333,7 @@ def _shortage(job: Job, nodes: Sequence[str], state: str) -> NodeShortage | None
 
 
 def _torchrun_errors(ranks: Sequence[Rank], folder: Path) -> dict[int, _ReportedError]:
-    """Return the errors in torchrun's error files (@record), by rank: failures outside checks, such as at startup."""
+    """Return the errors in torchrun's error files, by rank: failures outside checks, such as at startup."""
     reported_errors = {}
     for path in (folder / "logs").glob("**/error.json"):
         try:
@@ -376,7 +388,7 @@ def _disk_full(folder: Path) -> str:
 
 
 def _last_error_line(logs: Sequence[Path]) -> str:
-    """Return the last line of these logs that names an error."""
+    """Return the last line that names an error, of the last 40 lines of each log, after a title; empty if none does."""
     tails = [_tail(log, _RANK_LOG_BYTES).splitlines()[-40:] for log in logs]
     matches = [match for tail in tails for match in map(_LABEL.match, tail) if match]
     lines = [match["line"].strip() for match in matches if _names_error(match[0])]

@@ -19,23 +19,23 @@ def environment(settings: Config, job: Job) -> list[str]:
     """Return the bash lines that set up the environment of a job."""
     config = settings.environment
     shellcheck = "# shellcheck source=/dev/null"  # the file is absent where shellcheck runs
-    site = [shellcheck, f"source {shlex.quote(config.source)} || exit"] if config.source else []
-    site += [f"module load {shlex.join(config.modules)} || exit"] if config.modules else []
-    site += [shellcheck, f"source {shlex.quote(f'{config.venv}/bin/activate')} || exit"] if config.venv else []
-    if site:  # the site's files may fail under `set -euo pipefail`, and may change the directory
-        site = ["job_cwd=$PWD", "set +euo pipefail", *site, "set -euo pipefail", 'cd "$job_cwd"']
+    site_lines = [shellcheck, f"source {shlex.quote(config.source)} || exit"] if config.source else []
+    site_lines += [f"module load {shlex.join(config.modules)} || exit"] if config.modules else []
+    site_lines += [shellcheck, f"source {shlex.quote(f'{config.venv}/bin/activate')} || exit"] if config.venv else []
+    if site_lines:  # files of a site may fail under `set -euo pipefail`, and may change the directory
+        site_lines = ["job_cwd=$PWD", "set +euo pipefail", *site_lines, "set -euo pipefail", 'cd "$job_cwd"']
     hf_home = [f"export HF_HOME={shlex.quote(config.hf_home)}"] if config.hf_home else []
     variables = [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
     if job.placement == "ranks" and job.ranks_per_node > 1 and settings.container.runtime == "none":
         # torchrun sets the same value, with a warning in the log of each job; an image can have a value of its own
         variables.append("export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}")
-    return [*site, *hf_home, *variables]
+    return [*site_lines, *hf_home, *variables]
 
 
 @cache
 def template(name: str) -> jinja2.Template:
-    """Return a template of this folder; its filter ``quote`` is for a shell, ``yaml`` for a YAML file."""
-    # no autoescape, which is for HTML: the templates of scripts and YAML files quote values with the filters below
+    """Return a template of this folder. Its filter ``quote`` quotes a value for a shell, ``yaml`` for a YAML file."""
+    # no autoescape, which is for HTML
     loader = jinja2.Environment(
         loader=jinja2.PackageLoader("seatrial.launch", "."),
         undefined=jinja2.StrictUndefined,
@@ -50,7 +50,7 @@ def template(name: str) -> jinja2.Template:
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
-    """Compiled templates in the user's cache folder: compiling the templates of a trial takes 10 ms.
+    """Keeps compiled templates in the user's cache folder, since compiling those of a trial takes 10 ms.
 
     A template is compiled again if its source, the settings in this file, jinja2 or Python has changed.
     """

@@ -91,7 +91,10 @@ _GPU_THRESHOLD = 'scaling_efficiency: "> 90 %"'
 
 
 def render(site: Site) -> dict[str, str]:
-    """Return the content of each file by its path in the folder, without workloads that need more nodes."""
+    """Return the content of each file by its path in the folder, without workloads that need more nodes than there are.
+
+    If the number of nodes is unknown, workloads of two nodes are included.
+    """
     workloads = [workload for workload in _WORKLOADS if workload.nodes <= int(site.nodes.value or 2)]
     needed = ("nodes", "gpus_per_node", "partition", "venv")
     values = {
@@ -110,7 +113,7 @@ def render(site: Site) -> dict[str, str]:
 
 
 def _nightly_options(site: Site) -> list[str]:
-    """Return the options of ``seatrial run quick``, which does not read site.yaml, for a shell."""
+    """Return the options of the nightly ``seatrial run quick``, quoted for a shell: it does not read site.yaml."""
     options: list[tuple[str, object]] = [
         ("--nodes", site.nodes.value),
         ("--gpus-per-node", site.gpus_per_node.value),
@@ -145,7 +148,7 @@ def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:
         ("time", min(workload.minutes, limit) if isinstance(limit, int) else workload.minutes),
         ("chdir", site.folder),
         ("output", f"{site.folder}/logs/%x-%j.out"),
-        ("open-mode", "append"),  # a job that Slurm starts again keeps the output of its first start
+        ("open-mode", "append"),  # a second start of the job keeps the output of the first
     ]
     return template(f"site/{workload.template}.sbatch.j2").render(
         values,
@@ -154,6 +157,6 @@ def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:
         config=f"tiny/{workload.config}" if cpu_only and workload.config else workload.config,
         gpus=gpus,
         nodes=nodes,
-        # as jobs of a trial: other jobs on the node would change the speed, a second start would find the first's files
+        # other jobs on the node would change the speed; a second start would find the files of the first
         sbatch_options=[*option_lines(options), *(["--exclusive"] if workload.whole_nodes else []), "--no-requeue"],
     )

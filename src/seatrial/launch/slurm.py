@@ -27,7 +27,7 @@ from seatrial.util.secrets import PRIVATE
 def require_client() -> None:
     """Raise UsageError if Slurm's client cannot work on this machine, for example without slurm.conf.
 
-    A controller that does not respond is left to the checks, which name its host.
+    A controller that does not respond is no error here: a check reports it, with the controller's host.
     """
     try:
         slurm.ping()
@@ -95,7 +95,6 @@ def _job_id(output: str) -> str:
 
 
 def _sbatch_options(job: Job, config: Slurm) -> list[str]:
-    """Return one option per #SBATCH line."""
     gpus = f"gpu:{job.expected_gpus}" if job.expected_gpus else None
     minutes = config.time_min or math.ceil(job.requested_s / 60)
     options: list[tuple[str, object]] = [

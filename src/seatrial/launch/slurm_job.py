@@ -22,7 +22,7 @@ from seatrial.launch.slurm_nodes import CandidateNodes, candidate_nodes, node_st
 from seatrial.model import SeatrialError
 from seatrial.util import processes
 
-# Files in an attempt's folder. The token is a random argument of the script, by which its job is found again.
+# Files in an attempt's folder. The token is a random argument of the script: it identifies the job in Slurm's queue
 SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"
 
 _POLL_S = 1.0
@@ -32,9 +32,8 @@ _OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
 # (slurm.conf(5)): KillWait 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
 _COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
 _CANCEL_LIMIT_S = 60.0  # from scancel to the end of the job; includes KillWait
-_LOST_NODE_LIMIT_S = (
-    12.0  # from scancel to the end of the job if a node seems lost: Slurm ends such a job after SlurmdTimeout (300 s)
-)
+# The same if a node seems lost: Slurm ends such a job only after SlurmdTimeout (300 s by default)
+_LOST_NODE_LIMIT_S = 12.0
 # Seconds until the states of the nodes are queried for a pending job, and between two queries
 _NODES_AFTER_S, _NODES_POLL_S = 3.0, 20.0
 _CLEANUP_LIMIT_S = 15.0  # from the fetch of all files until the script has removed them and ended
@@ -54,8 +53,8 @@ class SlurmJob:
     _query_error: str = ""  # error of the last query; empty if Slurm answered
     _job: JobRecord | None = None  # Slurm's last response
     _has_started: bool = False
-    _allocated: str = ""
-    _completing_since: float = 0.0
+    _allocated: str = ""  # all nodes of the job, in Slurm's notation; empty before its start
+    _completing_since: float = 0.0  # 0: not COMPLETING yet
     _completing_nodes: str = ""  # the nodes of the job when the message on COMPLETING was first shown
     _nodes: CandidateNodes | None = None  # Slurm's last answer while the job is pending
     _nodes_queried: float = -math.inf
@@ -216,7 +215,8 @@ class SlurmJob:
             self._last_query = time.monotonic()  # after the response, which may take long
             if self._job is not None:
                 self._has_started = self._has_started or not self._job.pending
-                self._allocated = self._allocated or self._job.nodes  # a COMPLETING job has only the nodes not yet free
+                # only the first list has all nodes: a COMPLETING job has those that are not free yet
+                self._allocated = self._allocated or self._job.nodes
                 if _is_completing(self._job):
                     self._completing_since = self._completing_since or time.monotonic()
         return self._job
@@ -248,7 +248,10 @@ def job_collector(job_id: str, settings: Config, folder: Path) -> Collector:
 
 
 def unavailable_nodes(settings: Config) -> str:
-    """Return the number of usable nodes and the states of the others; empty if all are usable and enough."""
+    """Return the number of usable nodes and the states of the others.
+
+    Empty if all nodes are usable and enough, or if Slurm cannot be queried.
+    """
     try:
         return candidate_nodes(settings).message(settings.cluster.nodes)
     except (SeatrialError, ValueError):

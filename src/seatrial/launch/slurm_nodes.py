@@ -12,7 +12,8 @@ from seatrial.launch.base import NodeShortage
 from seatrial.model import MissingNode, SeatrialError
 from seatrial.util.text import and_more
 
-_MAX_ASKED = 8  # nodes whose slurmd is asked: each may take seconds
+_MAX_QUERIED = 8  # nodes whose slurmd is queried, since each answer may take seconds
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class CandidateNodes:
         return [node for node in self.nodes if not node.usable or self._blocked(node)]
 
     def shortage(self, needed: int) -> NodeShortage | None:
-        """Return the nodes that do not return by themselves; None if there are ``needed`` others."""
+        """Return the nodes that do not return by themselves; None if there are none, or ``needed`` others."""
         missing = [node for node in self.nodes if node.needs_administrator or self._blocked(node)]
         usable = len(self.nodes) - len(missing)
         if usable >= needed or not missing:
             return None
-        states = [*map(_state, missing[:_MAX_ASKED]), *map(str, missing[_MAX_ASKED:])]
+        states = [*map(_state, missing[:_MAX_QUERIED]), *map(str, missing[_MAX_QUERIED:])]
         nodes = tuple(MissingNode(name=node.name, state=state) for node, state in zip(missing, states, strict=True))
         return NodeShortage(usable=usable, missing=nodes)
 
@@ -43,7 +44,7 @@ class CandidateNodes:
         usable = len(self.nodes) - len(unusable)
         if usable >= needed and not unusable:
             return ""
-        states = and_more([f"{node.name} is {node}" for node in unusable], 8, "; ")
+        states = and_more([f"{node.name} is {node}" for node in unusable], _MAX_NAMED, "; ")
         place = f" of partition {partition}" if partition else ""
         counts = f"{usable} of {len(self.nodes)} nodes{place} are usable, the trial needs {needed}"
         return f"{counts}: {states}" if unusable else counts
@@ -76,7 +77,7 @@ def node_state(host: str) -> tuple[str, str]:
 
 
 def _state(node: SlurmNode, silent: bool = False) -> str:
-    """Return the state of a node; if it does not respond or is ``silent``, also what its slurmd answers."""
+    """Return the state of a node, and its slurmd's answer if it does not respond or its ranks are ``silent``."""
     does_not_respond = "NOT_RESPONDING" in node.states or "not responding" in node.reason.lower()
     if not (silent or does_not_respond):
         return str(node)

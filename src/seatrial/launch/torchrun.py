@@ -41,9 +41,9 @@ class TorchrunLauncher:
         return RenderedJob(argv=(), text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
-        """Write the script, then always raise SeatrialError: only the user can run it.
+        """Write the script, then always raise SeatrialError, which tells the user how to run the script.
 
-        Copies the preflight errors that the script wrote on its nodes into ``launcher.err`` of this attempt.
+        If the script has run already, its preflight errors are copied into ``launcher.err`` of this attempt.
         """
         command = folder.parent / "torchrun.sh"
         atomic_write(command, rendered.text.encode(), mode=PRIVATE)

@@ -32,7 +32,11 @@ _MAX_NAMED = 8  # nodes listed in a message
 
 
 class Listener(Protocol):
-    """Receives the events of a running job. ``add_measurement`` is called once per measurement and must store it."""
+    """Receives the events of a running job.
+
+    ``add_measurement`` is called once per measurement and must store it. ``show_waiting`` gets what the job waits for,
+    and since how many seconds.
+    """
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
@@ -49,8 +53,8 @@ class Listener(Protocol):
 class AttemptEnd:
     """The end of one attempt at a job.
 
-    ``startup_s``: time until all ranks had started a check, else until the end; without pending time. ``interrupted``:
-    Ctrl-C or SIGTERM arrived, before or after the end.
+    ``startup_s``: seconds until all ranks had started a check, else until the end; pending time does not count.
+    ``interrupted``: Ctrl-C or SIGTERM arrived, before or after the end of the job.
     """
 
     state: JobState
@@ -71,9 +75,10 @@ def run_job(
 ) -> Iterator[JobResult]:
     """Run ``job``; yield the result of each attempt.
 
-    Each check gets a measurement or an error; if the preflight of a node fails (JobState.REFUSED), no check gets one.
-    ``min_nodes``: where nodes are missing, the remaining checks run on the others, if there are this many. After Ctrl-C
-    or SIGTERM the result of the attempt is yielded, then KeyboardInterrupt raised.
+    ``listener`` gets a measurement or an error of each check; none if the preflight of a node fails
+    (JobState.REFUSED). ``min_nodes``: if nodes are missing and at least this many are left, the remaining checks run on
+    those; None: never on fewer nodes. After Ctrl-C or SIGTERM the result of the attempt is yielded, then
+    KeyboardInterrupt is raised.
     """
     while job.checks:
         number = 1 + sum(1 for path in (run_dir / "jobs" / job.name).glob("attempt*"))
@@ -93,9 +98,9 @@ def run_job(
 
 
 def _on_fewer_nodes(job: Job, cause: RootCause | None, min_nodes: int | None) -> Job | None:
-    """Return ``job`` for the remaining nodes; None if none is missing, or if they are fewer than ``min_nodes``.
+    """Return ``job`` for the remaining nodes; None if no node is missing, or too few remain.
 
-    A retry runs on the nodes of the first measurement, or not at all.
+    None also for a retry, which runs on the nodes of the first measurement or not at all.
     """
     shortage = cause.shortage if cause else None
     if shortage is None or min_nodes is None or shortage.usable < min_nodes or job.retry:
@@ -125,9 +130,9 @@ class _Attempt:
         try:
             running = launcher.start(rendered, self.folder)
         except SeatrialError as error:
-            lost = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
-            known = error.failures if isinstance(error, JobRefused) else ()
-            refused = RootCause(f"launcher {launcher.name}", f"{error}{lost}", None, failures=known)
+            excluded = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
+            failures = error.failures if isinstance(error, JobRefused) else ()
+            refused = RootCause(f"launcher {launcher.name}", f"{error}{excluded}", None, failures=failures)
             end = AttemptEnd(JobState.FAILED, root_cause.node_error(job, self.folder) or refused, 0.0)
         else:
             end = self._watch_and_stop(running)
@@ -150,7 +155,6 @@ class _Attempt:
         return end, result
 
     def _watch_and_stop(self, running: StartedJob) -> AttemptEnd:
-        """Watch the job, then end its remaining processes."""
         try:
             try:
                 end = self._with_stacks(self._watch(running), running)
@@ -184,7 +188,10 @@ class _Attempt:
         return replace(end, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {remaining}"))
 
     def _with_stacks(self, end: AttemptEnd, running: StartedJob) -> AttemptEnd:
-        """Add the stacks of the ranks to the cause of a hang, unless nodes are lost: a step on them would not end."""
+        """Add the stacks of the ranks to the cause of a hang, unless nodes are lost: a command on them would not end.
+
+        If all nodes answer, none is lost: then the cause is the rank that has been silent longest.
+        """
         cause = end.root_cause
         hangs = end.state in (JobState.HUNG, JobState.TIMEOUT) and any(rank.heartbeat for rank in self.ranks)
         if cause is None or not hangs:
@@ -217,7 +224,7 @@ class _Attempt:
         return bool(cause and cause.shortage) and any(rank.heartbeat for rank in self.ranks)
 
     def _cause_after_cancel(self, running: StartedJob, cause: RootCause, state: JobState) -> RootCause:
-        """Return ``cause`` if its nodes are lost. A node that is free after the cancellation is not: its ranks hung."""
+        """Return ``cause`` if its nodes are lost; if they are free after the cancellation, the cause of a hang."""
         missing = cause.shortage.missing if cause.shortage else ()
         if not all(running.node_is_free(node.name) for node in missing):
             return cause
@@ -254,7 +261,7 @@ class _Attempt:
             _sleep(self.ranks)
 
     def _ended(self, running: StartedJob, code: int | None) -> tuple[JobState, RootCause | None] | None:
-        """Return the state and cause if the job has ended, or lost a node; else None."""
+        """Return the state and cause if the job has ended, lost a node or has a damaged journal; else None."""
         if damaged := next((rank for rank in self.ranks if rank.damage), None):
             return JobState.FAILED, root_cause.damaged_journal(damaged)
         if code is not None:
@@ -307,7 +314,7 @@ class _Attempt:
             not rank.heartbeat_expected and rank.last_seen and now - max(rank.last_seen, running_since) > timeout_s
             for rank in ranks
         ):
-            cause = f"all ranks ended at least {limits.heartbeat_timeout_s:g} s ago, but torchrun or srun still runs"
+            cause = f"all ranks ended at least {limits.heartbeat_timeout_s:g} s ago, but the job still runs"
             return JobState.HUNG, RootCause("launcher", cause, None)
         if late := self._over_limit(now):
             return JobState.TIMEOUT, late
@@ -337,13 +344,14 @@ class _Attempt:
     def remaining_job(self, end: AttemptEnd, smaller: Job | None) -> Job:
         """Record an error for each started check without a measurement; return the job with the checks not started.
 
-        ``smaller``: the job on the available nodes, if nodes were lost or missing.
+        If a new attempt would end the same way, all checks get an error, and the returned job has no checks.
+        ``smaller``: the job for the available nodes, if nodes were lost or missing.
         """
         job, state, cause = smaller or self.job, end.state, end.root_cause
         started = [name for name in job.checks if any(name in rank.started for rank in self.ranks)]
         remaining = [name for name in job.checks if name not in started]
         if remaining and (state is JobState.COMPLETED or (not started and not smaller)):
-            started, remaining = list(job.checks), []  # no progress: another attempt would end the same way
+            started, remaining = list(job.checks), []
         error = (
             f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring this check"
         )
@@ -360,7 +368,7 @@ class _Attempt:
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})
 
     def _error_measurements(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:
-        """Return an ERROR measurement for each missing one of a check: one for a CLUSTER check, else one per rank."""
+        """Return the ERROR measurements of a check: one for an incomplete CLUSTER check, else one per missing rank."""
         now, ranks = time.time(), self.ranks
         if self.checks[name].scope is Scope.CLUSTER:
             if all(name in rank.measured and rank.measured[name].finished for rank in ranks):
@@ -383,7 +391,7 @@ class _Attempt:
 
 
 def _sleep(ranks: list[Rank]) -> None:
-    """Sleep until the next poll. Time in which this process was stopped does not count as missing heartbeats."""
+    """Sleep until the next poll. Time in which this process was stopped does not count as silence of a rank."""
     clock = time.monotonic()
     time.sleep(_POLL_S)
     stopped_s = time.monotonic() - clock - _POLL_S
@@ -393,7 +401,7 @@ def _sleep(ranks: list[Rank]) -> None:
 
 
 def _check_writable(folder: Path) -> None:
-    """Raise OSError if the disk is full: then the ranks cannot write heartbeats, and their absence is no fault."""
+    """Raise OSError if the disk is full: then missing heartbeats are no fault of a rank, which cannot write them."""
     probe = folder / "writable"
     try:
         probe.write_bytes(bytes(4096))

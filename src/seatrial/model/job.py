@@ -12,8 +12,8 @@ from seatrial.model.base import Frozen
 from seatrial.model.topology import Topology
 from seatrial.util.secrets import redacted, secret_values
 
-# seatrial requests this multiple of the typical duration on H200 from a scheduler, and at least this time: hardware may
-# be several times slower, and a job that ends early costs nothing
+# The time that seatrial requests from a scheduler: this multiple of the typical duration on H200, and at least
+# MIN_REQUEST_S. Hardware may be several times slower, and a job that ends early costs nothing.
 REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
 
 
@@ -56,7 +56,7 @@ class Job(Frozen):
 
     @property
     def retry_suffix(self) -> str:
-        """The suffix of the names of jobs and folders: empty, ``-retry`` or ``-retry2``."""
+        """The suffix of the names of jobs and directories: empty, ``-retry`` or ``-retry2``."""
         return {0: "", 1: "-retry"}.get(self.retry, f"-retry{self.retry}")
 
     @property
@@ -123,9 +123,10 @@ class JobState(StrEnum):
 
 
 class JobFailure(Frozen):
-    """A known cause, by its id in data/causes, why a job did not start or failed on ``nodes``; empty: no certain one.
+    """A known cause why a job did not start or failed. ``cause``: its id in data/causes.
 
-    ``name``: of the object at fault, such as the image; ``message``: as the scheduler gives it.
+    ``nodes``: the nodes on which it failed; empty if unknown. ``name``: the object at fault, such as the image.
+    ``message``: the text of the scheduler.
     """
 
     cause: str

@@ -18,7 +18,7 @@ class GpuUse(Frozen):
     power_w: float | None = None
     temperature_c: float | None = None
     sm_clock_mhz: float | None = None
-    age_s: float | None = Field(default=None, description="seconds since it was read; None: just read")
+    age_s: float | None = Field(default=None, description="age of the values in seconds; None: just read")
 
 
 class TrainingSpeed(Frozen):
@@ -37,7 +37,7 @@ class TrainingSpeed(Frozen):
 
 
 class JobStatus(Frozen):
-    """The status of a job, a training folder or a run directory; ``notes``: why some part is missing."""
+    """The status of a job, a training directory or a run directory; ``notes``: why some part is missing."""
 
     target: str
     title: str

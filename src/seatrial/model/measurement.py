@@ -20,14 +20,14 @@ NOT_REPORTED = "not_reported"  # fact: metric → why the check has no value for
 NOT_REQUESTED = "not_requested"  # fact: metric → why it is not measured: not in the options, or the network is too slow
 # fact: size that the network is too slow for, such as 8GiB → the smaller size whose metrics are judged instead
 JUDGED_INSTEAD = "judged_instead"
-# fact: subject → why it has no value of a required metric, or subject → metric → why
+# fact: subject → why it has no value of the required metrics, or subject → metric → why it has no value of the metric
 EXEMPT = "exempt"
 GPUS_USED = "gpus_used"  # fact: NVML indices of the GPUs that CUDA may use on a node
 PORTS_USED = "ports_used"  # fact of a CLUSTER check: node → names of the RDMA ports that the check measures
 
 
 class Scope(StrEnum):
-    """Where a check runs, and in how many processes."""
+    """The hosts and the number of processes on which a check runs."""
 
     CONTROL = "CONTROL"  # once, on the host that runs seatrial, such as a login node; without torch
     NODE = "NODE"  # once on every node; without torch
@@ -111,5 +111,5 @@ class Measurement(Frozen):
 
     @property
     def finished(self) -> bool:
-        """Whether the check ended without an error, so that a resumed trial does not repeat it."""
+        """Whether the check ended without an error; a resumed trial does not repeat such a check."""
         return self.error is None

@@ -13,7 +13,7 @@ class Outcome(StrEnum):
     WARN = "WARN"
     FAIL = "FAIL"  # measured, and bad
     SKIP = "SKIP"  # not applicable, with a reason
-    UNJUDGED = "UNJUDGED"  # measured, but without a reference value or inconclusive
+    UNJUDGED = "UNJUDGED"  # without a rule or a reference value, or inconclusive
     ERROR = "ERROR"  # could not be measured
 
 
@@ -53,7 +53,7 @@ class Reason(StrEnum):
     METRIC_PARTLY_MISSING = "metric_partly_missing"
     # The rule or threshold was not evaluated
     NOT_APPLICABLE = "not_applicable"
-    APPLIES_TO_PEERS_ONLY = "applies_to_peers_only"  # the rule applies to other subjects of the check, not to this one
+    APPLIES_TO_PEERS_ONLY = "applies_to_peers_only"  # the rule applies to comparable subjects, but not to this one
     RANKS_DISAGREE = "ranks_disagree"
     FACT_INVALID = "fact_invalid"  # missing, of another type, or a value that the check does not declare
     FACT_UNREADABLE = "fact_unreadable"  # not supported or permission denied, where the rule needs the fact
@@ -79,7 +79,7 @@ class Reason(StrEnum):
     WITHIN_SAMPLE_RANGE = "within_sample_range"  # the range contains the threshold; too few samples for an interval
     MANY_SAMPLES_BEYOND = "many_samples_beyond"  # the share of samples clearly beyond the threshold is significant
     INCONCLUSIVE = "inconclusive"  # the value violates the threshold, but the samples are too few or too different
-    SLOW_WINDOWS = "slow_windows"  # far below the median of the run
+    SLOW_WINDOWS = "slow_windows"  # too many samples far slower than the median of the same metric and subject
     BELOW_PEERS = "below_peers"
     ASYMMETRIC = "asymmetric"  # far below the opposite direction
     FABRIC_MISMATCH = "fabric_mismatch"  # NCCL uses another network than the trial asks for
@@ -91,7 +91,7 @@ class Reason(StrEnum):
     REPRODUCED_ON_OTHER_DEVICE = "reproduced_on_other_device"  # the same rank is bad on another GPU
     NOT_REPRODUCED = "not_reproduced"
     FAILED_IN_RETRY_ONLY = "failed_in_retry_only"
-    MOVED = "moved"  # two measurements failed on different subjects of one node
+    MOVED = "moved"  # the first measurement and the retry failed on different subjects of one node
     NO_THIRD_MEASUREMENT = "no_third_measurement"  # one of two measurements is bad, and no third one decides
     NOT_RETRIED = "not_retried"
     RETRY_FAILED = "retry_failed"

@@ -81,11 +81,11 @@ class Rule(Frozen):
     reference_optional: bool = False  # without a reference value the metric is only recorded (SKIP)
     reference_if: dict[str, str] = {}  # fact → value required for the reference value to apply
     share_of_peak: float | None = None  # for training: FAIL below this share of the speed at the GPU's peak FLOP/s
-    compare_with_peers: bool = False  # compare with the peer group only: WARN for outliers below ``warn_below``
+    compare_with_peers: bool = False  # only compare with the peer group: WARN for low outliers below ``warn_below``
     # FAIL below this share of the median of the GPUs of the same model on the node, or on all nodes
     peer_fail_below: float | None = None
-    # For a metric of all GPUs of a node concurrently: the metric of one GPU at a time. FAIL at 0, and up to this share
-    # of that metric divided by the number of GPUs
+    # For a metric of all GPUs of a node concurrently: the metric of one GPU at a time. FAIL unless the value is above
+    # ``single_fail_below`` × the value of ``single_metric`` / the number of GPUs of the node
     single_metric: str | None = None
     single_fail_below: float = 0.0
     asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
@@ -93,7 +93,8 @@ class Rule(Frozen):
     min_nodes: int = 1  # with fewer or more nodes (fact ``nodes``) the rule gives no verdict
     max_nodes: int | None = None
     default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
-    may_be_negative: bool = False  # if not, a negative value is a measurement error
+    # If False, a negative value that meets ``expect`` is a measurement error. A negative time, size or rate always is.
+    may_be_negative: bool = False
     evidence_facts: tuple[str, ...] = ()  # facts shown with a violation, such as a rank, a pid or a driver message
     meaning: str  # what a bad value means
     fix: str
@@ -123,7 +124,7 @@ class ReferenceValue(Frozen):
 
 
 class LearnedRun(Frozen):
-    """A run that a baseline was learned from, with fields that identify it after its folder was moved."""
+    """A run that a baseline was learned from, with fields that identify it after its directory was moved."""
 
     path: str
     host: str
@@ -136,9 +137,9 @@ class LearnedRun(Frozen):
 
 
 class Baseline(Frozen):
-    """Reference values learned from good runs at a site. They are applied in addition to SKU data.
+    """Reference values learned from good runs at a site, applied in addition to SKU data.
 
-    With ``override`` they replace SKU data. ``learned_from`` may contain paths only, as earlier versions wrote them.
+    With ``override`` they replace SKU data. Earlier versions wrote paths only to ``learned_from``.
     """
 
     name: str
@@ -147,5 +148,5 @@ class Baseline(Frozen):
     expected: dict[str, tuple[ReferenceValue, ...]]
 
     def includes(self, run: LearnedRun) -> bool:
-        """Whether the baseline was learned from ``run``, or from runs that are not identified."""
+        """Whether the baseline was learned from ``run``; a run that is recorded only as a path may be ``run``."""
         return any(isinstance(source, str) or source.is_same_run(run) for source in self.learned_from)

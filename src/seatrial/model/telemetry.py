@@ -50,7 +50,7 @@ HOST_GAUGES = (
 GAUGES: dict[Kind, tuple[Gauge, ...]] = {"gpu": GPU_GAUGES, "host": HOST_GAUGES}
 SAMPLER_CPU_SECONDS = "sampler_cpu_s"  # CPU time of the sampler since its start
 
-# Clocks event reasons other than user settings and idle; the power cap is normal at full load
+# The reasons for lower clocks, without user settings and idle. The power cap is normal at full load
 POWER_CAP = "software power cap"
 HARDWARE_SLOWDOWN = "hardware slowdown"
 THROTTLE_REASONS = (
@@ -67,7 +67,8 @@ SAMPLER_CPU_LIMIT = 0.01  # share of one core, at one sample per second
 class Load(Frozen):
     """The load of one GPU during one check; ``samples`` is at least 1.
 
-    ``throttled_share``: reason → share of the samples with this reason; "hardware slowdown" only if no cause is given.
+    ``throttled_share``: reason → share of the samples with this reason. "hardware slowdown" counts only in samples
+    without a thermal or power brake reason.
     ``sm_clock_mhz_min``: over samples with at least 50 % utilisation, since an idle GPU lowers its clock.
     """
 
@@ -83,7 +84,7 @@ class Load(Frozen):
 
 
 class Span(Frozen):
-    """Begin and end of a check in seconds since the start of its phase; omitted time between checks does not count."""
+    """Begin and end of a check in seconds since the start of its phase, without the pauses between checks."""
 
     check: str
     begin: FiniteFloat
@@ -111,7 +112,9 @@ class Dashboard(Frozen):
     seconds: FiniteFloat
     step_s: FiniteFloat = Field(gt=0)
     spans: tuple[Span, ...]
-    cuts: tuple[FiniteFloat, ...] = Field(default=(), description="positions where the time of other phases is cut out")
+    cuts: tuple[FiniteFloat, ...] = Field(
+        default=(), description="positions in seconds at which a pause between checks is omitted"
+    )
     tracks: tuple[Track, ...]
 
 

@@ -9,12 +9,14 @@ class Topology(Frozen):
     """Switches and racks by node; a node that is not listed is unknown."""
 
     source: str = Field(description="the file, or Slurm's command")
-    is_file: bool = Field(default=True, description="whether a user wrote it for this trial: it must have all nodes")
+    is_file: bool = Field(
+        default=True, description="whether a user wrote the file for this trial; it must then list all nodes"
+    )
     switches: dict[str, tuple[str, ...]] = Field(description="node → its switches, from the leaf switch to the top")
     racks: dict[str, str] = Field(default={}, description="node → its rack")
     rails: dict[str, tuple[str, ...]] = Field(
         default={},
-        description="leaf switch that stands for several → the switch of each rail, by GPU",
+        description="leaf switch that stands for one switch per rail → these switches, by GPU index",
     )
 
     @property
@@ -38,7 +40,7 @@ class Topology(Frozen):
         return self.racks.get(self._listed_name(node), "")
 
     def rail_switch(self, node: str, gpu: int) -> str:
-        """The switch of a GPU's rail; empty if unknown."""
+        """The switch of the rail of the GPU with index ``gpu``; empty if unknown."""
         rails = self.rails.get(self.leaf(node), ())
         return rails[gpu] if gpu < len(rails) else ""
 
@@ -53,9 +55,9 @@ class Topology(Frozen):
 
 
 def switch_path(up: tuple[str, ...], down: tuple[str, ...]) -> tuple[str, ...]:
-    """The switches between two nodes with these switches: up to the lowest one that both have, and down.
+    """The switches between two nodes: from ``up`` to the lowest common switch, then the reverse of ``down``.
 
-    Empty if they have none in common.
+    ``up`` and ``down`` are the switches of the nodes, from the leaf switch to the top. Empty without a common switch.
     """
     common = next((switch for switch in up if switch in down), None)
     if common is None:

@@ -36,16 +36,15 @@ Action = Literal[
 ]
 
 
-class Explained(Frozen):
-    """A verdict that a finding explains; ``metric`` is empty for a verdict on the whole check."""
+class VerdictKey(Frozen):
+    """The check, subject and metric of verdicts; ``metric`` is empty for verdicts on the whole check."""
 
     check: str
     subject: str
     metric: str = ""
 
     @classmethod
-    def key(cls, verdict: Verdict) -> "Explained":
-        """The fields that identify ``verdict``."""
+    def from_verdict(cls, verdict: Verdict) -> "VerdictKey":
         return cls(check=verdict.check, subject=verdict.subject, metric=verdict.metric)
 
 
@@ -67,7 +66,7 @@ class Finding(Frozen):
     source: str = ""
     cause: str = ""
     signature: str = ""
-    explains: tuple[Explained, ...] = ()
+    explains: tuple[VerdictKey, ...] = ()
     action: Action | None = None
     confirmed_by: tuple["Finding", ...] = ()
 

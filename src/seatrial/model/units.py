@@ -36,7 +36,7 @@ _COUNT_UNITS = (
 )
 # Wider than the values of any machine of the next years: values outside are unit errors, overflows or empty readings
 PLAUSIBLE_RANGES: Mapping[str, PlausibleRange] = {
-    "%": PlausibleRange(-100, 100),  # a rule or a threshold decides on negative values
+    "%": PlausibleRange(-100, 100),  # rules and thresholds decide whether a negative value is bad
     "bool": PlausibleRange(0, 1, is_integer=True),
     "ratio": PlausibleRange(-1e6, 1e6),
     "x": PlausibleRange(0, 1e6),
@@ -110,12 +110,15 @@ ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 
 
 def format_value(value: float, unit: str) -> str:
-    """The value with its unit: bytes in binary units, yes/no for a bool, otherwise four significant digits."""
+    """The value with its unit: bytes in binary units, yes or no for a bool, otherwise a number.
+
+    A number has four significant digits. From 10,000 on it is rounded to an integer and has all digits.
+    """
     return " ".join(filter(None, value_parts(value, unit)))
 
 
 def value_parts(value: float, unit: str) -> tuple[str, str]:
-    """The texts of number and unit that ``format_value`` prints; the unit is empty for a bool or a number alone."""
+    """The number and the unit that ``format_value`` prints; the unit is empty for a bool and for a plain number."""
     if unit == "B":
         return _bytes_parts(value)
     if unit == "bool":

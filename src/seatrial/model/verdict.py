@@ -15,18 +15,19 @@ _T = TypeVar("_T")
 
 @dataclass_transform(frozen_default=True)
 def _record(cls: type[_T]) -> type[_T]:
-    """A dataclass that is frozen for mypy only, since the check at run time doubles the construction time."""
+    """A dataclass that only mypy treats as frozen: a check at run time would double the construction time."""
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 @_record
 class Basis:
-    """The threshold or reference value of a verdict; verdicts of one kind share the object.
+    """The threshold or reference value of a verdict; verdicts with the same basis share one object.
 
-    ``name``: name of the trial, site, SKU or peer group. With ``op``, the value must meet ``op expected``. Without it,
-    the value fails below the share ``fail_below`` of ``expected`` and warns below ``warn_below``. ``asymmetry_limit``:
-    warn below this share of the opposite direction. ``lax_reason``: why the threshold is lax, or empty. ``exceeds``:
-    the reference value that the threshold exceeds, or empty. ``arithmetic``: how the bound of the network was computed.
+    ``name``: name of the trial, site, SKU or peer group. With ``op``, the value must meet ``op expected``. Without
+    ``op``, the value fails below the share ``fail_below`` of ``expected`` and warns below the share ``warn_below``. For
+    OWN_MEDIAN, samples below the share ``fail_below`` are slow, see judge/samples.py. ``asymmetry_limit``: warn below
+    this share of the opposite direction. ``lax_reason``: why the threshold is lax, or empty. ``exceeds``: the reference
+    value that the threshold exceeds, or empty. ``arithmetic``: how the bound of the network was computed.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -67,9 +68,10 @@ class Retry:
 class Verdict:
     """The result of one rule for one metric of one subject, or for the whole check (``metric`` is empty).
 
-    ``ratio``: value divided by the expected value of ``basis``. ``detail``: text without a field, such as an error
-    message or the missing subjects. ``meaning``: what a bad value means. ``interval``: range of the value, if the
-    threshold is in it. ``opposite_value``: value of the opposite direction. ``evidence``: empty for good values.
+    ``ratio``: value divided by the expected value of ``basis``; if ``basis`` is a threshold, divided by the reference
+    value that ``detail`` names. ``detail``: text that has no field of its own, such as an error message or the missing
+    subjects. ``meaning``: what a bad value means. ``interval``: confidence interval or sample range that contains the
+    threshold. ``opposite_value``: value of the opposite direction. ``evidence``: empty for good values.
 
     A trial on a thousand nodes has half a million verdicts; a pydantic model would need four times the memory.
     """

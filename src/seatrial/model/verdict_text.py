@@ -1,4 +1,4 @@
-"""The text of a verdict, made from its fields when it is shown; no code parses it."""
+"""The text of a verdict, made from the fields of the verdict when it is shown. No code parses this text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BASIS_LABELS = {
     BasisKind.FABRIC_MODEL: "bound of",
     BasisKind.OWN_MEDIAN: "median of its own windows",
 }
-# Text for each reason: appended to the value of the verdict, if it has one
+# Text for each reason; it is appended to the text of the value, if the verdict has a value
 _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.EXCLUDED: "excluded by {detail}",
     Reason.UNKNOWN_CHECK: "this version of seatrial does not have this check; not evaluated",

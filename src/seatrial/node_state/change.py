@@ -17,10 +17,11 @@ ChangeOutcome = Literal["planned", "started", "done", "failed", "refused"]
 
 
 class NodeChange(Frozen):
-    """One command that changes the state of nodes.
+    """One command that changes the state of ``nodes``.
 
-    ``before``: their state before it. ``needs``: this change is refused if one of these actions failed.
-    ``outcome``: started without a later outcome: seatrial was killed during it. ``detail``: why it was refused.
+    ``before``: the state of the nodes before the command. ``needs``: actions; if one of them failed, this change is
+    refused. ``outcome``: ``started`` as the last outcome means that seatrial was killed during the command.
+    ``detail``: why the change failed or was refused.
     """
 
     nodes: tuple[str, ...]
@@ -40,7 +41,7 @@ class NodeChange(Frozen):
 RESERVE, RESUME, DRAIN_AGAIN = "reserve for the test", "resume in the reservation", "drain again"
 DRAIN, COMMENT, END_RESERVATION = "drain", "comment", "end the reservation"
 CONDITION, ADD_TAINT, REMOVE_TAINT = "set the condition", "add the taint", "remove the taint"
-TAKES_OUT = (DRAIN, ADD_TAINT)  # only these count for the drain limit
+TAKES_OUT = (DRAIN, ADD_TAINT)  # only these take a node out of service, and count for the drain limit
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Flags:
 
 
 class Partner(Frozen):
-    """A node in service that candidates are tested with, and why it was chosen."""
+    """A node in service that takes part in the test of the candidates, and why it was chosen."""
 
     node: str
     why: str
@@ -70,11 +71,14 @@ class NodeResult(Frozen):
 
 
 class Candidates(Protocol):
-    """The candidates of a readmission, in Slurm or Kubernetes."""
+    """The candidates of a readmission: nodes that are tested and then returned to service or not.
+
+    One class implements this for Slurm, one for Kubernetes.
+    """
 
     @property
     def cluster_nodes(self) -> int:
-        """The number of nodes for the share of the drain limit."""
+        """The number of nodes of the cluster; the drain limit allows a share of them."""
 
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
         """Return the partners ``names``, by default all possible ones, the preferred first. Raises SeatrialError."""

@@ -24,7 +24,7 @@ FOLDER = "drains"  # in the state folder
 _NAME = re.compile(r"(\d{6,12})\.json")
 _MAX_ENTRY_BYTES = 2**16
 _MAX_TIME = 2.0**37  # the year 6325: localtime accepts it
-_KEPT_WINDOWS = 24  # older entries are removed: with a window of an hour, after a day
+_KEPT_WINDOWS = 24  # entries are removed when they are older than so many windows: for one hour, after a day
 _MAX_CLOCK_ERROR_S = 60.0  # an entry that is further in the future was written with a wrong clock
 _MAX_TRIES = 1000  # attempts to take the next free number: more nodes do not fail at the same moment
 
@@ -39,7 +39,7 @@ class DrainLimit:
 
     @property
     def max_nodes(self) -> int:
-        """Return the number of nodes that may be taken out within the window."""
+        """The number of nodes that may be taken out of service within the window."""
         return max(1, int(self.share * self.nodes + 1e-9))  # 0.29 * 100 is 28.999999999999996
 
 
@@ -53,10 +53,11 @@ class Drain(Frozen):
 
 
 class _Entry(NamedTuple):
-    """An entry and the earliest time (seconds since 1970) at which it can have been written.
+    """An entry. ``written``: the earliest time (seconds since 1970) at which it can have been written.
 
     A node whose clock is behind writes a time that would end the window too early. But an entry is younger than all
-    entries before it, and many file servers date the file by their own clock: the latest of these times counts.
+    entries before it, and many file servers date the file by their own clock. So ``written`` is the latest of: the time
+    in the entry, the date of its file, and ``written`` of the entry before it.
     """
 
     drain: Drain
@@ -65,9 +66,9 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class DrainAnswer:
-    """Whether the node may be taken out of service; ``reason`` says why not.
+    """``granted``: whether the node may be taken out of service; ``reason``: why not, empty if it may.
 
-    ``drains``: the entries of the window, with the entry of this node if it was granted.
+    ``drains``: the entries within the window, including that of this node if it may.
     """
 
     granted: bool
@@ -92,7 +93,7 @@ def request_drain(
     If the node has an entry in the window already, the answer is yes, without a second entry. An entry from the future
     (a wrong clock) counts until its window ends, and so do the entries after it. If the record cannot be read or
     written, the answer is no. ``dry_run`` records nothing.
-    The call can hang with the filesystem: the caller sets its own time limit.
+    The call can hang if the filesystem does: the caller needs a time limit of its own.
     """
     folder, new = state_dir / FOLDER, Drain(node=node, run_id=run_id, reason=reason, time=now)
     try:

@@ -1,7 +1,7 @@
 """Candidates of a readmission in Kubernetes: testable nodes, their partners, their condition and taint.
 
-The pods of the test tolerate the taint and a cordon, so that a node is tested before it is returned. seatrial changes
-only its own condition (a patch of the status subresource, merged by type) and its own taint; it never cordons.
+The pods of the test tolerate the taint and a cordon, so that a node is tested before it returns to service. seatrial
+changes only its own condition (a patch of the status subresource, merged by type) and its own taint; it never cordons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from seatrial.node_state.change import (
 from seatrial.util.text import and_more
 
 CONDITION_TYPE, TAINT, EFFECT = "seatrial.dev/Accepted", "seatrial.dev/not-accepted", "NoSchedule"
-# of deploy/readmit/node-readiness-rules.yaml; Node Readiness Controller adds and removes them by the condition
+# Taints in deploy/readmit/node-readiness-rules.yaml. Node Readiness Controller adds and removes them by the condition
 READINESS_TAINTS = ("readiness.k8s.io/seatrial-new", "readiness.k8s.io/seatrial-rejected")
 _STATUS = {DecisionValue.ACCEPTED: "True", DecisionValue.REJECTED: "False", DecisionValue.INCOMPLETE: "Unknown"}
 _TOLERATED = (
@@ -49,7 +49,7 @@ class KubernetesCandidates:
         if unknown := [name for name in names if name not in self._every_node]:
             raise UsageError(f"Kubernetes has no node {and_more(unknown, 8)}. Run first: kubectl get nodes")
         self._nodes = [self._every_node[name] for name in names]
-        if refusals := [f"{node.name}: {why}" for node in self._nodes if (why := self._untestable(node))]:
+        if refusals := [f"{node.name}: {why}" for node in self._nodes if (why := self._refusal(node))]:
             raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refusals)}")
 
     @property
@@ -60,13 +60,13 @@ class KubernetesCandidates:
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
         """Return ``names``, or all schedulable nodes with the condition True. Raises UsageError."""
         if names:
-            if wrong := [f"{name}: {why}" for name in names if (why := self._unusable_as_partner(name))]:
+            if wrong := [f"{name}: {why}" for name in names if (why := self._partner_refusal(name))]:
                 raise UsageError(f"--partner {'; '.join(wrong)}")
             return [Partner(node=name, why="--partner") for name in names]
         return [
             Partner(node=name, why=str(condition))
             for name, node in self._every_node.items()
-            if not self._unusable_as_partner(name) and (condition := _condition(node)) and condition.status == "True"
+            if not self._partner_refusal(name) and (condition := _condition(node)) and condition.status == "True"
         ]
 
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
@@ -80,7 +80,7 @@ class KubernetesCandidates:
         return [("seatrial readmit", key, value) for key, value in values]
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
-        """Return no change: the pods tolerate the taint and a cordon."""
+        """Return no change: the pods of the test tolerate the taint and a cordon."""
         del partners
         return []
 
@@ -92,7 +92,7 @@ class KubernetesCandidates:
         return {}
 
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
-        """Return the changes of condition and taint; the condition first, which controllers read."""
+        """Return the changes of condition and taint; of each node first the condition, which controllers read."""
         changes = []
         for node in self._nodes:
             result = results[node.name]
@@ -111,7 +111,7 @@ class KubernetesCandidates:
         self._kubectl.run(*change.command[prefix:])
 
     def _set_condition(self, node: KubernetesNode, result: NodeResult) -> NodeChange:
-        """Return the patch; lastTransitionTime changes only with the status, as in the kubelet's conditions."""
+        """Return the change of the condition; lastTransitionTime changes only with the status, as by the kubelet."""
         now, status, before = datetime.now(UTC), _STATUS[result.decision], _condition(node)
         since = before.last_transition_time if before and before.status == status else None
         cause = "" if result.decision is DecisionValue.ACCEPTED else result.reason
@@ -132,14 +132,14 @@ class KubernetesCandidates:
         before = f"{_condition(node) or f'no condition {CONDITION_TYPE}'}; {taints}"
         return NodeChange(nodes=(node.name,), action=action, command=tuple(self._kubectl.command(*args)), before=before)
 
-    def _untestable(self, node: KubernetesNode) -> str:
+    def _refusal(self, node: KubernetesNode) -> str:
         """Return why no pod of the test can start on the node; empty if it can."""
         if node.ready_condition.status != "True":
             return f"{node.ready_condition}. Run first: kubectl describe node {node.name}"
         taints = node.untolerated_taints(self._tolerations)
         return f"untolerated taint {', '.join(map(str, taints))}: add it to kubernetes.tolerations" if taints else ""
 
-    def _unusable_as_partner(self, name: str) -> str:
+    def _partner_refusal(self, name: str) -> str:
         """Return why the node cannot be a partner; empty if it can."""
         node, candidate = self._every_node.get(name), self._nodes[0]
         if node is None:
@@ -148,7 +148,7 @@ class KubernetesCandidates:
             return "it is a candidate"
         if node.spec.unschedulable or any(taint.key in (TAINT, *READINESS_TAINTS) for taint in node.spec.taints):
             return "it is cordoned or not accepted"
-        if why := self._untestable(node):
+        if why := self._refusal(node):
             return why
         same = node.allocatable(GPU_RESOURCE) == candidate.allocatable(GPU_RESOURCE)
         return "" if same else f"it has another number of GPUs than {candidate.name}"

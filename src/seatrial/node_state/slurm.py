@@ -1,13 +1,13 @@
 """Candidates of a readmission in Slurm: which nodes may be tested, with which partners, and the changes of their state.
 
 Slurm starts no job on a drained node, not even in a reservation. So a drained candidate is first reserved for this user
-without an end, then resumed inside the reservation: only the jobs of the test can start on it. It returns to service
-when the reservation is deleted, and is drained again before that unless it was accepted. If seatrial is killed, the
-reservation keeps other jobs off the node.
+without an end, then resumed inside the reservation: only the jobs of the test can start on it. A candidate that was not
+accepted is then drained again. Last the reservation is deleted, which returns the accepted candidates to service. If
+seatrial is killed, the reservation keeps other jobs off the nodes.
 
-The reservation has the first partners too. A job starts at once if all its nodes are in the reservation. FLEX permits
-other nodes too, for a partner that replaces another one (scontrol(1)), but such a job waits for the backfill scheduler:
-0.6 s and 26 s with Slurm 22.05.
+The reservation has the first partners too: a job whose nodes are all in the reservation starts at once (after 0.6 s
+with Slurm 22.05). The flag FLEX (scontrol(1)) permits nodes outside of it, for a partner that replaces another one, but
+such a job waits for the backfill scheduler (26 s).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import SlurmNode
+from seatrial.discover.slurm_facts import RETURNING_STATES, SlurmNode
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.node_state.change import (
     COMMENT,
@@ -38,19 +38,19 @@ from seatrial.node_state.change import (
 )
 from seatrial.util.text import and_more
 
+# States and flags of a node: drained; with jobs; without new jobs, although it is not drained
 _DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 _NO_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}
-_RETURNING = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 _RESPONSE_LIMIT_S = 60.0  # slurmctld asks a resumed node within a few seconds
-_MAX_RESERVATION_NAME = 60
+_MAX_RESERVATION_NAME = 60  # characters
 
 
 class SlurmCandidates:
     """The candidates as Slurm shows them at the start.
 
-    ``reason_prefix``: the start of the reason of nodes that someone else drained and that may be returned too.
-    ``partition``, ``reservation``: settings of the trial; by default a partition that has all candidates.
+    ``reason_prefix``: nodes that someone else drained may be returned too if their reason starts with this text.
+    ``partition``: of the trial; None: a partition that has all candidates. ``reservation``: of the trial; None: none.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class SlurmCandidates:
         Raises UsageError if one of ``names`` cannot be a partner.
         """
         if names:
-            if wrong := [f"{name}: {why}" for name in names if (why := self._unusable_as_partner(name))]:
+            if wrong := [f"{name}: {why}" for name in names if (why := self._partner_refusal(name))]:
                 raise UsageError(f"--partner {'; '.join(wrong)}")
             return [Partner(node=name, why="--partner") for name in names]
-        pool = [node for name, node in self._every_node.items() if not self._unusable_as_partner(name)]
+        pool = [node for name, node in self._every_node.items() if not self._partner_refusal(name)]
         pool.sort(key=lambda node: not _accepted(node))
         return [
             Partner(node=node.name, why=f"idle; {node.comment if _accepted(node) else 'no comment of a readmission'}")
@@ -105,7 +105,10 @@ class SlurmCandidates:
         return [("seatrial readmit", key, value) for key, value in values]
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
-        """Return the reservation of the drained candidates with their partners, and their return inside it."""
+        """Return the changes for drained candidates: a reservation of candidates and partners, and a resume inside it.
+
+        Empty if no candidate is drained.
+        """
         if not self._drained:
             return []
         names, states = tuple(_names(self._drained)), "; ".join(f"{node.name} is {node}" for node in self._drained)
@@ -123,7 +126,7 @@ class SlurmCandidates:
         ]
 
     def wait_until_testable(self) -> None:
-        """Wait until the slurmd of each resumed node has answered. Raises SeatrialError after a minute."""
+        """Wait until each resumed node responds and is usable. Raises SeatrialError after a minute."""
         deadline = time.monotonic() + _RESPONSE_LIMIT_S
         for drained in self._drained:
             while not ((node := slurm.node(drained.name)) and node.usable):
@@ -133,7 +136,10 @@ class SlurmCandidates:
                 time.sleep(1)
 
     def changed_meanwhile(self) -> dict[str, str]:
-        """Return the state of each candidate that something else took out of service during the test."""
+        """Return the state of each candidate that something else took out of service during the test.
+
+        ``after_test`` leaves such a drain as it is.
+        """
         changed = {}
         for name in _names(self._nodes):
             node = slurm.node(name)
@@ -172,7 +178,7 @@ class SlurmCandidates:
         """Run the command. Raises SeatrialError if Slurm refuses it."""
         slurm.command_output(change.command)
 
-    def _unusable_as_partner(self, name: str) -> str:
+    def _partner_refusal(self, name: str) -> str:
         """Return why the node cannot be a partner; empty if it can."""
         node = self._every_node.get(name)
         if node is None:
@@ -215,7 +221,7 @@ class SlurmCandidates:
             )
         if "NOT_RESPONDING" in node.states:
             return f"its slurmd does not respond. Run first: scontrol show node {node.name}"
-        if states := node.states & (_NO_JOBS | _RETURNING):
+        if states := node.states & (_NO_JOBS | RETURNING_STATES):
             return f"Slurm starts no job on a node that is {' and '.join(sorted(states))}"
         if states := node.states & _BUSY:
             return f"jobs run on it ({' and '.join(sorted(states))}); repeat when they have ended"

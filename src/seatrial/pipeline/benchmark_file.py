@@ -22,11 +22,11 @@ from seatrial.pipeline.benchmark_hardware import HardwareOptions
 from seatrial.util.input_files import GZIP_MAGIC, MAX_DOCUMENT_BYTES, AfterHead, LimitedGzip, open_file, parse_json
 
 STDIN = Path("-")
-_MAX_TEXT = 2**30  # characters: more than the log of 1,024 ranks with NCCL_DEBUG=INFO has
-_HEAD_BYTES = 2**18  # the first bytes of a file, which identify its format
-_MAX_LINE = 2**16  # characters that are read at once
+_MAX_TEXT = 2**30  # characters: larger than a log of 1,024 ranks with NCCL_DEBUG=INFO
+_HEAD_BYTES = 2**18  # read from the start of a file to identify its format
+_MAX_LINE = 2**16  # characters of a line that are read at once
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
-# The first bytes of a JSON report, which identify also a truncated one
+# The start of a JSON report, which identifies a truncated report too
 _NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
 _NCCL_TESTS_JSON = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:')
 _EXPECTED = (
@@ -37,14 +37,21 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class BenchmarkFile:
-    """An open file that is not a record of seatrial. ``name``: for messages; ``head``: first bytes, decompressed."""
+    """An open file that is no record of seatrial. ``name``: for messages; ``head``: its first bytes, decompressed.
+
+    ``stream`` starts with these bytes too.
+    """
 
     name: str
     stream: BinaryIO
     head: bytes
 
     def judge(self, options: HardwareOptions, operation: str = "", baseline: Path | None = None) -> BenchmarkJudgement:
-        """The verdicts on the content. Raises UsageError for other content, and for a file that cannot be read."""
+        """Return the verdicts on the output of a benchmark.
+
+        ``operation``: the option --operation, empty if not set; ``baseline``: a file of `seatrial baseline learn`.
+        Raises UsageError for other content, and for a file that cannot be read.
+        """
         site = site_baseline.load(baseline, catalog()) if baseline else None
         if site:
             plausibility.validate_baseline(site, catalog())
@@ -87,7 +94,7 @@ class BenchmarkFile:
         return judge_nccl_tests.judge_output(output, options, self.name, operation, site)
 
     def _lines(self, encoding: str) -> Iterator[str]:
-        """The lines of the text; a line above _MAX_LINE characters is read in pieces."""
+        """Yield the lines of the text; a line above _MAX_LINE characters comes in pieces."""
         length = 0
         with io.TextIOWrapper(cast(Any, self.stream), encoding=encoding, errors="replace") as text:
             while line := text.readline(_MAX_LINE):
@@ -98,9 +105,10 @@ class BenchmarkFile:
 
 
 def open_benchmark(path: Path) -> BenchmarkFile | None:
-    """The output of a benchmark; None for a record of seatrial, a folder, and a file that cannot be opened.
+    """Return the output of a benchmark; None for a record of seatrial, a folder, and a file that cannot be opened.
 
-    ``-`` is standard input. The record is read, and errors are reported, by load_trial.
+    ``-`` is standard input. For None, the caller calls load_trial, which reads the record or reports the error. Raises
+    UsageError for a binary file, an unreadable one, and JSON from standard input or gzip that is no benchmark's.
     """
     if path == STDIN:
         if sys.stdin is None:  # Python's value for a closed stream
@@ -116,7 +124,7 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
 
 
 def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | None:
-    """The file if its first bytes are those of a benchmark's output; None for JSON that may be a record of seatrial."""
+    """Return the file; None for JSON that may be a record of seatrial. Text is not identified here."""
     try:
         stream: Any = io.BufferedReader(AfterHead(file))
         head = stream.peek(2)[:2]
@@ -138,7 +146,7 @@ def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFi
 
 
 def _is_whole_report(head: bytes) -> bool:
-    """Whether ``head`` is a complete JSON report, with its keys in any order."""
+    """Return whether ``head`` is a complete JSON report, with its keys in any order."""
     try:
         document = parse_json(head.decode(errors="replace"))
     except ValueError:

@@ -22,8 +22,8 @@ ALGORITHMS = {name.casefold(): name for name in ("Ring", "Tree", "NVLS", "NVLSTr
 _GPUS = re.compile(r"([1-9]\d{0,3})\s*[x×]\s*([A-Za-z].*\S)")  # 8xH200
 # 8x400: ports x Gbit/s of each; 4x2x200: NICs x ports of each x Gbit/s of a port
 _NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
-_MAX_PORTS, _MIN_PORT_GBPS = 32, 1  # of a node, and of each port: beyond, the numbers are swapped
-_GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # of GPUs that the driver does not know
+_MAX_PORTS, _MIN_PORT_GBPS = 32, 1  # ports of a node, and Gbit/s of each: other numbers are probably swapped
+_GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # names of GPUs that the driver does not know
 _SEVERAL_PROCESSES = (
     "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
     "measures no network. Build it with `make MPI=1` and run it again"
@@ -32,13 +32,16 @@ _ONE_RANK = (
     "the table was measured by one rank, so that no GPU communicated: nccl-tests without MPI=1 runs every process "
     "alone. Build it with `make MPI=1`, or use the option -g"
 )
-# Operations whose column ``count`` has the elements of one rank, not of all
+# Operations whose column ``count`` has the number of elements of one rank, not of all ranks
 _COUNT_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
 class HardwareOptions:
-    """The options of the command. ``models``: GPU models that ``gpus`` can mean, empty without the option."""
+    """The options of `seatrial judge` on hardware. ``models``: models that --gpus can mean, empty without the option.
+
+    ``ports``: network ports of a node. ``gpus_text``, ``nics_text``: the options as given, for messages.
+    """
 
     gpus_text: str = ""
     gpus_per_node: int | None = None
@@ -59,7 +62,10 @@ class HardwareOptions:
 
 @dataclass
 class TableHardware:
-    """The hardware of one table; ``problems``: why the table cannot be judged."""
+    """The hardware of one table. ``contradictions``: between options and output, as text for the reader.
+
+    ``problems``: why the table cannot be judged.
+    """
 
     hardware: BenchmarkHardware
     contradictions: list[str] = field(default_factory=list)
@@ -123,9 +129,9 @@ def known_models() -> str:
 
 
 def _named_models(text: str) -> tuple[tuple[Sku, ...], tuple[str, ...]]:
-    """The models that a name such as ``H200`` or ``A100 SXM 80GB`` can mean; a note if it is unknown or ambiguous.
+    """Return the models that a name such as ``H200`` or ``A100 SXM 80GB`` can mean; and a note on how it was read.
 
-    A name without form factor means the SXM module, as the vendor's own NVML name of H200 and B200 does.
+    A name without form factor means the SXM module, as in NVIDIA's NVML names of H200 and B200.
     """
     tokens = _name_tokens(text)
     exact = [sku for sku in skus() if any(tokens == _name_tokens(name) for name in (sku.name, *sku.nvml_names))]
@@ -147,7 +153,7 @@ def _name_tokens(text: str) -> list[str]:
 
 
 def _matches(tokens: Sequence[str], sku: Sku) -> bool:
-    """Whether each token is part of a name of the model; ``sxm`` also stands for ``sxm4``."""
+    """Return whether each token is part of a name of the model; ``sxm`` also stands for ``sxm4``."""
     sku_tokens = {token for name in (sku.name, *sku.nvml_names) for token in _name_tokens(name)}
     return bool(tokens) and all(token in sku_tokens or (token == "sxm" and "sxm4" in sku_tokens) for token in tokens)
 
@@ -163,7 +169,7 @@ class GpuName:
 
 
 def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
-    """The name of the GPUs: from the output if it lists them, else from --gpus."""
+    """Return the name of the GPUs: from the output if it lists them (``listed``), else from --gpus."""
     names = sorted({name for name in listed if name and name not in _GENERIC_NAMES})
     if names:
         text = f"--gpus {options.gpus_text} contradicts the output, which lists {', '.join(names)}; judged as listed"
@@ -178,7 +184,7 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
 
 
 def _is_one_of(listed: str, models: Sequence[Sku]) -> bool:
-    """Whether a listed GPU is one of ``models``; for a model without data, --gpus may be a part of its name."""
+    """Return whether a listed GPU is one of ``models``; for a model without data, --gpus may be a part of its name."""
     tokens = _name_tokens(listed)
     return any(
         tokens == _name_tokens(name) if sku in skus() else set(_name_tokens(name)) <= set(tokens)
@@ -188,9 +194,10 @@ def _is_one_of(listed: str, models: Sequence[Sku]) -> bool:
 
 
 def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
-    """The lowest and the highest number of ranks with which ``rows`` agree; None if they do not depend on it.
+    """Return the lowest and the highest number of ranks that agree with ``rows``; None if the rows do not show it.
 
-    From size and count where count has the elements of one rank; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
+    For operations in _COUNT_PER_RANK n follows from size and count; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
+    If the rows contradict each other, the lowest is above the highest.
     """
     low, high = 1, math.inf
     for row in rows:
@@ -210,19 +217,22 @@ def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
 
 
 def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:
-    """The range of busbw ÷ algbw, since both are rounded to two decimals, or to fewer from 1,000 on."""
+    """Return the range of busbw ÷ algbw before rounding.
+
+    nccl-tests prints two decimals, one from 1,000 on, and none from 10,000 on.
+    """
     rounding = [0.0051 if value < 1000 else 0.051 if value < 10000 else 0.51 for value in (busbw, algbw)]
     return (busbw - rounding[0]) / (algbw + rounding[1]), (busbw + rounding[0]) / (algbw - rounding[1])
 
 
 def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Table, operation: str) -> TableHardware:
-    """The hardware of one table. ``operation``: the name of the collective, empty if unknown."""
+    """Return the hardware of one table. ``operation``: the name of the collective, empty if unknown."""
     gpu = gpu_name(options, (device.name for device in table.devices))
     sources = {"gpu": gpu.source} if gpu.name else {}
     contradictions = [gpu.contradiction] if gpu.contradiction else []
-    measured = rank_range(table.rows, operation)
-    problems = _process_problems(table, measured)
-    ranks, ranks_source = _rank_count(options, output, table, measured)
+    column_ranks = rank_range(table.rows, operation)
+    problems = _process_problems(table, column_ranks)
+    ranks, ranks_source = _rank_count(options, output, table, column_ranks)
     nodes, gpus = _nodes_and_gpus_per_node(options, output, table, ranks)
     if nodes:
         sources["nodes"] = "--nodes" if options.nodes else "output"
@@ -231,7 +241,7 @@ def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Tab
     if ranks:
         sources["ranks"] = ranks_source
     if not problems:
-        problems += _shape_problems(options, output, table, measured)
+        problems += _shape_problems(options, output, table, column_ranks)
     if not problems and not (ranks and nodes):
         problems.append("the output does not name the number of GPUs and nodes: give --gpus and --nodes")
     problems += [_ONE_RANK] if ranks == 1 else []
@@ -256,12 +266,12 @@ def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Tab
 
 
 def _is_complete_list(devices: Sequence[Device]) -> bool:
-    """Whether every rank from 0 on is listed once."""
+    """Return whether each rank from 0 on is listed once."""
     return bool(devices) and sorted(device.rank for device in devices) == list(range(len(devices)))
 
 
-def _process_problems(table: Table, measured: tuple[int, float] | None) -> list[str]:
-    """Why the table is not of one group of ranks, as text; empty if it is."""
+def _process_problems(table: Table, column_ranks: tuple[int, float] | None) -> list[str]:
+    """Return why the table is not that of one group of ranks; empty if it is. ``column_ranks``: by rank_range."""
     processes: dict[int, set[tuple[str, int]]] = {}
     for device in table.devices:
         processes.setdefault(device.rank, set()).add((device.host, device.pid))
@@ -279,13 +289,13 @@ def _process_problems(table: Table, measured: tuple[int, float] | None) -> list[
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
             "value applies"
         ]
-    if measured and measured[0] > measured[1]:
+    if column_ranks and column_ranks[0] > column_ranks[1]:
         return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
 
 
 def _interleaved_sizes(rows: Sequence[Row]) -> tuple[int, int] | None:
-    """A size that one ascending sweep contains several times, and how often the table has it; else None."""
+    """Return a size from 1 MiB on that one ascending sweep has several times, and its number of rows; else None."""
     seen: dict[tuple[object, ...], int] = {}
     last = 0
     for row in rows:
@@ -300,14 +310,14 @@ def _interleaved_sizes(rows: Sequence[Row]) -> tuple[int, int] | None:
 
 
 def _rank_count(
-    options: HardwareOptions, output: NcclTestsOutput, table: Table, measured: tuple[int, float] | None
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: tuple[int, float] | None
 ) -> tuple[int | None, str]:
-    """The number of ranks and its source: the table itself, NCCL's log, the list of devices, then the options."""
-    if measured and measured[0] == measured[1]:
-        return measured[0], "columns of the table"
+    """Return the number of ranks and its source: the table, else NCCL's log, the list of devices or the options."""
+    if column_ranks and column_ranks[0] == column_ranks[1]:
+        return column_ranks[0], "columns of the table"
     if len(output.comm_sizes) == 1:
         return next(iter(output.comm_sizes))[0], "NCCL's log"
-    fits = measured is None or measured[0] <= len(table.devices) <= measured[1]
+    fits = column_ranks is None or column_ranks[0] <= len(table.devices) <= column_ranks[1]
     if _is_complete_list(table.devices) and fits:
         return len(table.devices), "list of devices"
     return (options.ranks, "--gpus and --nodes") if options.ranks else (None, "")
@@ -316,7 +326,10 @@ def _rank_count(
 def _nodes_and_gpus_per_node(
     options: HardwareOptions, output: NcclTestsOutput, table: Table, ranks: int | None
 ) -> tuple[int | None, int | None]:
-    """The number of nodes, and of GPUs per node."""
+    """Return the number of nodes, and of GPUs per node; None for one that is unknown.
+
+    Each comes from an option, else from NCCL's log or the list of devices, else from the other and ``ranks``.
+    """
     nodes, gpus = options.nodes, options.gpus_per_node
     if nodes is None and len(output.comm_sizes) == 1:
         nodes = next(iter(output.comm_sizes))[1]
@@ -335,14 +348,14 @@ def _nodes_and_gpus_per_node(
 
 
 def _shape_problems(
-    options: HardwareOptions, output: NcclTestsOutput, table: Table, measured: tuple[int, float] | None
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: tuple[int, float] | None
 ) -> list[str]:
-    """Where the table, NCCL's log, the list of devices and the options disagree on ranks and nodes; the first only."""
+    """Return the first contradiction of table, NCCL's log, list of devices and options on ranks and nodes, if any."""
     hosts = {device.host for device in table.devices}
     last_rank = max((device.rank for device in table.devices), default=-1)
     last_device = max((device.index for device in table.devices), default=-1)
     listed = len(table.devices) if _is_complete_list(table.devices) else None
-    if listed and measured and not measured[0] <= listed <= measured[1]:
+    if listed and column_ranks and not column_ranks[0] <= listed <= column_ranks[1]:
         listed = None  # an excerpt of the list
     counts = {f"{_option_text(options)} are {options.ranks} GPUs": options.ranks, f"{listed} GPUs are listed": listed}
     if len(output.comm_sizes) == 1:
@@ -351,14 +364,14 @@ def _shape_problems(
         if options.nodes and nodes != options.nodes:
             hint = f". If all nodes were started, {_SEVERAL_PROCESSES}" if nodes == 1 else ""
             return [f"--nodes {options.nodes} contradicts NCCL's log: {ranks} ranks, {nodes} nodes{hint}"]
-    if measured:
-        text = f"{measured[0]}" if measured[0] == measured[1] else f"{measured[0]} to {measured[1]:.0f}"
-        columns = f"the columns of the table are those of {text} ranks"
-        if wrong := [name for name, count in counts.items() if count and not measured[0] <= count <= measured[1]]:
-            is_single_node = bool(options.gpus_per_node and measured[1] <= options.gpus_per_node)
+    if column_ranks:
+        low, high = column_ranks
+        columns = f"the columns of the table are those of {low if low == high else f'{low} to {high:.0f}'} ranks"
+        if wrong := [name for name, count in counts.items() if count and not low <= count <= high]:
+            is_single_node = bool(options.gpus_per_node and high <= options.gpus_per_node)
             hint = f". If all GPUs were started, {_SEVERAL_PROCESSES}" if is_single_node else ""
             return [f"{columns}, but {wrong[0]}{hint}"]
-        if last_rank >= measured[1]:
+        if last_rank >= high:
             return [f"{columns}, but rank {last_rank} is listed"]
     if len({count for count in counts.values() if count}) > 1:
         return ["; ".join(name for name, count in counts.items() if count)]
@@ -375,7 +388,7 @@ def _option_text(options: HardwareOptions) -> str:
 
 
 def _fabric(options: HardwareOptions, output: NcclTestsOutput) -> tuple[str, str]:
-    """The kind of the network between nodes, and its source."""
+    """Return the kind of the network between nodes, and its source; both empty if unknown."""
     if options.fabric:
         return options.fabric, "--fabric"
     names = [name for name in output.nccl.transports if name.startswith("NET/")]
@@ -407,7 +420,10 @@ def _network_contradictions(options: HardwareOptions, output: NcclTestsOutput) -
 
 
 def all_reduce_algorithm(options: HardwareOptions, output: NcclTestsOutput, table: Table) -> str:
-    """The algorithm of an all-reduce: of the option, else NCCL_ALGO, else in NCCL's log (TUNING); empty if unknown."""
+    """Return the algorithm of an all-reduce: of --algorithm, else of NCCL_ALGO, else of the largest size in NCCL's log.
+
+    Empty if unknown.
+    """
     setting = table.settings.get("NCCL_ALGO") or output.nccl.settings.get("NCCL_ALGO", "")
     if name := options.algorithm or ALGORITHMS.get(setting.casefold(), ""):
         return name
@@ -421,7 +437,7 @@ def all_reduce_algorithm(options: HardwareOptions, output: NcclTestsOutput, tabl
 def hardware_links(
     hardware: BenchmarkHardware, output: NcclTestsOutput, algorithm: str, labels: Sequence[str]
 ) -> tuple[Links, TcpFabric]:
-    """The links as the model of the network reads them; ``labels``: the sizes of an all-reduce by ``algorithm``."""
+    """Return the links for the network model. ``labels``: sizes that an all-reduce measured with ``algorithm``."""
     gbps = hardware.ports * hardware.port_gbps if hardware.ports and hardware.port_gbps else None
     algorithms = {("all_reduce", label): algorithm for label in labels if algorithm}
     if hardware.fabric == "tcp":

@@ -1,6 +1,6 @@
 """Typical durations of checks and jobs on a cluster of a given size, from data/typical_seconds.yaml.
 
-On the TCP network of a trial (``cluster.fabric``) the time of the transfers between nodes is added, from its rate.
+If the trial has a TCP network between nodes (``cluster.fabric``), the time of the transfers at its rate is added.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, TcpNetwork
 from seatrial.model import ByteSize, Frozen
 from seatrial.util import data_files
 
+# gpu: GPUs of a node; gpu_pair: ordered pairs of these; node: nodes except the first; the others: 1 if the trial has
+# several ranks, uses Slurm or uses Kubernetes, else 0
 Unit = Literal["gpu", "gpu_pair", "node", "several_ranks", "slurm", "kubernetes"]
 UNKNOWN_RATE: Literal["unknown rate"] = "unknown rate"
-# The TCP network between the nodes of a job. None: cluster.fabric is not set, one node, or no GPUs
+# The TCP network between the nodes of a job. None: cluster.fabric is not set, or the job has one node or no GPUs.
+# UNKNOWN_RATE: cluster.fabric has no rate
 Network = TcpNetwork | Literal["unknown rate"] | None
 
 
 class Transfer(Frozen):
-    """``count`` operations between nodes, on buffers of ``size`` bytes; ``per``: for each GPU or further node.
+    """``count`` operations between nodes, on buffers of ``size`` bytes, times the number of each unit in ``per``.
 
-    ``can_be_left_out``: the check leaves out a size that the network is too slow for.
+    Units: ``gpu``: GPUs of a node; ``node``: nodes except the first. ``can_be_left_out``: the check leaves out this
+    size if the network is too slow for it.
     """
 
     operation: str
@@ -38,9 +42,10 @@ class Transfer(Frozen):
 
 
 class Duration(Frozen):
-    """The typical duration of a check: ``seconds``, plus seconds per GPU or other unit, and per unit of an option.
+    """The typical duration of a check: ``seconds``, plus those of ``per``, ``options`` and ``transfers``.
 
-    ``transfers`` between nodes add to it on a TCP network, and are negligible on others.
+    ``per``: unit → seconds for each unit; ``options``: numeric option → seconds for each 1 of its value. The time of
+    ``transfers`` between nodes counts on a TCP network, and is negligible on others.
     """
 
     seconds: float = 0
@@ -50,7 +55,10 @@ class Duration(Frozen):
 
 
 class TypicalSeconds(Frozen):
-    """Content of typical_seconds.yaml; ``jobs``: seconds to start and end a job, by placement, and a child training."""
+    """Content of typical_seconds.yaml. ``jobs``: placement → seconds to start and end a job.
+
+    Its entry ``child_tasks`` has the seconds that each child process adds to the start of a job.
+    """
 
     jobs: dict[str, float]
     checks: dict[str, Duration]
@@ -68,7 +76,7 @@ def typical_duration(
     gpus_per_node: int,
     network: Network = None,
 ) -> float | None:
-    """Return the typical duration of ``check`` in seconds; None if it is unknown."""
+    """Return the typical duration of ``check`` in seconds; None if it or the rate of its network is unknown."""
     duration = typical_seconds().checks.get(check.name)
     if duration is None or (network == UNKNOWN_RATE and uses_network(check)):
         return None
@@ -94,12 +102,12 @@ def typical_duration(
 def start_duration(placement: str, checks: Iterable[Check], *, on_gpus: bool) -> float:
     """Return the typical duration of the start and end of a job in seconds."""
     seconds = typical_seconds().jobs
-    trainings = sum(len(check.child_tasks) for check in checks) if on_gpus else 0
-    return seconds[placement] + trainings * seconds["child_tasks"]
+    children = sum(len(check.child_tasks) for check in checks) if on_gpus else 0
+    return seconds[placement] + children * seconds["child_tasks"]
 
 
 def configured_network(config: Config, nodes: int, gpus_per_node: int, *, on_gpus: bool) -> Network:
-    """Return the network between the nodes of a job, from ``cluster.fabric`` of the trial."""
+    """Return the TCP network between the nodes of a job, from ``cluster.fabric``; None, UNKNOWN_RATE: see Network."""
     fabric = config.cluster.fabric
     if fabric is None or nodes == 1 or not on_gpus:
         return None
@@ -112,7 +120,7 @@ def uses_network(check: Check) -> bool:
 
 
 def network_duration(check: Check, options: Mapping[str, JsonValue], network: Network) -> float:
-    """Return the seconds of the transfers of ``check`` between nodes; 0 unless its TCP rate is known."""
+    """Return the seconds of the transfers of ``check`` between nodes; 0 unless ``network`` is TCP of a known rate."""
     seconds = 0.0
     if not isinstance(network, TcpNetwork):
         return seconds
@@ -121,10 +129,10 @@ def network_duration(check: Check, options: Mapping[str, JsonValue], network: Ne
         sizes = [size for sizes in sizes_by_mode.values() for size in sizes]
         seconds += sum(OPERATIONS_PER_SIZE * network.operation_s(check.operation, size) for size in sizes)
     for transfer in _transfers(check):
-        if transfer.can_be_left_out and network.left_out_sizes(transfer.operation, [transfer.size]):
+        if transfer.can_be_left_out and network.too_slow_sizes(transfer.operation, [transfer.size]):
             continue
-        times = transfer.count * prod({"gpu": network.gpus, "node": network.nodes - 1}[unit] for unit in transfer.per)
-        seconds += times * network.operation_s(transfer.operation, transfer.size)
+        count = transfer.count * prod({"gpu": network.gpus, "node": network.nodes - 1}[unit] for unit in transfer.per)
+        seconds += count * network.operation_s(transfer.operation, transfer.size)
     return seconds
 
 

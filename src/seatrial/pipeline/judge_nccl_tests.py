@@ -58,7 +58,7 @@ from seatrial.pipeline.nccl_tests_table import (
 from seatrial.pipeline.next_step import with_next_step
 
 _NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # sizes with reference values of one node in data/skus
-# The rule's own fix reads a fact that nccl-tests does not report
+# The fix of the check's rule on wrong elements names a fact that nccl-tests does not report
 _WRONG_DATA_FIX = (
     "Do not train on these nodes. Run all_reduce_perf -c 1 on each node alone, then on pairs of nodes: the node, or "
     "the path between two nodes, with wrong elements is at fault"
@@ -72,7 +72,7 @@ def judge_output(
     operation: str = "",
     baseline: Baseline | None = None,
 ) -> BenchmarkJudgement:
-    """The verdicts on all tables. ``operation``: the option --operation, empty if not set. Raises UsageError."""
+    """Return the verdicts on all tables. ``operation``: of --operation, or empty. Raises UsageError if unknown."""
     if operation and operation not in OPERATIONS.values():
         raise UsageError(f"--operation {operation!r}: expected one of {', '.join(OPERATIONS.values())}")
     judged = [
@@ -101,14 +101,14 @@ def judge_output(
 
 
 def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
-    """The worst outcome of the results; of results without a check only FAIL counts."""
+    """Return the worst outcome of the results; of results without a check only FAIL counts."""
     outcomes = [result.outcome for result in results if result.check or result.outcome is Outcome.FAIL]
     return worst(outcomes)
 
 
 @dataclass(frozen=True)
 class _Series:
-    """The rows of one data type, reduction and root; empty for a table without rows."""
+    """The rows of a table with one data type, reduction and root. ``rows`` is empty for a table without rows."""
 
     output: NcclTestsOutput
     table: Table
@@ -117,18 +117,18 @@ class _Series:
     baseline: Baseline | None
 
     def table_hardware(self, operation: str) -> TableHardware:
-        """The hardware, on the assumption that the table is of ``operation``."""
+        """The hardware, if the table is of ``operation``."""
         return table_hardware(self.options, self.output, self.table, operation)
 
     @property
     def named_operation(self) -> str:
-        """The operation of the program that the output names; empty if it names none, or one without a check."""
+        """The operation of the program that the output names; empty without a name or a check for the program."""
         return OPERATIONS.get(self.table.program, "")
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A series that is read as measurements of one operation, with its hardware and reference values.
+    """A series, read as measurements of one possible operation, with the hardware and reference values for it.
 
     ``algorithm``: NCCL's algorithm of an all-reduce, empty if unknown.
     """
@@ -162,7 +162,7 @@ class _Candidate:
 
     @cached_property
     def facts(self) -> dict[str, JsonValue]:
-        """The facts that the check would have recorded, as far as its rules and the reference values read them."""
+        """The facts of the check that its rules and the reference values need, with values from the output."""
         settings: Mapping[str, str] = self.series.output.nccl.settings | self.series.table.settings
         return {
             "gpu": self.hardware.gpu,
@@ -191,13 +191,17 @@ class _Candidate:
 
 
 def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, TableHardware]:
-    """The result of one series. If its columns allow several operations, its bandwidth may exclude all but one."""
+    """Return the result of one series, and its hardware.
+
+    If neither the output nor --operation names the operation, it is the only one that the columns allow and that can
+    reach the measured bandwidth; if several can, the result is UNJUDGED.
+    """
     if not series.rows:
         return _without_rows(series, operation), series.table_hardware("")
     if not series.named_operation and series.table.program:
         text = f"{series.table.program}_perf has no check in seatrial, and no reference values"
         return _unjudged(series, series.table.program, "", [text]), series.table_hardware("")
-    # a name that the columns exclude is from a line about another program
+    # the output may also name another program, whose operation the columns exclude
     names = filter(None, (series.named_operation, operation))
     named = next((name for name in names if allows(series.table, series.rows, name)), "")
     if operation and not named:
@@ -215,7 +219,7 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Tab
     ]
     plausible = [candidate for candidate in candidates if not _exceeds_bound(candidate)] or candidates
     if len(plausible) > 1:
-        text = f"the columns are those of {' or '.join(possible)}: name it with --operation"
+        text = f"the columns are those of {' or '.join(possible)}: give the operation with --operation"
         problems = [*plausible[0].table_hardware.problems, *table_problems(series.table, series.rows), text]
         return _unjudged(series, " or ".join(possible), possible[0], problems), plausible[0].table_hardware
     result = _judge(plausible[0])
@@ -240,7 +244,10 @@ def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
 
 
 def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str]) -> BenchmarkResult:
-    """The result of a series without reference values; it fails if its data is wrong."""
+    """Return the result of a series that is not compared with reference values: FAIL for wrong data, else UNJUDGED.
+
+    ``operation``: of seatrial; empty if it is unknown or has no check.
+    """
     verdicts = _wrong_data_verdicts(series, operation or "all_reduce")
     is_wrong = any(verdict.outcome is Outcome.FAIL for verdict in verdicts)
     return BenchmarkResult(
@@ -256,7 +263,6 @@ def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str
 
 
 def _judge(candidate: _Candidate) -> BenchmarkResult:
-    """The verdicts on one operation, by the rules of its check."""
     hardware, series = candidate.hardware, candidate.series
     problems = [*candidate.table_hardware.problems]
     notes: list[str] = []
@@ -296,7 +302,10 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
 
 
 def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
-    """The worst outcome; with a problem UNJUDGED, unless it is FAIL. A FAIL at another size makes a PASS a WARN."""
+    """Return FAIL if a verdict fails; else UNJUDGED with a problem, or without a verdict on the bandwidth.
+
+    Else the worst outcome of the verdicts, and WARN instead of it if a verdict at another size (``others``) fails.
+    """
     outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
     if outcome is Outcome.FAIL:
         return outcome
@@ -307,10 +316,10 @@ def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: S
 
 
 def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
-    """The label of the size that decides, and that of its reference value.
+    """Return the label of the size whose bandwidth decides, and the label of the size of its reference value.
 
-    It is the size of the check's rule, else the largest with a reference value, else the largest. Inside one node
-    a size without a reference value is compared with the value of the largest smaller size that has one.
+    The size of the check's rule decides if it has a reference value, else the largest size with one. If no size has
+    one, the largest decides: inside one node it is compared with the largest smaller size in _NODE_SIZES that has one.
     """
     sizes = sorted({row.size for row in candidate.rows}, reverse=True)
     labels = [nominal_size_label(size) for size in sizes]
@@ -327,7 +336,6 @@ def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
 
 
 def _other_sizes(candidate: _Candidate, deciding: str) -> tuple[Verdict, ...]:
-    """The verdicts on the other sizes that saturate the links and have a reference value."""
     labels = dict.fromkeys(nominal_size_label(row.size) for row in candidate.rows if row.size >= SATURATING_BYTES)
     return tuple(
         verdict
@@ -338,11 +346,11 @@ def _other_sizes(candidate: _Candidate, deciding: str) -> tuple[Verdict, ...]:
 
 
 def _bandwidth_verdicts(candidate: _Candidate, label: str, reference_label: str) -> tuple[Verdict, ...]:
-    """The verdicts on the bus bandwidth at one size, out of place and in place."""
+    """Return the verdicts on the bus bandwidth at the size ``label``, out of place and in place."""
     rules, metrics = [], []
     place: Place
     for place in get_args(Place):
-        # in place, the program measures copies that overwrite each other
+        # in place, the programs of these two operations measure copies that overwrite each other
         is_valid = place == "out_of_place" or candidate.operation not in ("all_to_all", "send_receive")
         value = busbw(candidate.rows, label, place) if is_valid else None
         if value is None:
@@ -365,7 +373,7 @@ def _bandwidth_verdicts(candidate: _Candidate, label: str, reference_label: str)
 
 
 def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]:
-    """The verdict of the check's rule on wrong elements; none if the run did not check the data."""
+    """Return the verdict of the check's rule on wrong elements; none if the run did not check the data."""
     wrong = wrong_elements(series.table, series.rows)
     if wrong is None:
         return ()
@@ -378,7 +386,7 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
 
 
 def _depends_on_algorithm(candidate: _Candidate, verdicts: Sequence[Verdict], label: str) -> str:
-    """Why a FAIL is inconclusive: the algorithm is assumed, and the bandwidth would be good for Ring. Else empty."""
+    """Return why a FAIL is inconclusive: the algorithm is unknown, and the bandwidth is good for Ring. Else empty."""
     failed = next((verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL and verdict.basis), None)
     is_assumed = candidate.operation == "all_reduce" and not candidate.algorithm and candidate.nodes in (2, 3)
     if not is_assumed or not failed or not failed.basis or failed.basis.kind is not BasisKind.FABRIC_MODEL:
@@ -403,7 +411,7 @@ def _has_nvls(candidate: _Candidate) -> bool:
 
 
 def _path(candidate: _Candidate) -> str:
-    """The links that the data took, as text; empty if unknown."""
+    """Return the links that the data took, as text; empty if unknown."""
     hardware, sku = candidate.hardware, candidate.sku
     if not hardware.nodes or candidate.table_hardware.problems:
         return ""
@@ -417,7 +425,10 @@ def _path(candidate: _Candidate) -> str:
 
 
 def _bound(candidate: _Candidate, label: str) -> BenchmarkBound | None:
-    """The largest bandwidth that the links allow: of the network between nodes, else of the links inside a node."""
+    """Return the highest bandwidth that the links allow; None if unknown.
+
+    On one node it is that of the links inside the node, at the size ``label``; on several that of the network.
+    """
     if candidate.nodes == 1:
         lookup = metric_lookup(candidate.check, f"busbw.{label}", f"{candidate.operation}.busbw.{label}")
         bound = hardware_bound(lookup, candidate.facts, candidate.references)
@@ -433,7 +444,7 @@ def _bound(candidate: _Candidate, label: str) -> BenchmarkBound | None:
 
 
 def _exceeds_bound(candidate: _Candidate) -> bool:
-    """Whether the operation cannot be the measured one, since its bandwidth between nodes is above the bound."""
+    """Return whether the measured bandwidth between nodes is above the bound: then the operation is another one."""
     bound = _bound(candidate, "") if candidate.nodes > 1 and not candidate.table_hardware.problems else None
     values = [value for size in measured_sizes(candidate.rows) for value in (size.out_of_place, size.in_place) if value]
     return bool(bound and values and max(values) > MAX_RATIO_OF_BOUND * bound.value)

@@ -29,15 +29,15 @@ _METRICS = {
     "device_to_device_bidirectional_memcpy_read_ce_total": ("transfer.peers", "bidirectional"),
     "device_to_device_bidirectional_memcpy_write_ce_total": ("transfer.peers", "bidirectional"),
 }
-_NODE = "node"  # subject: nvbandwidth names its host only in some versions
+_NODE = "node"  # subject of verdicts, since only some versions of nvbandwidth name their host
 _WRONG_DATA = "Invalid value when checking the pattern"
-_MAX_LISTED = 40  # testcases without a reference value in a note
+_MAX_LISTED = 40  # testcases without a reference value that a note lists
 
 
 def judge_output(
     output: NvbandwidthOutput, options: HardwareOptions, file: str, baseline: Baseline | None = None
 ) -> BenchmarkJudgement:
-    """The verdicts on all testcases that a check of seatrial measures too; the others are listed in a note."""
+    """Return the verdicts on all testcases that a check of seatrial measures too; a note lists the others."""
     gpu = gpu_name(options, output.devices)
     problems = [gpu.problem] if gpu.problem else []
     contradictions = [gpu.contradiction] if gpu.contradiction else []
@@ -62,7 +62,6 @@ def judge_output(
         notes.append(f"message of nvbandwidth: {output.failure}")
     if others:
         notes.append(f"without a reference value, not judged: {and_more(others, _MAX_LISTED)}")
-    # nvbandwidth measures one node, and only some versions name its host
     nodes_source = "output" if hosts else "nvbandwidth measures one"
     sources = {"gpu": gpu.source, "gpus_per_node": "output", "nodes": nodes_source} if gpu.name else {}
     outcomes = [Outcome.UNJUDGED if result.outcome is Outcome.ERROR else result.outcome for result in results]
@@ -83,7 +82,7 @@ def judge_output(
 
 
 def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Sequence[str]) -> BenchmarkResult:
-    """The verdicts on one testcase: on each GPU, or each ordered pair of GPUs."""
+    """Return the verdicts on one testcase: on each GPU, or each ordered pair of GPUs."""
     check_name, metric = _METRICS[matrix.name]
     check = catalog()[check_name]
     rules = tuple(rule for rule in check.rules if rule.metric == metric)
@@ -128,7 +127,7 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
 
 
 def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
-    """The values as metrics; the title's arrow is the direction of the copy between the GPUs of row and column."""
+    """Return the values as metrics. The arrow in the title is the direction of the copy between row and column."""
     if len(matrix.rows) == 1 and "GPU(row)" not in matrix.title:
         return [
             Metric(name=metric, value=value, unit="GB/s", subject=f"{_NODE}/gpu{column}")
@@ -147,7 +146,7 @@ def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
 
 
 def _failed_testcase(name: str, text: str) -> BenchmarkResult:
-    """The result of a testcase that ended with an error; copied data that differs from its source is a FAIL."""
+    """Return the result of a testcase that ended with an error: FAIL if copied data is wrong, else UNJUDGED."""
     check, _ = _METRICS.get(name, ("", ""))
     if text.startswith(_WRONG_DATA):
         verdict = Verdict(

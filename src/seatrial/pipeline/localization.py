@@ -1,7 +1,7 @@
 """Searches for slow nodes after the checks of a trial, if a multi-node metric violates a threshold.
 
-The search is one more job. A slow node that it finds is one more FAIL (judge/search.py); it changes no other verdict.
-If the search ends early, the record has a note at the check that caused the search.
+The search is one more job. A slow node that it finds is one more FAIL (judge/search.py); no other verdict changes.
+If the search ends early, the record says so at the check that was the reason for the search.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seatrial.checks import catalog
-from seatrial.diagnose.slow_nodes import reasons_to_localize
+from seatrial.diagnose.slow_nodes import reasons_to_search
 from seatrial.judge import judge
 from seatrial.model import CLUSTER, Baseline, Job, Measurement
 from seatrial.pipeline.plan import Plan, jobs_as_run, localization_job
@@ -39,14 +39,14 @@ def localize(
     verdicts = judge(
         results.settings, jobs, results.measurements, catalog(), plan.excluded_checks, baseline, retries=results.retries
     )
-    reasons = reasons_to_localize(verdicts, results.measurements, catalog(), job.nodes)
+    reasons = reasons_to_search(verdicts, results.measurements, catalog(), job.nodes)
     if not reasons:
         return
     listed = and_more([f"{check}: {reason}" for check, reason in reasons.items()], _MAX_NAMED, "; ")
     results.display.show_note(f"search for slow nodes, about {job.expected_s:.0f} s, since {listed}")
     try:
         run_job(job)
-    except (KeyboardInterrupt, NodesRefused) as stop:  # does not end the run: the checks of the trial are measured
+    except (KeyboardInterrupt, NodesRefused) as stop:  # the run goes on: all checks of the trial are measured
         error = str(stop) or "interrupted"
         results.add_measurement(Measurement(check=job.checks[0], subject=CLUSTER, error=error))
     for measurement in results.localization:

@@ -21,14 +21,15 @@ OPERATIONS = {
     "sendrecv": "send_receive",
 }
 Place = Literal["out_of_place", "in_place"]
-SATURATING_BYTES = round(0.99 * 2**30)  # 1 GiB, rounded down to a multiple of the ranks
+# From this size on the bandwidth is not limited by latency: 1 GiB, less 1 % since nccl-tests rounds sizes down
+SATURATING_BYTES = round(0.99 * 2**30)
 _MIB = 2**20
-_MAX_ROUNDING = 2**16  # bytes: 16 for each of 4,096 ranks
+_MAX_ROUNDING = 2**16  # bytes by which nccl-tests rounds a size down at most: 16 for each of 4,096 ranks
 _MAX_TEXT = 300  # characters of an error message in a problem
 
 
 def split_series(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each data type, reduction and root; rows without data are left out."""
+    """Return the rows of each data type, reduction and root; rows without data are left out."""
     series: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if row.size:
@@ -37,7 +38,7 @@ def split_series(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
-    """The operations that the columns allow, among those that seatrial measures; empty if there is none.
+    """Return the operations that the columns allow, among those that seatrial measures.
 
     Source: the functions GetCollByteCount and RunTest of each program in NVIDIA/nccl-tests src/.
     """
@@ -60,16 +61,17 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
     if is_rooted:
         return [] if is_part else ["broadcast"]
     if not is_part:
-        return ["send_receive"]  # before 2.13 it has no column redop
+        return ["send_receive"]  # before nccl-tests 2.13 its table has no column redop
     if is_checked_once:
         return ["all_to_all"]
     return ["all_gather"] if is_checked_twice else ["all_gather", "all_to_all"]
 
 
 def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
-    """Whether the table can be of ``operation``.
+    """Return whether the table can be of ``operation``.
 
-    Before nccl-tests 2.13.1 all-to-all and send and receive count wrong elements in place too, as the others do.
+    Before nccl-tests 2.13.1, the programs of all_to_all and send_receive count wrong elements in place too, so that
+    their columns are those of all_gather and all_reduce.
     """
     possible = possible_operations(table, rows)
     if operation == "send_receive" and possible == ["all_reduce"]:
@@ -78,18 +80,18 @@ def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
 
 
 def _has_equal_bandwidths(rows: Sequence[Row]) -> bool:
-    """Whether busbw is algbw: send and receive, or an all-reduce of two ranks."""
+    """Return whether busbw equals algbw in all rows, as in send_receive and in an all_reduce of two ranks."""
     # nccl-tests prints two decimals
     return all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
 
 
 def timings(row: Row) -> list[Timing]:
-    """The measurements out of place and in place that the row has."""
+    """Return the measurements of a row: out of place, in place, or both."""
     return [timing for timing in (row.out_of_place, row.in_place) if timing]
 
 
 def busbw(rows: Sequence[Row], label: str, place: Place) -> float | None:
-    """The bus bandwidth at one size; the median where the option -N repeats the sweep. None if not measured."""
+    """Return the bus bandwidth at one size in GB/s; None if not measured. With repeated sweeps (-N) the median."""
     values = [
         timing.busbw
         for row in rows
@@ -100,7 +102,7 @@ def busbw(rows: Sequence[Row], label: str, place: Place) -> float | None:
 
 
 def measured_sizes(rows: Sequence[Row]) -> tuple[MeasuredSize, ...]:
-    """The bandwidths at each size, the largest last."""
+    """Return the bandwidths at each size, in order of size."""
     by_label: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.size):
         by_label.setdefault(nominal_size_label(row.size), []).append(row)
@@ -117,7 +119,7 @@ def measured_sizes(rows: Sequence[Row]) -> tuple[MeasuredSize, ...]:
 
 
 def wrong_elements(table: Table, rows: Sequence[Row]) -> float | None:
-    """The largest number of wrong elements, in the rows or the summary; None if the run did not check the data."""
+    """Return the largest number of wrong elements in rows and summary; None if the run did not check the data."""
     counts = [timing.wrong for row in rows for timing in timings(row) if timing.wrong is not None]
     if not counts and not table.out_of_bounds:
         return None
@@ -126,27 +128,27 @@ def wrong_elements(table: Table, rows: Sequence[Row]) -> float | None:
 
 
 def variant_text(row: Row) -> str:
-    """Data type, reduction and root, where the columns have them."""
+    """Return data type, reduction and root as text, where the row has them."""
     root = f"root {row.root}" if row.root is not None and row.root >= 0 else ""
     return ", ".join(filter(None, (row.type, row.redop if row.redop != "none" else "", root)))
 
 
 def nominal_size_label(size: int) -> str:
-    """The label of a size, such as ``1GiB`` or ``1536MiB``."""
+    """Return the label of the requested size: ``1GiB``, ``1536MiB``."""
     nominal = _nominal_size(size)
     label = size_label(nominal)
-    is_in_bytes = label == f"{nominal}B"  # since it is no whole number of GiB
+    is_in_bytes = label == f"{nominal}B"  # such as 1536 MiB, which is no whole number of GiB
     return f"{nominal // _MIB}MiB" if is_in_bytes and nominal >= _MIB and nominal % _MIB == 0 else label
 
 
 def _nominal_size(size: int) -> int:
-    """The size that was asked for. nccl-tests rounds it down to a multiple of the ranks: 1073741568 B is 1 GiB."""
+    """Return the requested size. nccl-tests rounds it down to a multiple of the ranks: 1073741568 B is 1 GiB."""
     next_mib = -(-size // _MIB) * _MIB
     return next_mib if size >= _MIB and next_mib - size <= _MAX_ROUNDING else size
 
 
 def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Why the table is incomplete, or from a run that failed."""
+    """Return why the table cannot be judged: it is incomplete, of a failed run, or has only small sizes."""
     problems = []
     if table.failure:
         problems.append(f"the run ended with an error: {table.failure[:_MAX_TEXT]}")
@@ -154,7 +156,7 @@ def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
         more = f" (and {len(table.rejected) - 1} more)" if len(table.rejected) > 1 else ""
         problems.append(f"the table is damaged: {table.rejected[0]}{more}; no value is taken from such rows")
     largest = max(row.size for row in rows)
-    # the size after the largest one would still be within the limit
+    # truncated if the size after the largest one is within the requested range
     following = largest + table.step_bytes if table.step_bytes else 2 * largest
     if table.max_bytes and not table.footers and following <= table.max_bytes:
         text = f"it ends at {format_bytes(_nominal_size(largest))} of {format_bytes(table.max_bytes)}"
@@ -166,7 +168,7 @@ def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def table_notes(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Notes for the reader about the table, which do not change the outcome."""
+    """Return notes for the reader about the table, which do not change the outcome."""
     notes = []
     if wrong_elements(table, rows) is None:
         notes.append("the data was not checked (option -c 0)")

@@ -10,9 +10,9 @@ from seatrial.pipeline.benchmark_hardware import known_models
 
 
 def with_next_step(verdict: Verdict, gpu: str, *, needs_ports: bool = False) -> Verdict:
-    """The verdict; without a reference value, its ``fix`` says where to get one.
+    """Return the verdict; if it is UNJUDGED without a reference value, its ``fix`` says where to get one.
 
-    ``gpu``: the NVML name; ``needs_ports``: the network ports decide and are unknown.
+    ``gpu``: the NVML name; ``needs_ports``: a reference value depends on the network ports, which are unknown.
     """
     missing = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
     if verdict.outcome is not Outcome.UNJUDGED or missing.isdisjoint(verdict.reasons):

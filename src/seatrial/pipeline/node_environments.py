@@ -12,9 +12,9 @@ from seatrial.util.input_files import read_json
 
 
 def node_environments(run_dir: Path, container: Container) -> list[JsonValue]:
-    """Return the last report of each node, nodes with the same report in one entry; empty without a preflight.
+    """Return the last report of each node; nodes with equal reports share an entry. Empty without a preflight.
 
-    ``in_container``: whether the report lists ``evidence`` that the process ran in a container.
+    The field ``in_container`` of an entry: whether the report has ``evidence`` that the process ran in a container.
     """
     reports: dict[str, dict[str, JsonValue]] = {}
     for path in sorted(run_dir.glob("jobs/*/attempt*/preflight/*.json"), key=lambda path: path.stat().st_mtime):

@@ -1,6 +1,7 @@
 """Plans the jobs of a trial from its config and the GPUs of a node: one job per placement of checks.
 
-A job that requests more time than a partition of Slurm allows is split.
+Placements: ``control``, one process on this host; ``nodes``, one per node; ``ranks``, one per GPU. A job that requests
+more time than a partition of Slurm allows is split.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ class NodeGpus:
 
     usable_gpus: int
     gpu_error: str | None = None  # why installed or expected GPUs cannot be used
-    expected_gpus: int | None = None  # from the scheduler, if cluster.gpus_per_node is not set
+    expected_gpus: int | None = None  # for jobs on other machines: cluster.gpus_per_node, or the scheduler's number
 
 
 @dataclass(frozen=True)
 class Plan:
     """The jobs of a trial.
 
-    ``not_run``: a SKIP or ERROR measurement for each check that no job can run. ``excluded_checks``: check name -> the
+    ``not_run``: a SKIP or ERROR measurement for each check that no job can run. ``excluded_checks``: check name → the
     option that excluded it: ``--only``, ``--skip`` or ``--time-limit``.
     """
 
@@ -82,11 +83,12 @@ def make_plan(
     time_limit_s: float | None = None,
     max_job_s: float | None = None,
 ) -> Plan:
-    """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError.
+    """Return the plan of the trial's checks, without those ``done`` (--resume).
 
-    ``nodes``: the number of available nodes, by default all of the trial. ``time_limit_s``: checks are excluded one by
-    one until the typical duration of the others fits: optional checks first, from the end of the trial. ``max_job_s``:
-    the longest time that Slurm's partition allows a job.
+    ``only``, ``skip``: names or patterns of checks. ``nodes``: the number of available nodes, by default all of the
+    trial. ``time_limit_s``: checks are excluded one by one until the typical duration of the others fits, from the end
+    of the trial, optional checks first. ``max_job_s``: the longest time that Slurm's partition allows a job. Raises
+    UsageError if a pattern matches no check, or a limit is too short for a check.
     """
     nodes = nodes or config.cluster.nodes
     excluded = _excluded_checks(list(config.checks), list(only), list(skip))
@@ -97,15 +99,20 @@ def make_plan(
     if time_limit_s is not None:
         excluded |= dict.fromkeys(_checks_over_time_limit(runnable, config, node_gpus, nodes, time_limit_s), TIME_LIMIT)
     remaining = [check for check in runnable if check.name not in {*excluded, *done}]
-    jobs = [part for job in _jobs(remaining, config, node_gpus, nodes) for part in _split_job(job, config, max_job_s)]
+    jobs = [
+        part
+        for job in _jobs_by_placement(remaining, config, node_gpus, nodes)
+        for part in _split_job(job, config, max_job_s)
+    ]
     jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
     preflight = _preflight(remaining, jobs)
     jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
-    return Plan(_in_start_order(jobs), tuple(m for name, m in not_run.items() if name not in set(done)), excluded)
+    not_run_now = tuple(measurement for name, measurement in not_run.items() if name not in set(done))
+    return Plan(_in_start_order(jobs), not_run_now, excluded)
 
 
 def _in_start_order(jobs: list[Job]) -> tuple[Job, ...]:
-    """Return the first job on nodes (its preflight precedes all checks), the control job, then all others."""
+    """Return the jobs in start order: one job on nodes, since its preflight must be first, the control job, others."""
     on_nodes = [job for job in jobs if job.placement != "control"]
     control = [job for job in jobs if job.placement == "control"]
     return (*on_nodes[:1], *control, *on_nodes[1:])
@@ -123,7 +130,7 @@ def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:
 
 
 def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:
-    """Return the planned jobs; checks that ran on fewer nodes, since a node was lost, are in jobs of their own."""
+    """Return the planned jobs, but checks that ran on fewer nodes after the loss of a node are in jobs of their own."""
     nodes = {check: job.nodes for job in planned for check in job.checks}
     on_fewer = [job for job in started if not job.retry and any(job.nodes < nodes.get(name, 0) for name in job.checks)]
     smaller = {job.name: job for job in reversed(on_fewer)}  # the first attempt, which has all checks
@@ -184,7 +191,7 @@ def _checks_over_time_limit(
     """Yield the checks that do not fit into ``time_limit_s``. Raises UsageError if none fits."""
     kept = sorted(runnable, key=lambda check: not config.checks[check.name].required)  # required checks first
     while kept:
-        expected_s = sum(job.expected_s for job in _jobs(kept, config, node_gpus, nodes))
+        expected_s = sum(job.expected_s for job in _jobs_by_placement(kept, config, node_gpus, nodes))
         if expected_s <= time_limit_s:
             return
         yield kept.pop().name
@@ -195,18 +202,19 @@ def _checks_over_time_limit(
             )
 
 
-def _jobs(checks: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> list[Job]:
+def _jobs_by_placement(checks: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> list[Job]:
     placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
-    jobs = [_job(placement, checks, config, node_gpus, nodes) for placement in placements]
+    jobs = [_job_of_placement(placement, checks, config, node_gpus, nodes) for placement in placements]
     return [job for job in jobs if job.checks]
 
 
 def _split_job(job: Job, config: Config, max_job_s: float | None) -> Iterator[Job]:
-    """Yield ``job``, or parts of it that request at most ``max_job_s``. Raises UsageError if a check is longer."""
+    """Yield ``job``, or parts of it that request at most ``max_job_s``. Raises UsageError if a check requests more."""
     if max_job_s is None or job.placement == "control":
         yield job
         return
-    allowed = f"{_partition(config)} allows {max_job_s / 60:g} minutes"
+    partition = f"partition {config.slurm.partition}" if config.slurm.partition else "Slurm's default partition"
+    allowed = f"{partition} allows {max_job_s / 60:g} minutes"
     if (minutes := config.slurm.time_min) is not None:
         if 60 * minutes > max_job_s:
             raise UsageError(
@@ -228,10 +236,6 @@ def _split_job(job: Job, config: Config, max_job_s: float | None) -> Iterator[Jo
         part = job.with_checks(names[:count])
         yield part if number == 1 else part.model_copy(update={"name": f"{job.name}-{number}"})
         number, names = number + 1, names[count:]
-
-
-def _partition(config: Config) -> str:
-    return f"partition {config.slurm.partition}" if config.slurm.partition else "Slurm's default partition"
 
 
 def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:
@@ -270,11 +274,10 @@ def _ranks_per_node(config: Config, node_gpus: NodeGpus) -> int:
 
 
 def _options(check: Check, config: Config, network: Network) -> dict[str, JsonValue]:
-    """Return the trial's options of a check.
+    """Return the options of a check: those of the trial, and these defaults for options that the check has.
 
-    Defaults from the config: slurm.reservation for the option ``reservation``; the settings kubernetes.* for the option
-    ``kubernetes``, None with another launcher; a longer ``limit_s`` on a slow network, and the ``sizes`` that it is too
-    slow for if the trial has thresholds on them.
+    ``reservation``: slurm.reservation. ``kubernetes``: the settings kubernetes.*, only with this launcher. ``limit_s``:
+    longer on a slow network. ``sizes``: also those that the network is too slow for, if they have thresholds.
     """
     defaults: dict[str, JsonValue] = {}
     settings = config.checks[check.name]
@@ -293,7 +296,9 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
     return {**defaults, **settings.options}
 
 
-def _job(placement: Placement, runnable: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> Job:
+def _job_of_placement(
+    placement: Placement, runnable: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int
+) -> Job:
     checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
     expected_gpus = config.cluster.gpus_per_node
     ranks_per_node = _ranks_per_node(config, node_gpus)
@@ -333,11 +338,11 @@ def _job(placement: Placement, runnable: Sequence[Check], config: Config, node_g
 def _left_out_sizes(
     checks: Sequence[Check], options: Mapping[str, Mapping[str, JsonValue]], network: Network
 ) -> Iterator[tuple[str, str]]:
-    """Yield each check with the default sizes that the network is too slow for, as text."""
+    """Yield each check with sizes left out, and as text these sizes: the network is too slow for them."""
     if not isinstance(network, TcpNetwork):
         return
     for check in checks:
         if check.left_out_sizes is not None:
             sizes = check.left_out_sizes(check.options.model_validate(options[check.name]), network)
-            if reasons := [network.left_out_reason(check.operation, size) for size in sizes]:
+            if reasons := [network.too_slow_reason(check.operation, size) for size in sizes]:
                 yield check.name, "; ".join(reasons)

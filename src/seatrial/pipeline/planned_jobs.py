@@ -1,4 +1,7 @@
-"""The config of a trial, its plan, and its jobs as text. `seatrial render` needs nothing else: no judge, no report."""
+"""The config of a trial, its plan, and its jobs as text.
+
+`seatrial render` calls only this module, which imports neither the judge nor the reports, so that it starts fast.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ from seatrial.util.secrets import redacted
 
 
 def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:
-    """Return the config of the trial ``trial``, with overrides and environment variables. Raises UsageError."""
+    """Return the config of a trial with SEATRIAL_SET_* variables and overrides. Raises UsageError.
+
+    ``trial``: the name of a shipped trial, or a file. ``overrides``: (origin, dotted key, value).
+    """
     return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=catalog())
 
 

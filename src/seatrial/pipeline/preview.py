@@ -28,13 +28,14 @@ _NO_GPU = "no GPU on {place}: the decision will be INCOMPLETE at best; for a CPU
 class Preview:
     """The plan of a run. ``rendered``: each job with its command as text, both without secrets.
 
-    ``notes``: that no GPU will be used, and the metrics without a reference value on the GPUs of this host.
+    ``notes``: see ``planned_notes``. ``localization``: a job that starts only if a multi-node metric violates a
+    threshold.
     """
 
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
     notes: tuple[str, ...] = ()
-    localization: Job | None = None  # starts only if a multi-node metric violates a threshold
+    localization: Job | None = None
 
 
 def preview(request: Request) -> Preview:
@@ -71,9 +72,9 @@ def prepare(request: Request, path: Path) -> Preview:
 
 
 def planned_notes(settings: Config, plan: Plan, this_host: ThisHost, baseline: Baseline | None) -> tuple[str, ...]:
-    """Return what is known about the decision before the run: no GPU, and planned metrics that will be UNJUDGED.
+    """Return lines about the decision that are known before the run: no GPU, and metrics that will be UNJUDGED.
 
-    None of these metrics is named if the GPU model is not known before the run.
+    Without a known GPU model no metrics are named.
     """
     gpus = this_host.gpu_models(settings)
     no_gpu = cpu_only(plan.jobs) and settings.cluster.gpus_per_node != 0 and not this_host.gpu_error(settings)

@@ -2,8 +2,9 @@
 
     trial of candidates and partners → ACCEPTED, or nodes at fault → trial without them → … → changes of node states
 
-A candidate is ACCEPTED only by a trial that is ACCEPTED as a whole. After a trial with a partner at fault, another
-partner replaces it, and no candidate is rejected by that trial.
+A candidate is a node to readmit; partners are known-good nodes. A candidate is ACCEPTED only by a trial that is
+ACCEPTED as a whole. After a trial with a partner at fault, another partner replaces that one, and no candidate is
+rejected by this trial.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seatrial.model import CLUSTER, DecisionValue, Frozen, Outcome, SeatrialError, Trial
-from seatrial.model.trial import Explained
+from seatrial.model.trial import VerdictKey
 from seatrial.node_state.change import TAKES_OUT, Candidates, ChangeOutcome, Flags, NodeChange, NodeResult, Partner
 from seatrial.node_state.drain_limit import DrainAnswer, DrainLimit, request_drain
 from seatrial.pipeline.planned_jobs import resolve
@@ -33,13 +34,13 @@ from seatrial.util.threads import start_in_thread
 
 RECORD = "readmit.json"
 _MAX_TRIALS = 3
-_DRAIN_LIMIT_S = 30.0  # a filesystem that hangs must not keep other nodes from their state
+_DRAIN_ANSWER_LIMIT_S = 30.0  # a filesystem that hangs must not prevent the changes of other nodes
 _INCOMPLETE = DecisionValue.INCOMPLETE
 DisplayFactory = Callable[[], AbstractContextManager[Display]]
 
 
 class Readmission(Frozen):
-    """The record of a readmission: readmit.json. ``suspects``: partner → its fault; ``trials``: their folders."""
+    """The record of a readmission: readmit.json. ``suspects``: partner at fault → its fault; ``trials``: folders."""
 
     schema_version: Literal["1"] = "1"
     run_id: str
@@ -57,7 +58,7 @@ class Readmission(Frozen):
 
     @property
     def decision(self) -> DecisionValue:
-        """REJECTED if a node is; else ACCEPTED if all nodes are, and no change failed or is unfinished."""
+        """REJECTED if a node is; ACCEPTED if all nodes are, and every change was made or refused; else INCOMPLETE."""
         decisions = {result.decision for result in self.results}
         if DecisionValue.REJECTED in decisions:
             return DecisionValue.REJECTED
@@ -67,10 +68,11 @@ class Readmission(Frozen):
 
 @dataclass(frozen=True)
 class Options:
-    """What to readmit and how. ``partners``: given by the user; ``overrides``: (origin, key, value) of the trial.
+    """The options of `seatrial readmit`. ``nodes``: to readmit; ``overrides``: (origin, key, value) of the trial.
 
-    ``state_dir``: folder of the drain limit, needed by ``flags.drain``: at most ``drain_share`` of the cluster's nodes
-    are taken out of service within ``drain_window_s``.
+    ``partners``: named by the user; empty: chosen by seatrial. ``state_dir``: folder of the drain limit, needed by
+    ``flags.drain``: at most ``drain_share`` (0 to 1) of the cluster's nodes, but always one, are taken out of service
+    within ``drain_window_s``.
     """
 
     nodes: tuple[str, ...]
@@ -84,11 +86,11 @@ class Options:
 
     @property
     def partners_needed(self) -> int:
-        """The number of partners in a trial: a majority of its nodes, and at least two."""
+        """The number of partners in a trial: at least two, and more than candidates, so that most nodes are good."""
         return max(2, len(self.nodes) + 1)
 
     def first_partners(self, pool: Sequence[Partner]) -> list[str]:
-        """Return the nodes that are partners in a trial: the first ones of ``pool``."""
+        """Return the names of the first nodes of ``pool``, as many as a trial needs."""
         return [partner.node for partner in pool[: self.partners_needed]]
 
 
@@ -101,17 +103,17 @@ def choose_partners(options: Options, candidates: Candidates) -> list[Partner]:
 
 
 def preview_trial(options: Options, candidates: Candidates, pool: Sequence[Partner]) -> Preview:
-    """Return the first trial without starting it. Raises UsageError if its file, settings or baseline are wrong."""
+    """Return the first trial without starting it. Raises UsageError if its file, settings or baseline are invalid."""
     return preview(_request(options, candidates, [*options.nodes, *options.first_partners(pool)]))
 
 
 def planned_changes(
     options: Options, candidates: Candidates, pool: Sequence[Partner]
 ) -> dict[DecisionValue, list[NodeChange]]:
-    """Return the changes before the test and after it, if all nodes get the same decision.
+    """Return decision → the changes before and after the test if all nodes get this decision: ACCEPTED or REJECTED.
 
-    A change that the drain limit refuses now has the outcome refused. Each node is tested against the limit as if it
-    were the only one, since the limit's record is not written.
+    A change that the drain limit refuses now has the outcome ``refused``. Each node is compared with the limit as if it
+    were the only one, since the record of the limit is not written.
     """
     planned = {}
     for value in (DecisionValue.ACCEPTED, DecisionValue.REJECTED):
@@ -131,7 +133,7 @@ def _as_limited(change: NodeChange, options: Options, candidates: Candidates) ->
 def _drain_refusal(
     options: Options, cluster_nodes: int, node: str, run_id: str, reason: str, *, dry_run: bool = False
 ) -> str:
-    """Ask the drain limit for ``node``; return why it must stay in service, empty if it may be taken out."""
+    """Return why the drain limit does not let ``node`` be taken out of service; empty if it does."""
     if (folder := options.state_dir) is None:
         return "no directory for the drain limit: set --state-dir"
     limit = DrainLimit(options.drain_share, options.drain_window_s, cluster_nodes)
@@ -140,14 +142,14 @@ def _drain_refusal(
         return request_drain(folder, node, run_id, reason, limit, time.time(), dry_run=dry_run)
 
     try:
-        return start_in_thread(ask).result(_DRAIN_LIMIT_S).reason
+        return start_in_thread(ask).result(_DRAIN_ANSWER_LIMIT_S).reason
     except TimeoutError:
-        return f"{folder} did not answer within {_DRAIN_LIMIT_S:.0f} s"
+        return f"{folder} did not answer within {_DRAIN_ANSWER_LIMIT_S:.0f} s"
 
 
 @dataclass
 class Session:
-    """One readmission: runs its trials in ``folder``, changes node states, and records both."""
+    """One readmission: runs its trials in ``folder``, changes node states, and records both. ``pool``: of partners."""
 
     options: Options
     candidates: Candidates
@@ -213,7 +215,6 @@ class Session:
         return self._add_results(self._untested, _INCOMPLETE, f"a node was at fault in each of {_MAX_TRIALS} trials")
 
     def _run_trial(self, number: int, partners: Sequence[str]) -> Trial:
-        """Run one trial of the untested candidates with the partners."""
         folder = self.folder / f"trial{number}"
         self.note(f"trial {number}: {and_more(self._untested, 8)} with {and_more(list(partners), 8)} in {folder}")
         request = _request(self.options, self.candidates, [*self._untested, *partners])
@@ -240,7 +241,7 @@ class Session:
             if refusal := self._refusal(change):
                 self._record(change, "refused", refusal)
                 continue
-            with contextlib.suppress(SeatrialError):  # it is in the record
+            with contextlib.suppress(SeatrialError):  # _execute has recorded the error
                 self._execute(change)
 
     def _refusal(self, change: NodeChange) -> str:
@@ -253,7 +254,10 @@ class Session:
         return _drain_refusal(self.options, nodes, node, self.folder.name, self.results[node].reason)
 
     def _execute(self, change: NodeChange) -> None:
-        """Make a change. It is recorded as started first, so that the record is complete even after a SIGKILL."""
+        """Make a change. Its start is recorded first, so that the record is complete even after a SIGKILL.
+
+        Raises SeatrialError if the change fails, after it was recorded as failed.
+        """
         self._record(change, "started")
         try:
             self.candidates.execute(change)
@@ -271,7 +275,7 @@ class Session:
             self.note(str(self.changes[-1]))
 
     def _save(self) -> Readmission:
-        """Write the current record, and return it. A full disk does not prevent changes that protect a node."""
+        """Write the record so far, and return it. An error, such as a full disk, does not prevent further changes."""
         readmission = Readmission(
             run_id=self.folder.name,
             command=secrets.redacted(("seatrial", *sys.argv[1:])),
@@ -294,13 +298,14 @@ class Session:
 
 
 def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
-    """Return node → cause for those of ``nodes`` at fault: from findings that explain a FAIL, else from the FAIL.
+    """Return node → cause for the nodes at fault among ``nodes``.
 
-    A FAIL on a path between nodes, or on the cluster, without a finding that names a node, is no node's fault.
+    A node is at fault if a finding that explains a FAIL names it; without such a finding, if the FAIL is on this node.
+    A FAIL on a path between nodes, or on the cluster, is then no node's fault.
     """
     at_fault: dict[str, str] = {}
     for verdict in (each for each in trial.verdicts if each.outcome is Outcome.FAIL):
-        findings = [each for each in trial.findings if Explained.key(verdict) in each.explains]
+        findings = [each for each in trial.findings if VerdictKey.from_verdict(verdict) in each.explains]
         places = [(place, each.title) for each in findings for place in each.subject.split(", ")]
         places = [(node, title) for place, title in places if (node := _subject_node(place, nodes))]
         if not places and (node := _subject_node(verdict.subject, nodes)):
@@ -331,7 +336,7 @@ def _request(options: Options, candidates: Candidates, nodes: Sequence[str]) -> 
 
 
 def _missing_partners(partners: Sequence[Partner], options: Options, suspects: Mapping[str, str] | None = None) -> str:
-    """Return how many partners there are, how many are needed, and which ones are at fault."""
+    """Return which nodes can be partners, how many are needed, and which partners are at fault, as text."""
     count, needed = len(options.nodes), options.partners_needed
     faults = "".join(f"; partner {name} is at fault: {cause}" for name, cause in (suspects or {}).items())
     possible = and_more([partner.node for partner in partners], 8) or "no node"

@@ -11,7 +11,7 @@ from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
-from seatrial.diagnose.slow_nodes import localization_notes
+from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.judge.remedies import unknown_gpus
@@ -40,8 +40,8 @@ _MAX_NAMED = 8  # nodes or checks listed in the text of a decision
 def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
     """Return the trial judged by the rules of this version. ``baseline_file`` replaces the site baseline of the trial.
 
-    Raises UsageError if the config is not valid in this version, or if the new baseline exceeds physical limits or is
-    of other GPU models.
+    Raises UsageError if the config is not valid in this version, or if the new baseline cannot be read, exceeds
+    physical limits or is of other GPU models.
     """
     settings = _settings(trial)
     baseline = site_baseline.load(baseline_file, catalog()) if baseline_file else trial.baseline
@@ -74,7 +74,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
     findings = refreshed_findings(trial, verdicts, catalog(), node_prefix(settings))
-    notes = localization_notes(verdicts, trial.measurements, trial.localization, findings, catalog())
+    notes = search_notes(verdicts, trial.measurements, trial.localization, findings, catalog())
     return trial.model_copy(
         update={
             "verdicts": verdicts,
@@ -87,7 +87,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
 
 
 def with_derived_hardware(trial: Trial) -> Trial:
-    """Return the trial with its tested hardware computed again; the value of its decision is unchanged."""
+    """Return the trial with ``tested_hardware`` and ``cpu_only`` of its decision computed again, and nothing else."""
     try:
         settings = _settings(trial)
         conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)
@@ -110,7 +110,10 @@ def _settings(trial: Trial) -> Config:
 
 
 def learn(name: str, paths: Sequence[Path]) -> str:
-    """Judge these runs by the rules of this version; return the baseline file learned from them. Raises UsageError."""
+    """Return the content of the baseline file learned from these runs, judged by the rules of this version.
+
+    Raises UsageError.
+    """
     learned = site_baseline.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
     plausibility.validate_baseline(learned, catalog())
     return site_baseline.dump(learned)
@@ -163,7 +166,7 @@ def make_decision(
 
 
 def _untested_nodes(settings: Config, jobs: Sequence[Job], missing_nodes: Sequence[MissingNode]) -> str:
-    """Return how many nodes of the trial were tested and which are missing; empty if none is."""
+    """Return how many nodes of the trial were tested and which are missing; empty if all were tested."""
     tested = min((job.nodes for job in jobs if job.placement != "control"), default=settings.cluster.nodes)
     parts = [f"{tested} of {settings.cluster.nodes} nodes tested"] if tested < settings.cluster.nodes else []
     if missing_nodes:
@@ -172,7 +175,7 @@ def _untested_nodes(settings: Config, jobs: Sequence[Job], missing_nodes: Sequen
 
 
 def _overridden_rules(settings: Config) -> Iterator[str]:
-    """Yield a note for each check whose rules the trial's thresholds replace."""
+    """Yield a note for each check with rules that the trial's thresholds replace."""
     for name, setting in settings.checks.items():
         check = catalog().get(name)
         rules = {rule.metric for rule in check.rules} if check else set()

@@ -38,14 +38,15 @@ class Display(Protocol):
 
 
 class NodesRefused(Exception):
-    """Nodes do not meet the requirements of the trial; the message names the nodes and the missing parts."""
+    """Nodes do not meet the requirements of the trial; the message names the nodes and the requirements."""
 
 
 @dataclass
 class TrialResults:
-    """Results of the trial so far; the Listener of its jobs.
+    """Results of the trial so far. It is the Listener (launch/watch.py) of the trial's jobs.
 
-    ``on_complete`` is called with the name of a check after its last rank's measurement, and after each ERROR.
+    ``on_complete`` is called with the results and the name of a check when the measurements of all ranks are there, and
+    after each ERROR.
     """
 
     run_dir: RunDir
@@ -56,14 +57,15 @@ class TrialResults:
     retries: list[Measurement] = field(default_factory=list)  # second and third measurements of checks
     localization: list[Measurement] = field(default_factory=list)  # search for slow nodes after the trial's checks
     job_results: list[JobResult] = field(default_factory=list)
-    sessions: list[Session] = field(default_factory=list)  # earlier sessions
+    sessions: list[Session] = field(default_factory=list)  # earlier ones: each `run --resume` adds a session
     timings: list[Timing] = field(default_factory=list)
     stop_reason: str = ""
     missing_nodes: dict[str, MissingNode] = field(default_factory=dict)  # key: name of the node
     lost_nodes: list[str] = field(default_factory=list)  # the missing nodes that a job lost while it ran
-    nodes_tried: bool = False  # a job of this session has passed the preflight; the next jobs run on the same nodes
-    jobs: list[Job] = field(default_factory=list)  # in the order of their start
-    _counts: Counter[tuple[str, int]] = field(default_factory=Counter)  # measurements by check and number of the retry
+    preflight_passed: bool = False  # in a job of this session; the next jobs run on the same nodes
+    jobs: list[Job] = field(default_factory=list)  # started attempts, in the order of their start
+    # (check, number of the retry) → number of measurements: counting in the lists each time would be quadratic
+    _counts: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._secret_values = secret_values(self.settings.model_dump())
@@ -82,7 +84,7 @@ class TrialResults:
         self.display.warn(text)
 
     def add_measurement(self, measurement: Measurement) -> None:
-        if self.jobs and self.jobs[-1].retry:  # error measurements of run_job lack the number
+        if self.jobs and self.jobs[-1].retry:  # the ERROR measurements of run_job do not have the number of the retry
             measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
         if measurement.error:
             measurement = measurement.model_copy(update={"error": redacted(measurement.error, self._secret_values)})
@@ -94,7 +96,7 @@ class TrialResults:
             self.localization.append(measurement)
             return
         (self.retries if measurement.retry else self.measurements).append(measurement)
-        self._counts[measurement.check, measurement.retry] += 1  # counting in the list each time would be quadratic
+        self._counts[measurement.check, measurement.retry] += 1
         jobs = reversed(self.jobs)  # after the loss of a node, a check runs in a smaller job
         process_count = next((job.process_count for job in jobs if measurement.check in job.checks), 1)
         if measurement.error or self._counts[measurement.check, measurement.retry] == process_count:
@@ -111,7 +113,7 @@ class TrialResults:
         )
         self.run_dir.save_job_result(result)
         self.job_results.append(result)
-        if result.job == LOCALIZATION_JOB:  # a node lost now is not missing: its checks are measured
+        if result.job == LOCALIZATION_JOB:  # a node lost in this job is not missing: the trial's checks measured it
             return
         self.add_missing_nodes(result.missing_nodes)
         if result.nodelist:

@@ -15,10 +15,10 @@ from seatrial.pipeline.this_host import ThisHost
 
 
 def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
-    """Load the results of earlier sessions of this machine, without checks that must be measured again.
+    """Load the results of earlier sessions, except those of checks that must be measured again.
 
-    A check is measured again after an ERROR, if it did not report a metric for which the trial has a threshold (too
-    noisy), and if the machine has changed.
+    These are checks with an ERROR, checks that did not report a metric with a threshold of the trial (too noisy), and
+    all checks if ``machine``, where the trial runs now, is not the machine of the measurements.
     """
     for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
         results.display.warn(message)
@@ -49,6 +49,7 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
 
 
 def _metrics_not_reported(measurement: Measurement) -> set[str]:
+    """Return the metrics that the check measured but did not report, since their samples vary too much."""
     reasons = measurement.facts.get(NOT_REPORTED)
     return set(reasons) if isinstance(reasons, dict) else set()
 
@@ -56,7 +57,7 @@ def _metrics_not_reported(measurement: Measurement) -> set[str]:
 def _description(machine: Machine, other: Machine) -> str:
     """Return the machine's host name, and those of its GPUs and versions that differ from the other machine's."""
     differences = [item for item in (*machine.gpus, *machine.versions) if item not in (*other.gpus, *other.versions)]
-    return "; ".join([machine.host or "nodes chosen by Slurm", *differences])
+    return "; ".join([machine.host or "nodes of a scheduler", *differences])
 
 
 def startable_plan(request: Request, this_host: ThisHost, nodes: int, done: Sequence[str] = ()) -> Plan:
@@ -68,7 +69,7 @@ def startable_plan(request: Request, this_host: ThisHost, nodes: int, done: Sequ
 
 
 def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes: int) -> Plan:
-    """Return the plan of the checks that some rank has not measured; discard their measurements; show the plan."""
+    """Return the plan of the checks that are not complete, and show it. Incomplete measurements are discarded."""
     done = completed_checks(plan, results.measurements)
     partial = {measurement.check for measurement in results.measurements} - set(done)
     if partial:

@@ -15,7 +15,7 @@ from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.signatures import check_signatures
-from seatrial.diagnose.slow_nodes import localization_notes
+from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
@@ -56,7 +56,8 @@ INTERRUPTED = "interrupted"
 def run(run_dir: RunDir, display: Display) -> Trial:
     """Run the trial of ``run_dir``, or its remaining checks, and write the reports into it.
 
-    After Ctrl-C or an OSError (such as a full disk), the measurements so far are still judged and reported.
+    After Ctrl-C, an OSError (such as a full disk) or a failed preflight, the measurements so far are still judged and
+    reported.
     """
     results = TrialResults(run_dir, run_dir.request.config, display, show_completed_check)
     results.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
@@ -70,7 +71,11 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         baseline = load_baseline(results.settings)
         gpu_models = this_host.gpu_models(results.settings)
         plausibility.validate_thresholds(results.settings, catalog(), gpu_models, baseline)
-        check_signatures()  # a wrong file of the site must fail here, not after hours of measurements
+        check_signatures()  # an invalid file of the site must be reported now, not after hours of measurements
+
+    def run_job_on_same_nodes(job: Job) -> None:
+        _run_job(_on_same_nodes(job, results, nodes), results)
+
     with _record_stop_reason(results):
         load_earlier_sessions(results, this_host.machine(results.settings))
         remaining = remaining_plan(plan, results, this_host, nodes)
@@ -79,14 +84,14 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         for measurement in remaining.not_run:
             results.add_measurement(measurement)
         for job in remaining.jobs:
-            _run_job(_on_same_nodes(job, results, nodes), results)
+            run_job_on_same_nodes(job)
         _discard_incomplete_retries(results)
         for number in range(1, MAX_RETRIES + 1) if results.settings.retry else ():
             for job in _retry_jobs(plan, results, baseline, number):
-                _run_job(_on_same_nodes(job, results, nodes), results)
-        localize(plan, results, baseline, nodes, lambda job: _run_job(_on_same_nodes(job, results, nodes), results))
+                run_job_on_same_nodes(job)
+        localize(plan, results, baseline, nodes, run_job_on_same_nodes)
     plan = replace(plan, jobs=jobs_as_run(plan.jobs, results.jobs))
-    # a Ctrl-C between two report files would leave them contradicting each other
+    # a Ctrl-C between two report files would leave files that contradict each other
     with signals.stop_signals_ignored():
         results.sort()
         assessment = _assess(plan, results, baseline)
@@ -94,13 +99,16 @@ def run(run_dir: RunDir, display: Display) -> Trial:
 
 
 def show_completed_check(results: TrialResults, check: str) -> None:
-    """Judge and show a check whose first measurements or retry are complete; a retry can replace a FAIL."""
+    """Judge a check whose first measurements or retry are complete, and show its outcome.
+
+    The first measurements are judged alone while a further retry is needed.
+    """
     settings = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
     first = [measurement for measurement in results.measurements if measurement.check == check]
     retries = [measurement for measurement in results.retries if measurement.check == check]
     next_retry = max((measurement.retry for measurement in retries), default=0) + 1
     retry_pending = results.settings.retry and checks_to_retry(settings, first, retries, catalog(), next_retry)
-    jobs = results.jobs[::-1]  # the last one first: after the loss of a node, a check runs in a smaller job
+    jobs = results.jobs[::-1]  # the last job first: after the loss of a node, a check runs in a smaller job
     judged = judge(settings, jobs, first, catalog(), {}, retries=None if retry_pending else retries)
     verdicts = [verdict for verdict in judged if verdict.check == check]  # not those on other checks of the same jobs
     outcome = worst(verdict.outcome for verdict in verdicts)
@@ -146,7 +154,7 @@ def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _As
             node_prefix(settings),
             results.localization,
         )
-        notes = localization_notes(verdicts, measurements, results.localization, findings, catalog())
+        notes = search_notes(verdicts, measurements, results.localization, findings, catalog())
     with results.timed("telemetry"):
         summary = _telemetry_summary(plan, results)
     return _Assessment(baseline, verdicts, (*insights, *notes), (*findings, *throttling_findings(summary)), summary)
@@ -162,7 +170,7 @@ def _telemetry_summary(plan: Plan, results: TrialResults) -> Telemetry | None:
 
 
 def _discard_incomplete_retries(results: TrialResults) -> None:
-    """Discard the retries of each check whose retry was not completed in an earlier session."""
+    """Discard the retries of each check whose last retry an earlier session did not complete."""
     incomplete = set()
     for check in {measurement.check for measurement in results.retries}:
         first = [measurement for measurement in results.measurements if measurement.check == check]
@@ -175,7 +183,7 @@ def _discard_incomplete_retries(results: TrialResults) -> None:
 
 
 def _retry_jobs(plan: Plan, results: TrialResults, baseline: Baseline | None, number: int) -> list[Job]:
-    """Return the jobs that measure checks with bad performance metrics a second (``number`` 1) or third time."""
+    """Return the jobs of retry ``number``, 1 or 2: they measure checks with bad performance metrics again."""
     settings = results.settings
     reasons = checks_to_retry(settings, results.measurements, results.retries, catalog(), number, baseline)
     jobs = list(retry_jobs(jobs_as_run(plan.jobs, results.jobs), reasons, number))
@@ -185,7 +193,7 @@ def _retry_jobs(plan: Plan, results: TrialResults, baseline: Baseline | None, nu
 
 
 def _nodes_to_test(results: TrialResults) -> int:
-    """Return the number of nodes to test: all of the trial, or with cluster.min_nodes the available ones."""
+    """Return the number of nodes to test: all of the trial, or the available ones if cluster.min_nodes allows it."""
     settings = results.settings
     if settings.cluster.min_nodes is None:
         return settings.cluster.nodes
@@ -201,10 +209,10 @@ def _nodes_to_test(results: TrialResults) -> int:
 def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
     """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes.
 
-    If some of the plan's ``nodes`` were lost, the job excludes them, and with cluster.min_nodes it uses fewer nodes. It
-    has no preflight if an earlier job of this session has completed with one.
+    If nodes were lost, the job excludes these instead, and with cluster.min_nodes it uses fewer nodes. The job has no
+    preflight if an earlier job of this session has completed with one. ``nodes``: the number of nodes of the plan.
     """
-    if results.nodes_tried:
+    if results.preflight_passed:
         job = job.model_copy(update={"preflight": None})
     if results.lost_nodes and job.placement != "control":
         min_nodes, left = results.settings.cluster.min_nodes, nodes - len(results.lost_nodes)
@@ -226,7 +234,8 @@ def _run_job(job: Job, results: TrialResults) -> None:
         results.add_job_result(result)
         if result.state is JobState.REFUSED:
             raise NodesRefused(f"{result.failed_subject}: {result.cause}")
-        results.nodes_tried = results.nodes_tried or (result.state is JobState.COMPLETED and job.preflight is not None)
+        if result.state is JobState.COMPLETED and job.preflight is not None:
+            results.preflight_passed = True
         measurements = results.retries if job.retry else [*results.measurements, *results.localization]
         check_seconds = sum(_check_seconds(job.checks, measurements).values())
         overhead = max(0.0, result.seconds - check_seconds)
@@ -250,7 +259,7 @@ def _record_stop_reason(results: TrialResults) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         results.stop_reason = INTERRUPTED
-        if text := str(stop):  # a launcher names the objects that it could not remove
+        if text := str(stop):  # the objects that a launcher could not remove
             results.display.warn(text)
     except NodesRefused as refused:
         results.stop_reason = f"preflight failed on {refused}"
@@ -307,7 +316,7 @@ def _trial(
         findings=_without_secrets(assessment.findings, secret_values),
         insights=assessment.insights,
         telemetry=assessment.telemetry,
-        timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
+        timings=(*overhead, *(Timing(name=name, kind="check", seconds=value) for name, value in seconds.items())),
         decision=make_decision(
             settings,
             results.measurements,

@@ -1,12 +1,14 @@
 """The run directory: files that a trial writes while it runs, so that no measurement is lost if it is killed.
 
-``run.json`` holds the request with its secrets, hence mode 0600. ``measurements.jsonl`` has one line per measurement,
-ended job and session. ``--resume`` reads both, and the journal of each rank.
+``run.json`` holds the request with its secrets, hence mode 0600. ``measurements.jsonl`` is the run's journal. It has
+one line per measurement, ended job and session, and records that earlier measurements no longer count. ``--resume``
+reads both files, and the journal of each rank.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import reprlib
 import shlex
@@ -16,6 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from seatrial import __version__
 from seatrial.config.argument_paths import is_folder, path_exists
 from seatrial.config.schema import Config
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
@@ -25,6 +28,7 @@ from seatrial.util.input_files import MAX_RECORD_BYTES, parse_json, read_text
 from seatrial.util.journal import Journal
 from seatrial.util.secrets import PRIVATE
 
+VERSIONS = ("1", "2")  # supported schema versions of trial.json; upgrade() converts to the last
 _DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
 
 
@@ -63,7 +67,7 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path, request: Request) -> RunDir:
-        """Create a run directory. Raises UsageError if ``path`` is not empty or not writable."""
+        """Create a run directory. Raises UsageError if ``path`` is not empty, not writable or in use."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -71,7 +75,7 @@ class RunDir:
             text = request.model_dump_json(indent=2)
             atomic_write(path / "run.json", text.encode(), mode=PRIVATE)
             run_dir = cls(path.resolve(), request)
-            run_dir._journal.append({"request": _digest(text)})
+            run_dir._journal.append({"request": _digest(text), "seatrial": __version__, "format": record_format()})
             return run_dir
         except OSError as error:
             folders = (path.absolute(), *path.absolute().parents)
@@ -82,9 +86,14 @@ class RunDir:
 
     @classmethod
     def reopen(cls, path: Path) -> RunDir:
-        """Open an existing run directory. Raises UsageError if run.json is absent, changed, damaged or not readable."""
+        """Open an existing run directory.
+
+        Raises UsageError if it is in use, if run.json is absent, changed, damaged or not readable, or if the journal
+        has another format than this version of seatrial writes.
+        """
         try:
             text = read_text(path / "run.json")
+            _check_format(path)
             request = Request.model_validate_json(text)
             _check_unchanged(path, text)
             run_dir = cls(path.resolve(), request)
@@ -126,7 +135,7 @@ class RunDir:
         self._journal.append({_DISCARDED_RETRIES: sorted(checks)})
 
     def recover(self) -> SavedRun:
-        """Return the saved run. Measurements that are only in a rank's journal (after a kill) are saved first."""
+        """Return the saved run. Measurements that only a rank's journal has, after a kill, are saved first."""
         saved = SavedRun()
         records, saved.warnings = journal.read(self._journal.path)
         saved_keys = {_measurement_key(record) for record in records}
@@ -137,7 +146,7 @@ class RunDir:
             rank_records += rank_journal
             saved.warnings += warnings
         new = [record for record in rank_records if _is_success(record) and _measurement_key(record) not in saved_keys]
-        # a check was recorded as ERROR, then the user started its ranks (torchrun): their measurements replace it
+        # with torchrun a check is an ERROR until the user starts its ranks: then their measurements replace the ERROR
         errors = [record for record in records if _is_error(record)]
         replaced = {_check_and_discard_key(record) for record in new}
         replaced &= {_check_and_discard_key(record) for record in errors}
@@ -164,6 +173,32 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def record_format() -> str:
+    """Return a digest of the names in the records of a run: fields, checks and metrics.
+
+    Builds with equal digests read each other's journals. A build with another digest could misread renamed fields,
+    checks or metrics.
+    """
+    from seatrial.checks import catalog
+
+    records = (Config, JobResult, Machine, Measurement, Request, Session)
+    fields = {record.__name__: sorted(record.model_fields) for record in records}
+    metrics = {name: sorted(check.metrics) for name, check in catalog().items()}
+    return _digest(json.dumps([fields, metrics], sort_keys=True))[:16]
+
+
+def _check_format(path: Path) -> None:
+    """Raise UsageError if the journal was begun by a build of seatrial that writes other records than this one."""
+    begun = [record for record in journal.read(path / "measurements.jsonl")[0] if "request" in record]
+    if begun and begun[0].get("format") != record_format():
+        version = begun[0].get("seatrial")
+        writer = f"seatrial {reprlib.repr(version)}" if version else "an older seatrial"
+        raise UsageError(
+            f"--resume {path}: the run was begun by {writer}, whose records differ from those of this build "
+            f"({__version__}): resume it with the build that began it, or start a new run: seatrial run"
+        )
+
+
 def _check_unchanged(path: Path, text: str) -> None:
     """Raise UsageError unless measurements.jsonl has the digest of ``text``, the content of run.json."""
     digests = [record["request"] for record in journal.read(path / "measurements.jsonl")[0] if "request" in record]
@@ -181,7 +216,7 @@ def _measurement_key(record: journal.Record) -> tuple[object, ...]:
 
 
 def _is_success(record: journal.Record) -> bool:
-    """Return whether a record is a measurement without error. Errors of ranks are left to ``run_job``."""
+    """Return whether a record is a measurement without error; ``run_job`` records the errors of ranks itself."""
     measurement = record.get("measurement")
     return isinstance(measurement, dict) and not measurement.get("error")
 
@@ -217,9 +252,6 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
     elif "measurement" in record:
         measurement = Measurement.model_validate(record["measurement"])
         (saved.retries if measurement.retry else saved.measurements).append(measurement)
-
-
-VERSIONS = ("1", "2")  # supported schema versions of trial.json; upgrade() converts to the last
 
 
 def load_trial(path: Path) -> Trial:

@@ -1,4 +1,4 @@
-"""A site's folder: reads the settings of the site from Slurm, and writes the folder as a whole or not at all."""
+"""The folder of `seatrial init`: reads the settings of a site from Slurm, and writes the folder completely or not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_NAMES = 10  # existing files listed in a message
 def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
     """Return the site with the values of ``options`` (keys: settings of Site); the others are read from Slurm.
 
-    Raises UsageError if Slurm lists no such partition, or for a value that would end a line of a script.
+    Raises UsageError if Slurm does not list the partition, or for a value with characters that are not printable.
     """
     for key, value in options.items():
         if isinstance(value, str) and not value.isprintable():
@@ -46,7 +46,8 @@ def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
 def write(folder: Path, files: dict[str, str]) -> None:
     """Write ``files`` (content by path in ``folder``) to a temporary folder, and rename it to ``folder``.
 
-    Raises UsageError if ``folder`` exists and is not empty, or cannot be written; nothing is changed then.
+    Raises UsageError if ``folder`` cannot be used (see ``require_new``) or written, or if another process created it.
+    Existing files are not changed.
     """
     require_new(folder)
     try:
@@ -62,7 +63,10 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def require_new(folder: Path) -> None:
-    """Raise UsageError unless a site's folder can have this absolute path, and it is free or an empty folder."""
+    """Raise UsageError unless ``folder``, an absolute path, does not exist or is an empty folder that can be replaced.
+
+    Its path may contain only characters that job scripts can use.
+    """
     if character := _UNUSABLE_CHARACTERS.search(str(folder)):
         raise UsageError(
             f"{str(folder)!r} contains {character[0]!r}, which job scripts cannot use: choose another directory"
@@ -75,13 +79,13 @@ def require_new(folder: Path) -> None:
     if names:
         shown = ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" if names[_MAX_NAMES:] else "")
         raise UsageError(f"{folder} is not empty ({shown}): nothing was changed; choose another directory")
-    if is_current:  # it is replaced by a rename, and the shell would stay in the removed one
+    if is_current:  # ``write`` replaces the folder, and the shell would stay in the removed one
         raise UsageError(f"{folder} is the current directory: name a new one, such as {folder / 'site'}")
 
 
 def _venv() -> SiteValue:
     if sys.prefix == sys.base_prefix:
-        return SiteValue(None, "seatrial does not run in a virtual environment: name one that all nodes share")
+        return SiteValue(None, "seatrial does not run in a virtual environment: name one that all nodes share (--venv)")
     return SiteValue(sys.prefix, "the environment that ran `seatrial init`; all nodes need it under this path")
 
 
@@ -113,7 +117,7 @@ def _from_slurm(given: Mapping[str, SiteValue]) -> dict[str, SiteValue]:
 
 
 def _partition(partitions: Sequence[Partition], nodes: Sequence[SlurmNode]) -> SiteValue:
-    """Return the default partition among those with GPUs, or the only one; without GPUs anywhere, among all."""
+    """Return Slurm's default partition, or the only partition, of those with GPUs; of all if none has GPUs."""
     with_gpus = {name for node in nodes if node.gpus for name in node.partitions}
     candidates = [partition for partition in partitions if not with_gpus or partition.name in with_gpus]
     kind = "partition with GPUs" if with_gpus else "partition"
@@ -126,7 +130,7 @@ def _partition(partitions: Sequence[Partition], nodes: Sequence[SlurmNode]) -> S
 
 
 def _account(partition: object) -> SiteValue:
-    """Return the user's account if there is exactly one; with several, Slurm's default stays in force."""
+    """Return the user's account if Slurm has exactly one; else no value, so that jobs use Slurm's default account."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
         names = slurm.accounts(user, slurm.settings().cluster_name, None if partition is None else str(partition))

@@ -18,9 +18,10 @@ def cpu_only(jobs: Sequence[Job]) -> bool:
 
 
 def device_conflict(settings: Config, jobs: Sequence[Job], environment: Mapping[str, JsonValue]) -> str:
-    """Return why the record does not show whether GPUs were used, empty if it does.
+    """Return why the record contradicts itself on the use of GPUs; empty if it does not.
 
-    Only for jobs that ran on this host, whose GPUs are in ``environment``. The judge compares jobs with measurements.
+    Compares jobs that ran on this host with the GPUs of this host in ``environment``; empty for jobs on other machines.
+    The judge compares jobs with measurements.
     """
     if not jobs or runs_remotely(settings):
         return ""

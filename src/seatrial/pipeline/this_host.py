@@ -28,9 +28,9 @@ class ThisHost:
     gpus: gpu.GpuFacts
 
     def node_gpus(self, settings: Config) -> NodeGpus:
-        """Return the GPUs per node. Missing or unusable GPUs give a ``gpu_error``, never a CPU-only run.
+        """Return the GPUs per node. Missing or unusable GPUs of this host give a ``gpu_error``, never a CPU-only run.
 
-        Raises UsageError if the number of GPUs per node is unknown.
+        Raises UsageError if the number of GPUs per node is unknown, SlurmUnavailable if Slurm cannot be queried for it.
         """
         expected = settings.cluster.gpus_per_node
         if settings.uses_slurm:
@@ -86,29 +86,29 @@ class ThisHost:
         return from_file
 
     def max_job_s(self, settings: Config) -> float | None:
-        """Return the time that Slurm's partition allows a job; None without a limit, or if it cannot be read here."""
+        """Return the seconds that Slurm's partition allows a job; None without a limit, or if it cannot be read."""
         if not (settings.uses_slurm and slurm.installed()):
             return None
         try:
             partition = slurm.partition_of_jobs(settings.slurm.partition)
         except (SeatrialError, ValueError):
-            return None  # sbatch then reports the same error
+            return None  # sbatch will report the error
         limit_s = partition.max_time_s if partition else None
         return limit_s if isinstance(limit_s, int) else None
 
     def machine(self, settings: Config) -> Machine:
-        """Return the identity of this machine; empty if jobs run on others, whose names are in the measurements."""
+        """Return the identity of this machine; empty fields if jobs run on others, which the measurements name."""
         if runs_remotely(settings):
             return Machine(host="", gpus=())
         gpus = tuple(device.uuid or f"gpu{device.index}" for device in self.visible_gpus(settings))
         return Machine(host=socket.gethostname(), gpus=gpus, versions=self._versions())
 
     def visible_gpus(self, settings: Config) -> tuple[gpu.Gpu, ...]:
-        """Return the GPUs that CUDA_VISIBLE_DEVICES selects for the workers; the trial's ``env`` comes first."""
+        """Return the GPUs that CUDA_VISIBLE_DEVICES of the trial's ``env``, else of this process, selects."""
         return gpu.cuda_visible(self.gpus, {**os.environ, **settings.env})
 
     def gpu_models(self, settings: Config) -> tuple[str, ...]:
-        """Return NVML's name of each GPU under test; empty if jobs run on other machines or a name is unknown."""
+        """Return the NVML name of each GPU under test; empty if jobs run on other machines, or a name is unknown."""
         names = [] if runs_remotely(settings) else [device.name for device in self.visible_gpus(settings)]
         used = names[: settings.cluster.gpus_per_node] if settings.cluster.gpus_per_node is not None else names
         return tuple(name for name in used if name) if all(used) else ()
@@ -126,7 +126,7 @@ class ThisHost:
         return f"{node_gpus.usable_gpus} of {self.gpus.installed_gpus} GPUs of this host are usable: {reason}"
 
     def _versions(self) -> tuple[str, ...]:
-        """Return versions and identifiers, by which --resume detects another machine."""
+        """Return versions and the machine id, by which --resume detects another machine."""
         host_facts = self.facts.get("host", {})
         versions = {
             "kernel": host_facts.get("os", {}).get("kernel"),
@@ -140,7 +140,7 @@ class ThisHost:
 
 
 def _slurm_gpus(partition: str | None) -> int:
-    """Return Slurm's number of GPUs per node. Raises SlurmUnavailable with the reason for the query, or UsageError."""
+    """Return Slurm's number of GPUs per node. Raises UsageError, or SlurmUnavailable with the reason for the query."""
     try:
         return slurm.gpus_per_node(partition)
     except slurm.SlurmUnavailable as error:

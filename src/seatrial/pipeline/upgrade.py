@@ -35,7 +35,7 @@ _TELEMETRY = {
     "complaints": "warnings",
 }
 _LOAD = {"throttled": "throttled_share"}
-# Checks with names that changed within version 2
+# Checks whose facts or options were renamed within version 2
 _CHECKS_WITH_RENAMED_FACTS = (burn.CHECK.name, filesystem_shared.CHECK.name, ports.CHECK.name)
 _CHECKS_WITH_RENAMED_OPTIONS = (gpu_pairs.CHECK.name, pairs.CHECK.name)
 _INVENTORIES = (inventory.CHECK.name, host_inventory.CHECK.name)
@@ -52,9 +52,10 @@ _COUNTERS = {
 
 
 def upgrade(document: object) -> object:
-    """Return a record of schema version 1 or 2 with the present names. Return any other or damaged document unchanged.
+    """Return a record of schema version 1 or 2 with the present names; any other or damaged document unchanged.
 
-    A verdict keeps its text as ``detail``, without the fields of version 2; ``seatrial judge`` makes new verdicts.
+    ``document`` itself may be changed. A verdict of version 1 keeps its text as ``detail``, without the fields of
+    version 2; ``seatrial judge`` makes new verdicts.
     """
     if not isinstance(document, dict) or document.get("schema_version") not in ("1", "2"):
         return document
@@ -65,9 +66,9 @@ def upgrade(document: object) -> object:
 
 
 def upgrade_changes(text: str) -> list[str]:
-    """What ``upgrade`` changes in the record with this JSON text, a line each; empty if it has the present names."""
+    """Return what ``upgrade`` changes in the record with this JSON text, a line each; empty if it has present names."""
     old: Any = json.loads(text)
-    new: Any = upgrade(json.loads(text))  # it changes its argument
+    new: Any = upgrade(json.loads(text))  # a second copy, since upgrade may change its argument
     if old == new:
         return []
     version = [f"schema version 1 -> {new['schema_version']}"] if old["schema_version"] == "1" else []
@@ -77,7 +78,7 @@ def upgrade_changes(text: str) -> list[str]:
 
 
 def _with_present_names(document: Record) -> Record:
-    """The record of version 2 with current names, and with facts that rules require since this record was made."""
+    """Return a record of version 2 with present names, and with facts that rules require since it was written."""
     for measurement in (*document.get("measurements", ()), *document.get("retries", ())):
         if (check := measurement["check"]) in _CHECKS_WITH_RENAMED_FACTS:
             facts = measurement.get("facts", {})
@@ -160,7 +161,7 @@ def _measurement(measurement: Record) -> Record:
 
 
 def _rename_pair_options(options_by_check: Record) -> None:
-    """Renames options, in place, of checks whose options were renamed within version 2."""
+    """Rename, in place, options that were renamed within version 2."""
     for check in _CHECKS_WITH_RENAMED_OPTIONS:
         for option in [*options_by_check.get(check, ())]:
             options_by_check[check][renames.new_option(check, option)] = options_by_check[check].pop(option)
@@ -172,7 +173,7 @@ def _rename_counters(facts: Record) -> None:
 
 
 def _rename_speeds(trial: Record) -> None:
-    """Renames ``speed_mbps`` of NVLinks (MB/s, now GB/s) and of network interfaces (Mbit/s) in the inventories."""
+    """Rename ``speed_mbps`` in the inventories: to ``speed_gb_s`` of NVLinks (from MB/s), else to ``speed_mbit_s``."""
     measurements = (*trial.get("measurements", ()), *trial.get("retries", ()))
     facts = [measurement.get("facts", {}) for measurement in measurements if measurement["check"] in _INVENTORIES]
     for mapping in _mappings([*facts, trial.get("environment")]):
@@ -184,9 +185,9 @@ def _rename_speeds(trial: Record) -> None:
 
 
 def _add_retried(trial: Record) -> None:
-    """Adds the fact ``retried`` of collectives.gpu_pairs, which the first versions did not record.
+    """Add the fact ``retried`` of collectives.gpu_pairs, which the first versions did not record.
 
-    They retried slow pairs, unless the option was false, wherever they measured ``shared_links``.
+    These versions measured slow pairs again, unless the option was false, wherever they measured ``shared_links``.
     """
     check = "collectives.gpu_pairs"
     options = [job["options"].get(check, {}) for job in trial.get("jobs", ())]
@@ -197,7 +198,7 @@ def _add_retried(trial: Record) -> None:
 
 
 def _add_stages(trial: Record) -> None:
-    """Adds the facts about the stages of train.throughput, which the first versions did not record."""
+    """Add the facts about the stages of train.throughput, which the first versions did not record."""
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
         facts = measurement.get("facts", {})
         ranks, nodes = facts.get("world_size"), facts.get("nodes")
@@ -206,7 +207,7 @@ def _add_stages(trial: Record) -> None:
 
 
 def _add_p99_ratio_measured(trial: Record) -> None:
-    """Adds the fact ``p99_ratio_measured`` to collectives of earlier versions, which have no metric p99_ratio."""
+    """Add the fact ``p99_ratio_measured`` to collectives of earlier versions, which have no metric p99_ratio."""
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
         # only rank 0 records the fact backend
         is_rank_0 = measurement["check"] in _COLLECTIVES and "backend" in measurement.get("facts", {})
@@ -215,7 +216,7 @@ def _add_p99_ratio_measured(trial: Record) -> None:
 
 
 def _add_facts_of_new_metrics(trial: Record) -> None:
-    """Adds facts that the rules of later metrics require, with the value "no": the record lacks these metrics."""
+    """Add the facts that rules on later metrics require, with the value "no": the record lacks these metrics."""
     added = {
         **dict.fromkeys(
             (ddp.CHECK.name, fsdp.CHECK.name, throughput.CHECK.name), ("ranks_compared", "data_wait_timed")

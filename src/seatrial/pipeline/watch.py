@@ -27,23 +27,25 @@ from seatrial.util import hostlist
 from seatrial.util.input_files import open_file, read_json, tail_lines
 from seatrial.util.text import error_text, plural
 
-_JOB_ID = re.compile(r"\d+(_\d+)?(\+\d+)?")  # also of an array and of a heterogeneous job
-_ID_IN_NAME = re.compile(r"-(\d+)$")  # runs/NAME-JOB of the job scripts of `seatrial init`
-_RESULTS_IN = re.compile(r"^job \d+ on .*, results in (.+)$", re.MULTILINE)  # printed by these scripts
-_ATTEMPT = re.compile(r"(.+)/jobs/[^/]+/attempt\d+/[^/]+")  # the script of a job of `seatrial run`
+_JOB_ID = re.compile(r"\d+(_\d+)?(\+\d+)?")  # 7, in an array 7_3, in a heterogeneous job 7+1
+_ID_IN_NAME = re.compile(r"-(\d+)$")  # the job scripts of `seatrial init` write to runs/NAME-JOBID
+_RESULTS_IN = re.compile(r"^job \d+ on .*, results in (.+)$", re.MULTILINE)  # a line that these scripts print
+_ATTEMPT = re.compile(r"(.+)/jobs/[^/]+/attempt\d+/[^/]+")  # path of the script of a job of `seatrial run`
 _LOG_TAIL_BYTES = 64 * 1024
 _LOG_HEAD_BYTES = 16 * 1024
 _MAX_LOGS = 2000  # logs of ranks whose modification times are compared
 T = TypeVar("T")
-_SILENT_S = 30.0  # a rank writes a heartbeat every second
-_SILENT_STEPS = 5  # a training without a step for the time of this many steps may have ended
+_SILENT_S = 30.0  # a rank without a heartbeat for this long is silent: it writes one every second
+# A training is silent without a step for the time of this many steps, and for _SILENT_S: it may have ended
+_SILENT_STEPS = 5
 
 
 @dataclass
 class Watcher:
     """Reads the status of ``target``: a job ID of Slurm, a folder of `seatrial train`, or a run directory.
 
-    ``interval_s``: seconds between two reads of GPU use; 0 for one read. Use it as a context: it ends the srun step.
+    ``interval_s``: seconds between two reads of GPU use; 0 for one read. Use a Watcher as a context: its end also ends
+    the srun step that reads the GPU use.
     """
 
     target: str
@@ -62,7 +64,7 @@ class Watcher:
         self._stack.close()
 
     def status(self) -> JobStatus:
-        """Return the present status. Raises UsageError for an unknown target, SlurmUnavailable without an answer."""
+        """Return the present status. Raises UsageError for an unknown target, SlurmUnavailable if Slurm gives none."""
         path = Path(self.target)
         if is_folder(path):
             if path_exists(path / "run.json"):
@@ -103,26 +105,25 @@ class Watcher:
         return self._training_status(folder, log if log.exists() else None, (note,))
 
     def _slurm_job_status(self, job: JobRecord, folder: Path | None, log: Path | None) -> JobStatus:
-        """The status of a training or another job of Slurm."""
+        """Return the status of a Slurm job; ``folder``: the results of its training, None if there is none."""
         gpus, note = self._gpus_of_job(job)
         status = self._training_status(folder, None if job.pending else log, (note,))
         return status.model_copy(update={**_job_fields(job), "gpus": gpus})
 
     def _training_status(self, folder: Path | None, log: Path | None, notes: tuple[str, ...]) -> JobStatus:
-        """The status from the files of a training: speed and log."""
+        """Return the status by the files of a training: its steps in ``folder``, and its log."""
         speed, speed_note = _result_or_error(lambda: training_speed(folder)) if folder else (None, "")
         if folder and speed is None and not speed_note:
             speed_note = f"no step in {folder / STEPS_FILE} yet"
         lines, log_note = _result_or_error(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
-        if log and not lines and not log_note:  # --lines 0
-            last, _ = _result_or_error(lambda: _last_lines(log, 1))
-        else:
-            last = lines
+        last_lines = lines
+        if log and not lines and not log_note:  # --lines 0: the state is in the last line
+            last_lines, _ = _result_or_error(lambda: _last_lines(log, 1))
         ended = bool(folder and speed and _modified(folder / METRICS_FILE) >= _modified(folder / STEPS_FILE))
         return JobStatus(
             target=self.target,
             title=str(folder or self.target),
-            state="ended" if ended else "no data yet" if speed is None else _training_state(speed, last or ()),
+            state="ended" if ended else "no data yet" if speed is None else _training_state(speed, last_lines or ()),
             ended=ended,
             training=speed,
             log=str(log or ""),
@@ -164,7 +165,7 @@ class Watcher:
         return status.model_copy(update=changes)
 
     def _gpus_of_job(self, job: JobRecord) -> tuple[tuple[GpuUse, ...], str]:
-        """The GPU use on the nodes of a running job, and why it is unknown."""
+        """Return the GPU use on the nodes of a running job, and a note if it is unknown."""
         if job.state != "RUNNING":
             return (), ""
         if self._step is None or self._step_job != job.id or self.interval_s == 0:
@@ -181,7 +182,10 @@ class Watcher:
 
 
 def _training_state(speed: TrainingSpeed, log_lines: Sequence[str]) -> str:
-    """The state of a training without metrics.json. A killed process records no end, so silence is stated as such."""
+    """Return the state of a training without metrics.json: training, interrupted, or how long it made no step.
+
+    A killed process records no end, so it cannot be distinguished from one that hangs.
+    """
     if speed.age_s <= max(_SILENT_S, _SILENT_STEPS / speed.steps_per_second):
         return "training"
     if any(line.startswith(INTERRUPTED) for line in log_lines):
@@ -190,7 +194,7 @@ def _training_state(speed: TrainingSpeed, log_lines: Sequence[str]) -> str:
 
 
 def _job_fields(job: JobRecord) -> dict[str, Any]:
-    """The fields of a status that come from Slurm."""
+    """Return the fields of a status that come from Slurm."""
     nodes, _ = _result_or_error(lambda: hostlist.expand(job.nodes))
     limit_s = job.time_limit_s if isinstance(job.time_limit_s, int) else None
     return {
@@ -205,13 +209,13 @@ def _job_fields(job: JobRecord) -> dict[str, Any]:
 
 
 def _end_reason(job: JobRecord) -> str:
-    """How a job ended: ``NonZeroExitCode, exit code 7``."""
+    """Return how a job ended: ``NonZeroExitCode, exit code 7``."""
     code = "" if job.exit_code is None else f"exit code {job.exit_code}"
     return ", ".join(filter(None, [job.reason, code, f"signal {job.signal}" if job.signal else ""]))
 
 
 def _job_of_folder(job_id: str) -> tuple[JobRecord | None, str]:
-    """The Slurm job of a folder, and why it is unknown."""
+    """Return the Slurm job, and a note; None if it is unknown, for the reason in the note."""
     if not slurm.installed():
         return None, f"state and GPU use of job {job_id}: this machine has no Slurm client"
     job, note = _result_or_error(lambda: slurm.job(job_id))
@@ -223,7 +227,7 @@ def _job_of_folder(job_id: str) -> tuple[JobRecord | None, str]:
 
 
 def _results_folder(log: Path | None, job: JobRecord) -> Path | None:
-    """The folder of results that a job script of `seatrial init` names in its log; None for another job."""
+    """Return the folder of results that a job script of `seatrial init` names in its log; None for another job."""
     if log is None or job.pending:
         return None
     head, _ = _result_or_error(lambda: _head(log))
@@ -246,7 +250,7 @@ def _latest_attempt(run_dir: Path) -> Path | None:
 
 
 def _rank_statuses(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int]:
-    """The number of ranks by their status, the nodes, and the number of ranks without a recent heartbeat."""
+    """Return the number of ranks by their status, the nodes, and the number of silent ranks."""
     statuses, nodes, silent, now = Counter[str](), set[str](), 0, time.time()
     for rank in read_ranks(attempt, job):
         rank.read()
@@ -259,7 +263,7 @@ def _rank_statuses(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int
 
 
 def _sampled_use(path: Path) -> Iterator[GpuUse]:
-    """The GPU use in a sampler's file."""
+    """Yield the last GPU use in the file of a telemetry sampler."""
     by_node, _ = _result_or_error(lambda: latest_samples(path))
     for node, values in (by_node or {}).items():
         for device in sorted({name.partition(".")[0] for name in values if name.startswith("gpu")}):
@@ -277,7 +281,7 @@ def _sampled_use(path: Path) -> Iterator[GpuUse]:
 
 
 def _logs(attempt: Path) -> Iterator[Path]:
-    """The logs of an attempt that are not empty."""
+    """Return the logs of an attempt that are not empty."""
     logs = [attempt / "launcher.out", attempt / "launcher.err", *list(attempt.glob("logs/**/*.log"))[:_MAX_LOGS]]
     return (path for path in logs if path.is_file() and path.stat().st_size)
 
@@ -290,7 +294,7 @@ def _modified(path: Path) -> float:
 
 
 def _result_or_error(read: Callable[[], T]) -> tuple[T | None, str]:
-    """The result of ``read``, or why it failed: a file that a job has not written yet, or a damaged one."""
+    """Return the result of ``read``, or None and why it failed: a file is damaged, or a job has not written it yet."""
     try:
         return read(), ""
     except (OSError, ValidationError, ValueError, SeatrialError) as error:

@@ -55,7 +55,7 @@ def render(trial: Trial, format: str) -> str:
 
 
 class NotWritten(SeatrialError):
-    """Files of a run could not be rendered or written; the message names them with the reasons."""
+    """Reports could not be rendered or written; the message names the files with the reasons."""
 
 
 def render_all(trial: Trial) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seatrial.model import CLUSTER, Explained, Finding, Outcome, Trial, Verdict
+from seatrial.model import CLUSTER, Finding, Outcome, Trial, Verdict, VerdictKey
 from seatrial.report.view import NOT_PASSED, Group, grouped
 from seatrial.util.text import plural
 
@@ -15,15 +15,15 @@ class CauseView:
 
     finding: Finding
     groups: tuple[Group, ...]
-    explained_earlier: int  # number of keys (check, metric, subject) that an earlier cause already explains
+    explained_earlier: int  # number of its other verdicts, which an earlier cause explains too
 
 
 def causes(trial: Trial) -> list[CauseView]:
     """The causes of bad verdicts, each with the verdicts that it explains."""
-    by_key: dict[Explained, list[Verdict]] = {}  # a rule and a threshold of the trial may judge the same metric
+    by_key: dict[VerdictKey, list[Verdict]] = {}  # a rule and a threshold of the trial may judge the same metric
     for verdict in trial.verdicts:
         if verdict.outcome in NOT_PASSED:
-            by_key.setdefault(Explained.key(verdict), []).append(verdict)
+            by_key.setdefault(VerdictKey.from_verdict(verdict), []).append(verdict)
     views = []
     for finding in trial.findings:
         if finding.explains:
@@ -33,9 +33,9 @@ def causes(trial: Trial) -> list[CauseView]:
     return views
 
 
-def cause_of_each_verdict(trial: Trial) -> dict[Explained, str]:
-    """Verdict → title and place of the first cause that explains it, as text; empty if no cause is known."""
-    texts: dict[Explained, str] = {}
+def cause_of_each_verdict(trial: Trial) -> dict[VerdictKey, str]:
+    """Verdict → title, place and confidence of the first cause that explains it, as text; only explained verdicts."""
+    texts: dict[VerdictKey, str] = {}
     for finding in trial.findings:
         for key in finding.explains:
             texts.setdefault(key, f"{finding.title} on {finding.subject} ({finding.confidence} confidence)")
@@ -43,7 +43,10 @@ def cause_of_each_verdict(trial: Trial) -> dict[Explained, str]:
 
 
 def cause_text(trial: Trial) -> str:
-    """The causes on one line, each with the number of failures first explained by it; empty if none is known."""
+    """The causes that explain FAILs on one line; empty if there are none.
+
+    Each has the number of FAILs that it, and no earlier cause, explains.
+    """
     failures = sum(verdict.outcome is Outcome.FAIL for verdict in trial.verdicts)
     texts = []
     for cause in causes(trial):

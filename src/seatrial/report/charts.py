@@ -12,7 +12,8 @@ from statistics import median
 from seatrial.model import Series, format_bytes, format_value
 from seatrial.report.formatting import family, print_value, unit_text
 
-# Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit in the font for phones
+# Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit. Narrow screens have a
+# larger font: its digits count
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
 MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
 MAX_POINTS = 400  # points of a curve: about one per SVG unit of width
@@ -86,7 +87,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line as an SVG path. ``style``: number of its colour and dashes; ``marks``: x, y and text shown on hovering."""
+    """A line as an SVG path. ``style``: number of its colour and dash pattern. ``marks``: (x, y, text on hovering)."""
 
     label: str
     style: int
@@ -120,7 +121,7 @@ class Chart:
 def charts(series: Sequence[Series], not_passed: frozenset[str]) -> list[Chart]:
     """One chart per family of names: ``loss.all_ranks`` and ``loss.one_process`` share a chart.
 
-    With more than MAX_CURVES curves, only the median and curves of ``not_passed`` subjects are drawn.
+    With more than MAX_CURVES curves, a chart has their band and median, and curves of ``not_passed`` subjects.
     """
     families: dict[tuple[str, str, str], list[Series]] = {}
     for entry in series:
@@ -185,14 +186,17 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
 
 
 def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
-    """A linear axis from zero; for a loss from its lowest value; for times over sizes a logarithmic one."""
+    """A logarithmic axis for durations by message size, else a linear one that includes zero, except for a loss."""
     if over_sizes and first.y_unit in ("us", "ms", "s") and min(values) > 0:
         return _decade_axis(values, *FRAME.y_range)
     return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.y_range)
 
 
 def _labels(group: list[Series]) -> Callable[[Series], str]:
-    """A function that labels a curve by its subject, by its name without the family, or by both, if both differ."""
+    """A function that labels a curve by its subject, by its name without the family, or by both.
+
+    The name or the subject is omitted if all curves share it.
+    """
     if len({entry.name for entry in group}) == 1:
         return lambda entry: entry.subject
     if len({entry.subject for entry in group}) == 1:
@@ -246,7 +250,7 @@ def tick_distance(span: float) -> float:
 
 
 def tick_label(value: float, unit: str) -> str:
-    """The label of a tick, without unit."""
+    """The label of a tick: bytes with their unit, other values without."""
     if abs(value) >= 1e15:
         return f"{value:.3g}"
     return format_bytes(value) if unit == "B" else format_value(float(f"{value:.10g}"), "")
@@ -275,10 +279,10 @@ def rug(values: Sequence[float], not_passed: Sequence[bool]) -> Rug:
     scale = (RUG_WIDTH - 4) / ((high - low) or 1.0)
     positions = [(2 + (value - low) * scale, bad) for value, bad in zip(values, not_passed, strict=True)]
     passed = [x for x, bad in positions if not bad]
-    many = len(passed) > MAX_TICKS
+    uses_histogram = len(passed) > MAX_TICKS
     return Rug(
-        base=f"M0 {14.5 if many else 8}H{RUG_WIDTH:g}",
-        passed=_histogram(passed) if many else _ticks(passed, 4, 12),
+        base=f"M0 {14.5 if uses_histogram else 8}H{RUG_WIDTH:g}",
+        passed=_histogram(passed) if uses_histogram else _ticks(passed, 4, 12),
         not_passed=_ticks([x for x, bad in positions if bad], 1, 15),
     )
 

@@ -1,4 +1,4 @@
-"""Output streams."""
+"""The console that writes text to an output stream."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rich.text import Text
 
 
 class Stream(Console):
-    """A rich console that raises BrokenPipeError, where rich exits with code 1.
+    """A rich console that raises BrokenPipeError for a closed pipe, while rich itself exits with code 1.
 
-    Lines in a file have no trailing blanks: rich pads the last column of a table. Rich's emoji codes are off, since
-    ``:cd:`` in a MAC address is one of them.
+    In a file, lines have no trailing blanks, with which rich pads the last column of a table. Rich's emoji codes are
+    off, since ``:cd:`` in a MAC address is one of them.
     """
 
     def __init__(self, **options: Any) -> None:

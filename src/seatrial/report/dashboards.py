@@ -12,7 +12,7 @@ from seatrial.report.formatting import format_range, natural_key
 from seatrial.report.view import CheckView
 from seatrial.util.text import plural
 
-# Twice the displayed size on a phone, so that integer coordinates are exact to half a pixel
+# Twice the size that a phone displays, so that integer coordinates are exact to half a pixel
 FRAME = Frame(width=660, height=240, left=84, right=14, top=30, bottom=36, font=21, decimals=0)
 MIN_NUMBERED_WIDTH = 20.0  # a check that is narrower in the chart has no number
 # A line is interrupted if there is no sample for GAP_STEPS steps and for GAP_S seconds. Shorter gaps are late samples,
@@ -26,7 +26,7 @@ _DEVICES = {"gpu": "GPU", "host": "node"}
 
 @dataclass(frozen=True)
 class Shade:
-    """The interval of a check, in SVG units. ``number``: number of the check; empty if it does not fit."""
+    """The interval of a check, in SVG units. ``number``: number of the check in the phase; empty if it does not fit."""
 
     x: float
     width: float
@@ -46,12 +46,12 @@ class DashboardView:
     cuts: tuple[float, ...]  # positions of omitted pauses, in SVG units
     legend: tuple[Curve, ...]  # entries for all panels: the devices, or the median of many; empty for one device
     band_label: str  # empty without a band
-    loads: tuple[Load, ...]
+    loads: tuple[Load, ...]  # of the checks of the phase; empty for hosts
     not_sampled: str  # checks with GPUs that were not sampled, with the number of these GPUs
 
 
 def dashboards(telemetry: Telemetry | None, phase: str, checks: Sequence[str]) -> list[DashboardView]:
-    """The dashboards of a phase, GPUs first; a dashboard without a gauge that has two samples is omitted."""
+    """The dashboards of a phase, GPUs first; a dashboard is omitted if no curve has two values."""
     if telemetry is None:
         return []
     loads = tuple(load for load in telemetry.loads if load.check in checks)
@@ -78,9 +78,9 @@ def missing_dashboards(trial: Trial, phase: str, checks: Sequence[CheckView]) ->
 
 def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> DashboardView:
     x = _time_axis(_axis_seconds(dashboard))
-    many = any(track.role != "device" for track in dashboard.tracks)
+    has_band = any(track.role != "device" for track in dashboard.tracks)
     devices = {track.label for track in dashboard.tracks if track.role == "device" and track.gauge != THROTTLED}
-    labels = ["median"] if many else sorted(devices, key=natural_key)
+    labels = ["median"] if has_band else sorted(devices, key=natural_key)
     styles = {label: n % 8 for n, label in enumerate(labels)}
     devices_text = plural(dashboard.devices, _DEVICES[dashboard.kind])
     summary = f"{devices_text}, {dashboard.seconds:.0f} s, one point per {dashboard.step_s:.3g} s"
@@ -91,8 +91,8 @@ def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> Da
         shades=tuple(_shade(number, span, x) for number, span in enumerate(dashboard.spans, 1)),
         panels=tuple(_panel(gauge, dashboard, x, styles) for gauge in _drawn_gauges(dashboard)),
         cuts=tuple(x.position(drawable(cut)) for cut in dashboard.cuts),
-        legend=tuple(Curve(label, n) for label, n in styles.items()) if many or len(styles) > 1 else (),
-        band_label=f"all {dashboard.devices}" if many else "",
+        legend=tuple(Curve(label, n) for label, n in styles.items()) if has_band or len(styles) > 1 else (),
+        band_label=f"all {dashboard.devices}" if has_band else "",
         loads=loads,
         not_sampled=not_sampled,
     )
@@ -113,7 +113,7 @@ def _time_axis(seconds: float) -> Axis:
 
 
 def _drawn_gauges(dashboard: Dashboard) -> Iterator[Gauge]:
-    """The gauges with at least two values in a curve; THROTTLED is one of them if GPUs were throttled."""
+    """The gauges with at least two values in a curve, with THROTTLED last if GPUs were throttled."""
     read = {track.gauge for track in dashboard.tracks if sum(value is not None for value in track.values) > 1}
     yield from (gauge for gauge in GAUGES[dashboard.kind] if gauge.name in read)
     if THROTTLED in read:
@@ -170,10 +170,10 @@ def _segments(values: Sequence[float | None], dashboard: Dashboard) -> Iterator[
     """The (time, value) points of each unbroken line: a curve is split at cuts of the time axis and at long gaps."""
     segment: list[tuple[float, float]] = []
     max_gap_s, end = max(GAP_STEPS * dashboard.step_s, GAP_S), _axis_seconds(dashboard)
-    for number, value in enumerate(values):
+    for step, value in enumerate(values):
         if value is None:
             continue
-        time = min((number + 0.5) * dashboard.step_s, end)
+        time = min((step + 0.5) * dashboard.step_s, end)
         previous = segment[-1][0] if segment else time
         if time - previous > max_gap_s or any(previous < cut <= time for cut in dashboard.cuts):
             yield segment

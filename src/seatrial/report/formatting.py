@@ -41,7 +41,7 @@ def print_value(value: float, unit: str) -> str:
 
 
 def _printed_parts(value: float, unit: str) -> tuple[str, str]:
-    """Number and unit of ``value`` as reports print them; the unit can be empty."""
+    """The number and the unit of ``value`` as reports print them; the unit can be empty."""
     if value >= 2.0**63:  # RLIM_INFINITY, rounded to a float
         return "unlimited", ""
     if value <= -(2.0**63):
@@ -59,7 +59,7 @@ def unit_text(unit: str) -> str:
 
 
 def format_range(values: Sequence[float], unit: str) -> str:
-    """``787–810 TFLOP/s``: minimum and maximum of ``values``, or the value where they are equal."""
+    """``787–810 TFLOP/s``: minimum and maximum of ``values``, or one value if both print the same."""
     low, high = _printed_parts(min(values), unit), _printed_parts(max(values), unit)
     if low == high:
         return _join(low)

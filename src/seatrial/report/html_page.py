@@ -51,8 +51,8 @@ MEANINGS: dict[str, str] = {
     Outcome.PASS: "measured; meets the threshold",
     Outcome.WARN: "measured; usable, but needs attention. The trial can be accepted",
     Outcome.FAIL: "measured; violates the threshold: the trial is rejected",
-    Outcome.ERROR: "could not be measured: the trial cannot be accepted",
-    Outcome.UNJUDGED: "measured; no reference value, or inconclusive: the trial cannot be accepted",
+    Outcome.ERROR: "could not be measured: the trial cannot be accepted, if the check is required",
+    Outcome.UNJUDGED: "no reference value, or inconclusive: the trial cannot be accepted, if the check is required",
     Outcome.SKIP: "not applicable; the reason is shown",
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +17,10 @@ from seatrial.checks.base import Check
 from seatrial.model import Finding, Rule, format_bytes, format_value
 from seatrial.report.text import clean
 
+# Mounted filesystems that `discover` prints; a container host can have hundreds
+MAX_MOUNTS = 12
+# Filesystem types of containers and of memory. An overlay reports the size of the disk below it
+_CONTAINER_TYPES = ("overlay", "tmpfs", "squashfs")
 SCOPES = (
     "Scopes: CONTROL = once, on this host; NODE = once per node; GPU = one process per GPU, without communication; "
     "CLUSTER = all ranks in one process group."
@@ -22,14 +28,44 @@ SCOPES = (
 
 
 def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
-    """Print facts, one line per component; ``unreadable`` lists failed reads with their reason.
+    """Print facts, one line per component.
 
-    A list of records inside a record is printed as its length; ``--json`` prints the records.
+    A list of records inside a record is printed as its length, and of many mounted filesystems only some are printed.
+    ``--json`` prints all records.
     """
+    mounts = facts.get("host", {}).get("mounts", {})
+    if len(mounts.get("filesystems", ())) > MAX_MOUNTS:
+        facts = {**facts, "host": {**facts["host"], "mounts": _shortened_mounts(mounts)}}
     for depth, key, text in _lines(facts, 0):
         heading = f"[bold]{escape(clean(key))}[/]" if key else ""
         line = f"{'  ' * depth}{heading}{'  ' if key and text else ''}{escape(clean(text))}"
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
+    """``mounts`` with MAX_MOUNTS filesystems, and the number of the others by type.
+
+    Filesystems that do not respond come first, then those that contain /dev/shm, /, the home directory and the
+    directory for temporary files. Of the others, large ones come first, and those of _CONTAINER_TYPES last.
+    """
+    filesystems = mounts["filesystems"]
+    containing: set[str] = set()
+    for path in (PurePosixPath(mounts[name]["path"]) for name in ("shm", "tmp", "home", "root")):
+        targets = (mount["target"] for mount in filesystems if path.is_relative_to(mount["target"]))
+        containing.add(max(targets, key=len, default=""))
+
+    def priority(mount: Mapping[str, Any]) -> tuple[bool, bool, bool, int]:
+        is_of_container = mount["type"] in _CONTAINER_TYPES
+        return mount["responding"], mount["target"] not in containing, is_of_container, -(mount["size_bytes"] or 0)
+
+    ordered = sorted(filesystems, key=priority)
+    shown, others = ordered[:MAX_MOUNTS], ordered[MAX_MOUNTS:]
+    counts = Counter(mount["type"] for mount in others).most_common()
+    text = f"and {len(others)} more ({', '.join(f'{count} {kind}' for kind, count in counts)})"
+    if hung := sum(not mount["responding"] for mount in others):
+        text += f"; {hung} of them do not respond"
+    more = f"{text}; all: seatrial discover --json"
+    return {**mounts, "filesystems": [*sorted(shown, key=lambda mount: str(mount["target"])), more]}
 
 
 def _lines(facts: Mapping[str, Any], depth: int) -> Iterator[tuple[int, str, str]]:
@@ -69,6 +105,17 @@ def _short(value: Any) -> str:
     return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
+def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
+    """Print name, scope and title of each check on one line."""
+    console.print(f"{SCOPES}\nRules of a check: seatrial checks NAME\n", highlight=False)
+    widths = [
+        max(map(len, texts)) for texts in zip(*((check.name, check.scope) for check in checks.values()), strict=True)
+    ]
+    for check in checks.values():
+        line = f"{check.name:<{widths[0]}}  {check.scope:<{widths[1]}}  {check.title}"
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
     """Print each check with its title, scope, needs and rules."""
     console.print(f"{SCOPES}\n", highlight=False)
@@ -83,7 +130,7 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
 
 
 def print_power(check: Check, console: Console) -> None:
-    """Print how many samples each limit of a check needs to reject a slowdown, by the noise of the samples."""
+    """Print how many samples each limit of a check needs to reject a slowdown, for several levels of noise."""
     metrics_by_limit: dict[float, list[str]] = {}
     for rule in check.rules:
         if rule.reference and not rule.compare_with_peers:

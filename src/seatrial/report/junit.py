@@ -1,9 +1,9 @@
 """JUnit XML for CI systems: one suite per check, one case per subject.
 
 FAIL is a failure; ERROR and UNJUDGED are errors with different types; SKIP is skipped; WARN passes, with its text in
-system-out. Where causes are known, the text of each verdict has its cause, or "unexplained". No check is omitted: an
-excluded check is skipped, and a check without verdicts is an error. A trial without GPUs that did not ask for it is an
-error of the suite ``decision``.
+system-out. If the trial has causes, the text of each verdict has its cause, or "unexplained". No check is omitted: an
+excluded check is skipped, and a check without verdicts is an error. If a trial used no GPU without --gpus-per-node 0,
+the suite ``decision`` has an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from xml.etree import ElementTree as ET
 
-from seatrial.model import CLUSTER, WORST_FIRST, Decision, Explained, Outcome, Trial, Verdict, worst
+from seatrial.model import CLUSTER, WORST_FIRST, Decision, Outcome, Trial, Verdict, VerdictKey, worst
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.causes import cause_of_each_verdict
 from seatrial.report.formatting import natural_key
@@ -40,7 +40,7 @@ def render(trial: Trial) -> str:
 
 
 def _decision(decision: Decision) -> ET.Element:
-    """The suite of an INCOMPLETE decision whose reason is not in the verdicts."""
+    """The suite for a decision that is INCOMPLETE for a reason that no verdict has."""
     suite = ET.Element("testsuite", name="decision", time=_seconds(0))
     case = ET.SubElement(suite, "testcase", classname="decision", name=CLUSTER, time=_seconds(0))
     ET.SubElement(case, "error", message=single_line(decision.reason), type=str(decision.reason_code))
@@ -48,7 +48,7 @@ def _decision(decision: Decision) -> ET.Element:
     return suite
 
 
-def _suite(check: CheckView, phase: str, tested: str, causes: Mapping[Explained, str]) -> ET.Element:
+def _suite(check: CheckView, phase: str, tested: str, causes: Mapping[VerdictKey, str]) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
     properties = ET.SubElement(suite, "properties")
     ET.SubElement(properties, "property", name="phase", value=phase)
@@ -70,7 +70,7 @@ def _suite(check: CheckView, phase: str, tested: str, causes: Mapping[Explained,
 
 
 def _case(
-    check: str, subject: str, verdicts: list[Verdict], seconds: float, causes: Mapping[Explained, str]
+    check: str, subject: str, verdicts: list[Verdict], seconds: float, causes: Mapping[VerdictKey, str]
 ) -> ET.Element:
     case = ET.Element("testcase", classname=check, name=subject, time=_seconds(seconds))
     outcome = worst(verdict.outcome for verdict in verdicts)
@@ -89,12 +89,12 @@ def _case(
     return case
 
 
-def _verdict_text(verdict: Verdict, causes: Mapping[Explained, str]) -> str:
+def _verdict_text(verdict: Verdict, causes: Mapping[VerdictKey, str]) -> str:
     """The verdict, one field per line; if the trial has causes, also its cause or ``unexplained``."""
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
     fields = {"evidence": verdict.evidence, "threshold": verdict.basis_text, "fix": verdict.fix}
     if causes and verdict.outcome is not Outcome.SKIP:
-        fields["cause"] = causes.get(Explained.key(verdict), "unexplained")
+        fields["cause"] = causes.get(VerdictKey.from_verdict(verdict), "unexplained")
     return "\n".join([f"{head}: {verdict.message}", *(f"{name}: {text}" for name, text in fields.items() if text)])
 
 

@@ -1,4 +1,4 @@
-"""A short summary for a ticket or a pull request (GitHub-flavoured Markdown)."""
+"""A short summary of a trial for a ticket or a pull request (GitHub-flavoured Markdown)."""
 
 from __future__ import annotations
 

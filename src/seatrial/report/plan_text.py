@@ -1,4 +1,4 @@
-"""Text before a run: expected duration and GPU-hours, the rights that checks need, and what a time limit leaves out."""
+"""Text before a run: expected duration and GPU-hours, rights that checks need, and excluded checks and sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seatrial.util.text import plural
 
 
 def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: Mapping[str, Check]) -> Iterator[str]:
-    """Yield lines of text: the cost of ``jobs``, the rights that they need, and the left-out sizes and checks."""
+    """Yield lines of text: the cost of ``jobs``, sizes that are not timed, rights that checks need, excluded checks."""
     names = [name for job in jobs for name in job.checks]
     seconds = sum(job.expected_s for job in jobs)
     gpus = max((job.process_count for job in jobs if job.placement == "ranks" and job.device == "cuda"), default=0)
@@ -19,16 +19,16 @@ def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: 
     unknown = [f"{name} ({job.limits[name]:g} s)" for job in jobs for name in job.limits if name not in job.typical]
     if unknown:
         yield f"of unknown duration, counted with the time limit: {', '.join(unknown)}"
-    left_out_sizes = {name: reason for job in jobs for name, reason in job.left_out.items()}
-    for name, reason in left_out_sizes.items():
-        option = f"to measure it: --set checks.{name}.options.sizes=[1GiB, 8GiB]"
+    too_slow_sizes = {name: reason for job in jobs for name, reason in job.left_out.items()}
+    for name, reason in too_slow_sizes.items():
+        option = f"to measure the larger size too: --set checks.{name}.options.sizes=[1GiB, 8GiB]"
         yield f"{name} is judged at a smaller size, since {reason}; {option}"
     rights = [f"{name}: {checks[name].rights}" for name in names if name in checks and checks[name].rights]
     yield f"needs more rights: {'; '.join(rights)}" if rights else "no check needs root or other special rights"
-    if left_out := [name for name, option in excluded_checks.items() if option == TIME_LIMIT]:
+    if excluded := [name for name, option in excluded_checks.items() if option == TIME_LIMIT]:
         yield (
             f"excluded by {TIME_LIMIT}, so that the decision is INCOMPLETE (first the checks that are not required, "
-            f"then from the end of the trial): {', '.join(left_out)}"
+            f"then from the end of the trial): {', '.join(excluded)}"
         )
 
 

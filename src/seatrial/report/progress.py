@@ -28,9 +28,10 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-# The speed of finished checks scales the estimate of the remaining time when their typical durations sum up to this
+# The speed of finished checks scales the estimate of the remaining time if their typical durations exceed this sum
 MIN_TYPICAL_DONE_S = 10.0
-WAITING_LINE_S = 60.0  # period of log lines about the same state of the scheduler
+SECONDS_BELOW_S = 90.0  # an estimate below this is shown in seconds, rounded up to tens
+WAITING_LINE_S = 60.0  # seconds between log lines about the same state of the scheduler
 
 
 class Live:
@@ -88,6 +89,7 @@ class Live:
 
     def show_status(self, text: str) -> None:
         """Show ``text``, the current check and step. Called many times a second; a log gets each text once."""
+        self._remaining.start(text.partition(": ")[0], time.monotonic())
         if self._console.is_terminal:
             self._update_status(text)
         elif text not in (self._current, "starting", "closing"):
@@ -103,13 +105,13 @@ class Live:
             self._printed_waits[state] = seconds
 
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
-        self._remaining.finish(check, seconds)
+        self._remaining.finish(check, None if outcome in (Outcome.SKIP, Outcome.ERROR) else seconds)
         if (check, outcome, reason) == self._last_outcome:  # the same error of another rank
             return
         self._last_outcome = (check, outcome, reason)
         detail = "" if outcome is Outcome.PASS else f": {reason}"
         # on a terminal the status line has the remaining time
-        estimate = "" if self._console.is_terminal else self._remaining.estimate()
+        estimate = "" if self._console.is_terminal else self._remaining.estimate(time.monotonic())
         position = f"{self._remaining.position(check)}{estimate}".removeprefix(", ")
         progress = escape(f"[{position}] ") if position and self._remaining.total else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
@@ -119,9 +121,10 @@ class Live:
         self._print(f"[bold red]{escape(clean(text))}[/]")
 
     def _update_status(self, text: str) -> None:
-        elapsed = _clock(time.monotonic() - self._started)
+        now = time.monotonic()
+        progress = f"{_clock(now - self._started)}  {self._remaining.text(now)}"
         with _errors_ignored():
-            self._status.update(f"{elapsed}  {self._remaining}  {self._heading}: {escape(clean(text))}")
+            self._status.update(f"{progress}  {self._heading}: {escape(clean(text))}")
 
     def _line(self, text: str) -> None:
         self._print(escape(clean(text)))
@@ -141,17 +144,23 @@ class Remaining:
         self._unfinished = dict.fromkeys(check for job in jobs for check in job.checks)
         self._typical = {check: seconds for job in jobs for check, seconds in job.typical.items()}
         self._typical_done = self._measured_done = 0.0  # seconds of finished checks with a typical duration
+        self._running, self._running_since = "", 0.0  # the check that runs, and when it started (monotonic clock)
         self.total = len(self._unfinished)
 
     @property
     def done(self) -> int:
         return self.total - len(self._unfinished)
 
-    def finish(self, check: str, seconds: float) -> None:
-        """Count ``check``, which took ``seconds``; the speed of finished checks scales the estimate."""
+    def start(self, check: str, now: float) -> None:
+        """Record that ``check`` runs. Its elapsed time then shortens the estimate; other texts change nothing."""
+        if check in self._checks and check != self._running:
+            self._running, self._running_since = check, now
+
+    def finish(self, check: str, seconds: float | None) -> None:
+        """Count ``check``, which took ``seconds``, None if it was not measured; measured ones scale the estimate."""
         if check in self._unfinished:
             del self._unfinished[check]
-            if check in self._typical:
+            if check in self._typical and seconds is not None:
                 self._typical_done += self._typical[check]
                 self._measured_done += seconds
 
@@ -159,23 +168,32 @@ class Remaining:
         """``3/11``: number of finished checks, and of all; empty for a check that no job measures."""
         return f"{self.done}/{self.total}" if check in self._checks else ""
 
-    def seconds(self) -> float:
-        """The expected remaining time, without the checks of unknown duration."""
+    def seconds(self, now: float) -> float:
+        """The expected remaining time, without the checks of unknown duration. ``now``: by the monotonic clock."""
         scale = self._measured_done / self._typical_done if self._typical_done > MIN_TYPICAL_DONE_S else 1.0
-        return scale * sum(self._typical.get(check, 0.0) for check in self._unfinished)
+        expected = {check: scale * self._typical.get(check, 0.0) for check in self._unfinished}
+        if self._running in expected:
+            expected[self._running] = max(0.0, expected[self._running] - (now - self._running_since))
+        return sum(expected.values())
 
-    def __str__(self) -> str:
-        if not self.total:
-            return ""
-        return f"{self.done} of {plural(self.total, 'check')}{self.estimate()}"
+    def text(self, now: float) -> str:
+        """The number of finished checks and the remaining time: ``3 of 11 checks, about 4 min left``."""
+        return f"{self.done} of {plural(self.total, 'check')}{self.estimate(now)}" if self.total else ""
 
-    def estimate(self) -> str:
-        """The expected remaining minutes as text; empty after the last check."""
-        if not self._unfinished:
-            return ""
-        unknown = sum(check not in self._typical for check in self._unfinished)
-        more = f" and {plural(unknown, 'check')} of unknown duration" if unknown else ""
-        return f", about {max(1, round(self.seconds() / 60))} min left{more}"
+    def estimate(self, now: float) -> str:
+        """The expected remaining time as text; empty after the last check."""
+        unknown = [check for check in self._unfinished if check not in self._typical]
+        parts = []
+        if len(unknown) < len(self._unfinished):
+            seconds = self.seconds(now)
+            if seconds >= SECONDS_BELOW_S:
+                parts = [f"about {round(seconds / 60)} min left"]
+            elif seconds:
+                parts = [f"about {10 * math.ceil(seconds / 10)} s left"]
+            else:
+                parts = ["longer than expected"]
+        parts += [f"{plural(len(unknown), 'check')} of unknown duration"] if unknown else []
+        return f", {' and '.join(parts)}" if parts else ""
 
 
 def _errors_ignored() -> AbstractContextManager[None]:

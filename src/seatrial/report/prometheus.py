@@ -121,7 +121,7 @@ def _measured(trial: Trial) -> list[_Family]:
 
 
 def _base_unit(unit: str) -> tuple[str, float]:
-    """Base unit and factor; a unit that is not in the table has factor 1 and its name: ``images_per_second``."""
+    """Base unit and factor; a unit that is not in _BASE_UNITS has factor 1 and its own name: ``images_per_second``."""
     text = re.sub(r"/s\b", "/second", unit.lower()).replace("/", "_per_")
     return _BASE_UNITS.get(unit, (re.sub(r"[^a-z0-9]+", "_", text).strip("_"), 1.0))
 

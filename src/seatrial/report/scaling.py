@@ -14,9 +14,10 @@ from seatrial.util.text import plural
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """One quantity: values as text, "" where not measured; ``ratio``: all nodes relative to one node (or one GPU).
+    """One quantity on several numbers of GPUs: values as text, empty if not measured.
 
-    ``judged``: metric, value and outcome of each efficiency that was evaluated.
+    ``ratio``: the value on all nodes relative to one node, or to one GPU if one node was not measured. ``judged``:
+    (metric, value, outcome) of each efficiency that was evaluated.
     """
 
     name: str
@@ -30,7 +31,7 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class ScalingTable:
-    """``node``, ``two_nodes`` and ``cluster`` are headings; ``two_nodes`` is empty if these are all nodes."""
+    """``node``, ``two_nodes`` and ``cluster`` are headings; ``two_nodes`` is empty if the cluster has two nodes."""
 
     node: str
     two_nodes: str

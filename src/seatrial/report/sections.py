@@ -13,7 +13,7 @@ from seatrial.report.charts import Chart, Rug, charts, rug
 from seatrial.report.formatting import format_range, natural_key, print_value
 from seatrial.report.view import METHOD, NOT_PASSED, CheckView, MetricRow
 
-_DEVICE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<number>\d+)")
+_DEVICE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<index>\d+)")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TimeBarPart:
 
 @dataclass(frozen=True)
 class TimeBar:
-    """The wall time of a trial by part: checks first, then overhead."""
+    """The wall time of a trial, divided into checks and overhead: checks first, then overhead."""
 
     parts: tuple[TimeBarPart, ...]
     check_seconds: float
@@ -66,7 +66,7 @@ class MappedDevice:
     """A GPU or rank of the node map with its worst outcome."""
 
     kind: str  # gpu or rank
-    number: str
+    index: str  # NVML index of the GPU, or the rank
     outcome: Outcome
 
 
@@ -87,7 +87,7 @@ def node_map(trial: Trial) -> list[MappedNode]:
     devices: dict[str, list[MappedDevice]] = {}
     for subject in sorted(outcomes, key=natural_key):
         if match := _DEVICE.fullmatch(subject):
-            device = MappedDevice(match["kind"], match["number"], worst(outcomes[subject]))
+            device = MappedDevice(match["kind"], match["index"], worst(outcomes[subject]))
             devices.setdefault(match["node"], []).append(device)
     return [
         MappedNode(node, worst(outcomes[node]) if node in outcomes else None, tuple(of_node))
@@ -107,14 +107,14 @@ class SubjectTableCell:
 
 @dataclass(frozen=True)
 class SubjectTable:
-    """A table with one row per subject and one column per metric. A row: subject, worst outcome, cells."""
+    """A table with one row per subject and one column per metric; a row is (subject, worst outcome, cells)."""
 
     columns: tuple[MetricRow, ...]
     rows: tuple[tuple[str, Outcome, tuple[SubjectTableCell | None, ...]], ...]
 
     @property
     def has_several_outcomes(self) -> bool:
-        """Whether the order of the rows, which are sorted by outcome and not by value, has a meaning."""
+        """Whether the rows have different outcomes, by which they are sorted."""
         return len({outcome for _, outcome, _ in self.rows}) > 1
 
 
@@ -222,7 +222,7 @@ def columns(records: list[dict[str, Any]]) -> list[str]:
 
 
 def pretty(value: Any, name: str = "") -> str:
-    """A value as text: a number as a size if ``name`` ends with _bytes, nested values as JSON."""
+    """A value as text: a number in binary units if ``name`` ends with _bytes, nested values as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -140,7 +140,7 @@ def _problem(group: Group, console: Console) -> None:
 
 
 def _subjects(group: Group, console: Console) -> None:
-    """The text for each subject, printed once where all subjects share it."""
+    """Print the text of each subject; a text that all subjects share is printed once."""
     texts = {group.verdict_text(verdict) for verdict in group.verdicts}
     shown = group.verdicts[:MAX_SUBJECTS]
     more = len(group.verdicts) - len(shown)
@@ -171,7 +171,7 @@ def _finding(number: int, finding: Finding, console: Console) -> None:
 
 
 def _explained(cause: CauseView, console: Console) -> None:
-    """The verdicts that a cause explains, one line for each group."""
+    """Print the verdicts that a cause explains, one line for each group."""
     label = "explains"
     for group in cause.groups[:MAX_LINES]:
         first = group.first

@@ -10,7 +10,7 @@ from seatrial.model import Outcome, Topology, Trial, Verdict
 from seatrial.report.sections import MappedNode, node_map
 from seatrial.report.view import NOT_PASSED
 
-_GPU = re.compile(r"(?P<node>[^/>]+)/(?:gpu|rank)(?P<number>\d+)")
+_GPU = re.compile(r"(?P<node>[^/>]+)/(?:gpu|rank)(?P<index>\d+)")
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class NodeGroup:
 
 
 @dataclass(frozen=True)
-class SlowPath:
-    """A pair of nodes, or a GPU, that did not pass a check of the network; ``switches`` as text, "" if unknown."""
+class SlowPathRow:
+    """A pair of nodes, or a GPU, that did not pass a comparison of paths; ``switches``: as text, empty if unknown."""
 
     subject: str
     metric: str
@@ -32,26 +32,26 @@ class SlowPath:
     switches: str
 
 
-def build_topology(trial: Trial) -> Topology | None:
+def _recorded_topology(trial: Trial) -> Topology | None:
     return next((job.topology for job in trial.jobs if job.topology), None)
 
 
 def node_groups(trial: Trial) -> list[NodeGroup]:
     """The nodes of the node map, by leaf switch and rack."""
-    topology = build_topology(trial)
+    topology = _recorded_topology(trial)
     groups: dict[str, list[MappedNode]] = {}
     for node in node_map(trial):
         groups.setdefault(_place(topology, node.name) if topology else "", []).append(node)
     return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
 
 
-def slow_paths(trial: Trial) -> list[SlowPath]:
+def slow_paths(trial: Trial) -> list[SlowPathRow]:
     """The pairs of nodes and the GPUs that did not pass a comparison of paths between nodes."""
-    topology, checks = build_topology(trial), catalog()
+    topology, checks = _recorded_topology(trial), catalog()
     if topology is None:
         return []
     return [
-        SlowPath(verdict.subject, verdict.metric, verdict.outcome, verdict.summary, _switches(verdict, topology))
+        SlowPathRow(verdict.subject, verdict.metric, verdict.outcome, verdict.summary, _switches(verdict, topology))
         for verdict in trial.verdicts
         if verdict.outcome in NOT_PASSED
         and verdict.check in checks
@@ -75,6 +75,6 @@ def _switches(verdict: Verdict, topology: Topology) -> str:
         crossing = f" (crosses {path[len(path) // 2]})" if len(path) > 1 else ""
         return " – ".join(path) + crossing
     if match := _GPU.fullmatch(verdict.subject):
-        rail = topology.rail_switch(match["node"], int(match["number"]))
-        return f"rail {match['number']}: {rail}" if rail else " – ".join(topology.switches_above(match["node"])[:1])
+        rail = topology.rail_switch(match["node"], int(match["index"]))
+        return f"rail {match['index']}: {rail}" if rail else " – ".join(topology.switches_above(match["node"])[:1])
     return ""

@@ -1,6 +1,6 @@
 """The structure of all reports: chapters, checks, one row per metric, grouped problems.
 
-Reports compute no verdicts: the outcome of several verdicts is ``model.worst`` of them.
+Reports compute no verdicts. Where they show one outcome for several verdicts, it is the worst one (``model.worst``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from seatrial.model import (
     Basis,
     Decision,
     DecisionValue,
-    Explained,
     Insight,
     Measurement,
     Metric,
@@ -29,6 +28,7 @@ from seatrial.model import (
     Phase,
     Trial,
     Verdict,
+    VerdictKey,
     worst,
 )
 from seatrial.model.verdict_text import LAX_THRESHOLD
@@ -44,7 +44,7 @@ from seatrial.report.formatting import (
 from seatrial.util.text import plural
 
 OTHER = "Other"  # chapter of checks that this version does not have, such as those of an old run
-MAX_REMARKS = 2  # different remarks that a row shows; with more, only the first
+MAX_REMARKS = 2  # different remarks that a row shows; of more remarks it shows only the first
 METHOD = "method"  # fact: the measured quantity, path, number of samples and precision, as text
 _NUMBER = re.compile(r"\d[\d.,]*")
 NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
@@ -52,7 +52,7 @@ NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
 @dataclass(frozen=True)
 class Reading:
-    """One metric of one subject and its verdicts. ``metric`` is None if a rule needs it and it was not measured."""
+    """One metric of one subject, and its verdicts; ``metric``: None if a rule needs a metric that was not measured."""
 
     subject: str
     metric: Metric | None
@@ -81,14 +81,14 @@ class MetricRow:
 
     @property
     def subject_text(self) -> str:
-        """The subject; of several subjects ``median of 8``, or ``8 subjects`` if their values are equal."""
+        """The subject; for several subjects ``median of 8``, or ``8 subjects`` if their values are equal."""
         if len(self.readings) == 1:
             return self.readings[0].subject
         return f"median of {len(self.values):,}" if self.range_text else plural(len(self.readings), "subject")
 
     @property
     def value(self) -> str:
-        """The value, or the median of several subjects."""
+        """The value as text; for several subjects the median of their values."""
         return print_value(median(self.values), self.unit) if self.values else "not measured"
 
     @property
@@ -124,7 +124,7 @@ class MetricRow:
 
     @property
     def remark(self) -> str:
-        """The bases of the verdicts; for a verdict without a basis its text."""
+        """The bases of the verdicts; for a verdict without a basis, its text. At most MAX_REMARKS different ones."""
         texts = dict.fromkeys(verdict.basis_text or verdict.detail or verdict.message for verdict in self.verdicts)
         return "; ".join(texts) if len(texts) <= MAX_REMARKS else f"{next(iter(texts))}; and others"
 
@@ -164,7 +164,7 @@ class CheckView:
 
     @property
     def methods(self) -> list[str]:
-        """The methods of the check (each once, if several processes share it), then its insights and lax thresholds."""
+        """The method of each process (equal ones once), then the insights and the lax thresholds of the check."""
         methods = [str(measurement.facts[METHOD]) for measurement in self.measurements if METHOD in measurement.facts]
         notes = [f"{insight.title}: {insight.text}" for insight in self.insights]
         notes += [f"{LAX_THRESHOLD}: {text}" for _, text in lax_thresholds(self.verdicts)]
@@ -172,12 +172,15 @@ class CheckView:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the longest measurement, since the processes run concurrently."""
+        """The seconds of the longest measurement; the processes run concurrently."""
         return max((measurement.seconds for measurement in self.measurements), default=0.0)
 
     @cached_property
     def rows(self) -> list[MetricRow]:
-        """One row per metric: problems first, then other metrics with a rule, then the rest; a family by size."""
+        """One row per metric: problems first, then other metrics with a rule, then the rest.
+
+        Metrics of one family, such as busbw.1GiB and busbw.8GiB, are sorted by size.
+        """
         readings: dict[str, dict[str, Reading]] = {}
         verdicts_by_key: dict[tuple[str, str], list[Verdict]] = {}
         for verdict in self.verdicts:
@@ -212,11 +215,11 @@ class CheckView:
 
     @property
     def key_figure(self) -> str:
-        """The metric with the worst outcome, else the first one that is neither zero nor boolean, with its range.
+        """The metric with the worst outcome, and its range. If none is bad, a metric that is neither zero nor boolean.
 
-        The check's ``key_metric`` comes first, then performance metrics, then judged metrics. For a family without a
-        rule, such as ``busbw.*``, the last member is shown: the largest size. "(no threshold)" marks a metric that no
-        rule evaluated, since the outcome next to it belongs to other metrics.
+        Of several such metrics the check's ``key_metric`` comes first, then performance metrics, then metrics with a
+        rule. For a family without a rule, such as ``busbw.*``, the largest size is shown. "(no threshold)" marks a
+        metric that no rule evaluated: the outcome of the check, which is shown next to it, is that of other metrics.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
@@ -228,7 +231,7 @@ class CheckView:
         return f"{row.name} {format_range(row.values, unit)}{'' if row.has_evaluated_rule else ' (no threshold)'}"
 
     def _key_figure_rank(self, row: MetricRow) -> tuple[int, bool, int, int]:
-        """The rank of a row as key figure; the lowest is shown."""
+        """The sort key of rows by their suitability as key figure; the row with the lowest key is shown."""
         rank = _row_rank(row)
         is_performance = any(fnmatchcase(row.name, pattern) for pattern in self.performance_metrics)
         kind = 0 if row.name == self.key_metric else 1 if is_performance else 2
@@ -274,7 +277,7 @@ class Group:
         return self.first.meaning if len({verdict.meaning for verdict in self.verdicts}) == 1 else ""
 
     def verdict_text(self, verdict: Verdict) -> str:
-        """The text of ``verdict`` without the shared meaning."""
+        """The text of ``verdict``, without the meaning if all verdicts share it."""
         return verdict.summary if self.meaning else verdict.message
 
 
@@ -307,12 +310,16 @@ def chapters(trial: Trial) -> list[Chapter]:
 
 
 def problems(trial: Trial) -> list[Group]:
-    """All FAIL, ERROR, UNJUDGED and WARN that no cause explains, worst first, in groups (``grouped``).
+    """All FAIL, ERROR, UNJUDGED and WARN that no cause explains, in groups (see ``grouped``), worst first.
 
-    If a job does not start, each of its checks has the same ERROR: these are one group too.
+    Equal ERRORs of several checks are one group: if a job does not start, each of its checks has the same ERROR.
     """
     explained = {key for finding in trial.findings for key in finding.explains}
-    bad = [v for v in trial.verdicts if v.outcome in NOT_PASSED and not (explained and Explained.key(v) in explained)]
+    bad = [
+        v
+        for v in trial.verdicts
+        if v.outcome in NOT_PASSED and not (explained and VerdictKey.from_verdict(v) in explained)
+    ]
     groups: dict[object, list[Group]] = {}
     for group in grouped(bad):
         fields = tuple((v.subject, v.metric, v.detail, v.evidence, v.fix) for v in group.verdicts)
@@ -359,7 +366,7 @@ def outcome_counts(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
 
 
 def headline(trial: Trial) -> str:
-    """The decision, with CPU ONLY if no GPU was tested, and the GPU models without SKU data if verdicts lack them."""
+    """The decision, with CPU ONLY if no GPU was tested, and the GPU models for which SKU data are missing."""
     decision = trial.decision
     notes = ["CPU ONLY"] if decision.cpu_only else []
     notes += [f"unknown GPU model {gpu}" for gpu in decision.unknown_gpus]
@@ -380,7 +387,7 @@ def launchers(trial: Trial) -> str:
 
 
 def machine_size(trial: Trial) -> str:
-    """The size of the largest planned job: ``2 nodes × 4 GPUs``."""
+    """The nodes of the largest planned job, and its GPUs or processes per node: ``2 nodes × 4 GPUs``."""
     if not trial.jobs:
         return "no job planned"
     job = max(trial.jobs, key=lambda job: job.nodes * job.ranks_per_node)
@@ -403,7 +410,7 @@ def _by_check(records: Iterable[_Record]) -> dict[str, list[_Record]]:
 
 
 def _merge_similar(texts: list[str]) -> Iterator[str]:
-    """Each text once; of texts that differ only in numbers, such as those of several GPUs, only the first."""
+    """Each text once. Of texts that differ only in numbers, such as those of several GPUs, only the first."""
     groups: dict[str, list[str]] = {}
     for text in texts:
         groups.setdefault(_NUMBER.sub("#", text), []).append(text)
@@ -418,7 +425,7 @@ def _reading_key(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
 
 
 def _row_rank(row: MetricRow) -> int:
-    """The sort key of a row: problems by severity, then other rows with a rule, then rows without one."""
+    """The sort key of a row: rows with a problem by severity, then other rows with a rule, then rows without a rule."""
     if row.has_problem:
         return WORST_FIRST.index(row.outcomes[0][0])
     return len(WORST_FIRST) + (not row.outcomes)

@@ -11,7 +11,7 @@ from seatrial.report.text import clean, single_line
 from seatrial.util.text import and_more, plural
 
 _GIB = 2**30
-_MAX_NODES, _MAX_GPUS, _MAX_STATUSES = 8, 64, 6  # that are listed
+_MAX_NODES, _MAX_GPUS, _MAX_STATUSES = 8, 64, 6  # listed nodes, GPUs, and statuses of ranks
 _STALE_S = 5.0  # an older value is shown with its age
 
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, Trial, Verdict
+from seatrial.model import TIME_LIMIT, DecisionValue, Outcome, Trial, Verdict, VerdictKey
 from seatrial.report.causes import CauseView, causes
 from seatrial.report.text import sanitized, single_line
 from seatrial.util.text import and_more, plural
 
 MAX_REASONS = 5
 _MAX_NAMED = 3  # checks, and subjects, in one line
-_MAX_ITEMS, _MAX_ITEM = 8, 300  # items of a list; characters of a text that is not split into a list
+_MAX_TEXT = 1000  # characters of one text
 _BLOCKING = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED)
-# For verdicts without a fix
-_NEXT_STEPS = {
+_NEXT_STEPS = {  # for verdicts without a fix
     Outcome.FAIL: "read the evidence: `seatrial judge RUN`",
     Outcome.ERROR: "read the logs in RUN/jobs, then `seatrial run --resume RUN`",
-    Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` lists the metrics of a check",
+    Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` shows the rules of a check",
 }
-
-_RUN = re.compile(r"(\bjudge |--resume |\bin )RUN\b")  # stands for the run directory
+# RUN, where it is a placeholder for the run directory
+_RUN = re.compile(r"(\bjudge |--resume |\bin )RUN\b")
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,29 @@ class NotAcceptedReason:
 
     @property
     def paragraph(self) -> list[str]:
-        """The title, and indented the text and the next step; a long text as a list, one item a line."""
-        text = single_line(self.text)
-        items = text.split("; ") if len(text) > _MAX_ITEM else [text] if text else []
-        if len(items) > _MAX_ITEMS:
-            items[_MAX_ITEMS - 1 :] = [f"{len(items) - _MAX_ITEMS + 1} more: `seatrial judge RUN` lists all"]
-        mark = "- " if len(items) > 1 else ""
+        """The title, then indented the text, of which a long one is cut, and the next step."""
+        text = textwrap.shorten(self.text, _MAX_TEXT, placeholder=" …; `seatrial judge RUN` shows the whole text")
         next_step = [f"  next: {single_line(self.next_step)}"] if self.next_step else []
-        return [single_line(self.title), *(f"  {mark}{item}" for item in items), *next_step]
+        return [single_line(self.title), *([f"  {text}"] if text else []), *next_step]
 
 
 def lines(trial: Trial, run_dir: Path | None = None) -> list[str]:
     """One line per reason, with check, subjects, value, limit and next step; ``accepted`` for an accepted trial.
 
-    ``run_dir`` is named in commands; they have the placeholder RUN without it.
+    ``run_dir`` replaces the placeholder RUN in commands; None: the placeholder stays.
     """
     return [_with_run_dir(reason.line, run_dir) for reason in reasons(trial)] or ["accepted"]
 
 
 def paragraphs(trial: Trial, run_dir: Path | None = None) -> list[str]:
-    """The decision, then the lines of all reasons, each with its evidence and next step indented.
+    """The decision, then the title of each reason, with its text and next step indented on lines of their own.
 
-    ``accepted`` for an accepted trial.
+    ``accepted`` for an accepted trial. ``run_dir``: as for ``lines``.
     """
-    found = reasons(trial)
-    if not found:
+    all_reasons = reasons(trial)
+    if not all_reasons:
         return ["accepted"]
-    texts = [_with_run_dir(line, run_dir) for reason in found for line in reason.paragraph]
+    texts = [_with_run_dir(line, run_dir) for reason in all_reasons for line in reason.paragraph]
     return [f"{trial.decision.value}, because:", *texts]
 
 
@@ -80,7 +76,7 @@ def _with_run_dir(line: str, run_dir: Path | None) -> str:
 def reasons(trial: Trial) -> list[NotAcceptedReason]:
     """At most MAX_REASONS reasons; none for an accepted trial.
 
-    A cause comes before the verdicts that no cause explains, and these before excluded checks.
+    The order: reasons that are not verdicts, causes, verdicts that no cause explains, excluded checks.
     """
     if trial.decision.value is DecisionValue.ACCEPTED:
         return []
@@ -96,7 +92,7 @@ def reasons(trial: Trial) -> list[NotAcceptedReason]:
 def _trial_reasons(trial: Trial) -> Iterator[NotAcceptedReason]:
     """The reasons that are not verdicts: no GPU, an early end, missing GPUs."""
     if trial.decision.reason_code:
-        yield NotAcceptedReason(trial.decision.reason)  # it has the next step
+        yield NotAcceptedReason(trial.decision.reason)  # the reason contains the next step
     if trial.stop_reason:
         yield NotAcceptedReason("the trial ended early", trial.stop_reason, "`seatrial run --resume RUN`")
     if trial.gpu_error:
@@ -104,6 +100,7 @@ def _trial_reasons(trial: Trial) -> Iterator[NotAcceptedReason]:
 
 
 def _excluded(trial: Trial) -> Iterator[NotAcceptedReason]:
+    """At most one reason: required checks that an option excluded, and all checks that the time limit excluded."""
     if excluded := [
         name for name, option in trial.excluded_checks.items() if option == TIME_LIMIT or _is_required(trial, name)
     ]:
@@ -131,7 +128,7 @@ def _by_reason(trial: Trial) -> list[list[Verdict]]:
     for outcome in _BLOCKING:
         for verdict in (verdict for verdict in trial.verdicts if verdict.outcome is outcome):
             is_blocking = outcome is Outcome.FAIL or _is_required(trial, verdict.check)
-            if is_blocking and Explained.key(verdict) not in explained:
+            if is_blocking and VerdictKey.from_verdict(verdict) not in explained:
                 reason: object = verdict.check
                 if outcome is not Outcome.FAIL:
                     reason = verdict.reasons, verdict.detail if outcome is Outcome.ERROR else ""
@@ -140,7 +137,7 @@ def _by_reason(trial: Trial) -> list[list[Verdict]]:
 
 
 def _verdicts_reason(verdicts: Sequence[Verdict]) -> NotAcceptedReason:
-    """The names of all checks and subjects, and the first verdict in full."""
+    """The names of the checks and subjects, and the first verdict in full."""
     first = verdicts[0]
     checks, subjects = (
         and_more(list(dict.fromkeys(names)), _MAX_NAMED)

@@ -1,4 +1,4 @@
-"""Telemetry of a run: merges the samplers' files per job, joins samples with checks, and summarises them."""
+"""Telemetry of a run: merges the samplers' files of each job, joins samples with checks, and summarises them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def summarize_run(
 ) -> Telemetry | None:
     """Merge the samplers' files of a run and return their summary; None if no job had telemetry.
 
-    Missing or damaged data and an unwritable disk are reported in ``warnings``; they do not prevent the record.
+    ``phase_by_check``: the checks to include, with their phases. Missing or damaged data and an unwritable disk are
+    warnings in the summary, not errors.
     """
     sampled_jobs = [job for job in jobs if job.telemetry_hz]
     if not sampled_jobs:

@@ -29,10 +29,11 @@ from seatrial.telemetry.files import DeviceSamples
 # With at most this many GPUs the record has the load of each GPU in each check; with more, a selection (select_loads)
 MAX_LOADS = 64
 MAX_STEPS = 120  # values per curve; in a printed report each is about three pixels wide
-MAX_PAUSE_S = 5.0  # longer pauses between two checks of a phase (start of a job, another phase) are cut from its axis
-# A gap between samples of up to this + 5 sampling periods is not reported: a sampler first starts Python and NVML
+MAX_PAUSE_S = 5.0  # a longer pause between two checks of a phase (start of a job, another phase) is cut from the axis
+# Longest gap between samples that is not reported, plus 5 sampling periods: a sampler first starts Python and NVML
 MAX_GAP_S = 15.0
-MIN_SAMPLED_S = 10.0  # duration of samples for a sample rate or CPU share; less is too short for the CPU clock
+# Minimum duration of samples from which a sample rate or CPU share is computed; the CPU clock is too coarse for less
+MIN_SAMPLED_S = 10.0
 # NVML API reference: utilisation is a mean over the last 1 to 1/6 s (nvmlUtilization_t), power over the last second
 # except on GA100 and older (nvmlDeviceGetPowerUsage), so samples in the first second of a check show earlier load.
 SKIPPED_S = 1.0
@@ -50,7 +51,7 @@ class CheckInterval:
     end: float
 
 
-Intervals = Mapping[str, Sequence[CheckInterval]]  # by node or subject, in order of time
+Intervals = Mapping[str, Sequence[CheckInterval]]  # node or subject → its intervals in order of time
 
 
 def check_intervals(
@@ -70,7 +71,7 @@ def check_intervals(
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a phase on a node, in Unix seconds by its clock. ``axis_begin``: its begin on the phase's axis."""
+    """Part of a phase on a node, in Unix seconds by the node's clock. ``axis_begin``: its begin on the phase's axis."""
 
     begin: float
     end: float
@@ -78,11 +79,12 @@ class Segment:
 
 
 class PhaseAxis:
-    """Time axis of a phase, in seconds, without the pauses between its checks.
+    """Time axis of a phase (a group of checks, such as collectives), in seconds, without the pauses between its checks.
 
-    The axis consists of segments, between which no check ran. On each node a segment begins with the node's first check
-    in it; its length is that of the slowest node. ``cuts``: where each segment begins on the axis. ``spans``: the
-    checks of the node that ran most checks.
+    The axis consists of segments; no check ran in the pauses between them. On each node a segment begins with the first
+    check of that node in it. The segment is as long as on the slowest node.
+    ``cuts``: where each segment begins on the axis. ``spans``: the checks of the node that ran most checks.
+    ``step_s``, ``steps``: length and number of the steps of a curve.
     """
 
     def __init__(self, intervals: Intervals, hz: float) -> None:
@@ -128,7 +130,7 @@ class TelemetryAggregator:
     """Summarises the samples of a run; holds those of one device at a time in memory."""
 
     def __init__(self, phase_by_check: Mapping[str, str], measurements: Iterable[Measurement], hz: float) -> None:
-        """``phase_by_check`` has the checks of jobs with a sampler; measurements of other checks are ignored."""
+        """``phase_by_check``: the checks of jobs with a sampler. Measurements of other checks are ignored."""
         sampled = [measurement for measurement in measurements if measurement.check in phase_by_check]
         not_skipped = [measurement for measurement in sampled if not measurement.skipped]
         self._intervals_by_node = check_intervals(sampled)

@@ -22,12 +22,12 @@ from seatrial.model.telemetry import (
 )
 from seatrial.telemetry.files import DeviceSamples
 
-MAX_TRACKS = 8  # up to this number each device has a track; more devices: minimum, median, maximum and outliers
+MAX_TRACKS = 8  # up to so many devices, each has a track; for more: minimum, median, maximum and outliers
 MAX_OUTLIERS = 2  # per gauge; each has a track
-# An outlier's mean differs from the median of the means by this many standard deviations (1.4826 × MAD), and by this
-# share of the median
+# An outlier is a device whose mean differs from the median of all means by so many robust standard deviations
+# (1.4826 × median absolute deviation), and by this share of the median
 OUTLIER_SIGMAS, OUTLIER_SHARE = 5.0, 0.05
-# NVML reports only the current clocks event reasons, so they count until the GPU's next sample, at most this long. A
+# NVML reports only the current clocks event reasons. They count until the GPU's next sample, at most this long: a
 # sampler that reads one GPU per second reads each of sixteen GPUs within this time.
 REASON_VALID_S = 20.0
 _NAN = math.nan  # a step without a sample
@@ -48,7 +48,7 @@ class Curves:
         self.devices: set[str] = set()
         self._kind, self._steps, self._step_s = kind, steps, step_s
         self._means: dict[str, dict[str, array[float]]] = {gauge.name: {} for gauge in GAUGES[kind]}
-        # Reasons of each GPU in each step as bits: _LABELS, then _SAMPLED_BIT; 0 outside the segments of its node
+        # GPU → its reasons in each step, as bits in the order of _LABELS, then _SAMPLED_BIT; 0 outside of the segments
         self._reasons: dict[str, array[int]] = {}
 
     def add(self, device: DeviceSamples, begin: float, end: float, axis_begin: float) -> None:
@@ -66,7 +66,7 @@ class Curves:
             if means := self._step_means(device.column(gauge), samples):
                 earlier = by_device.get(device.subject, means)
                 pairs = zip(earlier, means, strict=True)
-                by_device[device.subject] = array("f", (a if math.isnan(b) else b for a, b in pairs))
+                by_device[device.subject] = array("f", (old if math.isnan(new) else new for old, new in pairs))
         if self._kind == "gpu":
             steps = range(self._step(axis_begin), min(self._step(axis_begin + end - begin) + 1, self._steps))
             self._add_reasons(device, samples, steps)
@@ -116,7 +116,10 @@ def _bits(labels: Iterable[str]) -> int:
 
 
 def _throttle_tracks(reasons: Iterable[array[int]]) -> Iterator[Track]:
-    """Yield the number of throttled GPUs for each reason that occurred; None in steps in which no GPU was sampled."""
+    """Yield the number of throttled GPUs by step for each reason that occurred; None in steps without a sample.
+
+    Last comes the number of GPUs that were not sampled, if there is any reason and any such GPU.
+    """
     steps = [Counter(step) for step in zip(*reasons, strict=True)]
     sampled = [any(value & _SAMPLED_BIT for value in step) for step in steps]
     counts = {

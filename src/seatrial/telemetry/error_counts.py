@@ -1,7 +1,9 @@
-"""Error counters of one GPU and of the node's RDMA ports, before and after a check. The result is a fact:
+"""Error counters of one GPU and of the node's RDMA ports, before and after a check.
+
+The result is the fact of a check, here with an example of each part:
 
     {"counters_read": 13,                                               number of counters read both times
-     "increased": {"gpu3": {"ecc_corrected": [0, 2]}, "mlx5_0/1": {"symbol_error": [7, 9]}},
+     "increased": {"gpu3": {"ecc_corrected": [0, 2]}, "mlx5_0/1": {"symbol_error": [7, 9]}},   before, after
      "xids": [43],                                                      Xids reported during the check
      "unreadable": {"gpu3 pcie_replays": "Unknown Error"},              read error
      "permission_denied": {"Insufficient Permissions": ["gpu3 xid"]},
@@ -84,7 +86,8 @@ class ErrorCounts:
     def add_counters(self, counters: GpuErrorCounters | PortErrorCounters, device: str = "") -> None:
         """Add counters that were read before and after the check.
 
-        A key of ``counters`` is (device, counter), or only the counter if all are of ``device``.
+        ``device``: the device of all ``counters``, if their keys are only the names of counters; else a key is
+        (device, counter).
         """
 
         def full_key(key: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -97,8 +100,8 @@ class ErrorCounts:
             self._read_count += after is not None
             counter_device, counter = full_key(key)
             limit = ports[counter].limit if counter in ports else None
-            # A counter at its limit cannot increase any more, so it is listed without a change. Xids have their own
-            # list
+            # A counter at its limit cannot increase any more, so it is listed even if it did not change. Xids have a
+            # list of their own
             if after is not None and counter != "xid" and (after != before or after == limit):
                 self._increased.setdefault(counter_device, {})[counter] = [before, after]
         for key, reason in counters.unavailable.items():

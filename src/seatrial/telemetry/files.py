@@ -26,16 +26,16 @@ from seatrial.util.input_files import MAX_LINE_BYTES, gzip_lines, open_file, tai
 
 TELEMETRY_FILE = "telemetry.jsonl.gz"
 _SAMPLES_PATH = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")
-_TAIL_LINES, _TAIL_BYTES = 16, 64 * 1024  # a sample of 8 GPUs has about 1 KB
+_TAIL_LINES, _TAIL_BYTES = 16, 64 * 1024  # of a file, in which latest_samples looks; a sample of 8 GPUs has about 1 KB
 _Line = dict[str, Any]
 T = TypeVar("T")
 
 
 class DeviceSamples(Frozen):
-    """One line of the file: the samples of one device during one attempt of a job; extra fields are gauge columns.
+    """One line of the file: the samples of one device during one attempt of a job. Extra fields are gauge columns.
 
-    ``skipped``: number of damaged lines of its sampler. ``reasons``: names of the bits in ``clocks_event_reasons``.
-    ``unreadable``: gauges that could not be read, with the reason.
+    ``hz``: samples per second. ``skipped``: number of damaged lines in the file of its sampler. ``reasons``: bit of
+    ``clocks_event_reasons`` → name. ``unreadable``: gauge → why it could not be read.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -69,15 +69,15 @@ class DeviceSamples(Frozen):
 
     @cached_property
     def sampled_indices(self) -> list[int]:
-        """Indices of the samples in which this device was read: GPUs can be sampled in turn."""
+        """Indices of the samples in which this device was read. If GPUs are sampled in turn, these are not all."""
         rows = zip(*self.__pydantic_extra__.values(), strict=True)
         return [index for index, row in enumerate(rows) if row.count(None) < len(row)]
 
     def throttle_reasons(self, mask: float) -> frozenset[str]:
-        """Return the clocks event reasons in ``mask``, without idle and user settings.
+        """Return the reasons in ``mask`` that throttle the GPU: not idle, and not a setting of the user.
 
-        "Hardware slowdown" is omitted if a thermal or power brake reason explains it; without one it is the fast
-        trigger on high power draw (NVML API reference, nvmlClocksEventReasonHwSlowdown).
+        "Hardware slowdown" is omitted if another reason than the power cap is given too, since that reason explains the
+        slowdown. Else it means high power draw (NVML API reference, nvmlClocksEventReasonHwSlowdown).
         """
         active = {reason for bit, reason in self.reasons.items() if int(mask) & int(bit)}
         throttling = frozenset(active.intersection((POWER_CAP, *THROTTLE_REASONS)))
@@ -88,7 +88,7 @@ class DeviceSamples(Frozen):
 def read_devices(path: Path) -> Iterator[DeviceSamples]:
     """Yield the devices in a telemetry file, up to where it is truncated; invalid lines are skipped.
 
-    Raises OSError or ValueError for a file that no sampler wrote.
+    Raises OSError, or ValueError for a line or a compression ratio that no sampler produces.
     """
     for line in _merged_lines(path):
         try:
@@ -101,7 +101,7 @@ def merge_samples(folder: Path) -> str:
     """Merge the samplers' files of the job in ``folder`` into its telemetry file, and remove them.
 
     Returns a message if damaged lines were skipped, otherwise "". Devices that are already in the telemetry file stay.
-    Raises OSError or ValueError.
+    Raises OSError, or ValueError as ``read_devices``.
     """
     sample_files = sorted(folder.glob("attempt*/rank*.samples"))
     if not sample_files:
@@ -110,7 +110,8 @@ def merge_samples(folder: Path) -> str:
     with gzip.open(compressed, "wb") as file:
         for line in (*_merged_lines(folder / TELEMETRY_FILE), *_new_lines(sample_files)):
             device = _parse_object(line)
-            key = (*(device.get(name) for name in ("attempt", "rank", "device")), repr(device.get("time"))[:40])
+            first_times = repr(device.get("time"))[:40]  # they differ between two samplers of one attempt and rank
+            key = (*(device.get(name) for name in ("attempt", "rank", "device")), first_times)
             if device and key not in merged:  # duplicates if an earlier call was killed before it removed the files
                 merged.add(key)
                 # all devices of a sampler have the same number: count it once

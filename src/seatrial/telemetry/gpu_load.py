@@ -14,7 +14,7 @@ PERIOD_S = 0.5  # two samples per second: NVML averages power over one second
 
 
 class LoadSample(Frozen):
-    """State of a GPU at ``time_s`` (time.perf_counter()); None for values that NVML could not read."""
+    """State of a GPU at ``time_s`` (time.perf_counter). A value is None if NVML could not read it."""
 
     time_s: float
     power_w: float | None
@@ -24,7 +24,7 @@ class LoadSample(Frozen):
 
 
 class GpuLoad:
-    """``samples``: the samples so far. ``reader``: the NVML reader, which records the values that cannot be read."""
+    """``samples``: the samples so far. ``reader``: the NVML reader, which has the errors of unreadable values."""
 
     def __init__(self, reader: NvmlReader) -> None:
         self.samples: list[LoadSample] = []

@@ -1,4 +1,4 @@
-"""Utilisation of the node: CPU, memory, disks, network and RDMA ports; rates are means since the previous read."""
+"""Use of the node: CPU, memory, disks, network and RDMA ports. Rates are means since the previous read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 from seatrial.discover.file_readers import FieldReader, path_under, read_number
 from seatrial.model.telemetry import HOST_GAUGES
 
-# port_rcv_data and port_xmit_data count octets divided by 4 (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
+# port_rcv_data and port_xmit_data count units of 4 bytes (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
 _BYTES_PER_COUNT = 4
 _MB, _GB = 1e6, 1e9
 MIN_INTERVAL_S = 0.05  # no rate over a shorter interval, in which one packet or clock tick would look like a burst

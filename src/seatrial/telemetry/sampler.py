@@ -32,15 +32,15 @@ from seatrial.model.telemetry import CLOCKS_EVENT_REASONS, GPU_GAUGES, HOST, HOS
 from seatrial.telemetry.host_gauges import MIN_INTERVAL_S, HostGauges
 from seatrial.util.node_name import node_name
 
-# Each PCIe query of NVML takes 20 ms and may block other users of the driver. PCIe queries take at most this share of
-# the time between two samples, but always cover one GPU: at one sample per second, exactly one GPU per sample.
+# Each PCIe query of NVML takes 20 ms and may block other users of the driver. PCIe queries take about this share of the
+# time between two samples, but cover at least one GPU: at one sample per second, exactly one GPU per sample.
 PCIE_SHARE = 0.05
-# Mean CPU seconds per sample: less than 1 % of a core at one sample per second. If they are not enough for all GPUs,
-# the GPUs are sampled in turn. A sample can exceed the limit, since a GPU is read completely; later samples then read
-# fewer GPUs. A query takes 0.3 ms on a 4×H200 host with driver 580.
+# Mean CPU seconds per sample, less than 1 % of a core at one sample per second. If these are not enough for all GPUs,
+# the GPUs are sampled in turn. A sample can exceed the limit, since each GPU is read completely; later samples read
+# fewer GPUs then. A query takes 0.3 ms on a host with four H200 and driver 580.
 SAMPLE_CPU_S = 0.007
 _ALL_LINKS = 2**32 - 1  # UINT_MAX as link number: the sum over all links, if the driver supports it
-_KIB, _KB = 1024, 1000  # units of NVML's NVLink counters and of its PCIe rates
+_KIB, _KB = 1024, 1000  # units of NVML: KiB of its NVLink counters, KB/s of its PCIe rates
 
 
 class GpuGauges:
@@ -129,7 +129,8 @@ def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
 def _fewest_queries(nvml: Any, handle: Any, per_link: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return two queries for the sums over all links if the driver returns correct sums, otherwise ``per_link``.
 
-    Correct sums lie between the per-link totals read before and after. If all counters are 0, this cannot be tested.
+    Correct sums lie between the totals of ``per_link`` read before and after. The caller calls this only with counters
+    above 0, since sums of 0 show nothing.
     """
     sums = [(field, _ALL_LINKS) for field in _byte_fields(nvml)]
     try:
@@ -152,7 +153,7 @@ def _sum_of_fields(nvml: Any, handle: Any, queries: list[tuple[int, int]]) -> in
 
 
 class Sampler:
-    """Reads all gauges of this node; ``unavailable``: reasons why GPUs cannot be sampled."""
+    """Reads all gauges of this node. ``unavailable``: what prevents sampling of GPUs → reason."""
 
     def __init__(self, nvml: Any | None, unavailable: Mapping[str, str], root: Path = Path("/")) -> None:
         self.unavailable = dict(unavailable)
@@ -229,14 +230,14 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def run_sampler(sampler: Sampler, file: TextIO, hz: float) -> None:
-    """Write samples until the parent process ends. Raises OSError if the disk is full."""
+    """Write samples until the parent process ends. Raises OSError, such as a full disk."""
     parent, reported = os.getppid(), dict[str, str]()
     _write(file, sampler.header(hz))
     cpu_limit_s = time.process_time() + SAMPLE_CPU_S
     for _ in ticks(1 / hz):
         if os.getppid() != parent:
             return
-        cpu_limit_s += SAMPLE_CPU_S * max(1, 1 / hz)
+        cpu_limit_s += SAMPLE_CPU_S * max(1, 1 / hz)  # at less than one sample per second: the limit is per second
         _write(file, sampler.sample(cpu_limit_s))
         if (unreadable := sampler.unreadable()) != reported:
             reported = unreadable
@@ -246,7 +247,7 @@ def run_sampler(sampler: Sampler, file: TextIO, hz: float) -> None:
 
 
 def ticks(period_s: float) -> Iterator[None]:
-    """Yield at once, then at each multiple of the period; multiples that have passed are skipped."""
+    """Yield at once, then at each multiple of ``period_s``; multiples that pass meanwhile are skipped."""
     started = time.monotonic()
     for _ in itertools.count():
         yield

@@ -17,7 +17,7 @@ _MODELS = resources.files("seatrial") / "data" / "models"
 
 
 class Architecture(Frozen):
-    """The fields of config.json that define the network; others (token ids, versions) are ignored."""
+    """The fields of Hugging Face's config.json that define the network; others (token ids, versions) are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -102,16 +102,16 @@ class Architecture(Frozen):
         return self.num_hidden_layers * rank * sum(inputs_plus_outputs[target] for target in targets)
 
     def flops_per_token(self, seq_len: int, weight_gradients: bool = True) -> float:
-        """Training FLOPs per token: 6N + 12·L·h·d·s (PaLM, arXiv 2204.02311, appendix B), causal mask not discounted.
+        """Training FLOPs per token: 6N + 12·L·h·d·s (PaLM, arXiv 2204.02311, appendix B).
 
-        N: all parameters, L: layers, h·d: heads × head size, s: ``seq_len``. With frozen weights (LoRA), weight
-        gradients are not computed: 4N + 12·L·h·d·s.
+        N: all parameters, L: layers, h·d: heads × head size, s: ``seq_len``. The causal mask is not discounted. Without
+        ``weight_gradients``, as with frozen weights (LoRA): 4N + 12·L·h·d·s.
         """
         attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq_len
         return (6 if weight_gradients else 4) * self.parameters + attention
 
     def resize(self, layers: int | None, width: int | None) -> Architecture:
-        """The architecture with ``layers`` layers and hidden size ``width``; heads and MLP scale with the width.
+        """The architecture with ``layers`` layers and hidden size ``width`` (None: unchanged); heads and MLP scale too.
 
         Raises UsageError if ``width`` is not a multiple of head_dim × query heads per key-value head.
         """

@@ -1,4 +1,4 @@
-"""Rows of a file as blocks of tokens, for stack native. Needs numpy and tokenizers, but no torch."""
+"""Converts the rows of a file to blocks of tokens, for stack native. Needs numpy and tokenizers, but no torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ IGNORE_INDEX = -100  # a target with this value has no loss, as in torch and tra
 class DatasetInfo:
     """Description of the blocks. ``rows``: rows read, or sequences generated.
 
-    ``entropy_bound``: lowest possible loss in nats per token, None if unknown. ``details``: with stack hf, the folder
-    of the blocks and the content of its report.json.
+    ``entropy_bound``: lowest possible loss in nats per token; None if unknown. ``details``: the folder of the blocks
+    and the content of its report.json; None with stack native.
     """
 
     source: str
@@ -35,11 +35,10 @@ class DatasetInfo:
 
 
 def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """The location of the blocks of the rows in data.path, in ``folder`` or SEATRIAL_DATA_CACHE.
+    """The location of the blocks for the rows in data.path: in ``folder``, or in SEATRIAL_DATA_CACHE.
 
-    Missing blocks are written to ``folder``.
-
-    Raises UsageError if data or tokenizer cannot be read, SeatrialError or OSError if the blocks cannot be written.
+    Missing blocks are written to ``folder``. Raises UsageError if data or tokenizer cannot be read, SeatrialError or
+    OSError if the blocks cannot be written.
     """
     data, path = settings.data, Path(settings.data.path or "")
     inputs = {file: data_cache.version(file) for file in (path, *([Path(data.tokenizer)] if data.tokenizer else []))}

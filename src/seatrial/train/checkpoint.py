@@ -1,8 +1,9 @@
 """Sharded checkpoints: written atomically, verified by SHA-256 before they are loaded.
 
-``checkpoints/step-00000020`` holds the files of torch.distributed.checkpoint (DCP), up to four shards per rank. Any
-number of ranks can load them. manifest.json has the size and SHA-256 of each file: DCP itself does not detect a flipped
-bit. A save writes to ``….incomplete`` and renames the folder at the end; incomplete folders are ignored.
+``checkpoints/step-00000020`` holds the files of torch.distributed.checkpoint (DCP), up to THREADS shard files per rank.
+Any number of ranks can load them. manifest.json has the size and SHA-256 of each file: DCP itself does not detect a
+flipped bit. A save writes to ``step-00000020.incomplete`` and renames this folder at the end; incomplete folders are
+ignored.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class CheckpointTiming:
     kind: str  # "save", "async save" or "load"
     step: int
     bytes: int
-    blocked_s: float  # time for which training was paused
-    seconds: float  # duration of the load, or of the save with hashing, manifest and rename
+    blocked_s: float  # seconds for which training was paused
+    seconds: float  # of the whole load or save, including hashes, manifest and rename
     mb_per_s: float  # bytes / 1e6 / seconds
 
 
@@ -78,7 +79,7 @@ class CheckedWriter(FileSystemWriter):
     """FileSystemWriter that raises write errors of its threads; DCP ignores them and reports a successful save."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Raises the first error of any writer thread."""
+        """As FileSystemWriter. Raises the first error of a writer thread, OSError if an item was not written."""
         thread_errors: list[BaseException] = []
         previous_hook = threading.excepthook
         threading.excepthook = lambda thread: thread_errors.append(thread.exc_value or SystemExit())
@@ -98,7 +99,10 @@ class CheckedWriter(FileSystemWriter):
         return results
 
     def _write_error(self, error: BaseException) -> BaseException:
-        """The underlying error; for a full disk with the usage of its filesystem, which only this rank can read."""
+        """The root error of ``error``; if the disk is full, a DiskFullError with the usage of its filesystem.
+
+        Only this rank can read the usage: the filesystem may be local to its node.
+        """
         cause = _root_error(error)
         if disk.disk_full_reason(error, Path(self.path)):
             return disk.DiskFullError(f"{cause}. {disk.filesystem_usage(Path(self.path))}")
@@ -114,15 +118,15 @@ def _root_error(error: BaseException) -> BaseException:
 
 
 class Checkpointer:
-    """Saves and restores the checkpoints of one run. All ranks make each call; ``results`` holds the timings."""
+    """Saves and restores the checkpoints of one run. All ranks make the same calls; ``results`` holds the timings."""
 
     def __init__(self, settings: Checkpoint, world: World) -> None:
         self._settings, self._world = settings, world
         self.results: list[CheckpointTiming] = []
         # a separate CPU group: collectives of a background save must not interleave with those of training
         self._group = dist.new_group(backend="gloo") if settings.every or settings.resume else None
-        # Pinned memory is reused: copying 5.9 GB took 2.5 s the first time, then 0.11 s. With memory allocated for
-        # each save (DCP's default) it took 4 to 6 s (H200; durations of whole saves: docs/results)
+        # Copies the state to pinned memory that all saves reuse: 5.9 GB took 2.5 s in the first save, then 0.11 s. With
+        # memory allocated for each save (DCP's default) it took 4 to 6 s (H200; durations of whole saves: docs/results)
         self._stager = BlockingAsyncStager(cache_staged_state_dict=world.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending_save: Future[CheckpointTiming] | None = None  # the asynchronous save in progress
@@ -133,9 +137,9 @@ class Checkpointer:
         return every > 0 and (step % every == 0 or step == last)
 
     def save(self, out: Path, step: int, built: BuiltModel, optimizer: Any) -> None:
-        """Saves the model and optimizer; if asynchronous, returns when their state is copied.
+        """Saves the model and optimizer; an asynchronous save returns when their state is copied.
 
-        Raises SeatrialError on all ranks if this synchronous save, or the previous asynchronous one, failed; earlier
+        Raises SeatrialError on all ranks if a synchronous save, or the previous asynchronous save, fails; earlier
         checkpoints remain.
         """
         self.wait()
@@ -145,7 +149,7 @@ class Checkpointer:
         if self._world.is_rank_0:
             shutil.rmtree(incomplete, ignore_errors=True)
             incomplete.mkdir(parents=True)
-        self._gather(None)
+        self._gather(None)  # all ranks wait for the folder
         shapes, state = _shapes(built), _state(built.model, optimizer)
         writer = CheckedWriter(incomplete, thread_count=THREADS)
         if not self._settings.asynchronous:
@@ -182,7 +186,8 @@ class Checkpointer:
     ) -> CheckpointTiming:
         """Hashes this rank's files; rank 0 writes the manifest, renames the folder and removes old checkpoints.
 
-        Concurrent with training if the save is asynchronous; ``blocked`` is then the time that training was paused.
+        ``start``: time.monotonic() at the start of the save. ``blocked``: seconds for which an asynchronous save paused
+        training; None for a synchronous one, which pauses training until it ends.
         """
         with ThreadPoolExecutor(THREADS) as threads:
             paths = [path for path in sorted(incomplete.iterdir()) if _belongs_to(path, self._world.rank)]
@@ -195,7 +200,7 @@ class Checkpointer:
             sync_folder(folder.parent)
             for old in complete_checkpoints(folder.parent.parent)[: -self._settings.keep]:
                 shutil.rmtree(old)
-        self._gather(None)
+        self._gather(None)  # all ranks wait for the rename
         size = sum(entry["bytes"] for entry in files.values())
         seconds = time.monotonic() - start
         return CheckpointTiming(
@@ -205,7 +210,8 @@ class Checkpointer:
     def restore(self, out: Path, built: BuiltModel, optimizer: Any) -> int:
         """Loads the newest complete checkpoint; returns its step, or 0 if there is none.
 
-        Raises SeatrialError on all ranks if a file is damaged, or the checkpoint belongs to another model.
+        With checkpoint.requeue, a damaged checkpoint is skipped if there is an older one. Raises SeatrialError on all
+        ranks if no intact checkpoint may be used, if it belongs to another model, or if ranks see different ones.
         """
         checkpoints = complete_checkpoints(out)
         newest_by_rank = self._world.gather(str(checkpoints[-1]) if checkpoints else "")
@@ -215,7 +221,7 @@ class Checkpointer:
         if not checkpoints:
             return 0
         start = time.monotonic()
-        folder = self._intact(checkpoints)
+        folder = self._newest_intact(checkpoints)
         manifest = _read_manifest(folder)
         if difference := _shape_difference(manifest["shapes"], _shapes(built)):
             raise SeatrialError(f"checkpoint {folder} belongs to another model: {difference}")
@@ -235,26 +241,26 @@ class Checkpointer:
         self.results.append(CheckpointTiming("load", step, size, seconds, seconds, size / 1e6 / seconds))
         return step
 
-    def _intact(self, checkpoints: list[Path]) -> Path:
-        """The newest checkpoint; with checkpoint.requeue, for unattended jobs, the newest one that is not damaged.
+    def _newest_intact(self, checkpoints: list[Path]) -> Path:
+        """The newest checkpoint; with checkpoint.requeue (for unattended jobs), the newest one that is not damaged.
 
-        Raises SeatrialError on all ranks if the newest is damaged; with checkpoint.requeue, if all are damaged.
+        Raises SeatrialError on all ranks if the newest is damaged; with checkpoint.requeue, only if all are damaged.
         """
-        for index in reversed(range(len(checkpoints))):
-            candidate, older = checkpoints[index], checkpoints[index - 1].name if index else ""
-            errors = self._errors(candidate)
-            if not errors:
+        newest_first = checkpoints[::-1]
+        for candidate, older in zip(newest_first, [*newest_first[1:], None], strict=True):
+            damage = self._damage(candidate)
+            if not damage:
                 break
-            message = f"checkpoint {candidate} is damaged: {'; '.join(errors)}"
-            if not (older and self._settings.requeue):
-                raise SeatrialError(
-                    f"{message}; remove it to {f'resume from {older}' if older else 'restart at step 1'}"
-                )
+            message = f"checkpoint {candidate} is damaged: {'; '.join(damage)}"
+            if older is None:
+                raise SeatrialError(f"{message}; remove it to restart at step 1")
+            if not self._settings.requeue:
+                raise SeatrialError(f"{message}; remove it to resume from {older.name}")
             if self._world.is_rank_0:
-                print(f"{message}; using {older}", file=sys.stderr)
+                print(f"{message}; using {older.name}", file=sys.stderr)
         return candidate
 
-    def _errors(self, folder: Path) -> list[str]:
+    def _damage(self, folder: Path) -> list[str]:
         """The differences between the files of a checkpoint and its manifest, the same list on all ranks.
 
         Each rank hashes a part of the files.
@@ -275,6 +281,7 @@ def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
 
 
 def _shapes(built: BuiltModel) -> dict[str, list[int]]:
+    """Name → unsharded shape of each trained parameter."""
     return {
         name: list(parameter.shape) for name, parameter in built.model.named_parameters() if parameter.requires_grad
     }
@@ -290,7 +297,7 @@ def _shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list
 
 
 def _belongs_to(path: Path, rank: int) -> bool:
-    """Whether ``rank`` hashes this file: DCP names its files ``__RANK_N.distcp``; rank 0 hashes all others."""
+    """Whether ``rank`` hashes this file. DCP names the shards of a rank ``__RANK_N.distcp``; rank 0 hashes the rest."""
     owner = path.name.removeprefix("__").partition("_")[0]
     return int(owner) == rank if owner.isdigit() else rank == 0
 
@@ -326,7 +333,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
-    """Context manager: raises DCP's errors of all ranks as one SeatrialError; removes a partly written ``folder``."""
+    """Context manager: converts DCP's errors of all ranks to one SeatrialError, or to KeyboardInterrupt.
+
+    If ``action`` is "write", the partly written ``folder`` is removed.
+    """
     try:
         yield
     except (CheckpointException, OSError) as error:
@@ -335,7 +345,7 @@ def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes.values()):
             if action == "write":
                 shutil.rmtree(folder, ignore_errors=True)
-            raise KeyboardInterrupt from error  # DCP reports it as an error of the rank
+            raise KeyboardInterrupt from error  # DCP reports a KeyboardInterrupt as an error of its rank
         reasons = "; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()) or str(error)
         unchanged = "Earlier checkpoints are" if action == "write" else "The checkpoint is"
         message = f"cannot {action} checkpoint {folder}: {reasons}. {unchanged} unchanged"

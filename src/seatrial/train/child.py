@@ -1,6 +1,7 @@
 """One rank of a training run that a check starts: ``python -m seatrial.train.child TASK`` (see bench/child_ranks.py).
 
-It trains as ``seatrial train`` does. A single rank trains as without torchrun: one visible GPU, RANK not set.
+The rank trains as ``seatrial train`` does. A single rank trains as without torchrun (one visible GPU, RANK not set),
+unless its config needs a process group.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Trains the task's ``config`` with its ``overrides``, then generates ``generate`` tokens with the exported model.
+    """Trains with the task's ``config`` and ``overrides``; results go to the task's ``out``.
 
-    Results go to the task's ``out``. Returns the content of metrics.json on rank 0 of the group, None on other ranks.
-    Raises SeatrialError.
+    Rank 0 then generates at most ``generate`` tokens with the exported model, if that is not 0. Returns the content of
+    metrics.json on rank 0 of the group, None on other ranks. Raises SeatrialError.
     """
     config, is_rank_0 = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
     _open_group(task, config)
@@ -38,7 +39,7 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _open_group(task: Mapping[str, Any], config: TrainConfig) -> None:
-    """Opens the process group; for a single rank of stack native or with strategy ddp, unsets torchrun's variables."""
+    """Opens the process group; for a single rank that does not need one, unsets torchrun's variables instead."""
     device = task["device"]
     if os.environ["WORLD_SIZE"] == "1" and not config.needs_group:
         for name in _RANK_VARIABLES:

@@ -28,7 +28,8 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
 def run(config: TrainConfig, out: Path | None, started: float | None = None) -> dict[str, Any]:
     """Trains with the configured stack; returns the content of metrics.json. Raises SeatrialError.
 
-    ``started``: Unix time at which the first startup phase began, by default the start of this process.
+    A training that an earlier start of this Slurm job has completed is not repeated. ``started``: Unix time at which
+    the first startup phase began, by default the start of this process.
     """
     started = started or psutil.Process().create_time()
     config = restarts.config_with_resume(config, out)
@@ -43,7 +44,7 @@ def run(config: TrainConfig, out: Path | None, started: float | None = None) -> 
         ) from error
     try:
         if config.stack == "hf":
-            # no time in the name: the ranks cannot communicate yet, and must use the same folder
+            # All ranks must use the same folder and cannot communicate yet: its name contains no time
             folder = out or Path("seatrial-runs", config.run_name)
             with contextlib.redirect_stdout(sys.stderr):  # accelerate and DeepSpeed log to stdout
                 return hf.train(config, folder, started)

@@ -17,7 +17,7 @@ _COMPUTED = ("loss", "grad_norm", "trained_tokens", "learning_rate")
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest |a - b| / |b| of all steps, and its ``step``."""
+    """The largest relative difference |a - b| / |b| of all steps, and the ``step`` that has it."""
 
     value: float
     step: int

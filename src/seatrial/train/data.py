@@ -30,10 +30,11 @@ DEFAULT_SEQUENCES = 4096
 
 @dataclass(frozen=True)
 class Blocks:
-    """``tokens``: int32 [blocks, seq_len + 1], memory-mapped; inputs and targets overlap by seq_len - 1 tokens.
+    """``tokens``: int32 [blocks, seq_len + 1], memory-mapped if read from a file.
 
-    Shorter sequences are padded with IGNORE_INDEX. ``cached_share``: with data.cold, the share of the file, 0 to 1,
-    that is still in the page cache after its eviction, before training starts; the largest of all nodes.
+    The first seq_len tokens of a block are inputs, the last seq_len tokens are targets. Shorter sequences are padded
+    with IGNORE_INDEX. ``cached_share``: with data.cold, the share of the file, 0 to 1, that is still in the page cache
+    after its eviction and before training starts; the largest value of all nodes.
     """
 
     tokens: np.ndarray[Any, np.dtype[np.int32]]
@@ -52,8 +53,8 @@ def prepare(settings: TrainConfig, folder: Path, is_rank_0: bool, gather: Callab
     """The blocks for ``settings``, from ``folder`` or SEATRIAL_DATA_CACHE; rank 0 writes missing ones to ``folder``.
 
     All ranks call this; ``gather`` is a barrier that returns the values of all ranks. If rank 0 fails, all ranks raise
-    its error: UsageError if the data cannot be read, SeatrialError if the blocks cannot be written. A node that does
-    not share ``folder`` generates Markov data itself; with data from a file it raises UsageError.
+    its error: UsageError if the data cannot be read, SeatrialError if the blocks cannot be written. On a node that does
+    not share ``folder``, the ranks generate Markov data themselves; with data from a file they raise UsageError.
     """
     rank0_result: Path | SeatrialError | None = None
     if is_rank_0:
@@ -89,7 +90,7 @@ def prepare(settings: TrainConfig, folder: Path, is_rank_0: bool, gather: Callab
 
 
 def _prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """Writes the prepared data if it is missing; called on rank 0, and on nodes that do not share its folder."""
+    """Writes the prepared data if it is missing; called on rank 0, and by ranks that do not see rank 0's folder."""
     if settings.data.path is not None:
         return blocks.prepare(settings, folder)
     values = [settings.data.samples, settings.data.variable_length, settings.seq_len, settings.seed]
@@ -149,10 +150,11 @@ def generate_blocks(settings: TrainConfig) -> Blocks:
 
 
 def block_order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
-    """Endless block indices for ``rank``, after ``skip`` indices: every ``ranks``-th of a new permutation per epoch.
+    """Endless block indices for ``rank``; the first ``skip`` indices are left out.
 
-    An epoch reads no block twice. The last ``blocks % ranks`` of each permutation are dropped, so that all ranks read
-    equally many. Raises UsageError if there are fewer blocks than ranks.
+    Each epoch has a new permutation of all blocks, of which a rank reads every ``ranks``-th block. An epoch reads no
+    block twice. The last ``blocks % ranks`` blocks of a permutation are dropped, so that all ranks read the same
+    number. Raises UsageError if there are fewer blocks than ranks.
     """
     per_rank = blocks // ranks
     if per_rank == 0:

@@ -1,8 +1,8 @@
-"""Prepared data on disk: one folder per key, named after a hash of everything that determines its tokens.
+"""Prepared data on disk: one folder per key. A key is everything that determines the tokens; its hash names the folder.
 
 ``key.json`` in the folder holds the key (SHA-256 of data and tokenizer, and the options), and size and SHA-256 of each
-other file. A folder is renamed when it is complete, so that no process reads a partial one. A training run compares
-the sizes, `seatrial preprocess` also the digests. No torch: a login node may not have it.
+other file. A folder gets its name when it is complete, so that no process reads a partial one. A training run compares
+the sizes with key.json, `seatrial preprocess` also the SHA-256. No torch: a login node may not have it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import open_file, read_json
 
-# Folder that is used if data.cache is not set: `seatrial preprocess` writes to it, training runs only read it
+# Names the cache folder if data.cache is not set: `seatrial preprocess` writes to it, training runs only read it
 CACHE_VARIABLE = "SEATRIAL_DATA_CACHE"
 KEY_FILE = "key.json"
 FORMAT = 2  # part of every key; increase it if seatrial computes other tokens from the same rows, or writes other files
@@ -35,9 +35,9 @@ Version = tuple[int, int, int] | None  # inode, size and modification time; None
 
 
 class Prepared(NamedTuple):
-    """A folder of prepared data. ``hit``: whether it existed. ``message``: hit, or miss and its reason.
+    """A folder of prepared data. ``hit``: whether it existed already.
 
-    ``message`` is empty if no cache is configured.
+    ``message``: a line about the hit, or the miss with its reason; empty if no cache is configured.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
 
 
 def common_key(config: TrainConfig, *packages: str) -> dict[str, Any]:
-    """The part of a key that both stacks share; ``packages``: their versions may change the tokens."""
+    """The part of a key that both stacks share; ``packages``: packages whose version may change the tokens."""
     return {
         "format": FORMAT,
         "seq_len": config.seq_len,
@@ -67,10 +67,10 @@ def content_hashes(path: Path, description: str) -> dict[str, str]:
 
 
 def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
-    """The existing folder of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; else the folder to write.
+    """The existing folder of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; otherwise the folder to write in ``folder``.
 
-    ``folder``: data.cache, or a folder of the run. A training run never writes to SEATRIAL_DATA_CACHE. Raises
-    UsageError for a damaged folder in a cache: another key, or a file that is missing or has another size.
+    ``folder``: data.cache, or a folder of the run. Raises UsageError if a cache is configured and the existing folder
+    is damaged: another key, or a file that is missing or has another size.
     """
     environment_cache = os.environ.get(CACHE_VARIABLE)
     name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
@@ -88,7 +88,7 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
 
 
 def require_intact(folder: Path) -> None:
-    """Compare size and SHA-256 of each file in a folder of a cache with its key.json. Raises UsageError."""
+    """Compare size and SHA-256 of each file in ``folder`` with key.json. Raises UsageError if they differ."""
     _compare_files(folder, _properties)
 
 
@@ -140,8 +140,8 @@ def _field_difference(name: str, cached: Any, needed: Any) -> str:
 def write(folder: Path, key: Key, inputs: Mapping[Path, Version]) -> Iterator[Path]:
     """Yield a temporary folder that becomes ``folder``, unless another process has finished ``folder`` meanwhile.
 
-    ``inputs``: versions of the input files from before ``key`` was computed. Raises DiskFullError, OSError, and
-    UsageError if an input file has changed.
+    ``inputs``: versions of the input files, read before ``key`` was computed. Raises DiskFullError, OSError, and
+    UsageError if an input file has changed since then.
     """
     with atomic_write_folder(folder) as temporary:
         yield temporary

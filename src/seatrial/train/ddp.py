@@ -1,4 +1,4 @@
-"""Training runs of the check train.ddp: DDP on all ranks, a single process on the same batches, independent ranks."""
+"""Training runs of the check train.ddp: with DDP, in a single process on the same batches, and on independent ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from seatrial.train.rank_times import RankTimes
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.node_name import node_name
 
-# The same small model on CPUs and GPUs: one process repeats the work of all ranks in seconds.
+# The same small model on CPUs and GPUs: a single process repeats the work of all ranks in seconds.
 SMALL_CONFIG = "tiny/ddp"
 BATCH_OVERRIDES: tuple[str, ...] = ("bsz=4",)  # sequences per rank and step, for the single-process comparison
 TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")  # for ``endless_training``
 
-# DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following ones.
+# DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following steps.
 UNTIMED_STEPS = 5
-UNTIMED_STEPS_PER_WINDOW = 1  # the previous window may have run the other model
+UNTIMED_STEPS_PER_WINDOW = 1  # the previous window may have trained the other model
 WINDOW_PAIRS = 6  # the smallest sample whose median has a 95 % confidence interval
-MIN_SEQUENCES = 256  # generated sequences, but at least four per rank; their number does not affect the speed
+MIN_SEQUENCES = 256  # generated for ``measure_speed``, with at least four per rank; the number does not affect speed
 
 Windows = list[list[float]]  # seconds of one rank, [window][timed step]
 
@@ -47,9 +47,9 @@ def create_trainer(settings: TrainConfig, world: World) -> Trainer:
 
 @dataclass(frozen=True)
 class DdpComparison:
-    """A DDP training run and, on rank 0, the equivalent single-process run; their steps must be equal.
+    """A DDP training run and, on rank 0, the equivalent single-process run; their losses and gradient norms must agree.
 
-    Both end with the first step that is not finite.
+    The steps of each run end with the first non-finite step.
     """
 
     samples: int  # number of samples in the dataset
@@ -61,7 +61,7 @@ class DdpComparison:
 
     @property
     def max_relative_difference(self) -> float | None:
-        """The largest relative difference of losses and gradient norms; None without finite steps.
+        """The largest relative difference of losses and gradient norms; None without finite steps, and on other ranks.
 
         AdamW is invariant to the gradient's scale, so only the norm reveals gradients summed instead of averaged.
         """
@@ -75,7 +75,7 @@ class DdpComparison:
 
 
 def compare_with_single_process(world: World, steps: int, progress: Callable[[str], None]) -> DdpComparison:
-    """Trains ``steps`` steps with DDP, then the same steps on rank 0 while the other ranks wait."""
+    """Trains ``steps`` steps with DDP, then the same steps in a single process on rank 0 while the other ranks wait."""
     config = train_config.load(SMALL_CONFIG, [*BATCH_OVERRIDES, f"max_steps={steps}"])
     # not a multiple of the number of ranks (if there are several), so that samples must be dropped
     samples = world.size * config.bsz * steps + world.size // 2
@@ -119,10 +119,10 @@ def until_nonfinite(steps: list[Step]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Speed:
-    """Step times by rank and window, in pairs of an independent and a DDP window.
+    """Step times by rank and window; window i of ``independent_windows`` and of ``ddp_windows`` form a pair.
 
     ``nonfinite_steps``: number of non-finite steps, summed over all ranks. ``rank_times``: one entry per rank, for the
-    steps of the DDP windows.
+    timed steps of the DDP windows.
     """
 
     settings: TrainConfig
@@ -151,9 +151,9 @@ def _steps_per_second(ranks: Iterable[list[float]]) -> float:
 def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progress: Callable[[str], None]) -> Speed:
     """Times windows of independent training (all ranks concurrently) and of DDP training, alternately.
 
-    Warm-up, clocks and other load affect both equally, and all ranks are busy in both: the difference is the cost of
-    communication. A single process on an idle machine would run faster and make scaling look worse. Each round splits
-    ``max_steps`` steps into windows; rounds are repeated until ``min_seconds`` have passed.
+    Warm-up, clocks and other load affect both trainings equally, and all ranks are busy in both: the difference is the
+    cost of communication. A single process on an idle machine would run faster and make scaling look worse. Each round
+    splits ``max_steps`` steps into windows; rounds are repeated until ``min_seconds`` have passed.
     """
     samples = max(MIN_SEQUENCES, 4 * world.size)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"samples": samples})})
@@ -194,7 +194,7 @@ def window_lengths(steps: int) -> list[int]:
 def endless_training(device: str) -> Iterator[float]:
     """Trains a tiny model with DDP, one step per iteration, and yields the loss in nats per token.
 
-    Each step needs all ranks: a yielded loss proves that every rank took part.
+    Each step needs all ranks: a yielded loss proves that every rank took part in the step.
     """
     trainer = create_trainer(train_config.load(SMALL_CONFIG, TINY_OVERRIDES), current_world(device))
     while True:

@@ -1,6 +1,6 @@
 """A decoder for the Llama, Mistral and Qwen2 architectures.
 
-``weights.huggingface_name`` maps its weight names to Hugging Face's. Weights are cast to the dtype of the
+``weights.huggingface_name`` maps a weight name of this decoder to Hugging Face's. Weights are cast to the dtype of the
 activations at each use. Logits equal those of transformers (tests/train/test_decoder.py).
 """
 
@@ -20,7 +20,10 @@ from seatrial.train.loss import summed_loss
 
 
 class Adapter(nn.Module):
-    """The LoRA matrices A and B of a frozen layer (arXiv 2106.09685): adds scale · B(A(dropout(x))) to its output."""
+    """The LoRA matrices A and B of a frozen layer (arXiv 2106.09685).
+
+    ``apply_linears`` adds scale · B(A(dropout(x))) to the layer's output.
+    """
 
     def __init__(self, inputs: int, outputs: int, rank: int, alpha: float, dropout: float) -> None:
         super().__init__()
@@ -36,10 +39,10 @@ class Adapter(nn.Module):
 class Linear(nn.Linear):
     """A linear layer, x [..., in] → [..., out].
 
-    Call apply_linears, which also applies the LoRA adapter; forward() ignores it.
+    Call apply_linears instead of forward(), which ignores the LoRA adapter.
     """
 
-    fp8 = False  # whether the product is in fp8
+    uses_fp8 = False  # whether the product is in fp8
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
@@ -48,7 +51,7 @@ class Linear(nn.Linear):
     def base_forward(self, x: Tensor) -> Tensor:
         """x [..., in] → [..., out] without the adapter."""
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
-        if self.fp8:
+        if self.uses_fp8:
             return fp8.linear(x, weight) if bias is None else fp8.linear(x, weight) + bias
         return F.linear(x, weight, bias)
 
@@ -139,7 +142,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block. ``run`` is compiled; hooks of FSDP and activation checkpointing run eagerly around it."""
+    """A transformer block.
+
+    Only ``run`` is compiled, if at all: hooks of FSDP and activation checkpointing run eagerly around it.
+    """
 
     checkpoint_activations = False  # whether activations are recomputed in backward
 
@@ -161,7 +167,7 @@ class Block(nn.Module):
 
 
 class Output(nn.Module):
-    """The last norm, the head and the chunked loss, which never holds all logits in memory."""
+    """The last norm, the head, and the loss, computed in chunks so that not all logits are in memory at once."""
 
     compiled = False  # whether the loss is compiled
 
@@ -183,8 +189,8 @@ class Output(nn.Module):
 class Decoder(nn.Module):
     """Tokens [batch, length] → logits [batch, length, vocabulary], or with targets their summed loss in nats.
 
-    Computes in ``dtype``. ``gradient_hook`` gets this rank's gradient at the first block's output, before gradient
-    communication: NaN and infinity from any later block reach it.
+    Computes in ``dtype``. ``gradient_hook`` is called in each backward pass with this rank's gradient at the first
+    block's output, before gradient communication: NaN and infinity from any later block reach this gradient.
     """
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Detection of full disks: write errors become DiskFullError with host, filesystem, size and free space."""
+"""Detects full disks: converts write errors to DiskFullError with host, filesystem, size and free space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seatrial.model import DiskFullError as DiskFullError
 from seatrial.model import UsageError, format_bytes
 from seatrial.util.files import DISK_FULL, atomic_folder
 
-# Messages of errors without errno: safetensors, tokenizers and other programs print the system's text
+# Errors of safetensors, tokenizers and other programs have no errno; their messages contain the system's text
 _DISK_FULL_TEXT = "|".join(re.escape(os.strerror(number)) for number in DISK_FULL)
 _RUST_DISK_FULL = re.compile(rf"(?:{_DISK_FULL_TEXT}) \(os error \d+\)")
 # Messages of numpy and torch.save for an incomplete write, which may have other causes too
@@ -34,7 +34,7 @@ REMEDY = "Free space there, or set --out (prepared data: data.cache) to a direct
 def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskFullError | None:
     """A DiskFullError with filesystem usage if ``error``, raised while writing to ``path``, is due to a full disk.
 
-    Else None. ``action``: the failed action, by default "cannot write FILE".
+    None for other errors. ``action``: the start of the message, by default "cannot write FILE".
     """
     reason = disk_full_reason(error, path)
     if reason is None:
@@ -47,14 +47,14 @@ def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskF
 
 @contextmanager
 def atomic_write_folder(path: Path) -> Iterator[Path]:
-    """As ``atomic_folder``, but a full disk raises DiskFullError with the usage before the folder is removed."""
+    """As ``atomic_folder``, but a full disk raises DiskFullError, with the usage from before the folder is removed."""
     with atomic_folder(path) as temporary, convert_disk_full(path):
         yield temporary
 
 
 @contextmanager
 def convert_disk_full(path: Path) -> Iterator[None]:
-    """Context manager: errors due to a full disk while writing to ``path`` are raised as DiskFullError."""
+    """Context manager: converts errors due to a full disk while writing to ``path`` to DiskFullError."""
     try:
         yield
     except DiskFullError:
@@ -66,7 +66,7 @@ def convert_disk_full(path: Path) -> Iterator[None]:
 
 
 def require_writable(folder: Path, description: str) -> None:
-    """Create ``folder``, and a file in it that is removed again. Raises UsageError if either fails."""
+    """Create ``folder`` if it does not exist, then write and remove a file in it. Raises UsageError if this fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -91,12 +91,12 @@ def disk_full_reason(error: BaseException, path: Path) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the message of ``error``, or its repr."""
+    """The first line of the message of ``error``; without a message, of its repr."""
     return (str(error) or repr(error)).splitlines()[0]
 
 
 def is_short_write(error: BaseException) -> bool:
-    """Whether ``error`` is numpy's or torch.save's for a file that was not fully written."""
+    """Whether ``error`` is the error of numpy or torch.save for a file that was not fully written."""
     return isinstance(error, (OSError, RuntimeError)) and bool(_SHORT_WRITE.search(str(error)))
 
 
@@ -139,9 +139,9 @@ def _reports_disk_full(error: BaseException) -> bool:
 
 
 def _is_full(path: Path) -> bool:
-    """Whether writing a probe file next to ``path`` fails for lack of space.
+    """Whether a test file cannot be written to the filesystem of ``path`` for lack of space.
 
-    True also with a file size limit (ulimit -f), which a small probe file does not reach.
+    True also with a file size limit (ulimit -f), which the small test file does not reach.
     """
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return True
@@ -155,6 +155,6 @@ def _is_full(path: Path) -> bool:
 
 
 def _existing_folder(path: Path) -> Path:
-    """``path`` or its closest parent that is an existing folder, resolved."""
+    """``path`` if it is a folder, else its closest parent that is a folder; resolved."""
     candidates = (path.absolute(), *path.absolute().parents)
     return next(candidate for candidate in candidates if candidate.is_dir()).resolve()

@@ -1,8 +1,8 @@
 """Exposed communication: the percentage of a step in which communication does not overlap with computation.
 
-From kernels: on each GPU, the time in which only NCCL kernels ran, including waits for slower ranks. From a control run
-(DDP): how much shorter a step without gradient all-reduce is. The two can differ: NCCL kernels also take SMs and memory
-bandwidth from compute kernels, which only the control run measures.
+There are two methods. From kernels: on each GPU, the time in which only NCCL kernels ran, including waits for slower
+ranks. From a control run (DDP only): how much shorter a step without gradient all-reduce is. The results can differ:
+NCCL kernels slow compute kernels down by taking SMs and memory bandwidth, which only the control run measures.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def covered_length(intervals: Iterable[Interval]) -> int:
 
 
 def uncovered_length(intervals: Iterable[Interval], others: Iterable[Interval]) -> int:
-    """The length of the union of ``intervals`` minus the union of ``others``."""
+    """The length of what ``intervals`` cover and ``others`` do not."""
     others = list(others)
     return covered_length([*intervals, *others]) - covered_length(others)
 
 
 def exposed_percent(kernels: Iterable[tuple[str, int, int]]) -> float | None:
-    """Percent of the time between the first kernel's start and the last one's end in which only NCCL kernels ran.
+    """Percent of the time from the first kernel's start to the last kernel's end in which only NCCL kernels ran.
 
-    ``kernels``: (name, start, end); None without kernels. NCCL kernels are named ncclDevKernel_…, with symmetric memory
-    ncclSym…, before 2.19 ncclKernel_…; "nccl:…" are annotations of torch. Memcpy and Memset count as neither NCCL nor
-    computation, since some of them belong to collectives.
+    ``kernels``: (name, start, end). None without kernels. NCCL kernels are named ncclDevKernel_…, with symmetric memory
+    ncclSym…, before NCCL 2.19 ncclKernel_…; "nccl:…" are annotations of torch. Memcpy and Memset count as neither NCCL
+    nor computation, since some of them belong to collectives.
     """
     communication: list[Interval] = []
     compute: list[Interval] = []
@@ -69,8 +69,8 @@ def gpu_kernels(events: Iterable[Any]) -> Iterator[tuple[str, int, int]]:
 def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) -> dict[str, Any]:
     """Runs additional steps; returns the metrics NAMES (median and maximum over ranks, control run) and the method.
 
-    All ranks call this as the last action of the run: it changes the weights, and after the control
-    run they differ between ranks.
+    ``replicated``: whether each rank has all weights (DDP), which the control run requires. All ranks call this as the
+    last action of the run: the steps change the weights, and after the control run the weights differ between ranks.
     """
     run_step(True)  # not measured: it refills caches
     rank_percent = _exposed_from_kernels(world, steps, run_step) if world.device.type == "cuda" else None

@@ -1,7 +1,8 @@
 """Failure propagation: the failure of one rank ends all ranks, and only that rank prints its error.
 
-The first rank that fails writes its name to the process group's store. The other ranks read it when a collective fails,
-and every POLL_INTERVAL_S. Collectives of gloo fail when a peer is lost; those of NCCL wait for it until their timeout.
+The first rank that fails writes its name to the process group's store. The other ranks read this name when a collective
+fails, and every POLL_INTERVAL_S. When a peer is lost, collectives of gloo fail at once; those of NCCL wait until their
+timeout.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from seatrial.util import signals
 
 STORE_KEY = "seatrial/failed"
 POLL_INTERVAL_S = 2.0  # between two reads of the store
-GRACE_S = 5.0  # enough for the first failed rank to print its error and exit; torchrun then ends all ranks
-STUCK_S = 10.0  # longer than GRACE_S: a main thread that still runs then is blocked in a collective
+GRACE_S = 5.0  # from a failure to PeerFailed: enough for the first failed rank to exit; torchrun then ends all ranks
+STUCK_S = 10.0  # longer than GRACE_S: a main thread that has not ended by then is blocked in a collective
 TEARDOWN_S = 30  # from a failure to SIGALRM, which ends a process that is still waiting for peers
 EXIT_INCOMPLETE = 3  # exit code of the command line for an incomplete run
 
 
 class PeerFailed(SeatrialError):
-    """Another rank failed first and reports the cause."""
+    """Another rank failed first, and that rank reports the cause."""
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def propagate_failure() -> Iterator[None]:
     """Context manager: an error of one rank ends all ranks of the default process group, if there is one.
 
     The first rank to fail raises its error, or SeatrialError if a collective failed because a peer is lost. The others
-    raise PeerFailed GRACE_S later; a rank that is blocked in a collective exits.
+    raise PeerFailed GRACE_S after they have noticed it; a rank that is blocked in a collective exits.
     """
     finished = threading.Event()
     threading.Thread(target=_watch_peers, args=(finished,), name="failure", daemon=True).start()
@@ -66,13 +67,13 @@ def _rank_name() -> str:
 
 
 def _register_failure() -> str | None:
-    """Registers this rank as failed unless another rank was first; returns the name of the first.
+    """Registers this rank as failed if no other rank has failed before; returns the name of the first failed rank.
 
     None with a single rank, or if the store is lost.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    signal.alarm(TEARDOWN_S)  # at interpreter shutdown torch may wait for peers that have exited
+    signal.alarm(TEARDOWN_S)  # at interpreter shutdown torch may wait forever for peers that have exited
     try:
         return str(_get_default_store().compare_set(STORE_KEY, "", _rank_name()).decode())
     except RuntimeError:  # the rank that hosts the store has exited
@@ -94,7 +95,7 @@ def _watch_peers(finished: threading.Event) -> None:
 
 
 def _failed_rank() -> str | None:
-    """The name of the rank that registered a failure, or a text for a lost store; None without a failure."""
+    """The name of the first failed rank, or a text about the rank that hosted a lost store; None without a failure."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     try:

@@ -3,8 +3,9 @@
 Dynamic scaling: a tensor is divided by its scale, so that its largest absolute value becomes the largest of the dtype,
 and the product is multiplied by both scales. No scale is kept between steps. Weights keep their dtype.
 
-torchao's Float8Linear (0.18) computes the same for trained weights. For LoRA's frozen weights it saves x and computes
-three products instead of two, one for a gradient that is not needed; and it does not support a layer with an adapter.
+torchao's Float8Linear (0.18) computes the same for trained weights. It is not used, since it does not support a layer
+with an adapter. For LoRA's frozen weights it also saves x and computes three products instead of two: one is for a
+gradient that is not needed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from torch import Tensor
 from seatrial.model import UsageError
 from seatrial.train.architecture import Architecture
 
-FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2  # max 448; max 57,344
+FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2  # largest values: 448 and 57,344
 _SIZE_STEP = 16  # torch._scaled_mm requires that n and k of [m, k] @ [k, n] are multiples of 16
 _MIN_CAPABILITY = (8, 9)  # Ada Lovelace, the first architecture with fp8 tensor cores
 
 
 def require_support(device: torch.device, architecture: Architecture) -> None:
-    """Raises UsageError if ``device`` or a layer size of the model does not support fp8 products."""
+    """Raises UsageError if ``device`` does not support fp8 products, or the model has a layer of unsupported size."""
     if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device)) < _MIN_CAPABILITY:
         actual = "there is no GPU" if device.type != "cuda" else f"this GPU has {capability[0]}.{capability[1]}"
         raise UsageError(f"fp8 needs a GPU of compute capability 8.9 or more, {actual}: set fp8 to false")
@@ -63,7 +64,7 @@ def _scaled_product(
 ) -> Tensor:
     """a [m, k] @ b [k, n] times both scales → [m, n] of ``dtype``. The kernels need a row-major and b column-major.
 
-    ``fast_accumulation`` sums with less than fp32 precision: enough forward, not for gradients.
+    ``fast_accumulation`` sums with less than fp32 precision: enough in the forward pass, not for gradients.
     """
     column_major = b.t().contiguous().t()
     return torch._scaled_mm(

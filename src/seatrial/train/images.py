@@ -42,9 +42,9 @@ class Images:
 
 
 def load(folder: str | None) -> Images:
-    """MNIST from ``folder``, or scikit-learn's digits if ``folder`` is None.
+    """MNIST from ``folder``; scikit-learn's digits only if ``folder`` is None.
 
-    Raises SeatrialError with the file name if a file of MNIST is missing or damaged; there is no fallback.
+    Raises SeatrialError if a file of MNIST is missing or damaged, or if scikit-learn's digits cannot be read.
     """
     return read_mnist(Path(folder)) if folder is not None else upsampled_digits()
 
@@ -85,9 +85,9 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 
 
 def upsampled_digits() -> Images:
-    """scikit-learn's 1797 digits (UCI, optical recognition of handwritten digits), upsampled; 20 % for testing.
+    """scikit-learn's 1797 digits (UCI, optical recognition of handwritten digits), upsampled; 20 % are test images.
 
-    Raises SeatrialError if scikit-learn is not installed.
+    Raises SeatrialError if scikit-learn is not installed, or its file is damaged.
     """
     rows = _digits()
     small = rows[:, :-1].reshape(-1, 1, 8, 8) / 16  # grey levels are 0 to 16
@@ -107,7 +107,7 @@ def upsampled_digits() -> Images:
 
 
 def _digits() -> Tensor:
-    """float32 [1797, 65]: 64 pixels, row-major, and the label, as in sklearn.datasets.load_digits.
+    """float32 [1797, 65]: per image 64 pixels, row-major, and the label, as in sklearn.datasets.load_digits.
 
     The file is read without importing scikit-learn: that import, with SciPy and pandas, takes longer than torch's.
     """

@@ -45,7 +45,8 @@ def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, devic
 def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
     """Rank → its errors: missing, several processes, wrong world size, or an environment that differs from torch.
 
-    The world size is that of most processes, or the number of processes if it is higher.
+    The world size must be the number of processes. A rank is missing if no process has it, although it is below the
+    number of processes or below the world size that most processes report.
     """
     errors: dict[int, list[str]] = {}
     size = len(processes)
@@ -97,9 +98,9 @@ def core_list(cores: Iterable[int]) -> str:
 class SampleCounts:
     """How often the ranks read the samples of an epoch."""
 
-    missing: int  # samples that no rank reads, without the dropped ones
-    duplicates: int  # repeated reads of a sample
-    dropped: int  # samples left over when all ranks read equally many
+    missing: int  # samples that no rank reads, not counting the dropped ones
+    duplicates: int  # reads of samples that were read before
+    dropped: int  # samples left over when all ranks read the same number
 
 
 def count_samples(rank_samples: Sequence[Sequence[int]], size: int) -> SampleCounts:
@@ -112,7 +113,7 @@ def count_samples(rank_samples: Sequence[Sequence[int]], size: int) -> SampleCou
 
 
 def parameter_digest(models: Iterable[nn.Module]) -> str:
-    """SHA-256 over the bytes of all parameters and persistent buffers (``state_dict``), in order."""
+    """SHA-256 over the bytes of all parameters and persistent buffers of ``models`` (``state_dict``), in order."""
     digest = hashlib.sha256()
     for model in models:
         for tensor in model.state_dict().values():

@@ -1,7 +1,8 @@
 """The native training loop, from settings to metrics.json.
 
-The results of a step are read while the next one runs, so that the GPU never waits for the CPU. Whether loss and
-gradient norm are finite is checked on the device; from the first non-finite step on, the optimizer skips its update.
+The CPU queues a step before it reads the results of the previous one, so that the GPU does not wait for the CPU. The
+device therefore checks whether loss and gradient norm are finite; from the first non-finite step on, the optimizer
+skips its updates.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seatrial.model import SeatrialError
 from seatrial.train import (
@@ -39,7 +40,7 @@ from seatrial.train.progress import StartupPhases, Step, StepLog, create_run_fol
 from seatrial.train.step_timer import ForwardTimer, StepTimer
 from seatrial.train.train_config import Schedule, TrainConfig
 
-# Steps between Python garbage collections. All ranks collect at the same step, since a collection on one delays all
+# Steps between Python garbage collections. All ranks collect at the same step: a collection on one rank delays all
 GC_INTERVAL = 50
 
 
@@ -48,7 +49,7 @@ class NonFiniteError(SeatrialError):
 
 
 def train(settings: TrainConfig, folder: Path | None = None, started: float | None = None) -> dict[str, Any]:
-    """Trains with ``settings``; writes config, steps.jsonl, metrics.json and checkpoints to ``folder``.
+    """Trains with ``settings``; writes config, steps.jsonl, metrics.json, checkpoints and final/ to ``folder``.
 
     Returns the content of metrics.json. ``folder``: by default a new one in seatrial-runs. ``started``: start of the
     process (Unix time), for the startup time. The first rank that fails raises its error, the others PeerFailed.
@@ -60,9 +61,9 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
 def train_without_error_propagation(
     settings: TrainConfig, folder: Path | None, started: float | None = None
 ) -> dict[str, Any]:
-    """As ``train``, but an error of one rank does not end the other ranks.
+    """As ``train``, but an error of one rank does not end the other ranks, which then wait for it in a collective.
 
-    If all ranks raise an error, this process can train again.
+    After an error that all ranks raise, this process can train again.
     """
     require_tensorboard(settings)
     phases = StartupPhases(started or time.time(), "imports")
@@ -82,7 +83,7 @@ def train_without_error_propagation(
             if world.is_rank_0:
                 restarts.record_start(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
-        report = metrics.report(settings, world, trainer.run_record(records), phases)
+        report = metrics.report(settings, world, trainer.training_run(records), phases)
         report |= {"out": str(out), "final": None}
         if settings.data.cold:
             report["data_cached_share"] = blocks.cached_share
@@ -92,7 +93,7 @@ def train_without_error_propagation(
                 lora.export(adapters, out / "final", built.model, settings.model.name)
                 report["final"] = lora.verify_export(adapters, out / "final")
         if world.size > 1 and settings.profile_steps:
-            # after the export, since these steps change the weights
+            # after the export, since the additional steps change the weights
             replicated = settings.parallel.strategy == "ddp"
             report |= exposed_communication.measure(world, settings.profile_steps, trainer.step_function(), replicated)
         if world.is_rank_0:
@@ -101,7 +102,7 @@ def train_without_error_propagation(
 
 
 def _create_out(settings: TrainConfig, world: World, folder: Path | None) -> Path:
-    """The run folder, created by rank 0 with the resolved config in it."""
+    """The run folder, the same on all ranks; rank 0 creates it and writes the resolved config to it."""
     default = Path("seatrial-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-train-{settings.run_name}")
     out = Path(world.gather(str((folder or default).absolute()))[0])
     if world.is_rank_0:
@@ -129,10 +130,10 @@ def _compute_dtype(settings: TrainConfig) -> str:
 
 @dataclass
 class PendingStep:
-    """A step queued on the device."""
+    """A step that is queued on the device; its tensors have values when the device has completed it."""
 
     step: int
-    values: Tensor  # float64 [3], in pinned host memory: global mean loss, gradient norm, trained tokens
+    values: Tensor  # float64 [3] in host memory (pinned with a GPU): global mean loss, gradient norm, trained tokens
     rank_finite: Tensor  # bool [2]: whether this rank's loss, and its gradient at the first block's output, are finite
     learning_rate: float
 
@@ -144,11 +145,11 @@ class Trainer:
         self.settings, self.built, self.world, self.blocks = settings, built, world, blocks
         self.optimizer: Any = parallel.optimizer(settings, built.trained_parameters)
         self.checkpointer = checkpoint.Checkpointer(settings.checkpoint, world)
-        # With FSDP2 each layer waits for weights from other ranks before its forward pass: only the forward passes
-        # themselves contain no wait
+        # With FSDP2 each layer waits for weights from other ranks before its forward pass: compute time is then the sum
+        # of the forward passes, which contain no wait
         gathers_weights = settings.parallel.strategy == "fsdp2" and world.size > 1
         self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers_weights else None)
-        self._extra_batches = self._batches(0)  # for run_steps
+        self._extra_batches = self._batches(0)  # for run_steps, whose steps are additional
         self._gradient_bytes = 0
         self._communicate = True  # whether a step communicates gradients between ranks
         self._nonfinite = torch.zeros((), device=world.device)  # 1 after the first step that is not finite
@@ -161,11 +162,15 @@ class Trainer:
         self.timer.end_compute()
 
     def resume(self, out: Path) -> int:
-        """Loads the newest complete checkpoint; returns its step, or 0 if there is none."""
+        """Loads a checkpoint in ``out``; returns its step, or 0 if there is none: see Checkpointer.restore."""
         return self.checkpointer.restore(out, self.built, self.optimizer)
 
     def run(self, completed_steps: int, out: Path, phases: StartupPhases) -> list[Step]:
-        """Runs steps ``completed_steps`` + 1 to max_steps; appends each to ``out``/steps.jsonl when it has ended."""
+        """Runs steps ``completed_steps`` + 1 to max_steps; appends each to ``out``/steps.jsonl when it has ended.
+
+        Returns the records of these steps. Raises SeatrialError if no step is left, NonFiniteError at the first
+        non-finite step.
+        """
         settings = self.settings
         if completed_steps >= settings.max_steps:
             raise SeatrialError(
@@ -198,8 +203,8 @@ class Trainer:
         self.checkpointer.wait()
         return records
 
-    def run_record(self, records: Sequence[Step]) -> metrics.TrainingRun:
-        """The TrainingRun with ``records`` as its steps, for metrics.report."""
+    def training_run(self, records: Sequence[Step]) -> metrics.TrainingRun:
+        """The TrainingRun for metrics.report; ``records``: its steps."""
         settings = self.settings
         return metrics.TrainingRun(
             steps=records,
@@ -215,7 +220,10 @@ class Trainer:
         )
 
     def _batches(self, completed_steps: int) -> Iterator[Tensor]:
-        """Endless batches after ``completed_steps``: int64 [grad_accum, bsz, seq_len + 1] on the device."""
+        """Endless batches of this rank, from step ``completed_steps`` + 1 on.
+
+        A batch is int64 [grad_accum, bsz, seq_len + 1], on the device.
+        """
         settings, world = self.settings, self.world
         per_step = settings.bsz * settings.grad_accum
         skip = completed_steps * per_step
@@ -227,7 +235,7 @@ class Trainer:
             yield batch.view(settings.grad_accum, settings.bsz, -1)
 
     def run_steps(self, steps: int) -> list[Step]:
-        """Runs ``steps`` additional steps without logging: queues all, then reads all, finite or not."""
+        """Runs ``steps`` additional steps without logging: queues all, then reads all, also non-finite ones."""
         self.timer.reset()
         pending_steps = [self.step(self.settings.max_steps, self._extra_batches) for _ in range(steps)]
         return [self.read_step(pending) for pending in pending_steps]
@@ -250,7 +258,7 @@ class Trainer:
         with self.timer.data_wait():
             batch = next(batches)
         inputs, targets = batch[..., :-1].clamp(min=0), batch[..., 1:].contiguous()  # IGNORE_INDEX is not a token id
-        # the loss is averaged over the tokens of all ranks, since ranks have different numbers of tokens
+        # The loss is averaged over the trained tokens of all ranks, since ranks may have different numbers of them
         tokens = self.world.all_reduce_sum((targets != IGNORE_INDEX).sum())
         self.timer.begin()
         loss_scale = self.world.size / tokens  # DDP and FSDP divide gradients by the number of ranks
@@ -265,9 +273,9 @@ class Trainer:
             total_loss += loss.detach()
         rank_finite = torch.stack([total_loss.isfinite(), self._gradient_finite])
         gradients = [p.grad for p in self.built.trained_parameters if p.grad is not None]
-        norm = parallel.unshard(nn.utils.get_total_norm(gradients)).to(total_loss.device, torch.float)
+        norm = parallel.gradient_norm(gradients).to(total_loss.device, torch.float)
         mean_loss = self.world.all_reduce_sum(total_loss) / tokens
-        # once 1 it stays 1, so that no later step changes the weights
+        # _nonfinite stays 1 after a non-finite step, so that no later step changes the weights
         self._nonfinite = torch.maximum(self._nonfinite, (~(mean_loss.isfinite() & norm.isfinite())).float())
         # fused AdamW divides gradients by grad_scale, and skips its update if found_inf is 1
         parameter_device = self.built.trained_parameters[0].device  # the CPU with cpu_offload
@@ -291,7 +299,7 @@ class Trainer:
         return record
 
     def read_step(self, pending: PendingStep) -> Step:
-        """Waits for ``pending`` and returns its Step."""
+        """Waits for ``pending``, the oldest step that has not been read, and returns its Step."""
         times = self.timer.read()
         loss, norm, tokens = pending.values.tolist()
         settings = self.settings
@@ -312,7 +320,10 @@ class Trainer:
 
 
 def _nonfinite_message(pending: PendingStep, record: Step, world: World) -> str:
-    """Step, loss, gradient norm, and the ranks whose loss or gradient was not finite before communication."""
+    """The message of NonFiniteError: loss, gradient norm, and the ranks with a non-finite loss or gradient.
+
+    A rank's loss and gradient are checked before communication. Called by all ranks together.
+    """
     finite_by_rank = world.gather((world.host, *pending.rank_finite.tolist()))
     sources = [
         f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
@@ -338,7 +349,7 @@ def _copy_to_host(values: Tensor) -> Tensor:
 
 
 def scheduled_learning_rate(schedule: Schedule, step: int, steps: int) -> float:
-    """The learning rate of a step: linear warm-up, then constant, linear or cosine decay to min_ratio × peak."""
+    """The learning rate of ``step`` of ``steps``; see Schedule."""
     if step <= schedule.warmup_steps:
         return schedule.peak * step / schedule.warmup_steps
     if schedule.schedule == "constant":
@@ -350,7 +361,7 @@ def scheduled_learning_rate(schedule: Schedule, step: int, steps: int) -> float:
 
 @contextmanager
 def _garbage_collection_disabled() -> Iterator[None]:
-    """Disables automatic garbage collection."""
+    """Context manager: collects garbage once, then disables automatic collection."""
     gc.collect()
     gc.disable()
     try:

@@ -18,7 +18,7 @@ WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 
 
 def attach(model: Decoder, targets: Collection[str], rank: int, alpha: float, dropout: float) -> None:
-    """Adds an uninitialized fp32 adapter to every linear layer in ``targets`` and freezes all other parameters."""
+    """Adds an uninitialized fp32 adapter to every linear layer named in ``targets``; freezes all other parameters."""
     model.requires_grad_(False)
     for name, layer in model.layers.named_modules():
         if isinstance(layer, Linear) and name.rpartition(".")[2] in targets:
@@ -46,7 +46,7 @@ def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) -> None:
-    """Writes the weights from ``gather_adapters`` to ``folder`` in peft's format; ``base``: model name."""
+    """Writes ``weights`` (from ``gather_adapters``) to ``folder`` in peft's format; ``base``: the base model's name."""
     from safetensors.torch import save
 
     modules = [
@@ -71,7 +71,7 @@ def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) 
 
 
 def verify_export(weights: dict[str, Tensor], folder: Path) -> str:
-    """Reads the exported file again and returns the result. Raises SeatrialError if it differs from ``weights``."""
+    """Compares the exported file with ``weights``; returns the result as text. Raises SeatrialError if they differ."""
     from safetensors.torch import load_file
 
     path = folder / WEIGHTS_FILE
@@ -86,7 +86,10 @@ def verify_export(weights: dict[str, Tensor], folder: Path) -> str:
 
 @torch.no_grad()
 def load(model: nn.Module, folder: Path) -> None:
-    """Loads adapters that ``export`` or peft wrote. Raises UsageError if a name or shape does not match the model."""
+    """Loads adapters that ``export`` or peft wrote.
+
+    Raises UsageError if the file cannot be read, or if a name or shape does not match the model.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

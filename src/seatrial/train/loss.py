@@ -1,8 +1,8 @@
 """Chunked cross-entropy for large vocabularies.
 
 The fp32 logits of 8,192 tokens and a vocabulary of 152,064 take 5 GB, and autograd would keep them and their softmax
-until backward. Here the forward pass computes each chunk's gradient together with its logits, so that neither is kept
-or recomputed.
+until the backward pass. Here the forward pass computes the logits of a chunk of tokens and at once their gradient, so
+that the logits are neither kept nor recomputed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from seatrial.train.blocks import IGNORE_INDEX as IGNORE_INDEX
 def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, compiled: bool = False) -> Tensor:
     """The summed cross-entropy of ``hidden`` [T, H] @ ``weight`` [V, H]ᵀ and ``targets`` [T]: fp32 [], in nats.
 
-    Tokens are processed in ``chunks`` parts, with a fused kernel if ``compiled``; IGNORE_INDEX targets do not count.
+    Tokens are processed in ``chunks`` parts, with a fused kernel if ``compiled``. Targets IGNORE_INDEX do not count.
     """
     return cast(Tensor, _Loss.apply(hidden, weight, targets, chunks, compiled))  # type: ignore[no-untyped-call]
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss in fp32, and its gradient [T, V] in the dtype of ``logits`` [T, V]: softmax - one-hot target."""
+    """The summed loss in fp32, and its gradient [T, V] in the dtype of ``logits`` [T, V].
+
+    The gradient is softmax - one-hot target; 0 for a target IGNORE_INDEX.
+    """
     logits32 = logits.float()
     normalizer = logits32.logsumexp(dim=-1, keepdim=True)
     has_target = (targets != IGNORE_INDEX).unsqueeze(-1)
@@ -41,7 +44,7 @@ def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """``loss_and_gradient`` as one kernel that keeps fp32 in registers, instead of ten that each read all logits.
 
-    Created at first use: it imports the compiler, which took half the startup time of a rank without a GPU.
+    Created at first use: torch.compile imports the compiler, which took half the startup time of a rank without a GPU.
     """
     return torch.compile(loss_and_gradient, dynamic=False)
 

@@ -7,13 +7,14 @@ import torch
 from seatrial.train.train_config import TrainConfig
 
 BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient and Adam's two moments
-STATE_SHARE = 0.45  # share of device memory for this state; activations, gathered weights and NCCL use the rest
+STATE_SHARE = 0.45  # share of device memory for these; activations, gathered weights and NCCL use the rest
 
 
 def max_layers(settings: TrainConfig, ranks: int, device: str) -> int | None:
-    """The number of layers that fit into ``device`` when sharded over ``ranks``; None: no limit.
+    """The number of layers that fit into the memory of ``device`` if sharded over ``ranks`` ranks; None: no limit.
 
-    No limit applies if all layers fit, on a CPU, with CPU offloading, or to pretrained weights (fixed layers).
+    There is no limit if all layers fit, on a CPU, with CPU offloading, and for pretrained weights, whose number of
+    layers is fixed.
     """
     model = settings.architecture()
     if not device.startswith("cuda") or settings.parallel.cpu_offload or settings.model.weights != "random":
@@ -28,7 +29,10 @@ def max_layers(settings: TrainConfig, ranks: int, device: str) -> int | None:
 
 
 def layers_within(layers: int, parameters: int, one_layer_parameters: int, max_parameters: float) -> int | None:
-    """The largest number of layers with at most ``max_parameters``, at least 1; None if all ``layers`` fit."""
+    """The largest number of layers with at most ``max_parameters`` parameters, at least 1; None if all ``layers`` fit.
+
+    ``parameters``: of the model with all layers. ``one_layer_parameters``: of the model with one layer.
+    """
     if parameters <= max_parameters or layers == 1:
         return None
     layer_parameters = (parameters - one_layer_parameters) / (layers - 1)

@@ -36,25 +36,26 @@ _DTYPE_NAMES = {torch.float: "fp32", torch.bfloat16: "bf16", torch.half: "fp16",
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A finished training run. A value that the stack does not measure is None (null in metrics.json)."""
+    """A finished training run, as input of ``report``. None: the stack does not measure this value."""
 
     steps: Sequence[Step]
     model: nn.Module
     optimizer: Any
-    strategy: str  # the strategy in use, such as fsdp2 if zero3 is configured and DeepSpeed is missing
+    strategy: str  # the strategy in use; differs from the configured zero3 if DeepSpeed is not installed
     compute_dtype: str  # dtype of matrix products
     data: DatasetInfo
     trained_tokens: int  # tokens with a loss, of all ranks
     checkpoints: Sequence[checkpoint.CheckpointTiming]
     compiled_graphs: int = 0
-    gradient_bytes: int | None = None  # size of this rank's gradients before the optimizer's step, which frees them
+    gradient_bytes: int | None = None  # size of this rank's gradients, measured before zero_grad() frees them
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def report(settings: TrainConfig, world: World, run: TrainingRun, phases: StartupPhases) -> dict[str, Any]:
     """The content of metrics.json. All ranks call this right after the last step: the call ends train_runtime_s.
 
-    Speeds are those of the steps after ``untimed_steps``, without checkpoint saves.
+    Step times, tokens_per_second_per_gpu and MFU are those of the steps after ``untimed_steps`` (of the last step if
+    there are none), without checkpoint saves. The rates of ``_script_metrics`` include all steps and saves.
     """
     common = _script_metrics(settings, world, run.steps, phases)
     measured = run.steps[settings.untimed_steps :] or run.steps[-1:]
@@ -99,9 +100,9 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
 def _script_metrics(
     settings: TrainConfig, world: World, steps: Sequence[Step], phases: StartupPhases
 ) -> dict[str, Any]:
-    """The metrics that training scripts print at the end; times include untimed steps and checkpoint saves.
+    """The metrics that training scripts usually print at the end; times include untimed steps and checkpoint saves.
 
-    train_runtime_s starts with the first step, wall_time_s earlier: after data preparation, before building the model.
+    wall_time_s starts after data preparation; train_runtime_s starts later, after the model is built.
     approx_tokens counts all positions, including padding: samples × seq_len. approx_tokens_per_second divides by
     train_runtime_s, approx_tokens_per_s_per_rank by wall_time_s.
     """
@@ -131,7 +132,7 @@ def _script_metrics(
 def _speed(
     settings: TrainConfig, world: World, measured: Sequence[Step], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Speed, MFU and step times of the ``measured`` steps on this rank's clock; ranks are synchronized each step."""
+    """Speed, MFU and step times of the ``measured`` steps, by this rank's clock: all ranks end each step together."""
     architecture = settings.model.architecture()
     seconds = sorted(step.seconds for step in measured)
     speed = sum(step.tokens for step in measured) / sum(seconds) / world.size
@@ -163,7 +164,7 @@ def _median_seconds(steps: Sequence[Step]) -> float:
 
 
 def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
-    """This rank's entry of ``ranks`` in metrics.json, without its state memory."""
+    """This rank's entry of ``ranks`` in metrics.json, without the fields of ``state_metrics``."""
     gpu = world.device.type == "cuda"
     forward = [step.forward_s for step in measured if step.forward_s is not None]
     return {
@@ -176,13 +177,13 @@ def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else None,
         "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
         "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if gpu else None,
-        "gemm_tflops": gemm_tflops(world.device),  # last: it allocates memory
+        "gemm_tflops": gemm_tflops(world.device),  # after the memory metrics, since it allocates memory
     }
 
 
 def _allocator() -> str:
-    """The environment variables of torch's allocator; older versions of torch read only PYTORCH_CUDA_ALLOC_CONF."""
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    """The settings of torch's allocator from the environment."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name, which torch still reads
     return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "default"
 
 
@@ -193,7 +194,7 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 
 
 def _unsharded_size(parameter: nn.Parameter) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))  # ds_numel: ZeRO-3 leaves an empty tensor
+    return int(getattr(parameter, "ds_numel", parameter.numel()))  # ZeRO-3: the tensor is empty, ds_numel is its size
 
 
 def describe_precision(run: TrainingRun) -> str:
@@ -223,7 +224,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _max_over_ranks(ranks: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The largest value over the ranks; None if no rank has one (memory metrics exist for GPUs only)."""
+    """The largest value over the ranks; None if no rank has a value (memory metrics exist for GPUs only)."""
     return max((rank[name] for rank in ranks if rank[name] is not None), default=None)
 
 
@@ -231,8 +232,8 @@ def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The rank with the longest compute time, its host, and the ratio of that time to the median of the other ranks.
 
     ``interval``: the 95 % confidence interval of the ratio. Step times cannot show the slowest rank, since all ranks
-    end a step together. None if compute time was not separated from waiting, as with ZeRO-3, or with fewer than 6 steps
-    or 2 ranks.
+    end a step together. None if compute time was not separated from waiting (as with ZeRO-3), with fewer than
+    rank_times.MIN_STEPS steps, or without two ranks on the same device model.
     """
     by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
     if not by_index:
@@ -248,33 +249,35 @@ def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _expected_state_gib(settings: TrainConfig, world: World, run: TrainingRun) -> float | None:
-    """The computed memory of weights and Adam's two moments on one device; gradients are freed after each step.
+    """The computed size of weights and Adam's two moments on one device; gradients are freed after each step.
 
-    None with ZeRO-3, where DeepSpeed's config file determines the placement.
+    0 with cpu_offload. None with ZeRO-3, where DeepSpeed's config file determines the placement.
     """
     if run.strategy == "zero3":
         return None
     if settings.parallel.cpu_offload:
         return 0.0
-    tensors = {True: 3, False: 1}  # by requires_grad: weight and two moments, or weight only
-    total_bytes = sum(_unsharded_size(p) * p.element_size() * tensors[p.requires_grad] for p in run.model.parameters())
+    total_bytes = sum(
+        _unsharded_size(p) * p.element_size() * (3 if p.requires_grad else 1)  # weight and two moments, or weight only
+        for p in run.model.parameters()
+    )
     return total_bytes / (world.size / _replicas(settings, world, run)) / GIB
 
 
 def _fsdp_groups(settings: TrainConfig, run: TrainingRun) -> dict[str, Any]:
-    """The number of FSDP2 groups, and the size of the largest with gathered weights (null without groups)."""
+    """The number of FSDP2 groups, and the GiB of the largest group's weights when gathered (None without groups)."""
     sizes = group_bytes(run.model, _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"])
     return {"fsdp_groups": len(sizes), "fsdp_largest_group_gib": max(sizes) / GIB if sizes else None}
 
 
 def _replicas(settings: TrainConfig, world: World, run: TrainingRun) -> int:
-    """The number of copies of the model: all ranks with DDP, parallel.replicas with FSDP2 (HSDP: more than 1)."""
+    """The number of copies of the model: one per rank with DDP, otherwise parallel.replicas (more than 1: HSDP)."""
     return world.size if run.strategy == "ddp" else settings.parallel.replicas
 
 
 @cache
 def peak_tflops(device: str) -> float | None:
-    """The vendor's dense bf16 peak in TFLOP/s (data/skus/*.yaml); None if no file lists the device's exact name."""
+    """The vendor's dense bf16 peak in TFLOP/s; None if no file of data/skus has it for this exact device name."""
     for sku in data_files.read_all("skus"):
         if device in sku["nvml_names"] and "bf16" in sku.get("spec", {}):
             return float(sku["spec"]["bf16"]["value"])
@@ -289,7 +292,7 @@ def write(report: Mapping[str, Any], out: Path) -> None:
 
 
 def summary_text(report: Mapping[str, Any]) -> str:
-    """A summary of metrics.json: five lines, six with exposed communication."""
+    """A summary of metrics.json: five lines, or six if exposed communication was measured."""
     mfu, exposed = report["mfu_percent"], report["exposed_communication_percent"]
     mfu_text = "no MFU: peak unknown" if mfu is None else f"MFU {mfu:.1f} % of {report['peak_tflops']:g} TFLOP/s"
     bound = report["loss_entropy_bound"]
@@ -317,7 +320,7 @@ def summary_text(report: Mapping[str, Any]) -> str:
 
 @contextmanager
 def explain_out_of_memory(settings: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Context manager: raises SeatrialError with memory usage and remedies for an out-of-memory error."""
+    """Context manager: converts an out-of-memory error to a SeatrialError with memory usage and remedies."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -340,16 +343,17 @@ def _out_of_memory_message(settings: TrainConfig, device: torch.device, reason: 
 
 
 def _memory_usage(settings: TrainConfig, device: torch.device) -> str:
-    """The calculated size of weights, gradients and Adam state, and the allocator's current sizes on a GPU."""
+    """The calculated unsharded size of weights, gradients and Adam state; on a GPU also the allocator's sizes."""
     parameters = settings.model.architecture().parameters
+    sharding = "" if settings.parallel.strategy == "ddp" else " before sharding"
     if settings.use_lora:
         bytes_per_weight = _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"]
         weights_gib = parameters * bytes_per_weight / GIB
-        state = f"frozen weights {weights_gib:.1f} GiB; adapters, their gradients and Adam are small"
+        state = f"frozen weights {weights_gib:.1f} GiB{sharding}; adapters, their gradients and Adam are small"
     else:
         weights_gib = parameters * _DTYPE_BYTES[settings.master_dtype] / GIB
-        state = f"weights {weights_gib:.1f} GiB, gradients {weights_gib:.1f} GiB, Adam {2 * weights_gib:.1f} GiB"
-    sharded = "" if settings.parallel.strategy == "ddp" else ", sharded over all ranks"
+        adam = f"Adam {2 * weights_gib:.1f} GiB{sharding}"
+        state = f"weights {weights_gib:.1f} GiB, gradients {weights_gib:.1f} GiB, {adam}"
     allocated = ""
     if device.type == "cuda":
         (free, total), used = torch.cuda.mem_get_info(), torch.cuda.memory_allocated()
@@ -357,7 +361,7 @@ def _memory_usage(settings: TrainConfig, device: torch.device) -> str:
         allocated = "; allocated {:.1f} GiB (peak {:.1f}), reserved but unused {:.1f}, free {:.1f} of {:.1f}".format(
             *(size / GIB for size in sizes)
         )
-    return f"{state}{sharded}{allocated}; the rest is activations of {settings.bsz} × {settings.seq_len} tokens"
+    return f"{state}{allocated}; the rest is activations of {settings.bsz} × {settings.seq_len} tokens"
 
 
 def _smaller_batch(settings: TrainConfig) -> str:

@@ -1,12 +1,16 @@
-"""Converts a training config to Oumi's format. Oumi pins its own package versions and runs as a separate program.
+"""Converts a training config to the format of Oumi, a training framework that runs as a separate program.
+
+Oumi pins its own package versions, so it cannot run in seatrial's environment.
 
 Sources, github.com/oumi-ai/oumi: src/oumi/core/configs/params/{model,data,training}_params.py for the keys,
 src/oumi/core/configs/training_config.py for valid combinations (mixed precision requires float32 weights),
 src/oumi/datasets/sft/sft_jsonlines.py for text_sft_jsonl, src/oumi/cli/train.py for ``oumi train -c FILE``.
 
-All rows use the dataset text_sft_jsonl. Oumi passes a Hub dataset for which it has no class to TRL unchanged:
-no_robots has the columns ``prompt`` and ``messages``, and TRL then expects ``completion`` (KeyError 'completion').
-Oumi's HuggingFaceDataset reads ``messages``, but rejects the role system (src/oumi/datasets/sft/huggingface.py).
+seatrial writes all rows to a file for Oumi's dataset text_sft_jsonl, since no_robots cannot be read from the Hub:
+
+- Oumi has no class for no_robots and passes it to TRL unchanged. Because of the column ``prompt``, TRL expects a column
+  ``completion``, which no_robots does not have (KeyError 'completion').
+- Oumi's HuggingFaceDataset reads ``messages``, but rejects the role system (src/oumi/datasets/sft/huggingface.py).
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ def render(config: TrainConfig, folder: Path) -> str:
 
 
 def convert_row(layout: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a no_robots or alpaca ``row`` that Oumi's text_sft_jsonl reads. Raises ValueError for a bad row."""
+    """A no_robots or alpaca ``row`` with the keys that Oumi's text_sft_jsonl reads. Raises ValueError if invalid."""
     if layout == "alpaca":
         rows.prompt_and_output(row)
         return {"instruction": row["instruction"], "input": row.get("input") or "", "output": row["output"]}

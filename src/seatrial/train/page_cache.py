@@ -12,16 +12,16 @@ import numpy as np
 
 
 def evict(path: Path) -> None:
-    """Ask the kernel to drop a file from the page cache; some filesystems keep it, which ``cached_share`` shows."""
+    """Ask the kernel to drop a file from the page cache. Some filesystems keep it cached: see ``cached_share``."""
     with suppress(OSError), path.open("rb") as file:
         os.fsync(file.fileno())  # the kernel does not drop pages that are not written yet
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def cached_share(path: Path) -> float:
-    """The share of a file's pages in the page cache, 0 to 1; 1 also if it cannot be read.
+    """The share of a file's pages that are in the page cache, 0 to 1; 1 if the share cannot be read.
 
-    The kernel reports all pages of a file of another user as cached (mincore(2)).
+    The kernel reports all pages as cached if this user neither owns the file nor may write to it (mincore(2)).
     """
     try:
         return _cached_share(path)

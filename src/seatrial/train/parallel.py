@@ -1,9 +1,9 @@
-"""The process group and the parallelism of a model: single process, DDP, FSDP2 or HSDP (FSDP2 with replicas)."""
+"""The process group and the parallelism of a model: single process, DDP, FSDP2, or HSDP (FSDP2 with replicas)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from seatrial.bench import rank
+from seatrial.bench import rank as bench_rank
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import fp8, lora, weights
 from seatrial.train.decoder import Block, Decoder, Linear
@@ -29,8 +29,8 @@ from seatrial.util.node_name import node_name
 T = TypeVar("T")
 BACKEND = "cpu:gloo,cuda:nccl"
 # Variables that torchrun sets, with the values that apply without torchrun
-_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-_AUTOTUNE: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
+_TORCHRUN_VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+_AUTOTUNE_OPTIONS: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 _DTYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
 
 
@@ -54,10 +54,10 @@ class World:
 
     def gather(self, value: T) -> list[T]:
         """The ``value`` of every rank, by rank, on all ranks; a single rank needs no process group."""
-        return [value] if self.size == 1 else rank.gather(value)
+        return [value] if self.size == 1 else bench_rank.gather(value)
 
     def barrier(self) -> None:
-        """Waits for all ranks without a GPU kernel."""
+        """Waits for all ranks."""
         self.gather(None)
 
     def all_reduce_sum(self, value: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def process_group(timeout_s: float) -> Iterator[World]:
     A new group has torchrun's ranks, or only this process without torchrun. Backends: NCCL with one GPU per process,
     and gloo for CPU tensors (checkpoints, offloading) or without GPUs.
     """
-    rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
+    rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _TORCHRUN_VARIABLES)
     gpus = torch.cuda.device_count()
     if gpus and local_rank >= gpus:
         raise SeatrialError(f"no GPU for local rank {local_rank}; GPUs on this node: {gpus}. Start one process per GPU")
@@ -85,8 +85,8 @@ def process_group(timeout_s: float) -> Iterator[World]:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     single_rank: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
-    already_open = dist.is_initialized()  # by train.child, which a check starts
-    # without device_id: the gloo group of checkpoints would inherit it
+    already_open = dist.is_initialized()  # by the child process of a check (train.child, train.variants)
+    # without device_id, which the gloo group of checkpoints would inherit
     if not already_open:
         dist.init_process_group(BACKEND if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **single_rank)
     world = World(rank, size, device, node_name())
@@ -102,7 +102,7 @@ def process_group(timeout_s: float) -> Iterator[World]:
 
 
 def prepare_kernels(settings: TrainConfig) -> None:
-    """Selects the kernels of this process. There is no fallback from the configured attention kernel."""
+    """Selects the kernels of this process. A configured attention kernel that cannot run is an error: no fallback."""
     if not settings.bf16:
         torch.set_float32_matmul_precision("highest")  # some containers enable TF32 by an environment variable
     if settings.deterministic:
@@ -117,7 +117,7 @@ def prepare_kernels(settings: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """``model``: the weights; ``train_module``: the module to call in training, with DDP a wrapper of ``model``."""
+    """``model``: the decoder; ``train_module``: the module to call in training, with DDP a wrapper of ``model``."""
 
     model: Decoder
     train_module: nn.Module
@@ -127,7 +127,7 @@ class BuiltModel:
 def build(settings: TrainConfig, world: World) -> BuiltModel:
     """The model of ``settings``, parallelized, with its initial weights.
 
-    Frozen weights have the compute dtype, trained ones ``master_dtype``.
+    Frozen weights have the compute dtype, trained weights have ``master_dtype``.
     """
     architecture, compute_dtype = settings.architecture(), _DTYPES["bf16" if settings.bf16 else "fp32"]
     master_dtype = _DTYPES[settings.master_dtype]
@@ -135,18 +135,17 @@ def build(settings: TrainConfig, world: World) -> BuiltModel:
         fp8.require_support(world.device, architecture)
     model = weights.build_on_meta(architecture, compute_dtype, compute_dtype if settings.use_lora else master_dtype)
     if settings.use_lora:
-        dropout = settings.lora_dropout
-        lora.attach(model, settings.lora_targets, settings.lora_r, settings.lora_alpha, dropout)
+        lora.attach(model, settings.lora_targets, settings.lora_r, settings.lora_alpha, settings.lora_dropout)
         for adapter in lora.adapter_parameters(model).values():
             adapter.data = adapter.data.to(master_dtype)
     compiled = settings.compile and world.device.type == "cuda"
     for layer in model.layers.modules():
         if isinstance(layer, Linear):
-            layer.fp8 = settings.fp8
-    for block in blocks(model):
+            layer.uses_fp8 = settings.fp8
+    for block in transformer_blocks(model):
         block.checkpoint_activations = settings.gradient_checkpointing
         if compiled:
-            options = _AUTOTUNE if settings.autotune else None
+            options = _AUTOTUNE_OPTIONS if settings.autotune else None
             block.run = torch.compile(block.run, options=options)  # type: ignore[method-assign]
     model.output.compiled = compiled
     sharded = settings.parallel.strategy == "fsdp2"
@@ -163,7 +162,7 @@ def build(settings: TrainConfig, world: World) -> BuiltModel:
     return BuiltModel(model, train_module, [parameter for parameter in model.parameters() if parameter.requires_grad])
 
 
-def blocks(model: Decoder) -> list[Block]:
+def transformer_blocks(model: Decoder) -> list[Block]:
     """The transformer blocks of ``model``."""
     return [cast(Block, block) for block in model.layers]
 
@@ -171,7 +170,7 @@ def blocks(model: Decoder) -> list[Block]:
 def shard(model: Decoder, settings: TrainConfig, world: World, compute_dtype: torch.dtype) -> None:
     """Applies FSDP2 to ``model``: one group per module of ``fsdp_groups``, and the root group with all other weights.
 
-    Raises UsageError if parallel.replicas does not divide the number of ranks.
+    Raises UsageError if parallel.replicas does not divide the number of ranks, or leaves one rank per replica.
     """
     parallel = settings.parallel
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
@@ -193,18 +192,19 @@ def shard(model: Decoder, settings: TrainConfig, world: World, compute_dtype: to
 
 
 def fsdp_groups(model: Decoder, parallel: Parallel) -> list[nn.Module]:
-    """The modules whose weights are gathered together, in the order of execution, by ``parallel.wrap``.
+    """The modules that become FSDP2 groups by ``parallel.wrap``, in the order of execution.
 
-    The embedding is in the root group, and so is a tied head, which has the same weights.
+    The weights of a group are gathered together. The root group is not in the list; it has the embedding, and a tied
+    head, whose weights are those of the embedding.
     """
     if parallel.wrap == "none":
         return []
     head: list[nn.Module] = [model.output] if model.output.lm_head is not None else []
     if parallel.wrap == "block":
-        return [*blocks(model), *head]
+        return [*transformer_blocks(model), *head]
     minimum = parallel.wrap_min_parameters or 0
     groups: list[nn.Module] = []
-    for block in blocks(model):
+    for block in transformer_blocks(model):
         inner = [module for module in (block.self_attn, block.mlp) if _size(module) >= minimum]
         rest = _size(block) - sum(map(_size, inner))
         groups += [block, *inner] if rest >= minimum else inner
@@ -216,9 +216,10 @@ def _size(module: nn.Module) -> int:
 
 
 def _mesh(world: World, replicas: int) -> DeviceMesh:
-    """A mesh (ranks,), or with replicas (HSDP) (replicas, ranks per replica).
+    """A mesh of shape (ranks,), or for HSDP of shape (replicas, ranks per replica).
 
-    Consecutive ranks form a replica: torchrun and srun number the ranks of a node consecutively.
+    Consecutive ranks form a replica, so that a replica can be a node: torchrun and srun number the ranks of a node
+    consecutively.
     """
     if replicas == 1:
         return init_device_mesh(world.device.type, (world.size,))
@@ -243,7 +244,7 @@ def replicate(model: Decoder, settings: TrainConfig, world: World) -> nn.Module:
 
 
 def tensor_counts(model: nn.Module) -> dict[str, int]:
-    """The numbers of parameter tensors and of those sharded by FSDP2 or ZeRO-3 (``ds_id``)."""
+    """The number of parameter tensors, and how many of them FSDP2 (DTensor) or ZeRO-3 (``ds_id``) has sharded."""
     parameters = list(model.parameters())
     sharded = sum(isinstance(parameter, DTensor) or hasattr(parameter, "ds_id") for parameter in parameters)
     return {"parameter_tensors": len(parameters), "sharded_tensors": sharded}
@@ -271,7 +272,7 @@ def sharding_errors(model: nn.Module, ranks: int, replicas: int = 1) -> list[str
 
 
 def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim.AdamW:
-    """Fused AdamW for the parameters ``trained``. FSDP2 must have sharded them before."""
+    """Fused AdamW for the parameters ``trained``, which FSDP2 must have sharded before."""
     options = settings.optimizer
     return torch.optim.AdamW(
         trained,
@@ -285,7 +286,7 @@ def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim
 
 @contextmanager
 def gradient_sync(train_module: nn.Module, enabled: bool) -> Iterator[None]:
-    """Context manager: DDP all-reduces gradients only if ``enabled``; FSDP2 always reduces, to save memory."""
+    """Context manager: DDP all-reduces gradients only if ``enabled``; FSDP2 always reduces them, to save memory."""
     if isinstance(train_module, DistributedDataParallel) and not enabled:
         with train_module.no_sync():
             yield
@@ -296,3 +297,14 @@ def gradient_sync(train_module: nn.Module, enabled: bool) -> Iterator[None]:
 def unshard(value: Tensor) -> Tensor:
     """``value``, gathered from all ranks if it is a DTensor."""
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The 2-norm over all ``gradients`` of all ranks, a scalar on their device: fp64 on a CPU, else their type."""
+    if gradients[0].device.type != "cpu":
+        return unshard(nn.utils.get_total_norm(gradients))
+    # On a CPU torch adds the squares of a tensor in its own type: in fp32 the norm of 10 million random numbers is
+    # 0.04 % too small, and clipping by it changes the training (torch 2.13, 2 threads). A row is short enough for fp32.
+    row_norms = [torch.linalg.vector_norm(gradient, dim=-1) for gradient in gradients]
+    totals = [torch.linalg.vector_norm(norms, dtype=torch.float64) for norms in row_norms]
+    return unshard(torch.linalg.vector_norm(torch.stack(totals)))

@@ -1,4 +1,4 @@
-"""Progress of a training run: steps.jsonl, TensorBoard curves, progress lines, and durations of the startup phases."""
+"""Progress of a training run: steps.jsonl, TensorBoard curves, progress lines, and durations of startup phases."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from seatrial.util import journal
 from seatrial.util.files import write_json
 
 STEPS_FILE = restarts.STEPS_FILE
-LOCK_TIMEOUT_S = 120.0  # how long a restarted job waits for the lock of its earlier start
+LOCK_TIMEOUT_S = 120.0  # how long a restarted job waits for the lock of steps.jsonl, which its earlier start held
 TERMINAL_INTERVAL_S = 1.0  # seconds between updates of the progress line on a terminal
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of all ranks; times are those of this rank. A value that the stack does not know is None.
+    """One step of all ranks; times are those of this rank. None: the stack does not measure this value.
 
-    ``loss``: nats per trained token. ``tokens``: all positions, including padding; ``trained_tokens``: those with a
-    loss. ``compute_s``: compute time of this rank without waits for other ranks: from the start to its last gradient;
-    with FSDP2, or with stack hf, only its forward passes. ``data_wait_s``: the wait of the device for the data loader.
+    ``loss``: nats per trained token. ``tokens``: all positions, including padding. ``trained_tokens``: positions with a
+    loss. ``compute_s``: compute time of this rank without waits for other ranks, see rank_times.py. ``data_wait_s``:
+    seconds for which the device waited for the batch.
     """
 
     step: int
@@ -54,7 +54,7 @@ class Step:
 class StartupPhases:
     """Seconds by phase, from the start of the process to the end of the first step.
 
-    ``first_phase`` began at ``started`` (Unix time) and ends now.
+    ``first_phase`` began at ``started`` (Unix time) and ends when this object is created.
     """
 
     def __init__(self, started: float, first_phase: str) -> None:
@@ -81,9 +81,9 @@ class StartupPhases:
 
 
 class StepLog:
-    """Writes each step to ``out``/steps.jsonl, TensorBoard and stderr, on rank 0.
+    """Writes each step to ``out``/steps.jsonl, TensorBoard and stderr, on rank 0; does nothing on other ranks.
 
-    A resumed run keeps the lines of its ``completed_steps`` and overwrites later ones. Raises UsageError if another run
+    A resumed run keeps the lines of its ``completed_steps`` and removes later ones. Raises UsageError if another run
     has created the file since ``create_run_folder``, or is still writing it.
     """
 
@@ -91,7 +91,7 @@ class StepLog:
         self._settings, self._world = settings, world
         resumed = settings.checkpoint.resume
         self._file = _open_steps_file(out / STEPS_FILE, completed_steps, resumed) if world.is_rank_0 else None
-        # with stack hf the Trainer writes these curves
+        # With stack hf the Trainer of transformers writes these curves
         writes_curves = world.is_rank_0 and settings.tensorboard and settings.stack == "native"
         self._tensorboard: Any = _open_tensorboard(out, completed_steps) if writes_curves else None
         self._is_terminal = sys.stderr.isatty()
@@ -131,7 +131,7 @@ class StepLog:
         print(start + self._line(record, self._remaining_s(record, now)), end=end, file=sys.stderr, flush=True)
 
     def _remaining_s(self, record: Step, now: float) -> float:
-        """Estimated seconds to the last step; the first step, which is slow, does not count."""
+        """Estimated seconds to the last step; the first step of this process is slow and does not count."""
         first, first_end = self._first_step or (record.step, now)
         step_s = (now - first_end) / (record.step - first) if record.step > first else record.seconds
         return step_s * (self._settings.max_steps - record.step)
@@ -148,7 +148,8 @@ class StepLog:
 def create_run_folder(settings: TrainConfig, out: Path) -> None:
     """Creates the run folder ``out`` with the resolved config in config.json and run_args.json; called on rank 0.
 
-    Raises UsageError if it contains another run, if a run is writing to it, or if it is not writable.
+    Raises UsageError if ``out`` contains a run that is not to be resumed, if a run is writing to it, or if it is not
+    writable.
     """
     if not settings.checkpoint.resume and (out / STEPS_FILE).exists():
         raise _existing_run_error(out)
@@ -187,6 +188,7 @@ def _existing_run_error(out: Path) -> UsageError:
 
 
 def _lock(file: TextIO, out: Path) -> None:
+    """Locks ``file``. Raises UsageError if another run holds the lock; a restarted job first waits for the lock."""
     # a filesystem keeps the lock of a lost node for a while, 90 s by default with NFSv4
     deadline = time.monotonic() + (LOCK_TIMEOUT_S if restarts.restart_count() else 0)
     while not (locked := journal.lock(file.fileno(), out)) and time.monotonic() < deadline:

@@ -1,9 +1,12 @@
-"""The compute time of each rank compared with that of the other ranks, and its wait for data. Pure; no torch.
+"""The compute time of each rank, compared with that of the other ranks, and its wait for data. Pure; no torch.
 
 Step times are equal on all ranks, since each step waits for the slowest rank. Compute time contains no wait for other
-ranks, so it shows which rank the others wait for. With DDP it ends at the last gradient of the rank. With FSDP2 it is
-the time of the forward passes of the innermost groups, each timed after its weights were gathered; with stack hf and
-DDP, the time of the forward pass.
+ranks, so it shows which rank the others wait for:
+
+- DDP, stack native: from the first forward pass to the last gradient of the rank.
+- DDP, stack hf: the forward passes.
+- FSDP2: the forward passes of the innermost groups, each timed after its weights were gathered.
+- ZeRO-3: not measured.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from seatrial.train.progress import Step
 
 MIN_STEPS = 6  # the smallest sample whose median has a 95 % confidence interval
-MAX_STEPS = 200  # a rank reports the times of at most the last 200 steps: enough for an interval of a few percent
+MAX_STEPS = 200  # a rank reports the times of so many last steps: enough for an interval of a few percent
 _NAMES = ("compute_s", "data_wait_s", "seconds")  # fields that RankTimes, Step and metrics.json have in common
 
 
@@ -27,8 +30,8 @@ _NAMES = ("compute_s", "data_wait_s", "seconds")  # fields that RankTimes, Step 
 class RankTimes:
     """Seconds of one rank in each measured step.
 
-    compute_s: compute without waiting for other ranks; empty if it cannot be separated, as with ZeRO-3.
-    data_wait_s: wait of the device for the data loader. seconds: whole steps.
+    compute_s: compute time; empty if it is not measured. data_wait_s: time for which the device waited for the batch;
+    empty with stack hf. seconds: whole steps.
     """
 
     device: str  # model of the rank's device; only ranks with the same model are compared
@@ -61,10 +64,10 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Compute time of a rank divided by the median of the other ranks, in the same steps.
+    """In each step, the compute time of a rank divided by the median of the other ranks.
 
-    ratio: the median over the steps. low, high: its 95 % confidence interval, or the smallest and largest value if the
-    steps are too few or too correlated for an interval.
+    ratio: the median over ``steps`` steps. low, high: the 95 % confidence interval of this median, or the smallest and
+    largest value if the steps are too few or too correlated for an interval.
     """
 
     ratio: float
@@ -74,9 +77,10 @@ class Slowdown:
 
 
 def slowdowns(ranks: Sequence[RankTimes]) -> dict[int, Slowdown]:
-    """Index in ``ranks`` → its Slowdown, for ranks with peers: other ranks on the same device model.
+    """Index in ``ranks`` → Slowdown of the rank, compared with the other ranks on the same device model.
 
-    Ranks without compute times have none; fewer than MIN_STEPS steps are too few for a result.
+    Ranks without such peers or without compute times are missing. So are all ranks of a device model if one of them
+    has compute times of fewer than MIN_STEPS steps.
     """
     groups: dict[str, list[int]] = {}
     for index, rank in enumerate(ranks):

@@ -31,8 +31,9 @@ def restart_count() -> int:
 def config_with_resume(config: TrainConfig, out: Path | None) -> TrainConfig:
     """The config, with checkpoint.resume set to true if checkpoint.requeue is true and Slurm has restarted the job.
 
-    Raises UsageError after checkpoint.max_restarts, if ``out`` is None (each start would get a new folder), and if
-    ``out`` has steps of another job: Slurm also counts starts that failed before the training, as in a prolog.
+    With checkpoint.requeue, raises UsageError in three cases: Slurm has restarted the job more than
+    checkpoint.max_restarts times; ``out`` is None (each start would get a new folder); or ``out`` has steps of another
+    job and checkpoint.resume is false. Slurm also counts a start whose prolog failed, which has written no steps.
     """
     settings, restarts = config.checkpoint, restart_count()
     if not settings.requeue:
@@ -53,9 +54,9 @@ def config_with_resume(config: TrainConfig, out: Path | None) -> TrainConfig:
 
 
 def earlier_metrics(config: TrainConfig, out: Path | None) -> dict[str, Any] | None:
-    """The content of metrics.json if an earlier start of this job has completed the training; else None.
+    """The content of metrics.json if checkpoint.requeue is true and an earlier start of this job has completed the run.
 
-    Raises UsageError if it cannot be read, or if another job wrote it.
+    Otherwise None. Raises UsageError if the file cannot be read, or if another job wrote it.
     """
     path = Path(out or "") / "metrics.json"
     if not (config.checkpoint.requeue and restart_count() and path.is_file()):
@@ -82,7 +83,7 @@ def _require_earlier_start(path: Path) -> None:
 
 
 def record_start(config: TrainConfig, out: Path, completed_steps: int) -> None:
-    """Append this start to ``out``/starts.jsonl and print it, if the config has checkpoint.requeue; on rank 0."""
+    """With checkpoint.requeue, append this start to ``out``/starts.jsonl and print a restart; called on rank 0."""
     settings = config.checkpoint
     if not settings.requeue:
         return

@@ -1,4 +1,4 @@
-"""Loads checkpoints without running code that is named in their pickles: a checkpoint may not be the user's own."""
+"""Loads checkpoints without running code that their pickles name: a checkpoint may come from someone else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ALLOWED = {
     ("pathlib._local", "PosixPath"),  # Python 3.13
     ("collections", "OrderedDict"),
 }
-_FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch.load: stronger than the argument weights_only=False
+_FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # for torch.load, overrides its argument weights_only=False
 
 
 class Reader(FileSystemReader):
@@ -67,9 +67,10 @@ class Planner(DefaultLoadPlanner):
 
 @contextmanager
 def weights_only(*allowed: type) -> Iterator[None]:
-    """Make every torch.load in the context reject functions and classes that are neither weights nor ``allowed``.
+    """Context manager: torch.load raises UnpicklingError for functions and classes that are not ``allowed``.
 
-    It then raises UnpicklingError. DeepSpeed loads its checkpoints with ``weights_only=False``.
+    Those that torch.load accepts with ``weights_only=True`` are always allowed. Needed since DeepSpeed loads its
+    checkpoints with ``weights_only=False``.
     """
     before = os.environ.get(_FORCE_WEIGHTS_ONLY)
     os.environ[_FORCE_WEIGHTS_ONLY] = "1"

@@ -1,4 +1,4 @@
-"""Arguments of training scripts that seatrial train replaces: ``--seq_len 512``, and their run_args.json."""
+"""Arguments of the training scripts that ``seatrial train`` replaces: ``--seq_len 512``, and their run_args.json."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from seatrial.util.input_files import read_json
 
 RUN_ARGS_FILE = "run_args.json"
 _SCALARS = (bool, int, float, str)
-_OPTIONS = ("set", "out", "run_args", "json")  # of seatrial train itself
+_OPTIONS = ("set", "out", "run_args", "json")  # options of seatrial train that are not config keys
 _HELP = "other keys are set with --set KEY=VALUE; docs/training.md has a table of names"
 
 
 def accepted_flags() -> dict[str, Any]:
-    """Flag → type: the keys of TrainConfig whose value is one number, text or truth value."""
+    """Flag → type: the keys of TrainConfig whose value is a number, a text or a truth value."""
     types = {name: field.annotation for name, field in TrainConfig.model_fields.items()}
     return {name: type_ for name, type_ in types.items() if type_ in _SCALARS or get_origin(type_) is Literal}
 
@@ -29,7 +29,7 @@ def accepted_flags() -> dict[str, Any]:
 def overrides_from_flags(arguments: Sequence[str]) -> list[str]:
     """``--name value``, ``--name=value`` or, for a truth value, ``--name`` → overrides ``name=value``.
 
-    Raises UsageError for a missing value, and for an unknown name, with the name to use instead if there is one.
+    Raises UsageError for a missing value, and for an unknown name; the message says which name to use instead, if any.
     """
     overrides, remaining, types = [], list(arguments), accepted_flags()
     while remaining:
@@ -51,9 +51,9 @@ def overrides_from_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def overrides_from_run_args(path: Path) -> list[str]:
-    """The overrides in a run_args.json, of seatrial or of a script: an object with keys of the config, dotted or not.
+    """The overrides in a run_args.json of seatrial or of a script: a JSON object whose keys are config keys.
 
-    Raises UsageError if the file cannot be read or a key is no key of the config.
+    Nested keys may be dotted (``parallel.strategy``). Raises UsageError if the file cannot be read or has another key.
     """
     try:
         arguments = read_json(path)
@@ -68,7 +68,7 @@ def overrides_from_run_args(path: Path) -> list[str]:
 
 
 def write_run_args(config: TrainConfig, out: Path) -> None:
-    """Writes ``out``/run_args.json: every key of ``config`` with the value in effect, nested keys with dots."""
+    """Writes ``out``/run_args.json: every key of ``config`` with its value; nested keys are dotted."""
     write_json(out / RUN_ARGS_FILE, dict(_flat(config.model_dump(mode="json"))))
 
 
@@ -81,7 +81,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _other_names() -> dict[str, str]:
-    """Argument of another training script → what to use instead."""
+    """Argument of a training script that is no config key → what to use instead."""
     names: dict[str, str] = data_files.read("training_flags.yaml")
     return names
 

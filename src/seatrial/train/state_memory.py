@@ -1,8 +1,8 @@
 """The memory that one rank holds of weights, gradients and optimizer state, counted from its tensors.
 
-The counts are the same on CPUs and GPUs. They include neither activations nor weights gathered from other ranks, which
-the peak of the CUDA allocator (memory_peak_gib in metrics.json) includes. ``group_bytes`` returns the size of the
-gathered weights, which depends on FSDP2's wrapping.
+The counts are the same on CPUs and GPUs. They include neither activations nor weights gathered from other ranks; the
+peak of the CUDA allocator (memory_peak_gib in metrics.json) includes both. ``group_bytes`` returns the size of the
+gathered weights, which depends on how FSDP2 wraps the model.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def local_bytes(tensors: Iterable[Any]) -> int:
 
 
 def gradient_bytes(model: nn.Module) -> int:
-    """Bytes of this rank's gradients now: before the optimizer's step, since they are freed after it."""
+    """Bytes of the gradients that this rank holds now; 0 after ``zero_grad``."""
     return local_bytes(parameter.grad for parameter in model.parameters())
 
 
 def state_metrics(model: nn.Module, optimizer: Any, gradients: int | None) -> dict[str, Any]:
-    """Fields of an entry of ``ranks`` in metrics.json: GiB of this rank by kind, and the device of the weights.
+    """Fields of an entry of ``ranks`` in metrics.json: GiB on this rank by kind of state, and the weights' device.
 
-    All fields are None if ``gradients`` is None, as with ZeRO-3, whose weights are not in the parameters.
+    ``gradients``: bytes. All fields are None if it is None, as with ZeRO-3, whose parameters do not hold the weights.
     """
     names = ("parameters_gib", "gradients_gib", "optimizer_gib")
     if gradients is None:

@@ -12,16 +12,16 @@ from seatrial.model.job_status import TrainingSpeed
 from seatrial.util.input_files import read_json, tail_lines
 
 STEPS_FILE, CONFIG_FILE, METRICS_FILE = "steps.jsonl", "config.json", "metrics.json"
-INTERRUPTED = "seatrial: interrupted"  # start of the last line of a training that Ctrl-C or SIGTERM ended
+INTERRUPTED = "seatrial: interrupted"  # start of the last line that a training prints when Ctrl-C or SIGTERM ends it
 _MAX_STEPS = 20  # the speed is an average over at most this many steps
-_TAIL_BYTES = 64 * 1024  # a line of steps.jsonl has about 300 bytes
+_TAIL_BYTES = 64 * 1024  # contains more than _MAX_STEPS lines, which have about 300 bytes each
 
 
 def training_speed(folder: Path) -> TrainingSpeed | None:
-    """Return the speed of the last _MAX_STEPS steps; None before the first step.
+    """Return the speed over the last _MAX_STEPS steps in ``folder``/steps.jsonl; None before the end of the first step.
 
-    The first step does not count if there are others: it compiles. Raises OSError if steps.jsonl
-    cannot be read, ValueError if it has complete lines and none is a step.
+    Step 1 does not count if there are others, since it includes compilation. Raises OSError if the file cannot be read,
+    ValueError if it has several lines and none of the last ones is a step.
     """
     path = folder / STEPS_FILE
     try:
@@ -50,7 +50,7 @@ def training_speed(folder: Path) -> TrainingSpeed | None:
 
 
 def _parse_step(line: str) -> dict[str, Any] | None:
-    """The step of a line; None if it is incomplete or damaged."""
+    """The step in ``line``; None if the line is incomplete or damaged."""
     try:
         step = json.loads(line)
     except (ValueError, RecursionError):

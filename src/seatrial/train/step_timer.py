@@ -21,9 +21,10 @@ _not_compiled: Any = torch.compiler.disable  # untyped
 
 
 def gemm_tflops(device: torch.device) -> float | None:
-    """The bf16 GEMM rate in TFLOP/s right after training, at operating temperature; None without a GPU or free memory.
+    """The bf16 GEMM rate in TFLOP/s; None without a GPU, or if the matrices do not fit into its free memory.
 
-    Training rate ÷ GEMM rate is the efficiency of the software, GEMM rate ÷ peak that of the GPU.
+    Called right after training, when the GPU is at operating temperature. Training rate ÷ GEMM rate is the efficiency
+    of the software, GEMM rate ÷ peak that of the GPU.
     """
     if device.type != "cuda":
         return None
@@ -47,8 +48,8 @@ def gemm_tflops(device: torch.device) -> float | None:
 class StepTimes:
     """Seconds of one step on this rank.
 
-    ``compute``: from ``begin`` to the last gradient, or with a ForwardTimer the time of the forward passes; None if
-    ``end_compute`` was not called, or if the time in which the process waited for a CPU core is unknown.
+    ``compute``: from ``begin`` to the last gradient, or with a ForwardTimer the time of the forward passes. It is None
+    without a ForwardTimer if ``end_compute`` was not called, and if the core wait (see Clock) is unknown.
     ``data_wait``: the time in which the device waited for the batch.
     """
 
@@ -60,7 +61,7 @@ class StepTimes:
 
 @dataclass
 class _Marks:
-    """Points in time of one step, as ``Clock.now`` returns them."""
+    """Points in time of one step, as ``Clock.now`` returns them, and ``batch_wait_s``: seconds until the batch came."""
 
     previous_end: Any
     batch_ready: Any
@@ -75,8 +76,9 @@ class _Marks:
 class Clock:
     """Times on the device, by CUDA events that do not block the CPU, or by the CPU clock if there is no GPU.
 
-    On a CPU a duration excludes the time in which the thread was ready but had no core: otherwise equal ranks would
-    differ on a machine with more processes than cores. ``separates_core_wait``: whether that time is known.
+    On a CPU, a duration excludes the core wait: the time in which the thread was ready to run but had no core.
+    Otherwise equal ranks would differ on a machine with more processes than cores. ``separates_core_wait``: whether
+    durations are free of core wait; False on a CPU whose kernel does not count it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,22 +95,25 @@ class Clock:
         return event, 0.0
 
     def core_wait_s(self) -> float:
-        """The time that this thread has waited for a CPU core; 0 with a GPU, or if the kernel does not count it."""
+        """Seconds that this thread has waited for a CPU core; 0 with a GPU, or if the kernel does not count them."""
         return self._scheduler.seconds() if self._scheduler is not None else 0.0
 
     def seconds(self, start: tuple[Any, float], end: tuple[Any, float], with_core_wait: bool = False) -> float:
-        """Seconds between two results of ``now``; on a GPU both events must be completed."""
+        """Seconds between two results of ``now``; a GPU must have completed both events.
+
+        ``with_core_wait``: include the core wait on a CPU.
+        """
         if self._device.type == "cuda":
             return float(start[0].elapsed_time(end[0])) / 1e3  # elapsed_time returns ms
         return float(end[0] - start[0]) - (0.0 if with_core_wait else end[1] - start[1])
 
 
 class ForwardTimer:
-    """Times the forward passes of the modules of ``model`` that compute without waiting for other ranks in between.
+    """Times the forward passes of those modules of ``model`` that compute without waiting for other ranks.
 
-    With FSDP2 these are the innermost groups. ``_start`` runs after FSDP2's own hook, which waits until the weights are
-    gathered, and ``_end`` before the weights are freed: a slow rank has long forward passes, but a rank that waits for
-    it does not. Without FSDP2 the whole model is timed: DDP communicates in the backward pass only.
+    With FSDP2 these modules are the innermost groups. ``_start`` runs after FSDP2's own hook, which waits until the
+    weights are gathered, and ``_end`` before the weights are freed: a slow rank has long forward passes, a rank that
+    waits for the slow rank does not. Without FSDP2 the whole model is timed: DDP communicates in backward passes only.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -132,25 +137,25 @@ class ForwardTimer:
         return forwards
 
     def seconds(self, forwards: list[tuple[Any, Any]]) -> float | None:
-        """The total time of ``forwards``, which must have completed; None if the time without a CPU core is unknown."""
+        """The total seconds of ``forwards``, which must have completed; None if they include an unknown core wait."""
         if not self._clock.separates_core_wait:
             return None
         return sum(self._clock.seconds(start, end) for start, end in forwards)
 
 
 def innermost_groups(model: nn.Module) -> list[nn.Module]:
-    """The modules of ``model`` that are FSDP2 groups and contain no other one."""
+    """The modules of ``model`` that are FSDP2 groups and contain no other FSDP2 group."""
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
     return [group for group in groups if sum(isinstance(module, FSDPModule) for module in group.modules()) == 1]
 
 
 class StepTimer:
-    """Times steps without blocking the CPU of a rank with a GPU; see Clock.
+    """Times steps; on a rank with a GPU, only ``read`` blocks the CPU (see Clock).
 
-    A step lasts from the end of the previous step to its own end, waiting included. Forward time is that of the first
-    micro-batch, from ``begin`` to the first ``end_forward``: with DDP it does not depend on other ranks. Compute time
-    ends at the last ``end_compute``, or is that of ``forward_timer``. On a CPU, compute and data wait exclude the time
-    in which the thread was ready but had no core.
+    A step lasts from the end of the previous step (or from ``reset``) to its own end, waiting included. Forward time is
+    that of the first micro-batch, from ``begin`` to the first ``end_forward``: with DDP it does not depend on other
+    ranks. Compute time is that of ``forward_timer``; without a ForwardTimer it lasts from ``begin`` to the last
+    ``end_compute``. On a CPU, compute and data wait exclude core wait (see Clock); step and forward time include it.
     """
 
     def __init__(self, device: torch.device, forward_timer: ForwardTimer | None = None) -> None:
@@ -204,7 +209,7 @@ class StepTimer:
 
 
 class _SchedulerWait:
-    """The time in which this thread was ready to run but waited for a CPU core (Linux, sched-stats.rst: run_delay)."""
+    """Reads how long a thread was ready to run but waited for a CPU core (Linux, sched-stats.rst: run_delay)."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor  # kept open: a read takes 1 us
@@ -212,7 +217,7 @@ class _SchedulerWait:
 
     @classmethod
     def open(cls) -> _SchedulerWait | None:
-        """The _SchedulerWait of the calling thread; None if the kernel does not count this time."""
+        """For the calling thread; None if the kernel does not count this time."""
         try:
             wait = cls(os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
             wait.seconds()

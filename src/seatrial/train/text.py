@@ -1,4 +1,4 @@
-"""Reads rows of text or instructions from a local file and tokenizes them."""
+"""Reads rows of text or instructions from a local file and tokenizes them, for stack native."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ MAX_TRAINED_VOCABULARY = 8192  # vocabulary of a tokenizer trained here; a large
 
 
 def read_rows(path: Path, max_rows: int | None) -> list[str]:
-    """The first ``max_rows`` rows as text. Raises UsageError with file and row number for an invalid row."""
+    """The first ``max_rows`` rows (None: all) as text.
+
+    Raises UsageError if the file cannot be read or has no rows, and with the row number for an invalid row.
+    """
     try:
         rows = list(islice(_rows(path), max_rows))
     except OSError as error:
@@ -83,7 +86,7 @@ def _text(row: Any, where: str) -> str:
 
 
 def _extract_text(row: Any, where: str) -> str:
-    """The text of a row with text, with instruction, input and output (alpaca-cleaned), or with messages."""
+    """The text of a row with text, with instruction, output and perhaps input (alpaca-cleaned), or with messages."""
     if isinstance(row, Mapping):
         if isinstance(row.get("text"), str) and row["text"]:
             return str(row["text"])
@@ -107,9 +110,9 @@ def _message_text(message: Any, where: str) -> str:
 
 
 def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> Any:
-    """The tokenizer.json at ``path``, or byte-level BPE of at most ``vocabulary`` tokens, trained on ``rows``.
+    """The tokenizer.json at ``path``; for None, byte-level BPE of at most ``vocabulary`` tokens, trained on ``rows``.
 
-    Raises UsageError if the file cannot be read or ``vocabulary`` is too small.
+    Raises UsageError if the file cannot be read, or if ``vocabulary`` is too small to train a tokenizer.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -135,7 +138,7 @@ def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> An
 
 
 def encode(encoder: Any, rows: Sequence[str]) -> list[list[int]]:
-    """The token ids of each row with an end token. Raises UsageError if the tokenizer has none, or fails."""
+    """The token ids of each row, followed by an end token. Raises UsageError if the tokenizer has none, or fails."""
     end = next((token_id for token in _END_TOKENS if (token_id := encoder.token_to_id(token)) is not None), None)
     if end is None:
         raise UsageError(f"the tokenizer has no end token: expected one of {', '.join(_END_TOKENS)}")

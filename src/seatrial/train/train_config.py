@@ -1,4 +1,4 @@
-"""The schema of training configs, configs/*.yaml. Comments state the reason for a default.
+"""The schema of training configs (YAML files). Comments state the reason for a default.
 
 Two stacks train from the same config: native (seatrial's own loop) and hf (the Trainer of transformers). The first
 group of keys of TrainConfig has the names of common command line flags of training scripts.
@@ -10,7 +10,7 @@ import difflib
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -19,12 +19,14 @@ from seatrial.model import Frozen, UsageError
 from seatrial.train import architecture
 from seatrial.train.architecture import Architecture
 
-Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# The linear layers of a decoder block, each of which can have a LoRA adapter
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ALL_LINEAR: tuple[LoraTarget, ...] = get_args(LoraTarget)
 CONFIGS_FOLDER = Path(__file__).parents[1] / "data" / "configs"
-HUB_PREFIX = "hub:"  # before OWNER/NAME
+HUB_PREFIX = "hub:"  # before OWNER/NAME, a repository of the Hugging Face Hub
+# Config key → example of a local value, for a message
 _LOCAL_EXAMPLES = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
 _MAX_SUGGESTIONS = 3  # for an unknown config name
-ALL_LINEAR: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class Model(Frozen):
@@ -50,7 +52,7 @@ class Model(Frozen):
         return self
 
     def architecture(self) -> Architecture:
-        """The resized architecture of ``name``. Raises UsageError for an unknown name or an invalid width."""
+        """The architecture of ``name``, resized. Raises UsageError if it cannot be read or the width is invalid."""
         return architecture.load(self.name).resize(self.layers, self.width)
 
 
@@ -95,7 +97,10 @@ class _Finite(Frozen):
 
 
 class Schedule(_Finite):
-    """Learning rate: linear warm-up, then decay that would reach ``min_ratio`` × ``peak`` one step after the last."""
+    """Learning rate: linear warm-up to ``peak``, then constant, or linear or cosine decay.
+
+    The decay would reach ``min_ratio`` × ``peak`` one step after the last.
+    """
 
     peak: float = Field(default=5e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "linear"
@@ -129,15 +134,15 @@ class Parallel(Frozen):
     deepspeed: str | None = Field(
         default=None, description="zero3: DeepSpeed's JSON config; path relative to this file or the working directory"
     )
-    # More than one replica is HSDP. A replica is a group of consecutive ranks, such as those of a node: weights are
-    # all-gathered within it, and sharded gradients are all-reduced between replicas
+    # More than one replica is HSDP. A replica is a copy of the model on consecutive ranks, such as those of a node:
+    # weights are all-gathered within it, and sharded gradients are all-reduced between replicas
     replicas: int = Field(
         default=1, gt=0, description="fsdp2, native: number of model copies, each sharded over its ranks"
     )
     wrap: Literal["block", "size", "none"] = Field(
         default="block",
-        description="fsdp2: the modules that are gathered at once: each block; each attention, MLP, "
-        "block and head with at least wrap_min_parameters; none: the whole model",
+        description="fsdp2: the modules whose weights are gathered at once. block: each block; size: each attention, "
+        "MLP, block and head with at least wrap_min_parameters; none: the whole model",
     )
     wrap_min_parameters: int | None = Field(default=None, gt=0, description="wrap: size")
     cpu_offload: bool = False
@@ -146,7 +151,9 @@ class Parallel(Frozen):
     reshard_after_forward: bool = Field(
         default=True, description="false: keep gathered weights until backward (ZeRO-2)"
     )
-    prefetch: int = Field(default=1, ge=0, le=8, description="number of blocks to all-gather ahead; 0: torch's default")
+    prefetch: int = Field(
+        default=1, ge=0, le=8, description="fsdp2, native: number of modules to all-gather ahead; 0: torch's default"
+    )
 
     @model_validator(mode="after")
     def _check_strategy(self) -> Parallel:
@@ -192,7 +199,7 @@ class Evaluation(_Finite):
     cases: int = Field(default=200, gt=0, description="maximum number of cases per split")
     bsz: int = Field(default=16, gt=0)
     max_new_tokens: int = Field(default=256, gt=0)
-    # one-sided sign test over the cases that only one of the two models answers correctly
+    # of a one-sided sign test over the cases that only one model answers correctly: before or after training
     significance: float = Field(default=0.05, gt=0, lt=1)
 
 
@@ -211,7 +218,7 @@ class TrainConfig(_Finite):
     lora_r: int = Field(default=8, gt=0)
     lora_alpha: float = Field(default=16, gt=0)
     lora_dropout: float = Field(default=0.05, ge=0, lt=1)
-    lora_targets: tuple[Target, ...] = Field(default=ALL_LINEAR, min_length=1)
+    lora_targets: tuple[LoraTarget, ...] = Field(default=ALL_LINEAR, min_length=1)
 
     description: str = ""
     stack: Literal["native", "hf"] = "native"
@@ -229,7 +236,7 @@ class TrainConfig(_Finite):
     compile: bool = Field(default=True, description="torch.compile of each block; GPUs only")
     autotune: bool = Field(default=False, description="max-autotune compilation: takes minutes, gains a few percent")
     deterministic: bool = Field(
-        default=False, description="stack native: bitwise reproducible on equally many ranks; slower kernels"
+        default=False, description="stack native: bitwise reproducible on the same number of ranks; slower kernels"
     )
     attention: Literal["auto", "flash", "cudnn"] = Field(
         default="auto", description="attention kernel of torch; GPUs only"
@@ -238,7 +245,7 @@ class TrainConfig(_Finite):
         default=4, gt=0, description="parts of a micro-batch whose logits are computed one at a time"
     )
     seed: int = Field(default=0, ge=0, lt=2**31)
-    # DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following ones
+    # DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following steps
     untimed_steps: int = Field(default=3, ge=0, description="first steps, excluded from speed")
     profile_steps: int = Field(
         default=3,
@@ -276,11 +283,14 @@ class TrainConfig(_Finite):
 
     @property
     def needs_group(self) -> bool:
-        """Whether even a single rank opens a process group; otherwise it trains as without torchrun, on one GPU."""
+        """Whether a single rank started by a check needs a process group, as FSDP2 and ZeRO-3 of stack hf do.
+
+        Otherwise it trains as without torchrun, on one visible GPU.
+        """
         return self.stack != "native" and self.parallel.strategy != "ddp"
 
     def architecture(self) -> Architecture:
-        """The model's architecture. Raises UsageError if it does not support ``seq_len`` tokens."""
+        """The resized architecture of the model. Raises UsageError if it does not support ``seq_len`` tokens."""
         model_architecture = self.model.architecture()
         model_architecture.validate_seq_len(self.seq_len)
         return model_architecture
@@ -292,7 +302,10 @@ def shipped_configs() -> list[str]:
 
 
 def config_path(config: Path | str) -> Path:
-    """The file of a shipped config by name, or of the config at path ``config``. Raises UsageError."""
+    """The file of the shipped config named ``config``, or the path ``config`` itself.
+
+    Raises UsageError if ``config`` is neither the name of a shipped config nor ends in .yaml or .yml.
+    """
     if str(config) in shipped_configs():
         return CONFIGS_FOLDER / f"{config}.yaml"
     if not str(config).endswith((".yaml", ".yml")):
@@ -311,9 +324,10 @@ def _unknown_config_message(name: str) -> str:
 
 
 def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
-    """The config at ``config_path(config)`` with ``overrides`` such as ``parallel.strategy=ddp``; the last one wins.
+    """The config at ``config_path(config)`` with ``overrides`` such as ``parallel.strategy=ddp``.
 
-    Raises UsageError with the file or override, the key and the expected value.
+    Of several overrides of a key, the last applies. Raises UsageError with the file or override, the key and the
+    expected value.
     """
     path = config_path(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
@@ -325,12 +339,14 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
 
 def _check_hub_names(train_config: TrainConfig) -> None:
     """Raises UsageError if stack native, which reads local files only, is given a Hub name."""
+    if train_config.stack != "native":
+        return
     names = {
         "model.weights": train_config.model.weights,
         "data.path": train_config.data.path,
         "data.tokenizer": train_config.data.tokenizer,
     }
-    for key, name in names.items() if train_config.stack == "native" else ():
+    for key, name in names.items():
         if name and name.startswith(HUB_PREFIX):
             repo_type = " --repo-type dataset" if key == "data.path" else ""
             raise UsageError(

@@ -1,7 +1,7 @@
 """Reads steps and losses from trainer_state.json, which the Trainer of transformers writes.
 
-The file is written by TrainerState.save_to_json in transformers/trainer_callback.py. log_history has an entry for each
-logged step and, after the last one, a summary with train_runtime (transformers/trainer.py). Numbers may be NaN.
+The file is written by TrainerState.save_to_json in transformers/trainer_callback.py. Its log_history has an entry for
+each logged step and, after the last step, a summary with train_runtime (transformers/trainer.py). Numbers may be NaN.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from seatrial.model import SeatrialError, first_validation_error
 from seatrial.util.input_files import read_text
 
 FILE_NAME = "trainer_state.json"
-MAX_BYTES = 64 * 2**20  # 300,000 steps of 200 B
+MAX_BYTES = 64 * 2**20  # enough for 300,000 steps of about 200 B
 _EXPECTED = "expected a file written by the Trainer of transformers"
 
 
 class _Entry(BaseModel):
-    """Base: ignores unknown keys and checks the types of known ones strictly."""
+    """Base class: ignores unknown keys and does not convert the types of known ones."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
 class LoggedStep(_Entry):
-    """A logged step."""
-
     step: int = Field(ge=0)
     loss: float
     grad_norm: float | None = None
@@ -61,7 +59,7 @@ class TrainerState(_Entry):
 
     @property
     def first_last_third_loss(self) -> tuple[float, float] | None:
-        """The median losses of the first and last third of the steps with finite loss; None if fewer than 3 have it."""
+        """The median losses of the first and the last third of the steps with finite loss; None with fewer than 3."""
         losses = [step.loss for step in self.steps if math.isfinite(step.loss)]
         third = len(losses) // 3
         return (median(losses[:third]), median(losses[-third:])) if third else None

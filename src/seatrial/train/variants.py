@@ -1,7 +1,8 @@
-"""Several short training runs in one child process per rank, optionally with an injected fault.
+"""Several short training runs (variants) in one child process per rank, optionally with an injected fault.
 
-``python -m seatrial.train.variants TASK``. Correctness checks run a few steps many times; starting torch and NCCL takes
-longer than all these runs. No config key injects a fault: only a check does, in a child process.
+A child process is ``python -m seatrial.train.variants TASK``. Correctness checks make many runs of a few steps; to
+start torch and NCCL takes longer than all these runs. No config key injects a fault: only a check does, in a child
+process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from seatrial.train.train_config import TrainConfig
 class InjectedFault(Frozen):
     """A fault of one rank at one step.
 
-    ``kill_in_save``: SIGKILL after the rank has written its files, before the checkpoint is complete.
+    ``kill_in_save``: SIGKILL after the rank has written its files of the checkpoint, before the checkpoint is complete.
     ``nan``: the rank's gradient is NaN.
     """
 
@@ -42,7 +43,7 @@ class InjectedFault(Frozen):
 
 
 class Variant(Frozen):
-    """A training run with results in ``out``. ``expect_error``: an error on all ranks is expected, and returned."""
+    """A training run with results in ``out``. ``expect_error``: a SeatrialError on all ranks is expected."""
 
     settings: TrainConfig
     out: Path
@@ -69,10 +70,10 @@ class StartedVariants:
     killed_rank: int | None
 
     def run(self) -> list[str]:
-        """Runs the variants in order; returns the error message of each, "" if none. All ranks get the same result.
+        """Runs the variants in order; returns the error message of each variant, "" if none. The same on all ranks.
 
-        The list is empty if an injected fault kills ``killed_rank``, as expected. Raises SeatrialError on any other
-        failure, and if ``killed_rank`` survives.
+        If ``killed_rank`` is set and its child is killed by the injected fault, returns an empty list. Raises
+        SeatrialError on any other failure, and if ``killed_rank`` survives.
         """
         results = self.children.results()
         if self.killed_rank is not None and results[self.killed_rank].exit_code == -signal.SIGKILL:
@@ -99,8 +100,8 @@ def start_variants(
 ) -> Iterator[StartedVariants]:
     """Context manager: starts one child process per rank, which imports torch and waits for ``StartedVariants.run``.
 
-    All ranks call this. The files of the children are named after ``file_prefix``. ``killed_rank``: the rank that an
-    injected fault kills.
+    All ranks call this. The files of the children are named after ``file_prefix``. ``groups``: the ranks of each
+    process group of children (default: one group of all ranks). ``killed_rank``: the rank that an injected fault kills.
     """
     with child_ranks.start_child_ranks(
         "seatrial.train.variants",
@@ -142,7 +143,7 @@ def create_folder(parent: Path, shared: bool = False) -> Path:
 def run_variant(variant: Variant) -> str:
     """Runs ``variant``; returns its error message, or "". Raises the error unless ``expect_error``."""
     message = ""
-    # loop.train ends all ranks of the process group on an error, including those of later variants
+    # On an error, loop.train ends all ranks, which then cannot run the later variants
     train = loop.train_without_error_propagation if variant.expect_error else loop.train
     try:
         with injected_fault(variant.fault):
@@ -218,7 +219,7 @@ def _patched(owner: type, name: str, method: Callable[..., Any]) -> Iterator[Non
 
 
 def run(task: Mapping[str, Any]) -> list[str]:
-    """Runs the task's variants on this rank; returns the error message of each, "" if none."""
+    """Runs the task's variants on this rank; returns the error message of each variant, "" if none."""
     variants = [Variant.model_validate(fields) for fields in task["variants"]]
     with disk.convert_disk_full(variants[0].out):
         child_ranks.open_child_group(task, "gloo" if task["device"] == "cpu" else parallel.BACKEND)

@@ -1,7 +1,7 @@
 """Initial weights of a decoder: random, or from Hugging Face's safetensors, sharded or not.
 
 A decoder is built on the meta device, optionally sharded, and filled parameter by parameter: a rank needs memory
-for its shards and one full weight. Each random weight has its own generator: values do not depend on sharding.
+for its shards and one full weight. Each random weight has its own generator, so that values do not depend on sharding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def build_on_meta(architecture: Architecture, dtype: torch.dtype, weight_dtype: 
 def fill(model: nn.Module, source: WeightSource, device: torch.device) -> None:
     """Sets every parameter, sharded or not, without communication.
 
-    Values are generated on ``device``, the compute device, also with CPU offloading: they depend on the device type.
+    ``device`` is the compute device, also with CPU offloading: random values depend on the type of device that
+    generates them.
     """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
@@ -45,7 +46,7 @@ def fill(model: nn.Module, source: WeightSource, device: torch.device) -> None:
 
 
 def random_weights(seed: int, std: float) -> WeightSource:
-    """Initial weights as in transformers: N(0, ``std``), norms 1, biases 0; LoRA adapters as in peft."""
+    """Initial weights as in transformers: norms 1, biases 0, others N(0, ``std``); LoRA adapters as in peft."""
 
     def generate(name: str, size: torch.Size, device: torch.device) -> Tensor:
         if name.endswith("norm.weight"):
@@ -72,7 +73,8 @@ def huggingface_name(name: str) -> str:
 def from_folder(folder: str, adapter_source: WeightSource) -> WeightSource:
     """The weights in *.safetensors of ``folder``; LoRA adapters come from ``adapter_source``.
 
-    The source raises UsageError with weight and file if a weight is missing, unreadable or has another shape.
+    Raises UsageError if the folder has no weights or its index cannot be read. The returned source raises UsageError if
+    a weight is missing, unreadable or has another shape.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -13,9 +13,9 @@ TERMINATED_CODES = (-signal.SIGTERM, EXIT_TERMINATED)  # ended by SIGTERM, or by
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one rank. ``code``: exit code, negative for a signal; None if unknown.
+    """The failure of one rank. ``code``: exit code; minus the number of the signal that ended it; None if unknown.
 
-    ``reported``: the rank wrote an error message. ``order``: a time or a position, smaller for an earlier failure.
+    ``reported``: whether the rank wrote an error message. ``order``: a time or position, smaller for earlier failures.
     """
 
     rank: int
@@ -25,9 +25,10 @@ class Failure:
 
     @property
     def ended_silently(self) -> bool:
-        """Whether the rank ended without an error message, but not by SIGTERM.
+        """Whether no error of the rank's own code explains its end.
 
-        An exit code or an abort (SIGABRT) can follow from a reported error; another signal never does.
+        True for a signal other than SIGTERM and SIGABRT, whatever the rank reported. True for an exit code or SIGABRT
+        without a reported error. False for SIGTERM and for an unknown code.
         """
         if self.code is None or self.code in TERMINATED_CODES:
             return False

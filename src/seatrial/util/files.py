@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: the process limit (ulimit -f)
-_INCOMPLETE = re.compile(r"\.incomplete-(\d+|[a-z0-9_]{8})$")  # pid of stage(), or random part of mkdtemp
+_INCOMPLETE = re.compile(r"\.incomplete-(\d+|[a-z0-9_]{8})$")  # with the pid in stage(), the random part of mkdtemp()
 Content = bytes | Callable[[BinaryIO], object]  # the bytes, or a function that writes them
 
 
 def atomic_write(path: Path, content: Content, *, sync: bool = True, mode: int | None = None) -> None:
-    """Replace ``path`` atomically; on failure the previous file remains. Raises OSError.
+    """Replace the file ``path`` atomically; on failure the previous file remains. Raises OSError.
 
-    ``sync``: fsync before returning; without it a crash of the machine can lose the content. ``mode``: by default the
-    mode of the previous file, or 0o666 without the umask's bits for a new file.
+    ``sync``: fsync before returning; without it a crash of the machine can lose the content. ``mode``: by default that
+    of the previous file, or 0o666 for a new file; without the bits of the umask in all cases.
     """
     stage(path, content, sync=sync, mode=mode).replace(path)
 
@@ -81,7 +81,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_incomplete(folder: Path) -> None:
-    """Remove the temporary files and folders of killed processes below ``folder``; nothing may write there now."""
+    """Remove the temporary files and folders of killed processes below ``folder``. No process may be writing there."""
     for path in sorted(folder.rglob("*.incomplete-*")):
         if not _INCOMPLETE.search(path.name):
             continue

@@ -25,10 +25,10 @@ def gc_paused() -> Iterator[None]:
 
 @contextmanager
 def gc_ignores_imports() -> Iterator[None]:
-    """Pause collection inside the context, and never examine what exists at its end.
+    """Pause collection inside the context; later collections ignore the objects that exist at its end.
 
-    For the import of torch at the start of a process: collections take a third of the CPU time of its import and exit.
-    Later in a process, garbage that is not collected yet would never be freed.
+    For the import of torch at the start of a process: collections take a third of the CPU time of this import and of
+    the exit. Not for later in a process: garbage that exists then would never be freed.
     """
     with gc_paused():
         yield

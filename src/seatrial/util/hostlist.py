@@ -38,7 +38,7 @@ def _hosts(item: str, text: str) -> Iterator[str]:
 
 
 def _numbers(ranges: str, text: str) -> list[str]:
-    """Return the numbers in brackets, with the leading zeros of the first one of each range."""
+    """Return the numbers of ``1-4,7``; those of a range have the leading zeros of its first number."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part.strip())

@@ -1,6 +1,6 @@
-"""Reads files of users and nodes: only regular files of limited size. Other files could block or fill the memory.
+"""Reads files of users and nodes. Other files than regular ones of limited size could block or fill the memory.
 
-All functions raise OSError (not readable, not a regular file, too large) or ValueError (content).
+The functions raise OSError for an unreadable, irregular or too large file, and ValueError for invalid content.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_DOCUMENT_BYTES = 64 * 2**20  # other JSON files, such as manifests and confi
 MAX_NESTING = 100  # levels in JSON; records have about ten
 MAX_LINE_BYTES = 2**27  # a line of telemetry: a GPU for a day at 10 samples a second has 60 MB
 GZIP_MAGIC = b"\x1f\x8b"  # first bytes of gzipped data
-MAX_GZIP_RATIO = 200  # telemetry: 10 to 40, as a column of times hardly compresses
-LOG_ALLOWANCE = 2**30  # unpacked bytes of a log that are allowed at any ratio: repeated lines shrink a thousandfold
+MAX_GZIP_RATIO = 200  # unpacked / packed bytes; telemetry has 10 to 40, as a column of times hardly compresses
+LOG_ALLOWANCE = 2**30  # unpacked bytes of a log that are allowed at any ratio: repeated lines shrink to a thousandth
 _GZIP_ALLOWANCE = 2**20  # unpacked bytes of other files that are allowed at any ratio
 
 
@@ -112,7 +112,7 @@ def gunzip(packed: bytes, max_bytes: int) -> bytes:
 def gzip_lines(path: Path) -> Iterator[bytes]:
     """The lines of a gzipped file, up to where it is truncated or damaged.
 
-    Raises ValueError for a line above MAX_LINE_BYTES or a file that expands more than MAX_GZIP_RATIO times.
+    Raises ValueError for a line above MAX_LINE_BYTES, or for more unpacked bytes than MAX_GZIP_RATIO allows.
     """
     with open_file(path) as packed, gzip.GzipFile(fileobj=packed) as file:
         limit = os.fstat(packed.fileno()).st_size * MAX_GZIP_RATIO + _GZIP_ALLOWANCE
@@ -147,7 +147,7 @@ class LimitedGzip(gzip.GzipFile):
 
 
 class AfterHead(io.RawIOBase):
-    """A stream that begins with bytes that were read already; standard input and pipes cannot seek."""
+    """A stream that begins with ``head``, which was read before: standard input and pipes cannot seek back."""
 
     def __init__(self, file: Readable, head: bytes = b"") -> None:
         self._file, self._head = file, head
@@ -157,7 +157,7 @@ class AfterHead(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return at most ``size`` bytes, or all: first those of the head."""
+        """Return at most ``size`` bytes, or with -1 all; bytes of the head first."""
         if not self._head:
             return self._file.read(size)
         end = size if size >= 0 else len(self._head)
@@ -193,7 +193,7 @@ def _next_line(file: gzip.GzipFile, max_bytes: int) -> bytes:
 def tail_lines(path: Path, count: int, max_bytes: int) -> list[str]:
     """The last ``count`` lines of a regular file, from its last ``max_bytes`` bytes; undecodable bytes are replaced.
 
-    A progress bar writes many texts to one line, each after a carriage return: the last one is the line. A line that is
+    Of a line with carriage returns, which progress bars write, only the text after the last one is returned. A line
     longer than ``max_bytes`` loses its start.
     """
     with open_file(path) as file:

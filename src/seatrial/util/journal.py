@@ -1,4 +1,4 @@
-"""Append-only JSON lines that survive a crash: ``append`` returns when the record is on disk."""
+"""Journals: files of JSON lines to which records are appended. A record survives a crash once ``append`` returned."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def lock(descriptor: int, path: Path) -> bool:
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """Return the records of a journal, and one warning for each line that is not a JSON object.
 
-    Raises OSError if it is larger than MAX_RECORD_BYTES.
+    Empty if there is no such file. Raises OSError, also if the journal is larger than MAX_RECORD_BYTES.
     """
     records, warnings = [], []
     lines = read_bytes(path, MAX_RECORD_BYTES).splitlines() if path.is_file() else []
@@ -93,7 +93,7 @@ def _record(line: bytes) -> Record:
 class JournalReader:
     """Reads the complete lines that were appended to a journal since the last poll.
 
-    ``warnings``: one per line that is not a JSON object; with any, the returned records are incomplete.
+    ``warnings``: one for each line that is not a JSON object. The records of such lines are missing.
     """
 
     def __init__(self, path: Path) -> None:

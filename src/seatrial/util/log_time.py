@@ -38,10 +38,10 @@ _DAY_S = 86400.0
 
 
 def log_time(line: str) -> float | None:
-    """The time of ``line`` in Unix seconds; None if it has none. Seconds since the boot (dmesg) do not count.
+    """The time in ``line``, in Unix seconds; None if the line has none, or has only seconds since boot (dmesg).
 
-    A time without a zone is in UTC. A time without a year is in this year, or in the previous one if it would be more
-    than a day in the future.
+    A time without a zone counts as UTC. A time without a year is of this year, or of the previous year if it would be
+    more than a day in the future.
     """
     for pattern in _FORMATS:
         if match := pattern.search(line):

@@ -7,5 +7,5 @@ import socket
 
 
 def node_name() -> str:
-    """Return the host name; in a pod, whose host name is its own, the name of its node from SEATRIAL_NODE."""
+    """Return the name of this host. A pod has another host name than its node: there, return SEATRIAL_NODE."""
     return os.environ.get("SEATRIAL_NODE") or socket.gethostname()

@@ -13,11 +13,12 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# An opcode creates one object at most, of up to 72 bytes beside its text; a dump of 20,000 collectives has 3 million
+# An opcode creates at most one object, of up to 72 bytes plus its text. A dump of the flight recorder with 20,000
+# collectives has 3 million opcodes
 MAX_OPCODES = 5_000_000
 _MAX_MARKS = 100  # nested containers that are still open
 _MAX_INTEGER_BYTES = 16  # of one integer
-_KEY_TYPES = (str, int, float, bytes, type(None))  # the hash of nested tuples can take exponential time
+_KEY_TYPES = (str, int, float, bytes, type(None))  # no tuples: the hash of nested tuples can take exponential time
 _UNSUPPORTED = (
     "GLOBAL STACK_GLOBAL INST OBJ NEWOBJ NEWOBJ_EX REDUCE BUILD PERSID BINPERSID EXT1 EXT2 EXT4 NEXT_BUFFER "
     "READONLY_BUFFER FROZENSET EMPTY_SET ADDITEMS"
@@ -40,7 +41,7 @@ def is_pickle(start: bytes) -> bool:
 
 
 class _Reader:
-    """A stack machine that executes the opcodes of a pickle that build plain data."""
+    """A stack machine that executes those opcodes of a pickle that build plain data."""
 
     def __init__(self, data: bytes) -> None:
         self.position = 0
@@ -50,7 +51,7 @@ class _Reader:
         self._memo: dict[int, Any] = {}
 
     def read(self) -> Any:
-        """Execute the opcodes up to STOP. The most frequent ones are inline: a job's dumps have millions of them."""
+        """Execute the opcodes up to STOP; return the object. The most frequent ones are inline, for speed."""
         data, stack, memo = self._data, self._stack, self._memo
         get, get_long, put, put_long, byte = _FREQUENT
         for _ in range(MAX_OPCODES):

@@ -1,7 +1,7 @@
 """Child processes: no other module calls subprocess. Each child gets its own session and a tag in its environment.
 
-``stop`` finds all descendants of a child by the tag, also those in other sessions (torchrun starts each rank in one)
-or without a parent.
+``stop`` finds all descendants of a child by the tag, also those in other sessions (torchrun starts each rank in a
+session of its own) and those whose parent has ended.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def start(
 ) -> Child:
     """Start ``argv`` in its own session. Raises OSError if it cannot start.
 
-    The child gets this process's environment, without variables with the prefix ``without``, plus ``env``.
-    The kernel sends it ``death_signal`` when this process dies; a stopped process only acts on SIGKILL.
+    ``stdout``, ``stderr``: files to which the output is appended. The child gets this process's environment, without
+    variables with the prefix ``without``, plus ``env``. When this process dies, the kernel sends ``death_signal`` to
+    the child; a child that is stopped acts on SIGKILL only.
     """
     tag = uuid.uuid4().hex
     with stdout.open("ab") as out, stderr.open("ab") as err:
@@ -97,7 +98,7 @@ def start(
 
 
 def inherited(without: str = "") -> dict[str, str]:
-    """Return the variables that a child gets from this process: all without the prefix ``without``, but not its tag."""
+    """Return the variables that a child gets from this process: not its tag, and none with the prefix ``without``."""
     prefixes = (without, TAG) if without else (TAG,)
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
@@ -105,9 +106,9 @@ def inherited(without: str = "") -> dict[str, str]:
 def stop(child: Child, grace_s: float = 5.0) -> str:
     """End a child and its descendants by SIGTERM and, after ``grace_s`` seconds, SIGKILL.
 
-    Return a message with the pids that still run; empty if all have ended. A process in uninterruptible sleep (state D)
-    ignores SIGKILL, so this gives up after ``_SIGKILL_WAIT_S``. Processes stopped by SIGSTOP get SIGCONT, since they
-    cannot handle SIGTERM.
+    Return a message with the pids that still run; empty if all have ended. Processes also get SIGCONT, since one that
+    SIGSTOP stopped cannot handle SIGTERM. A process in uninterruptible sleep (state D) ignores SIGKILL, so that this
+    function gives up after ``_SIGKILL_WAIT_S``.
     """
     deadline = time.monotonic() + grace_s
     _signal_all(child, signal.SIGTERM)
@@ -125,7 +126,7 @@ def stop(child: Child, grace_s: float = 5.0) -> str:
 
 
 def terminate(child: Child, wait_s: float = 2.0) -> None:
-    """End a child without descendants by SIGTERM and, after ``wait_s`` seconds, SIGKILL."""
+    """End a child that has no descendants, by SIGTERM and, after ``wait_s`` seconds, SIGKILL."""
     child.process.terminate()
     deadline = time.monotonic() + wait_s
     while child.poll() is None and time.monotonic() < deadline:
@@ -146,7 +147,10 @@ def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGTERM) 
 
 
 def is_orphan() -> bool:
-    """Return whether the parent of this process, a descendant of a Child, has ended: its new parent lacks the tag."""
+    """Return whether the parent of this process, a descendant of a Child, has ended; False outside of a Child.
+
+    The process that adopts an orphan does not have the tag.
+    """
     import psutil
 
     tag = os.environ.get(TAG)

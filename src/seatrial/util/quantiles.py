@@ -14,29 +14,29 @@ MAD_TO_SIGMA = 1.4826
 MIN_RELATIVE_SPREAD = 0.01
 CONFIDENCE = 0.95
 _MAX_EXACT_COUNT = 500  # for more samples, the normal approximation of the binomial distribution is used
-# From this number of samples on, lag-1 autocorrelation is estimated well enough to use the estimate itself; below, its
-# upper confidence bound is used (docs/results/2026-11-23-judge)
+# With fewer samples, the estimate of the lag-1 autocorrelation gets a larger margin (docs/results/2026-11-23-judge)
 _WELL_ESTIMATED = 300
 
 
 def median_interval(samples: Sequence[float], *, independent: bool = False) -> tuple[float, float] | None:
     """Return the 95 % confidence interval of the median by order statistics, for ``samples`` in order of time.
 
-    Consecutive windows of one run are correlated; the interval is that of as many independent samples as carry the same
-    information. None for fewer than 6 independent samples. ``independent``: the samples are known to be uncorrelated.
+    Consecutive samples of one run are correlated. So the interval is as wide as that of fewer independent samples with
+    the same information (``independent_samples``). None if these are fewer than 6.
+    ``independent``: the samples are known to be uncorrelated.
     """
     ordered, count = sorted(samples), len(samples)
     effective = count if independent else floor(independent_samples(samples, cautious=True))
-    if not (excluded := samples_outside_interval(effective)):
+    if not (rank := interval_rank(effective)):
         return None
-    below = max(1, floor(excluded * count / effective))
-    return ordered[below - 1], ordered[count - below]
+    scaled_rank = max(1, floor(rank * count / effective))  # the same quantile among all samples
+    return ordered[scaled_rank - 1], ordered[count - scaled_rank]
 
 
 def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> float:
-    """Return the number of independent samples whose median is as uncertain as that of ``samples``; at most all.
+    """Return how many independent samples have a median as uncertain as that of ``samples``; at most ``len(samples)``.
 
-    ``cautious``: use the upper confidence bound of the correlation, which few samples do not determine.
+    ``cautious``: use the upper confidence bound of the correlation, since few samples do not determine the correlation.
 
     The variance of a median depends on whether consecutive samples are on the same side of it. For a stationary
     first-order autoregressive Gaussian process with lag-1 correlation r, this indicator has the correlation
@@ -46,15 +46,15 @@ def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> 
 
 
 def expected_half_width(count: int) -> float:
-    """Return the half width of the interval of ``count`` uncorrelated normal samples, as a multiple of their deviation.
+    """Return the half width of the interval of ``count`` uncorrelated normal samples, in standard deviations.
 
-    Without an interval it is that of the range of the samples, which the judge uses instead.
+    If there are too few samples for an interval: half of the range of the samples, which the judge uses instead.
     """
-    correlation = 1 / sqrt(count)  # its standard error: in one of six draws the estimate is higher
+    correlation = 1 / sqrt(count)  # one standard error: of uncorrelated samples, one in six draws estimates more
     independent = count / _variance_ratio(min(correlation + _margin(count, correlation), 0.99))
-    if not (excluded := samples_outside_interval(floor(independent))):
+    if not (rank := interval_rank(floor(independent))):
         return NormalDist().inv_cdf(count / (count + 1))
-    return NormalDist().inv_cdf(1 - (excluded - 0.5) / floor(independent))
+    return NormalDist().inv_cdf(1 - (rank - 0.5) / floor(independent))
 
 
 def spread(values: Sequence[float]) -> float:
@@ -69,7 +69,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def binomial_tail(successes: int, trials: int, probability: float) -> float:
-    """Return the probability of at least ``successes`` in ``trials``."""
+    """Return the probability of at least ``successes`` in ``trials``, each of which succeeds with ``probability``."""
     return sum(
         comb(trials, count) * probability**count * (1 - probability) ** (trials - count)
         for count in range(successes, trials + 1)
@@ -77,15 +77,18 @@ def binomial_tail(successes: int, trials: int, probability: float) -> float:
 
 
 @cache
-def samples_outside_interval(count: int) -> int:
-    """Return the number of ordered samples outside the interval on each side, including the sample at its end."""
+def interval_rank(count: int) -> int:
+    """Return k: the interval reaches from the k-th smallest to the k-th largest of ``count`` independent samples.
+
+    0 if there are too few samples for an interval.
+    """
     if count > _MAX_EXACT_COUNT:
         return floor(count / 2 - NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * sqrt(count) / 2)
-    excluded, tail = 0, 1 / 2**count  # tail: probability that at most ``excluded`` samples are below the true median
+    rank, tail = 0, 1 / 2**count  # tail: probability that at most ``rank`` samples are below the true median
     while 2 * tail <= 1 - CONFIDENCE:
-        excluded += 1
-        tail += comb(count, excluded) / 2**count
-    return excluded
+        rank += 1
+        tail += comb(count, rank) / 2**count
+    return rank
 
 
 def _lag_1_correlation(samples: Sequence[float], *, cautious: bool) -> float:
@@ -104,7 +107,10 @@ def _lag_1_correlation(samples: Sequence[float], *, cautious: bool) -> float:
 
 
 def _margin(count: int, correlation: float) -> float:
-    """Return the uncertainty of a correlation: two standard errors for few samples, a part of one for many."""
+    """Return the uncertainty of a correlation that was estimated from ``count`` samples.
+
+    It is about two standard errors for few samples, and ``correlation`` times one for _WELL_ESTIMATED and more.
+    """
     weight = max(correlation, 2 * (1 - count / _WELL_ESTIMATED))
     return min(weight * sqrt((1 - correlation**2) / count), 0.99 - correlation)
 

@@ -10,7 +10,7 @@ REDACTED = "REDACTED"
 PRIVATE = 0o600  # mode of the files that hold the values for the job
 
 _NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|(?:^|_)(?:KEY|PAT)$|_AUTH$", re.IGNORECASE)
-_MIN_CHARACTERS = 6  # a shorter secret value occurs in other text by chance, so it is not replaced there
+_MIN_CHARACTERS = 6  # a shorter value of a variable can occur in other text by chance: it is not replaced there
 # Sources: documentation of Hugging Face, GitHub, AWS, GitLab, Slack, OpenAI, and RFC 7519 (JWT)
 _VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
@@ -21,14 +21,18 @@ _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
 
 
 def secret_values(document: Any) -> set[str]:
-    """Return the secret values in all mappings of variables (key ``env``) of a document, at any depth."""
+    """Return the values of secret variables in a document, without those shorter than _MIN_CHARACTERS.
+
+    Variables are in mappings with the key ``env``, at any depth.
+    """
     return {value for name, value in _variables(document) if _NAME.search(name) and len(value) >= _MIN_CHARACTERS}
 
 
 def redacted(document: Any, values: Collection[str] = ()) -> Any:
-    """Return a JSON document, or a text, without secrets: variables, values by their form, and these ``values``.
+    """Return a JSON document, or a text, in which REDACTED replaces secrets.
 
-    An argument ``NAME=VALUE`` counts as a variable. Tuples stay tuples.
+    Secrets are values of variables with a secret name, values with the form of a secret, and ``values``. An argument
+    ``NAME=VALUE`` counts as a variable. Tuples stay tuples.
     """
     if isinstance(document, str):
         return _redacted_text(document, values)

@@ -13,12 +13,14 @@ from typing import Any
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C; scheduler or kill; closed terminal
 EXIT_TERMINATED = 128 + signal.SIGTERM  # the shell's exit code for a process that SIGTERM ended
 
-
 _interrupted = threading.Event()  # a stop signal has arrived in this process
 
 
 def interrupt_once() -> None:
-    """Raise KeyboardInterrupt on the first of ``STOP_SIGNALS`` and ignore later ones, so that cleanup completes."""
+    """From now on, raise KeyboardInterrupt on the first of ``STOP_SIGNALS``, and ignore later ones.
+
+    So the cleanup after the first signal completes. Signals that this process already ignores stay ignored.
+    """
     _interrupted.clear()
 
     def interrupt(_number: int, _frame: object) -> None:
@@ -35,7 +37,7 @@ def interrupt_once() -> None:
 def raise_lost_interrupt() -> None:
     """Raise KeyboardInterrupt if a stop signal has arrived. Call this in loops that Ctrl-C must end.
 
-    Python only prints an exception that a signal handler raises inside ``__del__`` or a callback of weakref.
+    If a signal handler raises an exception inside ``__del__`` or a callback of weakref, Python only prints it.
     """
     if _interrupted.is_set():
         raise KeyboardInterrupt
@@ -70,5 +72,5 @@ class SigtermWatch:
         signal.signal(signal.SIGTERM, handler)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for any signal, at most ``seconds``; return whether it was SIGTERM."""
+        """Wait for any signal, at most ``seconds``; return whether SIGTERM arrived."""
         return bool(select.select([self._signals], [], [], seconds)[0]) and signal.SIGTERM in os.read(self._signals, 16)

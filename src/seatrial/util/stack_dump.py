@@ -1,8 +1,9 @@
-"""Writes the Python stacks of all threads of a process, on request or when Python does not run.
+"""Writes the Python stacks of all threads of a process, on request or when no Python thread can run.
 
-The folder ``stacks`` of an attempt has the file ``wanted`` once stacks are requested, and the stacks of each rank:
-``rank3.txt`` by the thread that writes the heartbeat, or ``rank3.blocked.txt`` by a thread of faulthandler. The latter
-needs no global lock of Python: it writes when other code holds that lock and the heartbeat thread cannot run.
+The folder ``stacks`` of an attempt contains the file ``wanted`` once stacks are requested, and the stacks of each rank.
+``rank3.txt`` is written by the thread that writes the heartbeat. ``rank3.blocked.txt`` is written by a thread of
+faulthandler, which does not need Python's global lock: it writes if other code holds that lock for BLOCKED_S, so that
+the heartbeat thread cannot run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BLOCKED_S = 10.0  # a heartbeat thread that has not run for this long cannot get
 
 
 def stack_files(folder: Path, rank: int) -> tuple[Path, Path]:
-    """The file that a rank writes on request, and the one for a rank whose Python does not run, in ``folder``."""
+    """The files in ``folder`` that a rank writes on request, and that its faulthandler writes if Python is blocked."""
     return folder / f"rank{rank}.txt", folder / f"rank{rank}.blocked.txt"
 
 
@@ -49,7 +50,7 @@ class StackDump:
 
         Raises OSError, or RuntimeError if no thread can be started.
         """
-        if os.fstat(self._blocked_file).st_size:  # it was blocked and runs again
+        if os.fstat(self._blocked_file).st_size:  # Python was blocked and runs again
             os.ftruncate(self._blocked_file, 0)
             os.lseek(self._blocked_file, 0, os.SEEK_SET)
         faulthandler.dump_traceback_later(BLOCKED_S, file=self._blocked_file)

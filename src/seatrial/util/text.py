@@ -31,7 +31,7 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 
 def rank_list(ranks: Iterable[int], limit: int = 16) -> str:
-    """Return ranks as text, with ranges: ``rank 3``, ``ranks 0-2, 5``; of more than ``limit`` ranges the first ones."""
+    """Return ranks as text, with ranges: ``rank 3``, ``ranks 0-2, 5``; of more than ``limit`` ranges only the first."""
     ranges: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if ranges and rank == ranges[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Results of long computations, in files of the user's cache folder. They only save time: all errors are ignored."""
+"""Results of long computations, in files of the user's cache folder. Errors are ignored: the cache only saves time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def key(*inputs: bytes) -> str:
 
 
 def read(name: str, key: str) -> bytes | None:
-    """What ``write`` stored; None if there is nothing, if it is damaged or if another user could have written it."""
+    """The content that ``write`` stored; None if there is none, if it is damaged or may be of another user."""
     path = _path(name, key)
     if not path.is_absolute():  # the current folder can hold files of others, such as a cloned repository
         return None
@@ -37,7 +37,7 @@ def read(name: str, key: str) -> bytes | None:
 
 
 def write(name: str, key: str, content: bytes) -> None:
-    """Store ``content`` under ``key``; results of ``name`` with other keys are removed.
+    """Store ``content`` as the result of ``name`` for ``key``; results of ``name`` for other keys are removed.
 
     Writes nothing into a folder of another user.
     """
@@ -56,7 +56,7 @@ def write(name: str, key: str, content: bytes) -> None:
 
 
 def _path(name: str, key: str) -> Path:
-    """The file of a result; relative without HOME, and with a relative XDG_CACHE_HOME: then it is not used."""
+    """The file of a result. It is relative, and then not used, without HOME or with a relative XDG_CACHE_HOME."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(folder) / "seatrial" / f"{name}-{key[:32]}"
 

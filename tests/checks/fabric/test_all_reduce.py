@@ -382,7 +382,7 @@ def test_busbw_uses_rank_count_and_mean_over_ranks() -> None:
 
 def test_one_window_has_no_interval() -> None:
     result = CollectiveResult(4, Timings(windows=((1e-6, 2e-6),), per_window=1, warmup=3), {})
-    observations = list(_results.curves_and_counts({4: result}, ["node0/gpu0", "node0/gpu1"], OPERATIONS["all_reduce"]))
+    observations = list(_results.timing_facts({4: result}, ["node0/gpu0", "node0/gpu1"]))
     spread = next(item.value for item in observations if isinstance(item, Fact) and item.name == "spread")
     assert isinstance(spread, dict)
     assert spread["4B"] == {
@@ -393,7 +393,8 @@ def test_one_window_has_no_interval() -> None:
         "slowest_rank": "node0/gpu1",
         "slowest_rank_us": 2.0,
     }
-    assert [series.name for series in observations if isinstance(series, Series)] == ["busbw", "latency"]
+    curves = _results.size_curves({4: result}, OPERATIONS["all_reduce"])
+    assert [series.name for series in curves] == ["busbw", "latency"]
 
 
 def test_one_process_is_a_skip(tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ def selected(*nodes: tuple[PortDetails, ...], hca: str = "") -> dict[str, list[s
     [
         roce("mlx5_8", "100 Gb/sec (4X EDR)", **MANAGEMENT),  # another model and link layer
         roce("mlx5_8", has_default_route=True),
-        port("mlx5_8", "200 Gb/sec (2X NDR)", board="MT_0000000844"),  # a storage card
+        port("mlx5_8", "200 Gb/sec (2X NDR)", board="MT_0000000844"),  # a storage NIC
     ],
 )
-def test_ports_for_management_and_storage_are_told_apart(management: PortDetails) -> None:
+def test_ports_for_management_and_storage_are_no_compute_ports(management: PortDetails) -> None:
     assert selected(eight(mlx5_8=management)) == {"node0": EIGHT}
 
 
@@ -74,7 +74,7 @@ def test_a_setting_that_selects_no_port_is_an_error() -> None:
 
 def test_with_sockets_there_are_no_compute_ports() -> None:
     compute = select_compute_ports({"node0": NodePorts(eight(), rdma_off="NCCL_IB_DISABLE=1")})
-    assert "NCCL_IB_DISABLE=1" in compute.absence
+    assert "NCCL_IB_DISABLE=1" in compute.absence_reason
     assert compute.others.keys() == {f"node0/{name}" for name in EIGHT}
 
 
@@ -102,7 +102,7 @@ def test_a_port_that_is_down_is_judged_if_it_is_active_elsewhere_or_most_others_
     assert selected(one_down, one_down)["node0"] == EIGHT  # a leaf switch without power
 
 
-def test_the_second_port_of_a_card_may_be_unused() -> None:
+def test_the_second_port_of_a_nic_may_be_unused() -> None:
     first, second = ("0000:15:01.0", "0000:18:00.0"), ("0000:15:01.0", "0000:18:00.1")
     node = eight(mlx5_0=port("mlx5_0", pci_path=first), mlx5_8=down("mlx5_8", pci_path=second))
     assert selected(node, node) == {"node0": EIGHT, "node1": EIGHT}

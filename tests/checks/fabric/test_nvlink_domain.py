@@ -61,7 +61,7 @@ def test_a_split_node() -> None:
 
 
 @pytest.mark.parametrize("domain_of", [lambda _node: "", lambda node: f"domain {node}"])
-def test_nodes_with_an_nvlink_of_their_own_are_skipped(domain_of: Callable[[int], str]) -> None:
+def test_nodes_without_nvlink_between_them_are_skipped(domain_of: Callable[[int], str]) -> None:
     assert outcomes({f"n{node}/gpu{gpu}": domain_of(node) for node in range(4) for gpu in range(8)}) == {Outcome.SKIP}
 
 

@@ -147,5 +147,5 @@ def test_management_ports_are_not_judged() -> None:
 
 
 def test_without_a_port_the_check_does_not_apply() -> None:
-    assert "no RDMA port" in select_compute_ports({"node0": NodePorts(())}).absence
-    assert not select_compute_ports({"node0": NodePorts(eight()), "node1": NodePorts(())}).absence
+    assert "no RDMA port" in select_compute_ports({"node0": NodePorts(())}).absence_reason
+    assert not select_compute_ports({"node0": NodePorts(eight()), "node1": NodePorts(())}).absence_reason

@@ -11,7 +11,7 @@ from seatrial.checks import catalog
 from seatrial.checks.fabric import each_node, localization, one_gpu, rails, scaling
 from seatrial.checks.fabric import pairs as collectives_pairs
 from seatrial.diagnose.localize import localize
-from seatrial.diagnose.slow_nodes import localization_findings
+from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.judge.rules import judge_check
 from seatrial.model import Finding, Measurement, Outcome, Threshold
 from tests.bench.cluster import Scenario, run
@@ -315,14 +315,14 @@ def test_size_that_did_not_fit_is_an_error(runs: Runs) -> None:
     assert REASON in missing[0].message
 
 
-def search_findings(runs: Runs, scenario: str) -> list[tuple[str, str]]:
+def slow_subjects(runs: Runs, scenario: str) -> list[tuple[str, str]]:
     assert all(measurement.error is None for measurement in runs[scenario]), runs[scenario]
-    findings = localization_findings(runs[scenario], (), (), catalog())
+    findings = search_findings(runs[scenario], (), (), catalog())
     return [(finding.cause, finding.subject) for finding in findings]
 
 
 def test_search_names_the_late_node(runs: Runs) -> None:
-    assert search_findings(runs, "search_late_node") == [("slow_node", "node2")]
+    assert slow_subjects(runs, "search_late_node") == [("slow_node", "node2")]
     facts = runs["search_late_node"][0].facts
     assert facts["slow"] == ["node2/rank2"]
     assert facts["ranks_by_node"] == {node: [f"{node}/rank{rank}"] for rank, node in enumerate(FOUR)}

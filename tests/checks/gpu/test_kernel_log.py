@@ -1,4 +1,4 @@
-"""gpu.kernel_log: Xids of the hardware warn, those of programs do not; a log that cannot be read is said."""
+"""gpu.kernel_log: Xids of the hardware warn, those of programs do not; an unreadable log is a SKIP with the reason."""
 
 from __future__ import annotations
 

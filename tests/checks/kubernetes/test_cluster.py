@@ -20,7 +20,7 @@ from seatrial.checks.kubernetes._cluster import missing_names, nodes_differing
         ("aaaabbc", {4: "a", 5: "a", 6: "a"}),
     ],
 )
-def test_unusual(values: str, different: dict[int, str]) -> None:
+def test_nodes_differing(values: str, different: dict[int, str]) -> None:
     assert nodes_differing({str(index): value for index, value in enumerate(values)}) == {
         str(key): different[key] for key in different
     }
@@ -36,6 +36,6 @@ def test_unusual(values: str, different: dict[int, str]) -> None:
         (["x", "", ""], {}),
     ],
 )
-def test_lacking(names: list[str], missing: dict[int, list[str]]) -> None:
+def test_missing_names(names: list[str], missing: dict[int, list[str]]) -> None:
     result = missing_names({str(index): set(text) for index, text in enumerate(names)})
     assert result == {str(key): missing[key] for key in missing}

@@ -221,7 +221,10 @@ def test_no_node_of_the_pool(runner: KubernetesRunner) -> None:
     bad = runner.not_passed()
     assert bad.pop("nodes_missing") is FAIL
     assert set(bad.values()) == {ERROR}
-    assert "pool=h100" in (runner.measure().error or "")
+    error = runner.measure().error or ""
+    assert "pool=h100" in error
+    assert "nvidia.com/gpu" in error
+    assert "nvidia.com/gpu" not in (runner.measure(gpus=0).error or "nvidia.com/gpu")
 
 
 def test_a_trial_without_gpus_runs_on_nodes_without_taints(runner: KubernetesRunner) -> None:

@@ -40,7 +40,7 @@ def test_the_limit_depends_on_the_device() -> None:
     assert wait_outcome(31.0, device="cpu") == {Outcome.FAIL}
 
 
-def test_data_in_the_page_cache_says_nothing_about_the_filesystem() -> None:
+def test_data_wait_is_unjudged_with_data_in_the_page_cache() -> None:
     assert data_cold(0.05) == "yes"
     assert wait_outcome(0.0, data_cold=data_cold(1.0)) == {Outcome.UNJUDGED}
     assert wait_outcome(0.0, data_cold=data_cold(None)) == set()

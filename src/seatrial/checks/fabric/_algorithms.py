@@ -21,9 +21,10 @@ TIMEOUT_S = 60.0  # the child processes run for a few seconds, and on a slow net
 
 
 def logged_choices(context: Context) -> dict[str, Any]:
-    """Operation → ``dtype``, ``buffers`` and ``by_size`` with NCCL's choices, or ``unavailable`` with the reason.
+    """Operation → ``dtype``, ``buffers`` and ``by_size`` with NCCL's choices, from the log of rank 0's child process.
 
-    All ranks call this together; rank 0 returns the result, from the log of its child process.
+    All ranks call this together; ranks other than 0 return an empty dict. If a child process fails, all ranks return
+    ``{"unavailable": REASON}``.
     """
     from seatrial.bench import child_ranks, rank
     from seatrial.bench.operations import OPERATIONS
@@ -31,7 +32,8 @@ def logged_choices(context: Context) -> dict[str, Any]:
     nodes = len(set(rank.gather(context.node)))
     network = context.tcp_network
     requested = requests(context.options_by_check, OPERATIONS, nodes, network)
-    ordered = sorted(requested, key=lambda request: -request["size"])  # the allocator reuses the memory of larger ones
+    # The largest size first: the allocator then serves smaller buffers from its memory
+    ordered = sorted(requested, key=lambda request: -request["size"])
     if not ordered:
         return {}
     results = child_ranks.run_child_ranks(
@@ -60,7 +62,7 @@ def requests(
 ) -> Iterator[dict[str, Any]]:
     """Yield each operation and size that the checks of a job measure on GPUs, in the format of ``bench.algorithms``.
 
-    The largest size comes first: the allocator then serves smaller buffers from its memory.
+    The sizes of an operation are in descending order.
     """
     for name in operations:
         if (values := options_by_check.get(f"collectives.{name}")) is not None:
@@ -72,7 +74,11 @@ def requests(
 
 
 def choices_by_operation(requested: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> dict[str, Any]:
-    """The choices by operation and size; ``result`` of ``bench.algorithms`` has the log range of each request."""
+    """The choices by operation and size, in ascending order of the size.
+
+    ``requested``: in descending order of the size. ``result``: of ``bench.algorithms``, with the log range of each
+    request.
+    """
     from seatrial.bench.buffers import ALLOCATORS
 
     choices: dict[str, Any] = {}
@@ -85,7 +91,10 @@ def choices_by_operation(requested: Sequence[Mapping[str, Any]], result: Mapping
 
 
 def _choice(log: Path, operation: str, log_range: Sequence[int]) -> dict[str, object]:
-    """NCCL's choice for one operation, from ``log_range`` (start, end) of its log; empty if it did not run."""
+    """NCCL's choice for one operation.
+
+    ``log_range``: start and end of the operation in NCCL's log; empty if the operation did not run.
+    """
     from seatrial.discover import nccl_log
 
     if not log_range:

@@ -1,6 +1,6 @@
 """Measurement, options, metrics and facts that the checks of collective operations share.
 
-Sizes, bandwidths and timing follow nccl-tests, so that its published figures can be compared directly.
+Sizes, bandwidths and timing follow nccl-tests, so that published figures of nccl-tests can be compared directly.
 """
 
 from __future__ import annotations
@@ -61,16 +61,13 @@ def collective_check(
     title: str,
     *,
     rules: tuple[Rule, ...] = (),
-    limit_s: float = 600.0,
     measure_more: Callable[[Context, CollectiveOptions], Iterator[Observation]] | None = None,
     more_metrics: Mapping[str, str] | None = None,
 ) -> Check:
     """Return the check of the operation ``name``.
 
     Every such check has rules on wrong data, sizes that could not be allocated, and tail latency (p99).
-
-    ``limit_s`` is high because gigabytes over a slow network take minutes. ``measure_more`` runs after the modes and
-    yields ``more_metrics``.
+    ``measure_more`` runs after the modes and yields ``more_metrics``.
     """
     return Check(
         name=f"collectives.{name}",
@@ -98,7 +95,7 @@ def collective_check(
         rule_facts=_results.BACKEND | _results.P99_RATIO,
         fact_roles={"connections": "transports"},
         measure=partial(_measure_all, name, measure_more),
-        limit_s=limit_s,
+        limit_s=600.0,  # gigabytes over a slow network take minutes
         needs=Needs(min_ranks=2),
         options=CollectiveOptions,
         skipped_if=("only mode cuda_graph requested, no GPU",),
@@ -206,7 +203,8 @@ class _Modes:
     def run_back_to_back(self) -> Iterator[Observation]:
         self.back_to_back = yield from self._time_back_to_back(self.operation, "")
         if self.back_to_back:
-            yield from _results.curves_and_counts(self.back_to_back, self.subjects, self.operation)
+            yield from _results.size_curves(self.back_to_back, self.operation)
+            yield from _results.timing_facts(self.back_to_back, self.subjects)
         if self.options.in_place == "both":
             yield from self._run_opposite_variant()
 
@@ -315,9 +313,9 @@ class _Modes:
     def not_requested(self) -> Iterator[Observation]:
         """Yield the facts NOT_REQUESTED and JUDGED_INSTEAD.
 
-        NOT_REQUESTED: metric of each default size that was not measured → the reason: not in the trial's options, or
-        the network is too slow for it. JUDGED_INSTEAD: each size that
-        takes too long on a slow network → the largest default size that does not.
+        NOT_REQUESTED: metric of each default size that was not measured → the reason: the trial's options do not
+        contain the size, or the network is too slow for it. JUDGED_INSTEAD: each size that the network is too slow for
+        → the largest default size that the network is fast enough for.
         """
         name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu
         defaults = default_sizes(name, network.nodes) if network else self.defaults
@@ -329,7 +327,7 @@ class _Modes:
         reason = f"the trial's options {f'request only sizes {sizes}' if requested else 'omit mode back_to_back'}"
         reasons = {size_label(size): reason for size in default if size not in requested}
         if network and left_out:
-            reasons |= {size_label(size): network.left_out_reason(name, size) for size in left_out}
+            reasons |= {size_label(size): network.too_slow_reason(name, size) for size in left_out}
             largest = size_label(max(size for size in default if size not in left_out))
             yield Fact(name=JUDGED_INSTEAD, value={size_label(size): largest for size in left_out})
         if reasons:

@@ -1,8 +1,10 @@
-"""Selects the compute ports of the nodes, which NCCL should use, without ports for storage and management.
+"""Selects the compute ports of the nodes: the ports that NCCL should use, without those for storage and management.
 
-If NCCL_IB_HCA lists ports, these are the compute ports. Otherwise they are the ports of one kind (NIC
-model, board, link layer): the kind whose ports together are the fastest. A port whose interface has the default route
-is a management port, unless the node has no other. With NCCL_IB_DISABLE or NCCL_NET=Socket there are none.
+1. With NCCL_NET=Socket, or NCCL_IB_DISABLE other than 0, a node has no compute ports.
+2. If NCCL_IB_HCA lists ports, these are the compute ports.
+3. Otherwise the compute ports of a node are those of one kind (NIC model, board, link layer): the kind with the highest
+   total rate on a node. Two groups of ports are left out: ports whose interface has the default route (management),
+   unless the node has no others, and ports that are not ACTIVE and need not be (see _unused_ports).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ Kind = tuple[str, str, str]  # PortDetails.kind
 class NodePorts:
     """The RDMA ports of one node, and NCCL's settings there; empty or None for a setting that is not set.
 
-    ``rdma_off``: the setting that keeps NCCL from using RDMA, as NAME=VALUE.
+    ``gid_index``: None for a negative NCCL_IB_GID_INDEX too. ``rdma_off``: the setting that keeps NCCL from using RDMA,
+    as NAME=VALUE.
     """
 
     ports: tuple[PortDetails, ...]
@@ -45,7 +48,7 @@ class ComputePorts:
     others: Mapping[str, str]
 
     @property
-    def absence(self) -> str:
+    def absence_reason(self) -> str:
         """Why no node has a compute port; empty if a node has one."""
         if any(self.by_node.values()):
             return ""
@@ -57,7 +60,10 @@ class ComputePorts:
 
 
 def read_node_ports(root: Path) -> NodePorts:
-    """The ports of this node and NCCL's settings. Raises OSError or ValueError."""
+    """The ports of this node and NCCL's settings.
+
+    Raises OSError if the ports cannot be read, and ValueError if NCCL_IB_GID_INDEX is not an integer.
+    """
     from seatrial.discover import rdma_ports
 
     names = ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET")
@@ -76,7 +82,7 @@ def port_names(compute: ComputePorts) -> dict[str, list[str]]:
 
 
 def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
-    """The compute ports of all nodes. Raises SeatrialError if NCCL_IB_HCA selects no port of a node that has some."""
+    """The compute ports of all nodes. Raises SeatrialError if a node has ports and its NCCL_IB_HCA selects none."""
     others: dict[str, str] = {}
     candidates = {node: _candidates(node, node_ports, others) for node, node_ports in nodes.items()}
     rate_by_kind = _rate_by_kind(candidates)
@@ -176,17 +182,22 @@ def _model_rates() -> dict[str, dict[str, float]]:
 def _unused_ports(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
     """NODE/PORT → reason, for each port that is not ACTIVE and need not be.
 
-    A port should be ACTIVE if the port of this name is ACTIVE on another node, or if most ports of its node are ACTIVE
-    and its card has no ACTIVE port. On a node without an ACTIVE port all ports should be ACTIVE.
+    A port should be ACTIVE in each of these cases:
+
+    - The port of this name is ACTIVE on another node.
+    - Most ports of its node are ACTIVE, and its NIC has no ACTIVE port.
+    - Its node has no ACTIVE port at all.
     """
     active_names = {port.name for ports in compute.values() for port in ports if port.is_active}
     unused = {}
     for node, ports in compute.items():
         active = [port for port in ports if port.is_active]
-        active_cards = {port.card for port in active if port.card}
+        if not active:
+            continue
+        active_nics = {port.nic_address for port in active if port.nic_address}
         most_are_active = 2 * len(active) > len(ports)
-        for port in ports if active else ():
-            should_be_active = most_are_active and port.card not in active_cards
+        for port in ports:
+            should_be_active = most_are_active and port.nic_address not in active_nics
             if port.state and not port.is_active and port.name not in active_names and not should_be_active:
                 unused[f"{node}/{port.name}"] = f"unused: {port.state}, and not ACTIVE on any other node"
     return unused

@@ -1,8 +1,8 @@
 """All-reduce over several nodes with NCCL_ALGO=Ring, which loads the network ports fully.
 
-On two nodes NCCL's trees send half as much over the network as a ring does, so that the default all-reduce of nodes
-with NVLink switches hardly tests the network (NVIDIA/nccl-tests#196, #309). NCCL reads its variables once per process,
-so each rank starts a child process for this measurement.
+On two nodes NCCL's trees send half as much over the network as a ring does. The default all-reduce of nodes with NVLink
+switches therefore hardly tests the network (NVIDIA/nccl-tests#196, #309). NCCL reads its variables once per process, so
+each rank starts a child process for this measurement.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_netwo
 from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes, size_label
 
 SIZE = parse_bytes("8GiB")  # the largest default size of the all-reduce
-OPERATIONS = (
-    OPERATIONS_PER_SIZE + 1
-)  # those of a size (one of them is timed), and the first one, whose algorithm NCCL logs
+OPERATIONS = OPERATIONS_PER_SIZE + 1  # one more: the first operation, whose algorithm NCCL logs
 ENVIRONMENT = {"NCCL_ALGO": "Ring"}
-LIMIT_S = 300.0  # time limit of the child processes; the time of the transfers on a slow network is added
+LIMIT_S = 300.0  # time limit of the child processes; limit_with_network adds the transfer time of a slow network
 _ALL_RANKS = "all_ranks"
 
 QUANTITY = "busbw_ring"
@@ -32,8 +30,8 @@ RULES = (
         reference=f"all_reduce.{BUSBW}",
         applies_if={"backend": "nccl"},
         min_nodes=2,
-        meaning="A ring sends its whole bus bandwidth over the network ports: a port, a path or a PCIe link between "
-        "GPU and NIC is slow. On two nodes the default algorithm may hide this.",
+        meaning="A ring sends its whole bus bandwidth over the network ports, so a port, a path or a PCIe link between "
+        "GPU and NIC is slow. On two nodes NCCL's default algorithm may hide this.",
         fix="collectives.pairs and collectives.rails name the node and the rail. On that node: ibstat (rate of each "
         "port), lspci -vv | grep LnkSta (slot of the NIC), nvidia-smi topo -m. In the NCCL log look for GDRDMA in "
         "NET/IB lines: without it, each byte passes through host memory. In virtual machines check ACS and the IOMMU.",
@@ -47,11 +45,11 @@ RULES = (
         fix="Do not train on these nodes. collectives.pairs names sender and receiver.",
     ),
 )
-METRICS = {"busbw_ring.*": "GB/s", "wrong_elements_ring": "count"}
+METRICS = {f"{QUANTITY}.*": "GB/s", "wrong_elements_ring": "count"}
 
 
 def measure(context: Context, options: CollectiveOptions) -> Iterator[Observation]:
-    """Yield on rank 0 the bus bandwidth with NCCL_ALGO=Ring; nothing on one node or on CPUs.
+    """Yield on rank 0 the bus bandwidth and the wrong elements with NCCL_ALGO=Ring; nothing on one node or on CPUs.
 
     Raises SeatrialError if a child process fails.
     """

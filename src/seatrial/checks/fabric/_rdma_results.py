@@ -91,8 +91,9 @@ def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
     bandwidths = [path for path in paths if path.tool == perftest.BANDWIDTH_TOOL]
     best = _best_bandwidths(bandwidths)
     latency = _best_latencies([path for path in paths if path.tool == perftest.LATENCY_TOOL])
-    too_few = f"no: a comparison needs {MIN_COMPARABLE_PORTS} ports, {len(best)} were measured"
-    yield Fact(name="comparable", value="yes" if min(len(best), len(latency)) >= MIN_COMPARABLE_PORTS else too_few)
+    measured = min(len(best), len(latency))
+    too_few = f"no: a comparison needs {MIN_COMPARABLE_PORTS} ports, {measured} were measured"
+    yield Fact(name="comparable", value="yes" if measured >= MIN_COMPARABLE_PORTS else too_few)
     peers: dict[Kind, list[float]] = {}
     for port in best.values():
         if port.is_at_port_rate:
@@ -173,7 +174,7 @@ def _pair_results(paths: Sequence[RailPath]) -> Iterator[Observation]:
 
 
 def _path_shares(bandwidths: Sequence[RailPath], best: Mapping[str, _PortBandwidth]) -> Iterator[Observation]:
-    """Yield for each pair of nodes its slowest path, as a share of the best bandwidth of the path's slower port.
+    """Yield for each pair of nodes the lowest share of its paths: bandwidth / best bandwidth of the slower port.
 
     The fact ``slow_paths`` lists the paths below MIN_SHARE.
     """

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from math import ceil
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -51,7 +52,6 @@ class RankPlace:
 
 
 def rank_place(context: Context) -> RankPlace:
-    """The place of this rank."""
     from seatrial.bench import rank
     from seatrial.discover import rdma_ports
 
@@ -62,7 +62,11 @@ def rank_place(context: Context) -> RankPlace:
 
 
 class TransferRunner:
-    """Runs the transfers of a round on the ranks nearest to the ports."""
+    """Runs the transfers of a round on the ranks nearest to the ports.
+
+    ``ports``: node → its port on each rail, None if the port cannot be used. ``cuda_options``: options of ib_write_bw
+    for GPU memory; empty for host memory. The first option gets the CUDA index of the GPU as its value.
+    """
 
     def __init__(
         self,
@@ -76,9 +80,10 @@ class TransferRunner:
         self._context, self._options, self._nodes, self._ports = context, options, nodes, ports
         self._places, self._cuda_options = places, cuda_options
         self._ranks = {node: ranks_of_ports(node_ports, node, places) for node, node_ports in ports.items()}
-        # Batches of rails that run one after another: perftest polls, so concurrent rails need one CPU each
+        # The rails of a node are split into batches that run one after another: perftest polls, so that each concurrent
+        # rail of a rank needs a CPU
         self._batches = max(
-            -(-ranks.count(rank) // places[rank].cpu_count) for ranks in self._ranks.values() for rank in {*ranks}
+            ceil(ranks.count(rank) / places[rank].cpu_count) for ranks in self._ranks.values() for rank in {*ranks}
         )
 
     def run_round(self, paired: Sequence[tuple[str, str]]) -> list[RailPath]:
@@ -143,7 +148,10 @@ class TransferRunner:
 
 
 def ranks_of_ports(ports: Sequence[PortDetails | None], node: str, places: Sequence[RankPlace]) -> list[int]:
-    """The rank that runs perftest on each port: with the nearest GPU by PCI path, then with the fewest ports."""
+    """The rank that runs perftest on each port: the rank whose GPU is nearest by PCI path.
+
+    Of several such ranks, the rank with the fewest ports.
+    """
     ranks = [rank for rank, place in enumerate(places) if place.node == node]
     chosen: list[int] = []
     for port in ports:

@@ -32,13 +32,13 @@ BANDWIDTH_BOUNDS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
 # ``in_place`` of the opposite variant → suffix of its metric names
 VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}
 
-# Percentile → minimum number of samples. For p95 and p99, the maximum of so many samples exceeds the percentile with
-# 95 % confidence: 1 - p^n >= 0.95
+# Percentile → minimum number of samples. The maximum of n samples exceeds the percentile p (0.95 or 0.99) with 95 %
+# confidence if 1 - p^n >= 0.95.
 MIN_SAMPLES = {50: 1, 95: 59, 99: 299}
 MODE_DESCRIPTIONS = {
     "cuda_graph": "cuda_graph: operations captured in CUDA graphs, so that the host does not launch each one; "
     "NCCL_GRAPH_MIXING_SUPPORT=0 unless the environment sets it (facts set_by_seatrial, backend_environment)",
-    "percentiles": "percentiles: each operation timed separately, on its slowest rank",
+    "percentiles": "percentiles: each operation timed separately; its time is that of its slowest rank",
 }
 MAX_DRIFT = 0.02  # a larger drift is reported; two identical runs may differ by up to this value
 
@@ -46,7 +46,8 @@ MAX_DRIFT = 0.02  # a larger drift is reported; two identical runs may differ by
 class GroupOptions(Options):
     """Options of the checks that measure groups of ranks.
 
-    ``size``: bytes of the buffer on each rank; the default depends on the device. ``seconds``: maximum timed duration.
+    ``size``: bytes of the buffer on each rank; the default depends on the device. ``seconds``: maximum timed duration;
+    on a GPU twice this duration if the median is imprecise.
     """
 
     size: ByteSize | None = Field(default=None, ge=4)
@@ -108,12 +109,6 @@ def percentile_metrics(size: int, result: CollectiveResult) -> Iterator[Metric]:
 def rank_time_metric(subject: str, size: int, seconds: Sequence[float]) -> Metric:
     """Time per operation on one rank in us. The rank with the longest time is not necessarily at fault: it may wait."""
     return metric(f"rank_time.{size_label(size)}", [window * 1e6 for window in seconds], "us", subject)
-
-
-def curves_and_counts(results: Results, subjects: Sequence[str], operation: Operation) -> Iterator[Observation]:
-    """Yield the curves and facts of mode back_to_back over all sizes."""
-    yield from size_curves(results, operation)
-    yield from timing_facts(results, subjects)
 
 
 def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") -> Iterator[Fact]:
@@ -246,24 +241,24 @@ def allocation_rule(name: str, option: str) -> Rule:
         meaning="Buffers of these sizes did not fit into memory; these sizes were not measured.",
         fix="The fact not_allocated has sizes, ranks and reasons. Check for other processes that hold memory: "
         "nvidia-smi, or free -h on a machine without GPUs. If the device has less memory, set smaller sizes and a "
-        f"threshold for the largest one: --set 'checks.collectives.{name}.options.{option}' "
+        f"threshold for the largest one, for example: --set 'checks.collectives.{name}.options.{option}' "
         f"--set 'checks.collectives.{name}.expect.busbw.1GiB=> 300 GB/s'.",
     )
 
 
 def method_text(
     group: Mapping[str, object],
-    facts: Mapping[str, object],
+    settings: Mapping[str, object],
     modes: Sequence[str],
     results: Results,
     operation: Operation,
 ) -> str:
     """Text of the fact ``method``: transport, ranks, timing, confidence interval; ``results``: of mode back_to_back."""
-    nodes = f"{facts['nodes']} {'node' if facts['nodes'] == 1 else 'nodes'}"
+    nodes = f"{settings['nodes']} {'node' if settings['nodes'] == 1 else 'nodes'}"
     parts = [
         f"{transport_text(group)}, {group['world_size']} ranks on {nodes}, "
-        f"{'in' if operation.in_place else 'out of'} place, {facts['dtype']}, "
-        f"buffers from {facts['buffers']}, called through {facts['api']}"
+        f"{'in' if operation.in_place else 'out of'} place, {settings['dtype']}, "
+        f"buffers from {settings['buffers']}, called through {settings['api']}"
     ]
     if results:
         windows = [len(result.timings.windows) for result in results.values()]

@@ -1,8 +1,8 @@
 """All-reduce within every node, on all nodes at the same time.
 
 A node with slow NVLinks or switches slows the all-reduce of the whole cluster, which does not name the node. Here no
-data leaves a node. Each node is compared with the reference value of one node, and with the fastest node of its kind,
-so that the slower of two nodes is found too.
+data leaves a node. Each node is compared with the reference value of one node. It is also compared with the fastest
+node that has the same GPUs, so that the slower of two nodes is found too.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ MAX_HALVINGS = 7  # from 8 GiB down to 64 MiB; smaller sizes do not saturate the
 class EachNodeOptions(GroupOptions):
     """Options of collectives.each_node.
 
-    ``size``: bytes of the buffer on each rank; the default depends on the device. If it does not fit on one rank, all
-    ranks halve it up to 7 times, and record the sizes that did not fit. ``seconds``: maximum timed duration.
+    ``size``: bytes of the buffer on each rank; the default depends on the device. If the buffer does not fit on one
+    rank, all ranks halve the size, up to 7 times. The sizes that did not fit are recorded. ``seconds``: maximum
+    timed duration; on a GPU twice this duration if the median is imprecise.
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)

@@ -48,11 +48,11 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
 
-# GPU_SIZE takes 3 ms on an H200, so a window has 17 operations. Two H200s with send_receive (docs/results): 359.8 and
-# 360.0 GB/s at 1 GiB, of 369 GB/s without launch latency; 263 and 266 GB/s at 64 MiB, with windows that differ by 2 %.
-# CPU_SIZE is for CPU-only runs.
+# An operation of GPU_SIZE takes 3 ms on an H200, so that a window of 50 ms has 17 operations. Two runs of send_receive
+# on two H200s (docs/results) gave 359.8 and 360.0 GB/s at 1 GiB, close to the 369 GB/s without launch latency. At 64
+# MiB they gave 263 and 266 GB/s, with windows that differed by 2 %. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("256KiB")
-# A pair below this share of the median rate is retried; also the threshold of path_share and gpu_share
+# Threshold of path_share and gpu_share. A pair below this share of the median of the GPUs' best rates is retried.
 MIN_SHARE = 0.90
 
 Partners = dict[int, int]  # rank → its partner; has both ranks of each pair
@@ -62,8 +62,8 @@ class GpuPairOptions(Options):
     """Options of collectives.gpu_pairs.
 
     ``size``: bytes that each GPU sends and receives at a time; the default depends on the device. ``seconds``: maximum
-    timed duration of each round. ``retry_slow_pairs``: measure slow pairs again without other pairs; off by default on
-    CPUs, where no rule applies to pairs.
+    timed duration of each round; on a GPU twice this duration if the median is imprecise. ``retry_slow_pairs``: measure
+    slow pairs again without other pairs; off by default on CPUs, where no rule applies to pairs.
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
@@ -74,7 +74,7 @@ class GpuPairOptions(Options):
 def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
     """Yield the metrics of each node on its first rank.
 
-    Raises NotApplicable if no node has two GPUs, and SeatrialError if the buffers do not fit.
+    Raises NotApplicable if no node has two ranks, and SeatrialError if the buffers do not fit.
     """
     from seatrial.bench import collectives, rank, subgroups
 
@@ -112,8 +112,8 @@ def _measure_rounds(
 ) -> dict[str, PairResults]:
     """The results of all rounds and retries by node, the same on all ranks.
 
-    Each node has its own group. In a group of several nodes NCCL uses inside a node the few channels and small chunks
-    of transfers between nodes (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src), and the rates would
+    Each node has its own group. In a group of several nodes NCCL uses the few channels and small chunks of inter-node
+    transfers inside a node too (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src). The rates would then
     differ from those of a single node.
     """
     from seatrial.bench import pairs, subgroups
@@ -209,9 +209,10 @@ def _comparison_facts(results: PairResults, link: str, *, retry: bool) -> dict[s
 
 
 def _observations(node: str, results: PairResults, link: str) -> Iterator[Observation]:
-    """Yield rates in GB/s of every pair and of every GPU with its fastest partner, with retries, and wrong data.
+    """Yield the rates in GB/s of every pair, and of every GPU with its fastest partner, and the wrong data.
 
-    For three or more GPUs with the same link type, also yield path_share and gpu_share.
+    A pair that was retried has the rate of its retry; the best rate of a GPU is over all its measurements. If the GPUs
+    are comparable, also yield path_share and gpu_share.
     """
     gpus: list[JsonValue] = [name.rpartition("/")[2] for name in results.members]
     matrix = [[*row] for row in results.rate_matrix(results.final_by_pair)]

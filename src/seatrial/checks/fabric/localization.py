@@ -1,13 +1,13 @@
 """Locates slow nodes, GPUs, rails and paths between nodes by transfers between pairs of nodes.
 
-A run starts it automatically when a multi-node check violates a threshold (``localize`` in the trial). The
-steps measure pairs in rounds, then suspected nodes with good partners, suspected paths again, and each direction:
-hardware.pair_search. All pairs of a step run concurrently in one job, so that a thousand nodes take minutes.
+A run starts this check automatically when a multi-node check violates a threshold (``localize`` in the trial). The
+search has steps (hardware.pair_search): first rounds of pairs, then suspected nodes with good partners, suspected paths
+again, and each direction. All pairs of a step run concurrently in one job, so that a thousand nodes take minutes.
 
-Rates are compared with those of other pairs only, so that no reference value is needed. With GPUs, GPU i of a node
-sends to GPU i of the other. Without GPUs one process of each node sends over TCP (gloo), and the fastest time counts: a
-busy CPU makes some transfers slower, a slow link makes all of them slower. Two nodes are one pair: its rails and
-directions are compared (hardware.two_nodes).
+Rates are compared only with those of other pairs, so that no reference value is needed. With GPUs, GPU i of a node
+sends to GPU i of the other node. Without GPUs one process of each node sends over TCP (gloo), and the fastest time
+counts: a busy CPU slows some transfers, a slow link slows all of them. Two nodes form one pair; the rails and
+directions of this pair are compared (hardware.two_nodes).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class LocalizationOptions(Options):
     """Options of collectives.localization.
 
     ``rounds``: number of rounds in which every node is measured, each with a new partner. ``size``: bytes that each
-    rank sends at a time; the default depends on the device. ``seconds``: maximum timed duration of a step.
+    rank sends at a time; the default depends on the device. ``seconds``: maximum timed duration of a step; on a GPU
+    twice this duration if the median is imprecise.
     """
 
     rounds: int = Field(default=ROUNDS, ge=1)

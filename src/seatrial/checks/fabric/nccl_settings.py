@@ -1,4 +1,4 @@
-"""All-reduce bandwidth under several NCCL settings; each setting changes one environment variable.
+"""All-reduce bandwidth under several NCCL settings: the default, and settings that change one environment variable.
 
 NCCL reads its variables once per process. So each rank starts a child process per setting, and the NCCL logs of these
 processes record algorithm, protocol, channels and transport for every size.
@@ -50,7 +50,7 @@ ALL_RANKS, PER_NODE = "all_ranks", "per_node"  # one group of all ranks; one gro
 
 @dataclass(frozen=True)
 class NcclSetting:
-    """Environment variables, and the meaning of a difference from NCCL's default."""
+    """Environment variables, and what the bandwidth under this setting shows, compared with the default's."""
 
     env: Mapping[str, str]
     meaning: str
@@ -78,7 +78,8 @@ class NcclSettingsOptions(Options):
     """Options of collectives.nccl_settings.
 
     ``size``: bytes of the timed all-reduce. ``untimed_sizes``: more sizes whose algorithm and transport are recorded.
-    ``seconds``: maximum timed duration of each setting. ``limit_s``: time limit of the child processes of a setting.
+    ``seconds``: maximum timed duration of each setting; twice this duration if the median is imprecise. ``limit_s``:
+    time limit of the child processes of a setting.
     """
 
     size: ByteSize = Field(default=SIZE, ge=4)
@@ -168,7 +169,7 @@ def start_setting(
 def _left_out(context: Context, options: NcclSettingsOptions) -> list[int]:
     """The sizes among UNTIMED_SIZES that the network is too slow for; none if the trial sets ``untimed_sizes``."""
     is_default = options.untimed_sizes == UNTIMED_SIZES
-    return context.tcp_network.left_out_sizes("all_reduce", UNTIMED_SIZES) if context.tcp_network and is_default else []
+    return context.tcp_network.too_slow_sizes("all_reduce", UNTIMED_SIZES) if context.tcp_network and is_default else []
 
 
 def _child_log(result: ChildResult) -> NcclLog:
@@ -182,7 +183,7 @@ def _child_log(result: ChildResult) -> NcclLog:
 
 
 def _nvlink(context: Context) -> str:
-    """``yes`` if every node has a GPU with active NVLinks, else ``no``; ``unknown`` if links are not readable."""
+    """``unknown`` if the NVLinks of a node are not readable, ``yes`` if every node has active NVLinks, else ``no``."""
     from seatrial.bench import rank
 
     gpus = gpu.read(context.root).gpus if context.local_rank == 0 else ()
@@ -197,7 +198,7 @@ def _nvlink(context: Context) -> str:
 
 
 def _metrics(results: Mapping[str, Any], nodes: Sequence[str], size: int) -> Iterator[Metric]:
-    """Yield busbw (GB/s) by setting, over all ranks and per node, and the ratios of default to other settings."""
+    """Yield busbw (GB/s) by setting, over all ranks and per node, and the ratios default/no_p2p and default/ring."""
     rates: dict[str, dict[str, Sequence[float]]] = {}
     for name, result in results.items():
         busbw = result["busbw"]
@@ -293,7 +294,7 @@ CHECK = Check(
             expect=">= 0.90 x",
             outcome_if_violated=Outcome.WARN,
             evidence_facts=("path_by_size",),
-            meaning="A ring is faster than NCCL's default algorithm: its model of this machine is wrong.",
+            meaning="A ring is faster than NCCL's default algorithm: NCCL's model of this machine is wrong.",
             fix="Run env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN) and unset these variables. Else "
             "report an NCCL log with NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING to NVIDIA.",
         ),

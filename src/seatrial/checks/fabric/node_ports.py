@@ -15,8 +15,8 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     context.progress("reading RDMA ports")
     by_node = {context.node: read_node_ports(context.root)}
     compute = select_compute_ports(by_node)
-    if compute.absence:
-        raise NotApplicable(compute.absence)
+    if compute.absence_reason:
+        raise NotApplicable(compute.absence_reason)
     yield from facts({"not_compute_ports": dict(compute.others)})
     yield from ports.compare_ports(compute, {context.node: by_node[context.node].gid_index})
 

@@ -1,7 +1,7 @@
 """Tests that the GPUs of all nodes are in the expected NVLink domains, on systems with NVLink between nodes (NVL72).
 
-The GPUs of a domain reach each other over NVLink; NVML names it by a cluster UUID and a clique. On systems without
-NVLink between nodes, GPUs have no cluster UUID.
+The GPUs of a domain reach each other over NVLink; NVML identifies a domain by a cluster UUID and a clique. On systems
+without NVLink between nodes, GPUs have no cluster UUID.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
-    """Yield facts and metrics of the GPUs in ``domains``: subject → its domain, empty if it is in none."""
+    """Yield facts and metrics of the GPUs in ``domains``: subject of the GPU → its domain, empty if it is in none."""
     nodes_by_domain: dict[str, list[str]] = {}
     domains_by_node: dict[str, set[str]] = {}
     for subject, domain in domains.items():
@@ -83,7 +83,7 @@ CHECK = Check(
             outcome_if_violated=Outcome.WARN,
             applies_if=_APPLIES_IF,
             evidence_facts=("split_nodes", "domains"),
-            meaning="GPUs of one node are in different NVLink domains: no NVLink between them.",
+            meaning="GPUs of one node are in different NVLink domains and have no NVLink between them.",
             fix=_FIX,
         ),
         Rule(
@@ -93,7 +93,7 @@ CHECK = Check(
             applies_if=_APPLIES_IF,
             evidence_facts=("domains",),
             meaning=f"The nodes are in more NVLink domains than their number of GPUs needs ({MAX_GPUS} fit into one): "
-            "traffic between domains takes RDMA. A node alone in its domain is misconfigured or in another rack.",
+            "traffic between domains uses RDMA. A node alone in its domain is misconfigured or in another rack.",
             fix=f"{_FIX}. If the nodes are in several racks on purpose, ignore this",
         ),
     ),

@@ -1,8 +1,9 @@
 """All-reduce of every GPU with itself: a communicator of one rank, as in a training run on one GPU.
 
-It shows that NCCL loads, creates a communicator and launches its operations on each GPU. No link is used, so the cause
-of a failure is the GPU, the driver or the library. There is no bandwidth: nothing is sent, and busbw = algbw ·
-2(n−1)/n is 0 for one rank. nccl-tests with one GPU measures a copy in the GPU's memory, as device.memory does.
+The check shows that NCCL loads, creates a communicator and launches its operations on each GPU. No link is used, so the
+cause of a failure is the GPU, the driver or the library. The check has no metric of bandwidth: nothing is sent, and
+busbw = algbw · 2(n−1)/n is 0 for one rank. nccl-tests with one GPU measures a copy in the GPU's memory, as
+device.memory does.
 """
 
 from __future__ import annotations

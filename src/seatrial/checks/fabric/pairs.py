@@ -5,11 +5,11 @@ receives from GPU i of the other node, so that all NICs carry load and NVLink ca
 
 A single slow pair does not locate the fault. A node that is slow with every partner is at fault. If two good nodes are
 slow with each other, their path is at fault. If each node has r partners, up to r−1 bad nodes are located exactly,
-provided that more than half of all nodes are good. With two nodes only wrong data is judged, no bandwidth. A slow path
-may share an uplink with other pairs; it is therefore retried without concurrent pairs.
+provided that more than half of all nodes are good. With two nodes only wrong data is judged, no bandwidth. A path may
+be slow only because other pairs use the same uplink. Slow paths are therefore measured again without concurrent pairs.
 
-If the switches of the nodes are known (``cluster.topology``, Slurm) and not all pairs are measured, rounds of pairs
-inside a leaf switch and rounds of pairs across leaf switches alternate.
+Rounds of pairs inside a leaf switch and rounds of pairs across leaf switches alternate if not all pairs are measured
+and the switches of the nodes are known (``cluster.topology``, Slurm).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
 MAX_NODES_ALL_PAIRS = 8  # up to this number of nodes the rounds cover all pairs
 MAX_ROUNDS = 4  # default number of rounds with more nodes: enough to locate two or three bad nodes
 MAX_RETRIES = 4  # slow paths to retry; each takes as long as a round
-# Threshold of gpu_share and path_share, equal to the judge's default for FAIL; a slower path is retried
+# Threshold of gpu_share and path_share, equal to the judge's default for FAIL; a path below this share is retried
 MIN_SHARE = 0.90
 
 
@@ -63,9 +63,9 @@ class PairOptions(Options):
     """Options of collectives.pairs.
 
     ``rounds``: number of rounds; by default all with up to 8 nodes, else 4. ``seconds``: maximum timed duration of a
-    round. ``size``: bytes that each rank sends and receives at a time; the default depends on the device.
-    ``max_retries``: maximum number of slow paths that are measured again without concurrent pairs; 0 by default on
-    CPUs, where no rule applies to paths.
+    round; on a GPU twice this duration if the median is imprecise. ``size``: bytes that each rank sends and receives at
+    a time; the default depends on the device. ``max_retries``: maximum number of slow paths that are measured again
+    without concurrent pairs; 0 by default on CPUs, where no rule applies to paths.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -87,6 +87,7 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     max_rounds = options.rounds or (len(nodes) if len(nodes) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
     switches, members = _switches(context, list(nodes)), list(nodes.values())
     leaves = [path[:1] for path in switches.values()]
+    # Not all pairs are measured, there are several leaf switches, and one of them has several nodes
     if max_rounds < len(nodes) - 1 and 1 < len(set(leaves)) < len(leaves):
         rounds = pairs.rounds_by_group(leaves, max_rounds)
     else:
@@ -113,7 +114,8 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
 def _switches(context: Context, nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Node → its switches from the leaf to the top; empty without a topology. All ranks call this together.
 
-    Slurm's name of a node may differ from its host name. Raises SeatrialError if a topology file has no such node.
+    Slurm's name of a node may differ from its host name. Raises SeatrialError if a topology file lacks one of
+    ``nodes``.
     """
     from seatrial.bench import rank
 
@@ -204,8 +206,8 @@ CHECK = Check(
             metric="gpu_share",
             expect=f">= {MIN_SHARE} of the median",
             applies_if=_APPLIES_IF,
-            meaning="The GPU is slow with every partner, so the cause is in its node: NIC, cable, switch port, PCIe "
-            "slot or driver settings.",
+            meaning="The GPU is slow with every partner, so the cause is in or next to its node: NIC, cable, switch "
+            "port, PCIe slot or driver settings.",
             fix="On that node run ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
             "LnkSta (speed and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). "
             "Compare with a good node.",

@@ -1,8 +1,9 @@
 """The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with other ports and their capabilities.
 
 Only compute ports are judged (see _compute_ports). A port is compared with the port of the same name on other nodes,
-with the other compute ports of its node, with the fastest link mode that ethtool lists and with its PCI link. The rate
-of a port that is not ACTIVE is 0: its file ``rate`` has the lowest rate of the link then, such as 10 Gb/sec (4X SDR).
+and with the other compute ports of its node. Its rate is compared with the fastest link mode that ethtool lists, and
+with the rate of its PCI link. A port that is not ACTIVE counts with a rate of 0: its sysfs file ``rate`` then contains
+the lowest rate of the link, such as 10 Gb/sec (4X SDR).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from seatrial.model import (
 def measure(context: Context, options: Options) -> Iterator[Observation]:
     """Yield on one rank per node the ports of the node, and on rank 0 their comparison.
 
-    Raises NotApplicable without a compute port.
+    Raises NotApplicable without a compute port, and ParticipantError if the ports of a node cannot be read.
     """
     from seatrial.bench import one_rank_per_node
 
@@ -44,8 +45,8 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         node_ports = by_node[participants.names[participants.index]].ports
         yield Fact(name="ports", value=[port.model_dump(mode="json") for port in node_ports])
     compute = select_compute_ports(by_node)
-    if compute.absence:
-        raise NotApplicable(compute.absence)
+    if compute.absence_reason:
+        raise NotApplicable(compute.absence_reason)
     if context.rank == 0:
         yield from facts({"not_compute_ports": dict(compute.others), PORTS_USED: port_names(compute)})
         yield from compare_ports(compute, {node: node_ports.gid_index for node, node_ports in by_node.items()})
@@ -97,7 +98,7 @@ def _state_observations(compute: ComputePorts) -> Iterator[Observation]:
         max_counts |= count
     for node, ports in compute.by_node.items():
         yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
-        # a node without any port lacks those of the model with the most ports on one node
+        # a node without any port lacks the ports of the model with the most ports on one node
         models = counts[node] or dict(max_counts.most_common(1))
         yield metric("ports_missing", sum(max_counts[model] - counts[node][model] for model in models), "ports", node)
         yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)
@@ -162,9 +163,9 @@ SEVERAL_NODES, ONE_NODE = {"several_nodes": "yes"}, {"several_nodes": "no"}
 OUTCOMES_BY_CONDITION = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))
 LINK_FIX = (
     "Run mlxlink -d DEVICE -m -c on the node (speed, width, errors, cable), then compare the cable and the switch port "
-    "with those of a good port. If the port is Polling, check the cable and the switch port. If it is LinkUp but "
-    "INIT, no subnet manager answers: run sminfo. If it is not for compute, list the compute ports in NCCL_IB_HCA (env "
-    "of the trial)."
+    "with those of a good port. If the port is Polling, check the cable and the switch port. If the port is "
+    "LinkUp but INIT, no subnet manager answers: run sminfo. If the port is not for compute, list the compute ports in "
+    "NCCL_IB_HCA (env of the trial)."
 )
 
 
@@ -178,8 +179,8 @@ def _rate_rules() -> Iterator[Rule]:
         "the slowest port.",
         fix=LINK_FIX,
     )
-    # FAIL only on one node with three or more ports: over several nodes rate_vs_nodes judges; a difference between
-    # two ports does not show which one is slow
+    # FAIL only on one node with three or more ports: with several nodes, the rule on rate_vs_nodes fails instead; a
+    # difference between two ports does not show which one is slow
     for condition, outcome in (({**ONE_NODE, "three_or_more_ports": "yes"}, Outcome.FAIL), ({}, Outcome.WARN)):
         yield Rule(
             metric="rate_vs_node_ports",
@@ -261,8 +262,8 @@ RULES = (
             meaning="NCCL finds no RoCE v2 GID with a routable address at the index that it uses: connections fail or "
             "time out.",
             fix="Run show_gids on the node. If the interface has no IP address (ip addr), assign one. If the index is "
-            "wrong, set NCCL_IB_GID_INDEX to that of the RoCE v2 GID with an IPv4 address, or unset it (NCCL 2.21 and "
-            "newer choose it themselves). If NCCL should use TCP, set NCCL_NET=Socket.",
+            "wrong, set NCCL_IB_GID_INDEX to the index of the RoCE v2 GID with an IPv4 address, or unset this variable "
+            "(NCCL 2.21 and newer choose the index themselves). If NCCL should use TCP, set NCCL_NET=Socket.",
         )
         for condition, outcome in OUTCOMES_BY_CONDITION
     ),

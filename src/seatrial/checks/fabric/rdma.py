@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_NODES_ALL_PAIRS = 4  # up to this number of nodes the rounds cover all pairs
 MAX_ROUNDS = 3  # default number of rounds with more nodes
-TOOL_TIMEOUT_S = 10.0
+TOOL_TIMEOUT_S = 10.0  # of ib_write_bw --version and of ib_write_bw --help
 LIMITS = data_files.read("perftest.yaml")
 
 
@@ -54,7 +54,8 @@ class NodeTools:
 def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     """Yield bandwidths in Gb/s and latencies in us on rank 0.
 
-    Raises NotApplicable on a single node, without a usable port, and where perftest is not installed on any node.
+    Raises NotApplicable on a single node, without a usable port, and if perftest is not installed on any node. Raises
+    ParticipantError if the ports or the tools of a node cannot be read.
     """
     from seatrial.bench import one_rank_per_node, rank
     from seatrial.hardware.pair_search import round_robin
@@ -126,8 +127,8 @@ def usable_ports(
     from seatrial.discover.rdma_ports import PortDetails
 
     compute = select_compute_ports(nodes)
-    if compute.absence:
-        raise NotApplicable(compute.absence)
+    if compute.absence_reason:
+        raise NotApplicable(compute.absence_reason)
     ports, unusable = dict[str, tuple[PortDetails | None, ...]](), dict[str, str]()
     for node, node_ports in compute.by_node.items():
         reasons = [_unusable_reason(port, nodes[node].gid_index) for port in node_ports]
@@ -200,7 +201,7 @@ def _facts(
 
 
 def _limit(name: str, key: str) -> tuple[float, str]:
-    """A limit of data/perftest.yaml and the end of a rule's meaning that names its source."""
+    """A limit of data/perftest.yaml, and a sentence for the meaning of its rule that names the source of the limit."""
     limit = LIMITS[name][key]
     return float(limit["value"]), f" Source of the limit: {limit['source']}."
 
@@ -208,12 +209,12 @@ def _limit(name: str, key: str) -> tuple[float, str]:
 SLOW_FIX = (
     "On the node run mlxlink -d DEVICE (rate, width, errors), lspci -vv -s ADDRESS | grep LnkSta (PCI link), "
     "nvidia-smi topo -m (GPU and NIC should share a switch) and check that ACS redirection and IOMMU translation are "
-    "off. Repeat the test by hand: ib_write_bw -d DEVICE --report_gbits on one node, and the same with its address on "
-    "the other; fact paths has all values."
+    "off. Repeat the test by hand: ib_write_bw -d DEVICE --report_gbits on one node, and the same command with the "
+    "address of that node on the other; fact paths has all values."
 )
 _MEASURED = {"measured": "yes"}
 _COMPARABLE = {**_MEASURED, "comparable": "yes"}
-MAX_LATENCY_RATIO = 1.5  # two more switches on the path add less
+MAX_LATENCY_RATIO = 1.5  # two more switches on the path add less than half of the latency
 
 
 def _rate_rules() -> Iterator[Rule]:
@@ -294,7 +295,7 @@ RULES = (
         evidence_facts=("nodes_not_measured",),
         meaning="These nodes cannot be measured, although others can.",
         fix="Fact nodes_not_measured has the reasons. Install perftest on all nodes (apt or dnf install perftest), or "
-        "in the container; pass /dev/infiniband into it; see fabric.ports for ports that are down.",
+        "in the container; pass /dev/infiniband into the container; see fabric.ports for ports that are down.",
     ),
     Rule(
         metric="perftest_versions",

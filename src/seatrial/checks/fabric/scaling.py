@@ -3,10 +3,11 @@
 Inside a node NCCL uses NVLink, between nodes the NICs, so that one node and many nodes are not comparable. Two
 efficiencies are judged:
 
-- ``link_efficiency``: the bandwidth of two nodes relative to the lower of two bandwidths: of one node, and of the NICs
-  between the two nodes, when each GPU sends to and receives from the same GPU of the other node.
-- ``ring_efficiency``: all nodes relative to two nodes (the first and the last), both with NCCL_ALGO=Ring: a ring sends
-  the same over each NIC for any number of nodes. Other algorithms send less between two nodes than between more.
+- ``link_efficiency``: the bus bandwidth of two nodes, divided by the lower of two bandwidths: the bus bandwidth of one
+  node, and the bandwidth of the NICs while each GPU exchanges data with the same GPU of the other node.
+- ``ring_efficiency``: the bus bandwidth of all nodes, divided by that of the first and the last node, both with
+  NCCL_ALGO=Ring. A ring sends the same amount over each NIC for any number of nodes. Other algorithms send less between
+  two nodes than between more.
 """
 
 from __future__ import annotations
@@ -48,19 +49,22 @@ if TYPE_CHECKING:
     from seatrial.bench.data_check import Mismatch
     from seatrial.bench.subgroups import GroupResult
 
-# The smallest and the largest buffer on GPUs, and the bytes per rank between them: 1 GiB saturates the links of a few
-# nodes; on many, each step of a ring must carry enough. NCCL reached 219 GB/s with 1 GiB and 406 with 16 GiB on 1,440
-# GPUs (coreweave/nccl-tests, README). CPU_SIZE is for CPU-only runs.
+# The buffer on GPUs grows by BYTES_PER_RANK with each rank, between GPU_SIZE and MAX_GPU_SIZE: 1 GiB saturates the
+# links of a few nodes; on many nodes, each step of a ring must carry enough. NCCL reached 219 GB/s with 1 GiB and 406
+# GB/s with 16 GiB on 1,440 GPUs (coreweave/nccl-tests, README). CPU_SIZE is for CPU-only runs.
 GPU_SIZE, MAX_GPU_SIZE, BYTES_PER_RANK = map(parse_bytes, ("1GiB", "16GiB", "16MiB"))
 CPU_SIZE = parse_bytes("1MiB")
 PAIR_SIZE = parse_bytes("256MiB")  # as in collectives.pairs, but at most ``size``
 TWO_NODES, ALL_NODES = "2nodes", "all_nodes"
-# Time limit of the child processes, which start in seconds; the time of the transfers on a slow network is added
+# Time limit of the child processes, which start in seconds; limit_with_network adds the transfer time of a slow network
 RING_LIMIT_S = 120.0
-# Published healthy clusters reach 0.90 of the slower link and more: H100 8x400 330 of 365 GB/s without NVLS
-# (NVIDIA/nccl#1221), 441 to 468 of 400 with NVLS, B200 8x400 690 of 400 (coreweave/nccl-tests#92, dstackai/dstack),
-# A100 8x200 187 of 200 (Azure/aks-rdma-infiniband). With faults 0.3 to 0.6: H100 8x400 112 to 231 (NVIDIA/nccl#2409),
-# 156 (NVIDIA/nccl-tests#290). The limit lies between, as NCCL's choice of algorithm changes the share.
+# Published healthy clusters reach 0.90 of the slower link or more, in GB/s, 8x400 being 8 ports of 400 Gb/s per node:
+#   H100 8x400: 330 of 365 without NVLS (NVIDIA/nccl#1221), 441 to 468 of 400 with NVLS
+#   B200 8x400: 690 of 400 (coreweave/nccl-tests#92, dstackai/dstack)
+#   A100 8x200: 187 of 200 (Azure/aks-rdma-infiniband)
+# Published clusters with faults reach 0.3 to 0.6: H100 8x400 112 to 231 (NVIDIA/nccl#2409), 156
+# (NVIDIA/nccl-tests#290). The limit lies between these ranges, with a margin on both sides, as NCCL's choice of
+# algorithm changes the share.
 MIN_LINK_EFFICIENCY = 0.80
 # The requirement on scaling of usual acceptance tests. Published clusters keep 0.97 from two to four nodes (330 and 320
 # GB/s without NVLS, NVIDIA/nccl#1221) and 0.99 from four to eight (325 and 321, NVIDIA/nccl-tests#309); with a fault
@@ -133,7 +137,7 @@ def _no_sockets(transports: Mapping[str, int]) -> str:
 
 
 def gpu_size(ranks: int) -> int:
-    """Bytes of the all-reduce among this number of GPUs and among fewer of them."""
+    """Bytes of each all-reduce of the check in a job with this number of GPUs."""
     return min(max(GPU_SIZE, ranks * BYTES_PER_RANK), MAX_GPU_SIZE)
 
 
@@ -243,8 +247,8 @@ CHECK = Check(
             metric="link_efficiency",
             expect=f"> {MIN_LINK_EFFICIENCY} of the base",
             applies_if={"backend": "nccl", "no_sockets": "yes"},
-            meaning="The all-reduce of two nodes is slower than their slower link: than one node alone and than what "
-            "their NICs carry when each GPU exchanges data with the same GPU of the other node.",
+            meaning="The all-reduce of two nodes is much slower than the all-reduce of one node, and than the "
+            "transfers of their NICs when each GPU exchanges data with the same GPU of the other node.",
             fix="Compare busbw.1node, busbw.2nodes and network_busbw. Unset NCCL_* variables and run with "
             "NCCL_DEBUG=INFO: each GPU should use the NIC next to it (nvidia-smi topo -m) with GDRDMA. "
             "collectives.nccl_settings shows whether another algorithm is faster.",
@@ -253,8 +257,8 @@ CHECK = Check(
             metric="ring_efficiency",
             expect=f"> {MIN_RING_EFFICIENCY} of the base",
             applies_if={"backend": "nccl", "beyond_two_nodes": "yes"},
-            meaning="A ring over all nodes is slower than a ring over two, although it sends the same over each NIC: a "
-            "node or a path between other nodes is slow, or the fabric is congested.",
+            meaning="A ring over all nodes is slower than a ring over two, although both send the same over each NIC: "
+            "a node or a path between other nodes is slow, or the fabric is congested.",
             fix="Run collectives.pairs to locate a slow node or path, collectives.rails for a slow rail. If both are "
             "good, check congestion: adaptive routing, PFC and ECN counters of the switches, oversubscribed uplinks.",
         ),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from seatrial.discover.fabric import RdmaFacts
     from seatrial.discover.nccl_log import NcclLog
 
-# NCCL uses NVLink SHARP for more GPUs of a node than this; recent versions for 2 GPUs too (nvls.cc, ncclNvlsInit)
+# NCCL uses NVLink SHARP on nodes with more GPUs than this; recent versions also with 2 GPUs (nvls.cc, ncclNvlsInit)
 _GPUS_WITHOUT_NVLS = 2
 _MAX_NAMED = 4  # ranks listed in one message
 
@@ -51,7 +51,8 @@ class RankTransport:
 def measure(context: Context, options: TransportOptions) -> Iterator[Observation]:
     """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
 
-    Raises SeatrialError if a log has no transport, or if NCCL uses sockets and RDMA ports cannot be read.
+    Raises SeatrialError if a log has no transport. Unless the option sockets_expected is set, also raises SeatrialError
+    if NCCL uses sockets and the RDMA ports cannot be read.
     """
     from seatrial.bench import group, rank
 
@@ -83,7 +84,7 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
 
 
 def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
-    """Yield whether NCCL should use NVLink SHARP (NVLS), and the number of ranks that do not."""
+    """Yield whether NCCL should use NVLink SHARP (NVLS), and if so, the number of ranks that do not use it."""
     from seatrial.hardware.references import skus
 
     min_gpus = min(Counter(subject.partition("/")[0] for subject in ranks).values())
@@ -203,8 +204,8 @@ CHECK = Check(
             expect="== 0 ranks",
             applies_if={"sockets_expected": "no"},
             evidence_facts=("transports_by_rank", "active_rdma_ports", "settings"),
-            meaning="NCCL uses TCP sockets although the node has an active RDMA port: at most a tenth of the "
-            "bandwidth.",
+            meaning="NCCL uses TCP sockets although the node has an active RDMA port: sockets reach a small part of "
+            "the port's bandwidth.",
             fix="Run ibstat and ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited. Look for "
             "NET/IB in the rank's nccl.*.log, and for NCCL_IB_DISABLE, NCCL_NET or NCCL_IB_HCA in the settings. If "
             "sockets are intended: --set checks.collectives.transport.options.sockets_expected=true",

@@ -41,7 +41,7 @@ class FailingJobOptions(Options):
 
 
 def measure(context: Context, options: FailingJobOptions) -> Iterator[Observation]:
-    """Trains until the failing rank fails; the other ranks wait until the launcher terminates them. Does not return."""
+    """Train until the failing rank fails; the other ranks wait until the launcher terminates them. Does not return."""
     from seatrial.train import ddp
     from seatrial.util import files
 

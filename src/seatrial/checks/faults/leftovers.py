@@ -19,7 +19,7 @@ class LeftoversOptions(Options):
 
 
 def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation]:
-    """Yields the number of leftover processes in this PID namespace; processes of other containers are not visible."""
+    """Yield the number of leftover processes in this PID namespace; processes of other containers are not visible."""
     import psutil
 
     # The run directory is in the command line of torchrun and the worker, and in the environment of their children. A
@@ -34,7 +34,7 @@ def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation
 
 
 def measurement(context: Context, run: str) -> Measurement:
-    """Runs this check in this process, without a worker, and returns its measurement of this host."""
+    """Run this check in this process, without a worker, and return its measurement of this host."""
     fact, metric = measure(context, LeftoversOptions(run=run))
     assert isinstance(fact, Fact)
     assert isinstance(metric, Metric)
@@ -55,7 +55,7 @@ def _environment(process: psutil.Process) -> list[str]:
 
     try:
         return list(process.environ().values())
-    except psutil.Error:  # it has ended, or belongs to another user, who cannot have started the run
+    except psutil.Error:  # the process has ended, or belongs to another user, who cannot have started the run
         return []
 
 

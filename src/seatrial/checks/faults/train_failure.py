@@ -1,8 +1,9 @@
 """Tests that a training job ends on all nodes in time when a rank fails, and that the report names this rank.
 
-Starts three runs of ``train.failing_job``, as a user would, in which a rank fails by an exception, SIGKILL or SIGSTOP.
-After each run it checks the Slurm queue, and measures ``nodes.leftovers`` on the nodes of the job. On one host the
-three runs are concurrent, since they measure no speed; Slurm jobs on the same nodes run in turn.
+Starts three runs of ``train.failing_job`` with `seatrial run`, as a user would: in each run a rank fails by an
+exception, SIGKILL or SIGSTOP. After each run the check reads the Slurm queue, and measures ``nodes.leftovers`` on the
+nodes of the job. On one host the three runs are concurrent, since they measure no speed; under Slurm they run one after
+another.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class TrialRunner:
     progress: Callable[[str], None]
 
     def run(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Trial:
-        """Runs a trial ``name`` of one check and returns its record. Raises SeatrialError if it leaves no record."""
+        """Run a trial ``name`` of one check and return its record. Raises SeatrialError if there is no record."""
         with self.start(name, check, limit_s, **options) as wait_for_record:
             return wait_for_record()
 
@@ -132,13 +133,13 @@ class TrialRunner:
             processes.stop(child, grace_s=_CANCEL_S)
 
     def on_nodes(self, nodes: str) -> TrialRunner:
-        """Returns a runner for ``nodes``, or for the nodes of the trial if empty."""
+        """Return a runner for ``nodes``, or for the nodes of the trial if empty."""
         slurm_settings = self.config.slurm.model_copy(update={"nodelist": nodes or self.config.slurm.nodelist})
         return TrialRunner(self.folder, self.config.model_copy(update={"slurm": slurm_settings}), self.progress)
 
 
 def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
-    """Yields root cause, end time and leftovers of one run per fault.
+    """Yield root cause, end time and leftovers of one run per fault.
 
     Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank.
     """
@@ -163,7 +164,7 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
 
 
 def _with_short_timeout(config: JsonValue, options: FailureOptions) -> Config:
-    """Returns the configuration of the current trial, with the heartbeat timeout of ``options`` if it is shorter."""
+    """Return the configuration of the current trial, with the heartbeat timeout of ``options`` if it is shorter."""
     trial = Config.model_validate(config)
     timeout_s = min(trial.limits.heartbeat_timeout_s, options.heartbeat_timeout_s)
     return trial.model_copy(update={"limits": trial.limits.model_copy(update={"heartbeat_timeout_s": timeout_s})})
@@ -172,7 +173,7 @@ def _with_short_timeout(config: JsonValue, options: FailureOptions) -> Config:
 def _fault_observations(
     context: Context, runner: TrialRunner, fault: Fault, trial: Trial, teardown_s: float
 ) -> Iterator[Observation]:
-    """Yields the report of the ended ``trial`` with ``fault``, and its leftover processes."""
+    """Yield the report of the ended ``trial`` with ``fault``, and its leftover processes."""
     injected = _read_fault(
         runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
     )
@@ -200,10 +201,10 @@ def _fault_observations(
 
 
 def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
-    """Yields whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
+    """Yield whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
-    ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the clocks of the failing rank's node and
-    of this host differ so much that the time of the fault is before or after the job.
+    ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the time of the fault is not within
+    the job: the clocks of the failing rank's node and of this host then differ too much.
     """
     result = trial.results[-1]
     ended = result.started + result.seconds
@@ -234,13 +235,13 @@ def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, 
 
 
 def allocation_observations(fault: Fault, job: JobRecord) -> Iterator[Observation]:
-    """Yields whether the job of the ended run still has an allocation; Slurm lists no state of a purged job. Pure."""
+    """Yield whether the job of the ended run still has an allocation; Slurm lists no state of a purged job. Pure."""
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
     yield _metric(f"leftover_jobs.{fault}", job.has_state and not job.ended)
 
 
 def leftover_observations(fault: Fault, measurements: Sequence[Measurement], nodes: int) -> Iterator[Observation]:
-    """Yields the leftover processes per node. Pure. Raises SeatrialError if a node is missing."""
+    """Yield the leftover processes per node. Pure. Raises SeatrialError if a node is missing."""
     counts = [metric for measurement in measurements for metric in measurement.metrics if not measurement.error]
     if len({metric.subject for metric in counts}) != nodes:
         errors = [measurement.error for measurement in measurements if measurement.error]
@@ -259,7 +260,7 @@ def _as_list(value: JsonValue) -> list[JsonValue]:
 
 
 def _names_failing_rank(injected: FaultRecord, result: JobResult) -> bool:
-    """Returns whether the job result names the failing rank on its node, and no other rank."""
+    """Return whether the job result names the failing rank on its node, and no other rank."""
     ranks = re.findall(r"\brank (\d+)", result.failed_subject)
     expected_state = JobState.HUNG if injected.fault == "stop" else JobState.FAILED
     return (
@@ -268,7 +269,7 @@ def _names_failing_rank(injected: FaultRecord, result: JobResult) -> bool:
 
 
 def _all_verdicts_match(injected: FaultRecord, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
-    """Returns whether all verdicts are ERROR of the failing rank, with failed subject and expected cause."""
+    """Return whether all verdicts are ERROR of the failing rank, with failed subject and expected cause."""
     texts = (result.failed_subject, _CAUSES[injected.fault])
     return bool(verdicts) and all(
         verdict.outcome is Outcome.ERROR
@@ -279,7 +280,10 @@ def _all_verdicts_match(injected: FaultRecord, result: JobResult, verdicts: Sequ
 
 
 def _read_fault(path: Path, trial: Trial) -> FaultRecord:
-    """Returns the record of the failing rank. Raises NotApplicable or SeatrialError if it is missing."""
+    """Return the record of the failing rank.
+
+    Raises NotApplicable if the run was skipped, and SeatrialError if the run ended before the fault.
+    """
     if path.exists() and not trial.stop_reason:
         return FaultRecord.model_validate_json(path.read_text(encoding="utf-8"))
     for measurement in trial.measurements:
@@ -291,7 +295,7 @@ def _read_fault(path: Path, trial: Trial) -> FaultRecord:
 
 
 def _env_unset_args() -> list[str]:
-    """Returns arguments of env(1) that unset the variables that the new run must not inherit.
+    """Return arguments of env(1) that unset the variables that the new run must not inherit.
 
     These are the launcher's variables, seatrial's settings, which are in the trial file, and GLOO_SOCKET_IFNAME=lo,
     which works on one node only.
@@ -306,7 +310,6 @@ def _metric(name: str, value: float, subject: str = CLUSTER) -> Metric:
 
 
 def _rules(fault: Fault) -> tuple[Rule, ...]:
-    """Returns the rules for one fault."""
     return (
         Rule(
             metric=f"root_cause_named.{fault}",
@@ -324,7 +327,7 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
             expect="== 1 bool",
             meaning="the job did not end in time after a rank failed: it holds its nodes without progress",
             fix="scontrol show config | grep -E 'KillWait|UnkillableStep|Epilog|ProctrackType'; measure the time of "
-            "the Epilog; raise teardown_s if it needs more",
+            "the Epilog; raise teardown_s if the Epilog needs more",
         ),
         Rule(
             metric=f"leftover_jobs.{fault}",
@@ -332,8 +335,8 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
             expect="== 0",
             applies_if={"scheduler": "slurm"},
             meaning="the allocation was not released: its nodes are not available to other jobs",
-            fix="squeue --all --states=all; scancel ID. If it stays COMPLETING, on its nodes: journalctl -u slurmd "
-            "-n 50, and ps -eo pid,stat,wchan,cmd | grep ' D'",
+            fix="squeue --all --states=all; scancel ID. If the job stays COMPLETING, on its nodes: journalctl -u "
+            "slurmd -n 50, and ps -eo pid,stat,wchan,cmd | grep ' D'",
         ),
         Rule(
             metric=f"leftover_processes.{fault}",
@@ -349,7 +352,7 @@ CHECK = Check(
     name="train.failure",
     title="Failure of a training rank: end of the job and root cause",
     phase=Phase.DISTRIBUTED,
-    scope=Scope.CONTROL,  # its runs use all nodes: no other job of this trial may run
+    scope=Scope.CONTROL,  # its runs use all nodes, so that no other job of this trial may run
     metrics=METRICS,
     rules=tuple(rule for fault in FAULTS for rule in _rules(fault)),
     rule_facts={"scheduler": RuleFact("slurm|none")},

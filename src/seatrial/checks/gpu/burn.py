@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
+from math import ceil
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Context, Options, RuleFact
+from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Context, Options, RuleFact, facts
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.discover.gpu_counters import GPU_COUNTERS, GpuErrorCounters
 from seatrial.hardware.error_counters import counter_definitions
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("bf16", "fp16", "fp32")  # the load uses the first dtype that the device supports
 MAX_CURVE_POINTS = 240  # a point of the TFLOP/s curve per window of 50 ms would be 72,000 points per hour
-# Clocks event reasons that count as throttling. The software power cap does not: a GPU at full load runs at it.
+# Clocks event reasons that count as throttling. The software power cap does not count: a GPU at full load runs at this
+# cap.
 THROTTLE_REASONS = (
     "hardware slowdown",
     "hardware thermal slowdown",
@@ -59,19 +61,19 @@ class BurnOptions(Options):
 def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
     """Yield throughput, drift, changed products, relative error, and on a GPU its load samples and new errors.
 
-    Raises SeatrialError if the GPU is lost during the load.
+    Raises SeatrialError if the GPU is lost during the load, or if its error counters cannot be read.
     """
     from seatrial.bench import compute, rank
     from seatrial.telemetry import error_counts, gpu_load
 
     dtype = next(dtype for dtype in DTYPES if compute.unsupported_reason(dtype, context.device) is None)
-    size = options.size or (GPU_MATRIX_SIZE if context.device.startswith("cuda") else CPU_MATRIX_SIZE)
-    yield from (Fact(name=name, value=value) for name, value in rank.describe_device(context.device).items())
+    size = options.size or (GPU_MATRIX_SIZE if context.on_gpu else CPU_MATRIX_SIZE)
+    yield from facts(rank.describe_device(context.device))
     yield Fact(name="load", value=dtype)
     context.progress(f"{options.seconds:g} s of {dtype}")
     load = counters = None
     with ExitStack() as stack:
-        if context.device.startswith("cuda"):
+        if context.on_gpu:
             assert context.nvml_index is not None, "the worker sets nvml_index for a CUDA device"
             load = stack.enter_context(gpu_load.sample_gpu_load(context.nvml_index))
             errors = stack.enter_context(error_counts.count_errors(context.nvml_index, ports=False))
@@ -89,9 +91,13 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
     method = (
         f"{size} × {size} products in {dtype} for {sum(timing.windows) * timing.per_window:.1f} s after "
         f"{timing.warmup_s:.1f} s of warmup, {len(timing.windows)} windows of {timing.per_window} products, the last "
-        f"product of each window compared bitwise with the first; GPU load sampled every {gpu_load.PERIOD_S:g} s, "
-        "error counters read before and after, Xids from NVML events"
+        "product of each window compared bitwise with the first product of the burn"
     )
+    if context.on_gpu:
+        method += (
+            f"; GPU load sampled every {gpu_load.PERIOD_S:g} s, error counters read before and after, Xids from NVML "
+            "events"
+        )
     yield Fact(name="method", value=method)
 
 
@@ -109,7 +115,7 @@ def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Ite
 
 def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return seconds since the start and TFLOP/s: means of neighbouring windows, at most MAX_CURVE_POINTS points."""
-    group_size = -(-len(windows) // MAX_CURVE_POINTS)
+    group_size = ceil(len(windows) / MAX_CURVE_POINTS)
     groups = [windows[start : start + group_size] for start in range(0, len(windows), group_size)]
     ends = accumulate(per_window * sum(group) for group in groups)
     return tuple(ends), tuple(flop / fmean(group) / 1e12 for group in groups)
@@ -138,9 +144,10 @@ def _gpu_observations(
         minutes = sum(result.timing.windows) * result.timing.per_window / 60
         yield Metric(name="pcie_replay_rate", value=replays / minutes, unit="errors/min", subject=subject)
     yield Fact(name="counters_before", value=dict(counters.before))
-    yield from [Fact(name="xids", value=list(counters.xids))] if counters.xids else []
-    unreadable = counters.unreadable | load.reader.unreadable
-    yield from [Fact(name="unreadable", value=unreadable)] if unreadable else []
+    if counters.xids:
+        yield Fact(name="xids", value=list(counters.xids))
+    if unreadable := counters.unreadable | load.reader.unreadable:
+        yield Fact(name="unreadable", value=unreadable)
 
 
 # metric → unit, field of LoadSample, aggregate function
@@ -223,7 +230,8 @@ CHECK = Check(
             expect="== 0 products",
             applies_if={"backend": "cuda"},  # CPU libraries may change the order of summation
             meaning="the same matrix product gave different bits under load: training results get corrupted",
-            fix="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling at factory settings? Replace the GPU",
+            fix="dcgmi diag -r 4 -i INDEX; set clocks, voltage and cooling to factory settings and repeat; if bits "
+            "still differ, replace the GPU",
         ),
         Rule(
             metric="tflops.sustained",
@@ -236,7 +244,8 @@ CHECK = Check(
         Rule(
             metric="drift",
             may_be_negative=True,
-            expect="<= 5 %",  # an estimate, therefore WARN; rules with a reference warn at 5 % too
+            # The limit is an estimate, therefore WARN; rules with a reference value warn at 5 % too
+            expect="<= 5 %",
             applies_if={"backend": "cuda"},
             outcome_if_violated=Outcome.WARN,
             meaning="the last third of the burn was slower than the first: temperature or power reduces the clocks",

@@ -151,6 +151,6 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=DigestOptions,
-    skipped_if=("not verifiable from the record",),  # no two devices may have the same model and libraries
+    skipped_if=("not verifiable from the record",),  # if all devices differ in model or libraries
     required_per={"digest_mismatches": "rank"},
 )

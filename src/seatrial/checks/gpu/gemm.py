@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 # Rows and columns. 8192 saturates an H100 or H200: three matrices of 128 MiB in bf16 exceed its cache. 1024 takes about
 # 40 ms on a CPU core.
 GPU_MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 1024
-# Rounding error of the dtype with a margin of about 4: half a unit in the last place of the result, and for tf32 and
-# fp8 the error of their short mantissas and accumulation. A defective multiplier exceeds it.
+# Largest error of a result, divided by the largest exact result. The limits are the rounding errors with a margin of
+# about 4: half a unit in the last place for bf16 and fp16, the short mantissas for tf32 and fp8, and the accumulation.
+# A defective multiplier exceeds them.
 MAX_RELATIVE_ERROR = {"bf16": 0.01, "fp16": 0.002, "tf32": 0.004, "fp8": 0.01, "fp32": 1e-5}
 
 
 class GemmOptions(Options):
     """``size``: rows and columns of the matrices. ``seconds``: maximum timed duration per dtype.
 
-    Timing stops earlier when the median is known to 1 %, but not before ``min_seconds``.
+    Timing ends earlier when the 95 % interval of the median is within 1 %, but not before ``min_seconds``. On a GPU it
+    continues up to twice ``seconds`` while the interval exceeds 3 %.
     """
 
     size: int | None = Field(default=None, ge=64, multiple_of=16)

@@ -35,7 +35,7 @@ _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardwar
 _REQUIRED = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clocks_event_reasons|power_(limit|default)|memory_|processes"
 )
-# Fields that some GPU models do not support. If no GPU of the node supports a field, its rules do not apply.
+# Fields that some GPU models do not support. If no GPU of the node supports a field, the rules on it do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
     *("clocks_event_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
@@ -84,13 +84,13 @@ class ForeignProcess(Frozen):
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield GPU counts of the node, then the metrics of each GPU that CUDA_VISIBLE_DEVICES shows.
+    """Yield GPU counts of the node, then the metrics of each GPU in use: all, or those in CUDA_VISIBLE_DEVICES.
 
-    Raises NotApplicable without an installed or expected GPU, UsageError for an invalid CUDA_VISIBLE_DEVICES, and
-    SeatrialError, after all metrics, if a metric with a rule has no value on a GPU that supports its field.
+    Raises NotApplicable without an installed or expected GPU, and UsageError for an invalid CUDA_VISIBLE_DEVICES.
+    Raises SeatrialError if GPUs cannot be detected and their number is not configured; also, after all metrics, if a
+    metric with a rule has no value on a GPU that supports its field.
     """
-    inventory = discover.read(context.root)
-    expected = context.expected_gpus or 0
+    inventory, expected = discover.read(context.root), context.expected_gpus or 0
     if inventory.detection_error and context.expected_gpus is None:
         raise SeatrialError(inventory.detection_error)
     if not inventory.gpus and not inventory.installed_gpus and not expected:
@@ -170,7 +170,7 @@ def _supported_features(gpus: Sequence[Gpu]) -> dict[str, bool]:
 
 
 def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[ForeignProcess]) -> Values:
-    """Return metric → value of ``gpu``; it is compared with some of ``gpus``, all GPUs in use."""
+    """Return metric → value of ``gpu``. ``gpus``: all GPUs in use, with which some metrics compare it."""
     same_model = [other for other in gpus if other.name == gpu.name]
     remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
     reasons = None if gpu.clocks_event_reasons is None else set(gpu.clocks_event_reasons)
@@ -210,11 +210,9 @@ def _missing_values(gpu: Gpu, values: Values) -> dict[str, str]:
     reasons, features = dict[str, str](), _supported_features([gpu])
     for rule in RULES:
         conditions = [name for name in rule.applies_if if name in features]
-        if (
-            rule.metric in _PER_GPU_METRICS
-            and values.get(rule.metric) is None
-            and all(features[name] for name in conditions)
-        ):
+        applies = rule.metric in _PER_GPU_METRICS and all(features[name] for name in conditions)
+        if applies and values.get(rule.metric) is None:
+            # The last condition is has_FIELD, with the field of Gpu from which the metric is computed
             field = conditions[-1].removeprefix("has_").replace("memory_repair", "remap_pending")
             reasons[rule.metric] = next(
                 (text for name, text in gpu.unreadable.items() if name.startswith(field)), _NO_REASON
@@ -275,10 +273,10 @@ RULES = (
         metric="gpus_missing",
         evidence_facts=("nvml_unavailable", "gpus_lost", "pci_gpus_not_usable"),
         expect="== 0 GPUs",
-        meaning="an expected GPU, or a GPU on the PCI bus, is not usable; the facts name it with NVML's error",
+        meaning="an expected GPU, or a GPU on the PCI bus, is not usable; the facts name the GPU and NVML's error",
         fix="nvidia-smi -L; lspci -d 10de:; dmesg | grep -iE 'NVRM|Xid'. Driver not loaded, or version mismatch: "
         "reinstall or reboot. Xid 79, lost or failed to start: power-cycle the node, then reseat or replace the GPU. "
-        "In a container: start it with --gpus all",
+        "In a container: start the container with --gpus all",
     ),
     Rule(
         metric="gpus_hidden",

@@ -12,7 +12,7 @@ from seatrial.model import NotApplicable, Observation, Phase, Rule, Scope
 
 
 class ModelOptions(Options):
-    """``expected``: text in NVML's name of each GPU, in any case."""
+    """``expected``: text that NVML's name of each GPU must contain, in upper or lower case."""
 
     expected: str | None = Field(default=None, min_length=1)
 
@@ -23,7 +23,7 @@ def measure(context: Context, options: ModelOptions) -> Iterator[Observation]:
         raise NotApplicable("no model is expected: set the option expected of gpu.model, such as H200")
     inventory = gpu.read(context.root)
     if not inventory.gpus:
-        raise NotApplicable("no usable GPU; gpu.inventory judges missing ones")
+        raise NotApplicable("no usable GPU; gpu.inventory reports missing GPUs")
     others = [device for device in inventory.gpus if options.expected.lower() not in (device.name or "").lower()]
     names = [f"gpu{device.index}: {device.name or 'name not readable'}" for device in others]
     yield from facts({"expected_model": options.expected, "other_models": names})

@@ -32,7 +32,10 @@ SINGLE_METRICS = {"h2d": "h2d_single", "d2h": "d2h_single", "bidirectional": "h2
 
 
 class TransferOptions(Options):
-    """``seconds``: maximum timed duration of a single copy per direction; concurrent copies are timed twice as long."""
+    """``seconds``: maximum timed duration of a single copy per direction; twice that if the median is imprecise.
+
+    Concurrent copies are timed for twice this duration.
+    """
 
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
@@ -54,7 +57,8 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Observation]
             context.progress("single")
             timings |= {f"{name}_single": time(copy, warmup_s=transfer.WARMUP_S) for name, copy in copies.items()}
         rank.store_barrier()
-    # A GPU that copies alone is faster: so all GPUs copy equally long, with load before and after the timed windows
+    # A GPU copies faster while the others do not copy. So all GPUs copy equally long, with load before and after the
+    # timed windows.
     time_concurrent = partial(
         time,
         min_seconds=CONCURRENT_TIME_FACTOR * options.seconds,

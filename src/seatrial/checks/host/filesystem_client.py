@@ -1,10 +1,13 @@
-"""Which filesystem each path is on, and its client settings, quota and storage targets, on every node. Reads only."""
+"""Which filesystem each path is on, and its client settings, quota and storage targets, on every node. Reads only.
+
+Each path belongs to a tier, which names what the path is used for, such as ``home`` (see _tiers).
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,7 +90,6 @@ def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root:
     Without ``must_exist``, a path that does not exist yet, such as a new HF_HOME, stands for its nearest existing
     parent.
     """
-
     from seatrial.discover import filesystem_kind
 
     def existing() -> Path:
@@ -123,7 +125,7 @@ def _settings(kind: FilesystemKind) -> dict[str, JsonValue]:
 def _quota_observations(
     name: str, tier_filesystem: TierFilesystem | None, entries: list[MountEntry], context: Context
 ) -> Iterator[Observation]:
-    """Yield the share of the quota in use, with a fact that says whether it is known."""
+    """Yield the share of the quota in use, with a fact that states whether the quota is known."""
     from seatrial.discover import filesystem_quota
 
     fact = f"quota_{name}"
@@ -168,7 +170,7 @@ def _group_of_new_files(path: str) -> int | None:
 def _target_observations(name: str, tier_filesystem: TierFilesystem | None, context: Context) -> Iterator[Observation]:
     """Yield the use of the fullest storage target of Lustre and the number of inactive ones.
 
-    The fact ``targets_NAME`` states whether they are known.
+    The fact ``targets_NAME`` states whether the targets are known.
     """
     from seatrial.discover import filesystem_quota
 
@@ -232,7 +234,7 @@ RULES = (
         metric="paths_not_found",
         expect="== 0 paths",
         evidence_facts=("not_found",),
-        meaning="A path does not exist on this node, its filesystem is not mounted, or does not answer.",
+        meaning="A path does not exist on this node, or its filesystem is not mounted or does not answer.",
         fix="The fact not_found lists path and reason. On the node: timeout 5 stat -f PATH; findmnt -T PATH",
     ),
     Rule(
@@ -241,25 +243,20 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         evidence_facts=("unwise_settings",),
         meaning="A client setting of the filesystem makes training I/O slow, or loses locks or data.",
-        fix="The fact unwise_settings lists them with the value to use instead; see docs/filesystems.md.",
+        fix="The fact unwise_settings lists each setting with the value to use instead; see docs/filesystems.md.",
     ),
     Rule(
         metric="paths_misplaced",
         expect="== 0 paths",
         outcome_if_violated=Outcome.WARN,
         evidence_facts=("misplaced",),
-        meaning="Temporary files and compile caches are on a network filesystem: processes of the node wait for it.",
+        meaning="Temporary files and compile caches are on a network filesystem: processes of the node wait for the "
+        "network.",
         fix="Set TMPDIR to a directory on a disk of the node.",
     ),
     _tiers.RULE,
     *(rule for name in tiers() for rule in _tier_rules(name)),
 )
-
-
-def _rule_facts() -> Mapping[str, RuleFact]:
-    unknown = RuleFact(not_supported=Outcome.UNJUDGED)
-    by_tier = {f"{fact}_{name}": unknown for name in tiers() for fact in ("quota", "targets")}
-    return {**_tiers.RULE_FACTS, **by_tier}
 
 
 CHECK = Check(
@@ -278,7 +275,14 @@ CHECK = Check(
         "targets_down.*": "devices",
     },
     rules=RULES,
-    rule_facts=_rule_facts(),
+    rule_facts={
+        **_tiers.RULE_FACTS,
+        **{
+            f"{fact}_{name}": RuleFact(not_supported=Outcome.UNJUDGED)
+            for name in tiers()
+            for fact in ("quota", "targets")
+        },
+    },
     measure=measure,
     limit_s=180,  # each tool may take 20 s on a filesystem that hangs
 )

@@ -203,7 +203,7 @@ CHECK = Check(
             metric="paths_failed",
             expect="== 0 paths",
             evidence_facts=("failed",),
-            meaning="A node cannot create, read or delete files in the directory, or they took too long.",
+            meaning="A node cannot create, read or delete files in the directory, or this took too long.",
             fix="The fact failed lists path, reason and node. On that node: df -i PATH; ls -ld PATH; findmnt -T PATH",
         ),
         Rule(

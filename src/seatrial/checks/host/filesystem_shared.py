@@ -1,4 +1,4 @@
-"""Tests that folders are shared by all nodes, and that they keep the POSIX guarantees that multi-node jobs rely on."""
+"""Tests that directories are shared by all nodes, and that they keep the POSIX guarantees that multi-node jobs need."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
 class SharedOptions(Options):
-    """``paths``: folders that must be shared by all nodes.
+    """``paths``: directories that must be shared by all nodes.
 
-    Without them the check tests its folder in the run directory; if that is not shared, the outcome is WARN.
+    Without ``paths`` the check tests its directory in the run directory; if that is not shared, the outcome is WARN.
     """
 
     paths: tuple[AbsolutePath, ...] = ()
@@ -96,7 +96,7 @@ def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
 
 
 def _test_path(context: Context, participants: Participants, path: str) -> PathResult:
-    """Run all tests of one path, on all participants together; an error ends them and is in the result."""
+    """Run all tests of one path, on all participants together; an error ends the tests and is in the result."""
     from seatrial.bench import one_rank_per_node, shared_files, storage
 
     context.progress(path)
@@ -123,11 +123,11 @@ def _run_probe(
 ) -> None:
     """Store the result of one probe; an error of the filesystem is a failure. Raises ParticipantError on a timeout."""
     from seatrial.bench.one_rank_per_node import ParticipantError
-    from seatrial.bench.shared_files import Untested
+    from seatrial.bench.shared_files import InconclusiveProbe
 
     try:
         result.failures[name] = probe(folder)
-    except Untested as reason:
+    except InconclusiveProbe as reason:
         result.untested[name] = str(reason)
     except ParticipantError as error:
         if error.timed_out:
@@ -248,7 +248,7 @@ RULES = (
         evidence_facts=("not_shared", "filesystems"),
         expect="== 0 paths",
         applies_if={"several_nodes": "yes", "any_path_usable": "yes", "paths_from": "options"},
-        meaning="A node does not see files of other nodes in this folder: checkpoints and results are incomplete.",
+        meaning="A node does not see files of other nodes in this directory: checkpoints and results are incomplete.",
         fix="The fact filesystems lists the mounts. On the node with another mount: findmnt -T PATH; mount -a",
     ),
     Rule(
@@ -355,7 +355,7 @@ RULES = (
 
 CHECK = Check(
     name="filesystem.shared",
-    title="Shared folders: visibility and POSIX guarantees across nodes",
+    title="Shared directories: visibility and POSIX guarantees across nodes",
     fact_roles={"fault_places": "fault_places"},
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,

@@ -39,9 +39,10 @@ SHARED = {
 
 
 class SpeedOptions(Options):
-    """``paths`` to measure (default: the run directory); per node, ``size`` of the large file and number of ``files``.
+    """``paths``: directories to measure; default: the run directory.
 
-    The default size of 64 MiB is a functional test. For a reliable bandwidth use a file larger than the server caches.
+    ``size``: bytes of the large file of each node. The default of 64 MiB is a functional test; a reliable bandwidth
+    needs a file larger than the server caches. ``files``: number of small files of each node.
     """
 
     paths: tuple[AbsolutePath, ...] = ()
@@ -134,7 +135,7 @@ def _rate(name: str, amount: float, seconds: Sequence[float]) -> Metric:
 
 CHECK = Check(
     name="filesystem.speed",
-    title="Shared folders: file throughput and metadata rates",
+    title="Shared directories: file throughput and metadata rates",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     metrics=METRICS,

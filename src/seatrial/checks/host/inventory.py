@@ -30,7 +30,7 @@ METRICS = {
 }
 
 
-def measure(context: Context, options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the facts and the metrics of the node."""
     from seatrial.discover import host
 
@@ -115,11 +115,11 @@ RULES = (
         evidence_facts=("hung_mounts",),
         expect="== 0 mounts",
         meaning="The server of a mounted filesystem does not answer: processes that access it hang.",
-        fix="Fact hung_mounts lists them. Test: timeout 5 stat -f MOUNT. Restore the connection to the server, then "
-        "umount -f -l MOUNT and mount it again.",
+        fix="Fact hung_mounts lists the mounts. Test: timeout 5 stat -f MOUNT. Restore the connection to the server, "
+        "then umount -f -l MOUNT and mount it again.",
     ),
-    # Two rules, for soft and hard limit. The soft limit is 1024 on most distributions, which is enough for small jobs,
-    # and a process may raise it up to the hard limit (NCCL does so in its root process).
+    # Two rules, for soft and hard limit. The soft limit is 1024 on most distributions, which is enough for small jobs.
+    # A process may raise it up to the hard limit (NCCL does so in its root process).
     Rule(
         metric="nofile_soft",
         expect=">= 4096 files",
@@ -140,7 +140,8 @@ RULES = (
         metric="memlock_unlimited",
         expect="== 1 bool",
         applies_if={"verbs_accessible": "yes"},
-        meaning="RDMA pins its buffers: above the limit ibv_reg_mr, and NCCL with it, fails: 'Cannot allocate memory'.",
+        meaning="RDMA pins its buffers. Above the limit ibv_reg_mr fails with 'Cannot allocate memory', and so does "
+        "NCCL.",
         fix="'* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.d/, "
         "LimitMEMLOCK=infinity for slurmd or containerd, --ulimit memlock=-1 for Docker.",
     ),
@@ -198,8 +199,8 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         applies_if={"rdma_present": "yes"},
         meaning="NCCL does not use a port that is not ACTIVE: its rail is slower or missing.",
-        fix="Fact inactive_ports lists them; ibstat. Polling: check the cable and the switch port. LinkUp but INIT: no "
-        "subnet manager, see sminfo. Disabled: ip link set INTERFACE up. Ignore unused ports.",
+        fix="Fact inactive_ports lists the ports; ibstat. Polling: check the cable and the switch port. LinkUp but "
+        "INIT: no subnet manager, see sminfo. Disabled: ip link set INTERFACE up. Ignore unused ports.",
     ),
 )
 

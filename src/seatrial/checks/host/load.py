@@ -1,4 +1,4 @@
-"""host.load: CPU time that other programs use on the node before the trial loads it."""
+"""host.load: CPU time that other programs use on the node before the trial puts load on the node."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ Versions = dict[str, str | None]  # component → version; None: not installed o
 
 VARIABLE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 PER_NODE_VARIABLES = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")  # not compared: different on each node by design
-NOT_COMPARED = ("rendezvous", "interface")  # components of fact network whose names and addresses differ by design
+NOT_COMPARED = ("rendezvous", "interface")  # components of the fact network that differ between nodes by design
 
 
-def measure(context: Context, options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield from rank 0 unresolved names, unreachable pairs, clock skews in s, and differences between nodes."""
     from seatrial.bench import connectivity, group, one_rank_per_node
 

@@ -8,7 +8,7 @@ from seatrial.checks.base import Check, Context, Options, metric
 from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
 
-def measure(context: Context, options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield from rank 0 the number of nodes in the process group, and the number of missing nodes."""
     from seatrial.bench import rank
 

@@ -28,7 +28,7 @@ METRICS: Mapping[str, tuple[str, Literal["bool", "devices"], Callable[[Any], flo
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield each setting, its status, and the metric of each readable one."""
+    """Yield each setting, its status, and the metric of each readable setting."""
     from seatrial.discover import fabric, settings
     from seatrial.discover.settings import Setting
 
@@ -56,7 +56,10 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _status(setting: Setting) -> str:
-    """The fact that rules depend on. An unreadable setting is ``readable``, so that its missing metric is an ERROR."""
+    """The fact SETTING_status.
+
+    An unreadable setting has the status ``readable`` too: the rule then applies, and the missing metric is an ERROR.
+    """
     states = {"not_supported": NOT_SUPPORTED, "permission_denied": PERMISSION_DENIED}
     return f"{states[setting.status]}: {setting.reason}" if setting.status in states else "readable"
 
@@ -102,7 +105,7 @@ RULES = (
         "== 0 bool",
         "The IOMMU translates each address of GPUs or NICs: traffic between them goes through the root complex, and "
         "host copies are slower.",
-        "Kernel option iommu=pt (AMD, Intel: also intel_iommu=on), or disable the IOMMU in the BIOS; reboot; check: "
+        "Kernel option iommu=pt (on Intel also intel_iommu=on), or disable the IOMMU in the BIOS; reboot; check: "
         "cat /sys/kernel/iommu_groups/*/type",
         {"architecture": "x86_64"},  # on Grace the GPU uses the translation
     ),

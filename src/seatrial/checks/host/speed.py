@@ -41,7 +41,7 @@ class SpeedOptions(Options):
 
 
 def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
-    """Yield the rates of the node. The disk is measured in the run directory, if it is on a local disk."""
+    """Yield the rates of the node. The disk is measured in the run directory, if this directory is on a local disk."""
     from seatrial.bench import host_speed
     from seatrial.discover import cpu_memory
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield the versions of the components, and for each component whether one is older than its minimum."""
+    """Yield the versions of the components, and for each component whether a version is older than its minimum."""
     from seatrial.discover import settings, versions
 
     context.progress("reading versions")

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Context, Options
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
-from seatrial.model import NotApplicable, SeatrialError
+from seatrial.model import NotApplicable
 
 if TYPE_CHECKING:
     from seatrial.discover.kubectl import Kubectl
@@ -39,9 +39,9 @@ def kubectl(settings: Kubernetes) -> Kubectl:
 
 
 def trial_nodes(context: Context, settings: Kubernetes) -> tuple[KubernetesNode, ...]:
-    """Return the nodes that match the trial's node selector; with GPUs expected, only nodes that have some.
+    """Return the nodes that match the trial's node selector and have GPUs.
 
-    A trial without GPUs runs on nodes whose taints its pods tolerate. Raises KubectlError.
+    If the trial expects 0 GPUs per node: the matching nodes whose taints its pods tolerate. Raises KubectlError.
     """
     from seatrial.discover.kubernetes import read_nodes
 
@@ -52,7 +52,7 @@ def trial_nodes(context: Context, settings: Kubernetes) -> tuple[KubernetesNode,
 
 
 def requested_devices(context: Context, settings: Kubernetes) -> dict[str, int]:
-    """Return the devices that a pod of the trial requests: resource → number, with the expected GPUs."""
+    """Return resource → number of devices that a pod of the trial requests: expected GPUs, and kubernetes.overlay."""
     from seatrial.discover.kubernetes import device_count, is_extended
 
     devices = {name: device_count(text) for name, text in settings.overlay.resources.items() if is_extended(name)}
@@ -80,14 +80,3 @@ def missing_names(names_by_node: Mapping[str, set[str]]) -> dict[str, list[str]]
     common = [name for name, count in sorted(counts.items()) if count > (len(names_by_node) - 1) / 2]
     missing = {node: [name for name in common if name not in names] for node, names in names_by_node.items()}
     return {node: names for node, names in missing.items() if names}
-
-
-def require_nodes(nodes: tuple[KubernetesNode, ...], settings: Kubernetes) -> None:
-    """Raise SeatrialError if no node can be one of the trial."""
-    if not nodes:
-        selector = ",".join(f"{key}={value}" for key, value in settings.node_selector.items())
-        where = f" that match the node selector {selector}" if selector else ""
-        raise SeatrialError(
-            f"no nodes{where} have {GPU_RESOURCE} in their capacity or a label of GPU Operator or Node Feature "
-            f"Discovery. Run first: {kubectl(settings).command_text('get', 'nodes', '--show-labels')}"
-        )

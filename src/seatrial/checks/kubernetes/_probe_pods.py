@@ -1,8 +1,8 @@
 """Probe pods: an Indexed Job with one small pod on each node, which a check creates and deletes.
 
 The pods have the image, devices, volumes and limits of the trial's pods. The Service of their names belongs to the Job,
-and Kubernetes deletes the Job after a time limit: nothing remains if seatrial is killed. When the check runs again, it
-first deletes the Job of a killed attempt, whose pods have the GPUs.
+and Kubernetes deletes the Job after a time limit: nothing remains if seatrial is killed. If an earlier attempt was
+killed, the check first deletes the Job of that attempt, whose pods may still have the GPUs.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from seatrial.checks.base import PERMISSION_DENIED, Check, Context, RuleFact, facts, metrics
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,
+    kubectl,
     missing_names,
     nodes_differing,
     requested_devices,
-    require_nodes,
     trial_nodes,
 )
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
-from seatrial.model import Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
 if TYPE_CHECKING:
     from seatrial.discover.kubernetes import KubernetesNode, Pod
@@ -52,7 +52,7 @@ RULES = (
         meaning="fewer usable nodes than expected",
         fix="kubectl describe node NODE shows conditions, taints and devices; after the repair: kubectl uncordon NODE",
     ),
-    # WARN for a node: it may not be one of the trial; nodes_missing FAILs if too few are left
+    # The rules on one node WARN: the trial may not use this node; nodes_missing FAILs if too few usable nodes are left
     Rule(
         metric="ready",
         evidence_facts=("not_ready",),
@@ -86,7 +86,7 @@ RULES = (
         meaning="GPUs in the node's capacity are not allocatable: the device plugin marks them unhealthy, for example "
         "after an Xid error, or it has lost its connection to the kubelet",
         fix="kubectl logs -n gpu-operator -l app=nvidia-device-plugin-daemonset; on the node: nvidia-smi -L; dmesg | "
-        "grep -i xid. Until it is repaired: kubectl cordon NODE",
+        "grep -i xid. Until the repair: kubectl cordon NODE",
     ),
     Rule(
         metric="gpus_below_expected",
@@ -114,7 +114,7 @@ RULES = (
         expect="== 0 resources",
         outcome_if_violated=Outcome.WARN,
         meaning="the node lacks devices that the trial's pods request or that most other nodes have, such as rdma/…: "
-        "its device plugin does not run, or finds no NIC",
+        "the device plugin does not run, or finds no NIC",
         fix="kubectl get node NODE -o jsonpath='{.status.allocatable}'; kubectl get pods -A -o wide --field-selector "
         "spec.nodeName=NODE | grep -iE 'rdma|sriov|mofed|device-plugin'; on the node: ibstat; lspci | grep -i mellanox",
     ),
@@ -125,7 +125,7 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         applies_if=_PEERS,
         meaning="the node lacks a topology label that most other nodes have: schedulers cannot place it near its "
-        "peers. Without nvidia.com/gpu.clique on NVL72, its NVLink fabric is not initialised",
+        "peers. A node of an NVL72 without the label nvidia.com/gpu.clique has no initialised NVLink fabric",
         fix="kubectl get nodes --show-labels; nvidia.com/gpu.clique: on the node nvidia-smi -q | grep -A4 Fabric; "
         "other labels: the logs of the pod that writes them, such as Topograph",
     ),
@@ -183,7 +183,8 @@ RULES = (
 def measure(context: Context, options: KubernetesOptions) -> Iterator[Observation]:
     """Yield the node counts, and the state of each node.
 
-    Raises NotApplicable with another launcher, KubectlError if nodes cannot be listed.
+    Raises NotApplicable with another launcher, KubectlError if nodes cannot be listed, and SeatrialError if none of the
+    nodes can be used by the trial.
     """
     settings = options.settings()
     context.progress("kubectl get nodes")
@@ -194,11 +195,13 @@ def measure(context: Context, options: KubernetesOptions) -> Iterator[Observatio
         for node in nodes
         if (reasons := _unusable_reasons(node, settings.tolerations, devices))
     }
-    missing = max(0, context.expected_nodes - len(nodes) + len(unusable))
+    usable = len(nodes) - len(unusable)
     yield from facts({"unusable": unusable, "several_nodes": "yes" if len(nodes) > 1 else "no"})
-    counts = {"nodes": len(nodes), "nodes_usable": len(nodes) - len(unusable), "nodes_missing": missing}
+    missing = max(0, context.expected_nodes - usable)
+    counts = {"nodes": len(nodes), "nodes_usable": usable, "nodes_missing": missing}
     yield from metrics(METRICS, counts)
-    require_nodes(nodes, settings)
+    if not nodes:
+        raise SeatrialError(_no_nodes_text(context, settings))
     yield from _state_metrics(nodes, settings.tolerations)
     yield from _gpu_metrics(nodes, context.expected_gpus)
     yield from _device_metrics(nodes, devices)
@@ -206,6 +209,15 @@ def measure(context: Context, options: KubernetesOptions) -> Iterator[Observatio
     yield from _version_metrics(nodes)
     context.progress("kubectl get pods of GPU Operator and Network Operator")
     yield from _operator_metrics(nodes, settings)
+
+
+def _no_nodes_text(context: Context, settings: Kubernetes) -> str:
+    selector = ",".join(f"{key}={value}" for key, value in settings.node_selector.items())
+    where = f" that match the node selector {selector}" if selector else ""
+    required = f"have {GPU_RESOURCE} in their capacity or a label of GPU Operator or Node Feature Discovery"
+    if context.expected_gpus == 0:
+        required = "have only taints that kubernetes.tolerations tolerates"
+    return f"no nodes{where} {required}. Run first: {kubectl(settings).command_text('get', 'nodes', '--show-labels')}"
 
 
 def _unusable_reasons(node: KubernetesNode, tolerations: Sequence[Toleration], devices: Mapping[str, int]) -> list[str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and what its probe read
 
+_MAX_WARNINGS = 8  # in the fact warnings
 _SHORT_PULL_S = 30.0  # shorter pulls count as this long: their durations vary with the load of the registry
 
 METRICS = {
@@ -64,8 +65,8 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         applies_if={"pulls_compared": "yes"},
         meaning="the pull of the image takes far longer than on the other nodes: a job of all nodes waits for it",
-        fix="on the node: crictl pull IMAGE; df -h /var/lib/containerd; compare its disk, its network and its registry "
-        "mirror (/etc/containerd/certs.d) with those of another node",
+        fix="on the node: crictl pull IMAGE; df -h /var/lib/containerd; compare disk, network and registry mirror "
+        "(/etc/containerd/certs.d) of the node with those of another node",
     ),
     Rule(
         metric="image_digests",
@@ -83,7 +84,7 @@ RULES = (
         expect="== 0 GPUs",
         applies_if={"gpus_expected": "yes"},
         meaning="nvidia-smi in the pod lists fewer GPUs than the pod requests: the container runtime does not pass "
-        "them on, or a GPU is lost",
+        "all GPUs on, or a GPU is lost",
         fix="kubectl exec POD -- nvidia-smi -L; on the node: nvidia-smi -L; nvidia-ctk cdi list. With a runtime class: "
         "--set kubernetes.overlay.runtime_class=nvidia",
     ),
@@ -129,7 +130,8 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
     """
     from seatrial.discover.kubectl import KubectlError
 
-    devices, settings = requested_devices(context, options.settings()), options.settings()
+    settings = options.settings()
+    devices = requested_devices(context, settings)
     place = Place(settings.namespace or "", settings.context, image(settings))
     yield from facts({"gpus_expected": "yes" if context.expected_gpus else "no"})
     try:
@@ -172,19 +174,19 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iter
     named = next((pod.metadata.namespace for pod in pods if pod.metadata.namespace), "")
     place = place._replace(namespace=place.namespace or named)
     messages = {str(pod): [(pod.metadata.name, pod.spec.node_name)] for pod in pods if not pod.started}
-    # an event only where no pod names a reason: it may be of an attempt that was repeated
+    # Events count only if no pod states a reason: an event may belong to an attempt that was repeated with success
     failures = job_failures(messages, place) or job_failures(dict.fromkeys(warnings, ()), place)
     yield from facts(
         {
             "nodes": nodes,
             "not_started": not_started,
-            "warnings": [*warnings][:8],
+            "warnings": [*warnings][:_MAX_WARNINGS],
             "events_unreadable": error,
             JOB_FAILURES: [failure.model_dump(mode="json") for failure in failures] if started < probes.count else [],
         }
     )
     yield from metrics(METRICS, {"pods_started": started, "pods_missing": max(0, probes.count - started)})
-    # no event if the node had the image
+    # A node that already has the image has no event of a pull
     pulls = {
         nodes[event.involved_object.name]: event.pull_s
         for event in events
@@ -241,10 +243,11 @@ def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
 def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Iterator[Observation]:
     errors = {pod.spec.node_name: container.gpu_error for pod, container in results if container.gpu_error}
     yield from facts({"gpu_errors": errors})
-    for pod, container in results if expected else ():
-        seen = container.gpus or 0
-        values = {"gpus_seen": seen, "gpus_missing": max(0, (expected or 0) - seen)}
-        yield from metrics(METRICS, values, pod.spec.node_name)
+    if expected:
+        for pod, container in results:
+            seen = container.gpus or 0
+            values = {"gpus_seen": seen, "gpus_missing": max(0, expected - seen)}
+            yield from metrics(METRICS, values, pod.spec.node_name)
 
 
 def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> Iterator[Observation]:
@@ -270,7 +273,7 @@ def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> I
 
 
 def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Observation]:
-    """Yield the names of other pods that a pod does not resolve; a pod that has not started has no name."""
+    """Yield the names of other pods that a pod does not resolve; only pods that have started have a name."""
     from seatrial.discover.pod_probe import peers
 
     hosts = {_host_name(pod) for pod, _ in results}
@@ -279,11 +282,12 @@ def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Observ
         job_name, _, index = _host_name(pod).rpartition("-")
         expected = {f"{job_name}-{peer}" for peer in peers(int(index), count)}
         unresolved[pod.spec.node_name] = sorted((expected & hosts) - {*container.resolved})
-    error = next((container.dns_error for _, container in results if container.dns_error), "")
-    several = f"no: {error}" if error else "yes" if len(results) > 1 else "no"
+    if error := next((container.dns_error for _, container in results if container.dns_error), ""):
+        yield from facts({"several_pods": f"no: {error}", "unresolved": {}})
+        return
     missing = {node: names for node, names in unresolved.items() if names}
-    yield from facts({"several_pods": several, "unresolved": {} if error else missing})
-    for node, names in unresolved.items() if not error else ():
+    yield from facts({"several_pods": "yes" if len(results) > 1 else "no", "unresolved": missing})
+    for node, names in unresolved.items():
         yield from metrics(METRICS, {"names_unresolved": len(names)}, node)
 
 

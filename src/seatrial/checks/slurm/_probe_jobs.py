@@ -39,7 +39,7 @@ class ProbeJobs:
     progress: Callable[[str], None]
 
     def command(self, tool: str, *more: str, minutes: int = _TIME_LIMIT_MIN) -> list[str]:
-        """Return the srun or sbatch command line for one task; options in ``more`` override: the last one counts.
+        """Return the srun or sbatch command line for one task; options in ``more`` override the others.
 
         --deadline makes Slurm remove the job if it is still pending after seatrial was killed.
         """
@@ -71,7 +71,7 @@ class ProbeJobs:
     ) -> JobRecord:
         """Return the job when ``condition`` is true of it, or when it has run for ``run_s`` seconds.
 
-        Raises SeatrialError if it is pending longer than ``wait_s``; default: ``wait_s`` of the options.
+        Raises SeatrialError if the job is pending for longer than ``wait_s``; default: ``wait_s`` of the options.
         """
         submitted, started = time.monotonic(), None
         timeout_s = self.wait_s if wait_s is None else wait_s

@@ -56,8 +56,8 @@ RULES = (
         evidence_facts=("proctrack_type",),
         expect="== 0 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning="Slurm tracks processes by parent or process group: processes that change it survive the job and keep "
-        "its GPUs",
+        meaning="Slurm tracks processes by parent or process group: processes that change their parent or group "
+        "survive the job and keep its GPUs",
         fix="ProctrackType=proctrack/cgroup in slurm.conf, then restart slurmctld and every slurmd",
     ),
     Rule(
@@ -113,7 +113,7 @@ RULES = (
 )
 
 
-def measure(context: Context, options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the states of the controllers and the settings with rules.
 
     Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.

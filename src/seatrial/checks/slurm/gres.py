@@ -26,7 +26,7 @@ RULES = (
         evidence_facts=("configured", "detected", "gres", "models", "nvml_unavailable", "gpus_lost"),
         expect="== 0 GPUs",
         meaning="Slurm allocates more GPUs than NVML reports on the node: jobs start and fail",
-        fix="On the node: nvidia-smi -L; slurmd -G; dmesg | grep -iE 'xid|nvrm'. Until it is repaired: scontrol "
+        fix="On the node: nvidia-smi -L; slurmd -G; dmesg | grep -iE 'xid|nvrm'. Until the repair: scontrol "
         "update nodename=NODE state=drain reason=gpu",
     ),
     Rule(
@@ -34,8 +34,8 @@ RULES = (
         evidence_facts=("configured", "detected", "gres", "models"),
         expect="== 0 GPUs",
         meaning="the node has GPUs that Slurm has not configured: they are not allocated, and access is not restricted",
-        fix="On the node: slurmd -G; nvidia-smi -L. Gres=gpu:N on its NodeName line, AutoDetect=nvml in gres.conf; "
-        "restart slurmctld and its slurmd, then: sinfo -o '%N %G'",
+        fix="On the node: slurmd -G; nvidia-smi -L. Gres=gpu:N on the node's NodeName line, AutoDetect=nvml in "
+        "gres.conf; restart slurmctld and the node's slurmd, then: sinfo -o '%N %G'",
     ),
     Rule(
         metric="gpus_below_expected",
@@ -43,7 +43,7 @@ RULES = (
         expect="== 0 GPUs",
         applies_if={"gpus_expected": "yes"},
         meaning="Slurm has fewer GPUs configured on this node than expected",
-        fix="sinfo -o '%N %G'; scontrol show node NODE; Gres=gpu:N on its NodeName line and gres.conf",
+        fix="sinfo -o '%N %G'; scontrol show node NODE; Gres=gpu:N on the node's NodeName line, and gres.conf",
     ),
 )
 

@@ -44,7 +44,8 @@ _ENVIRONMENT_MEANING = (
     "environment variables of the submit host are not set in the job: NCCL_*, HF_HOME and a venv get lost too"
 )
 _ENVIRONMENT_FIX = (
-    "env | grep -E '^(SBATCH|SRUN|SLURM)_EXPORT', and unset it; scontrol show config | grep -iE 'TaskProlog|CliFilter'"
+    "env | grep -E '^(SBATCH|SRUN|SLURM)_EXPORT', and unset this variable; scontrol show config | grep -iE "
+    "'TaskProlog|CliFilter'"
 )
 _DIRECTORY_MEANING = "the job does not start in the submit directory: relative paths of scripts and data are wrong"
 _DIRECTORY_FIX = (
@@ -177,7 +178,7 @@ def _signal_metric(jobs: ProbeJobs) -> Iterator[Observation]:
     """Yield whether SIGUSR1 from scancel reaches a batch script."""
     job_id = jobs.submit(f"trap 'exit {_SIGNAL_EXIT_CODE}' USR1; sleep 60 & wait")
     job = jobs.wait_until(job_id, lambda job: not job.pending, 0)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30  # a batch script starts within seconds
     while not job.ended and time.monotonic() < deadline:  # repeated, as the script may not run yet
         slurm.command_output(["scancel", "--signal=USR1", "--batch", job_id])
         time.sleep(POLL_S)

@@ -51,7 +51,7 @@ RULES = (
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
         meaning="the node is reserved: only jobs with --reservation run there",
-        fix="scontrol show reservations; set it in the trial (--set slurm.reservation=NAME), or: "
+        fix="scontrol show reservations; set the reservation in the trial (--set slurm.reservation=NAME), or: "
         "scontrol delete reservation NAME",
     ),
 )

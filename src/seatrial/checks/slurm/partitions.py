@@ -38,7 +38,7 @@ RULES = (
         expect="== 0 nodes",
         outcome_if_violated=Outcome.WARN,
         meaning="nodes that belong to no partition in state UP: no job can run there",
-        fix="add them to Nodes= of a partition in slurm.conf, then: scontrol reconfigure",
+        fix="add these nodes to Nodes= of a partition in slurm.conf, then: scontrol reconfigure",
     ),
     Rule(
         metric="partitions_without_limit",
@@ -52,7 +52,7 @@ RULES = (
 )
 
 
-def measure(context: Context, options: Options) -> Iterator[Observation]:
+def measure(_context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the partition counts, and the number of nodes without partition.
 
     Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.

@@ -121,7 +121,7 @@ def run_on_fewer_ranks(plan: CheckpointPlan, settings: ChildSettings) -> Abstrac
 
 
 def resumed_runs(plan: CheckpointPlan) -> list[Variant]:
-    """The killed run from its checkpoint, and a run per strategy from the checkpoint of the fewer ranks."""
+    """The killed run from its checkpoint, and a run per strategy from the checkpoint of the run on fewer ranks."""
     from seatrial.train.variants import Variant
 
     resumed = plan.run_config(plan.steps, plan.handover_step, resume=True, asynchronous=True)
@@ -147,10 +147,7 @@ def faulty_runs(plan: CheckpointPlan) -> tuple[Variant, Variant]:
 
 
 def timed_runs(plan: CheckpointPlan) -> list[Variant]:
-    """A run that saves after every step, and its continuation, which loads once and saves asynchronously.
-
-    Two asynchronous saves at least: the first one allocates the host memory.
-    """
+    """A run that saves after every step, and its continuation, which loads once and saves asynchronously."""
     from seatrial.train.variants import Variant
 
     config = plan.rate_config
@@ -165,7 +162,8 @@ def timed_runs(plan: CheckpointPlan) -> list[Variant]:
 def link_checkpoints(plan: CheckpointPlan) -> None:
     """Link the checkpoints from which a run resumes into its folder; each run has its own metrics.json.
 
-    The fewer ranks resume from all ranks, all ranks from the fewer ranks, and the second timed run from the first.
+    The run on fewer ranks resumes from the uninterrupted run. The run of each strategy resumes from the run on fewer
+    ranks, and the second timed run from the first.
     """
     saved = Path(CHECKPOINTS, checkpoint_name(plan.saved_step))
     links = {

@@ -33,8 +33,9 @@ RULES = (
             evidence_facts=("slowest_ranks",),
             meaning="The rank computes slower than the other ranks of this run, which wait for it in every step. The "
             "value is the lower end of the 95 % interval over the steps.",
-            fix="Compare clocks, temperature and processes of its GPU with another GPU of the node (nvidia-smi), then "
-            "the load and the binding of its CPU cores (top; taskset -cp PID). Then run the check without the node.",
+            fix="Compare clocks, temperature and processes of the rank's GPU with those of another GPU of the node "
+            "(nvidia-smi), then the load and the binding of its CPU cores (top; taskset -cp PID). Then run the check "
+            "without the node.",
         )
         for device, limit in MAX_SLOWDOWN.items()
     ),
@@ -102,7 +103,6 @@ def observations(
 
 
 def _not_compared_reason(ranks: Mapping[str, RankTimes]) -> str:
-    """Why no compute times were compared."""
     timed = [rank for rank in ranks.values() if rank.compute_s]
     if len(ranks) < 2:
         return "fewer than 2 ranks"

@@ -24,7 +24,7 @@ _LOSS_WINDOW = 3  # maximum number of first and last steps averaged: one batch's
 MAX_MEMORY_EXCESS = 10.0
 _ARTIFACTS = ("config.json", "metrics.json", "steps.jsonl")
 
-# Metric → unit: combined over all trainings of a check; the facts name the training
+# Metric → unit: combined over all trainings of a check. The facts problems and loss_drops name the training
 _COMBINED = {"exit_code": "", "steps_missing": "count", "nonfinite_losses": "count", "loss_drop": "nats"}
 # Metric → unit: per training; a check with several trainings appends ".NAME"
 _PER_TRAINING = {
@@ -89,13 +89,13 @@ def _suffix(name: str) -> str:
     return f".{name}" if name else ""
 
 
-def device_facts(context: Context, first_rank_only: bool = False) -> list[Fact]:
-    """Facts that references and rules use, of all ranks or of the first rank's device. All ranks must call this."""
+def device_facts(context: Context, this_rank_only: bool = False) -> list[Fact]:
+    """Facts that references and rules use, of all ranks or of this rank's device only. All ranks must call this."""
     from seatrial.bench import rank, subgroups
 
-    device = rank.describe_device(context.device) if first_rank_only else rank.describe_devices(context.device)
+    device = rank.describe_device(context.device) if this_rank_only else rank.describe_devices(context.device)
     facts = {"device": device["backend"], **{name: device[name] for name in ("gpu", "cpu", "world_size", "nodes")}}
-    if not first_rank_only:
+    if not this_rank_only:
         facts |= {"world_size": context.world_size, "nodes": len(subgroups.ranks_by_node(context.node))}
     facts |= {} if device["backend"] == "cuda" else {"cpu_only": CPU_ONLY}
     return [Fact(name=name, value=value) for name, value in facts.items()]
@@ -154,7 +154,7 @@ def run_stages(
 ) -> Generator[Observation, None, dict[str, list[TrainingResult]]]:
     """Run ``stages`` of ``config`` in order, yield their observations on rank 0 and return the results by stage.
 
-    Raises SeatrialError if a training cannot start.
+    Raises SeatrialError if a training cannot start or the disk is full.
     """
     results: dict[str, list[TrainingResult]] = {}
     results_by_training: dict[str, TrainingResult] = {}
@@ -185,7 +185,7 @@ def train_on_one_gpu(
 
     ``after_training`` describes the next step in the fact ``method``.
     """
-    facts = device_facts(context, first_rank_only=True)
+    facts = device_facts(context, this_rank_only=True)
     config, _ = _workload.config_and_overrides(context, options, name)
     stage = Stage(overrides=(*overrides, *options.overrides), groups=[[0]])
     results = yield from run_stages(context, config, [stage], options.limit_s, generate_tokens)
@@ -234,7 +234,8 @@ def training_observations(
             samples = tuple(value * relative for relative in relative_speeds) if metric in _RATES else ()
             yield Metric(name=f"{metric}{suffix}", value=value, unit=unit, subject=subject, samples=samples)
     if metrics_only:
-        yield from _logs(context, result) if result.problem else ()
+        if result.problem:
+            yield from _logs(context, result)
         return
     for key, unit in _CURVES.items():
         points = [(step["step"], step[key]) for step in result.steps if is_number(step.get(key))]
@@ -352,6 +353,7 @@ def _losses(result: TrainingResult) -> list[float]:
 
 
 def _last_losses(losses: Sequence[float]) -> Sequence[float]:
+    """The losses of the last steps: at most _LOSS_WINDOW, and at most half of all, but at least one."""
     return losses[-min(_LOSS_WINDOW, max(1, len(losses) // 2)) :]
 
 
@@ -423,8 +425,8 @@ RULES = (
         expect="== 0",
         applies_if={"trained": "yes"},
         meaning="An infinite or NaN loss means wrong arithmetic, damaged memory or a learning rate that diverges.",
-        fix="Run the check again. The same result: the config. Another result: the hardware; see nvidia-smi -q -d "
-        "ECC,ROW_REMAPPER; dmesg | grep -i xid",
+        fix="Run the check again. If the result is the same, the config is at fault; otherwise the hardware: see "
+        "nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep -i xid",
     ),
     Rule(
         metric="loss_drop",
@@ -433,7 +435,7 @@ RULES = (
         evidence_facts=("loss_drops",),
         meaning="The mean loss of the last steps is not below that of the first steps: the model does not learn.",
         fix="Check the curves loss and grad_norm. grad_norm 0: gradients do not reach the trained weights. Unstable: "
-        "the learning rate is too high for these weights. Normal on one GPU: check train.ddp and "
+        "the learning rate is too high for these weights. If the loss falls on one GPU: check train.ddp and "
         "collectives.all_reduce",
     ),
 )

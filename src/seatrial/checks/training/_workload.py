@@ -80,14 +80,14 @@ def config_for_device(context: Context, name: str) -> str:
     from seatrial.train import train_config
 
     tiny = f"tiny/{name}"
-    return tiny if not context.device.startswith("cuda") and tiny in train_config.shipped_configs() else name
+    return tiny if not context.on_gpu and tiny in train_config.shipped_configs() else name
 
 
 def config_and_overrides(
     context: Context, options: WorkloadOptions, name: str, *gpu_overrides: str
 ) -> tuple[str, tuple[str, ...]]:
     """``options.config`` without overrides, or the shipped config ``name`` with ``gpu_overrides`` if on a GPU."""
-    shipped_on_gpu = context.device.startswith("cuda") and not options.config
+    shipped_on_gpu = context.on_gpu and not options.config
     return options.config or config_for_device(context, name), gpu_overrides if shipped_on_gpu else ()
 
 
@@ -217,7 +217,7 @@ def last_step(out: Path) -> int:
 
 
 def _read_steps(out: Path) -> tuple[dict[str, Any], ...]:
-    """The complete lines of steps.jsonl; empty if the file does not exist. Raises SeatrialError if one is invalid."""
+    """The complete lines of steps.jsonl; empty without the file. Raises SeatrialError if a line is invalid."""
     path = out / "steps.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []

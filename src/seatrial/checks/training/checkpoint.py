@@ -1,7 +1,8 @@
 """Compares a training that is killed, resumed and resharded with an uninterrupted one.
 
 Also injects a bit flip into a checkpoint and a NaN gradient: both must stop the training with an error. All these runs
-train a small model, since a small checkpoint shows the same faults. Bandwidth is measured with a large one.
+train a small model, since a small checkpoint shows the same faults. Two more runs of a large model measure the
+bandwidth of saves and loads.
 """
 
 from __future__ import annotations
@@ -198,7 +199,8 @@ def fault_detection(
 
 def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Observation]:
     """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the timed runs' metrics.json."""
-    timings = [timing for name in (TIMED, TIMED_RESUMED) for timing in _read_timings(plan.run_folder(name))]
+    reports = [json.loads((plan.run_folder(name) / "metrics.json").read_text()) for name in (TIMED, TIMED_RESUMED)]
+    timings = [timing for report in reports for timing in report["checkpoints"]]
     yield Fact(name="checkpoint_bytes", value=timings[0]["bytes"])
     yield Fact(name="rate_definition", value=RATE_DEFINITION)
     for kind, name in (("save", "save"), ("async save", "async_save"), ("load", "load")):
@@ -209,11 +211,6 @@ def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Observation]:
             blocked = tuple(timing["blocked_s"] for timing in kind_timings)
             # the first asynchronous save allocates the host memory that later ones reuse
             yield _metric(f"{name}_blocked", blocked[-1] if name == "async_save" else median(blocked), blocked)
-
-
-def _read_timings(out: Path) -> list[dict[str, Any]]:
-    timings: list[dict[str, Any]] = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["checkpoints"]
-    return timings
 
 
 def _flip_a_bit(folder: Path) -> str:
@@ -329,8 +326,8 @@ CHECK = Check(
             evidence_facts=("nan_message",),
             expect="== 1 bool",
             meaning="One rank's gradient was NaN; the training must stop with an error that names only that rank.",
-            fix="Check collectives.all_reduce: loss and gradient norm of all ranks go through it. If it passes, report "
-            "this defect of seatrial with the version",
+            fix="Check collectives.all_reduce: loss and gradient norm of all ranks go through it. If that check "
+            "passes, report this defect of seatrial with the version",
         ),
         *(
             Rule(

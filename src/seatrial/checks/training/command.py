@@ -1,6 +1,7 @@
 """Runs a training command of the site, once per node or once per GPU.
 
-Loss and speed are read from its log with regular expressions, or from the trainer_state.json of transformers' Trainer.
+Loss and speed are read from the command's log with regular expressions, or from the trainer_state.json that
+transformers' Trainer writes.
 Each run is a process in its own session on its node; seatrial's ranks only start it and wait.
 """
 
@@ -63,7 +64,7 @@ _UNSET = {
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV"),
 }
 _POLL_S = 0.5
-_PROGRESS_INTERVAL_S = 15
+_PROGRESS_INTERVAL_S = 15  # the seconds in the progress line are a multiple of this: it changes rarely
 _TAIL_CHARS = 600
 
 
@@ -154,7 +155,7 @@ def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
     """Run the command and read its results.
 
     Raises NotApplicable without a command. Raises SeatrialError if the command cannot start, exceeds its time limit or
-    fills the disk, or if its log or trainer_state.json cannot be read.
+    fills the disk, or if the log or trainer_state.json cannot be read.
     """
     if not options.command:
         raise NotApplicable(NO_COMMAND)
@@ -359,7 +360,8 @@ def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | Non
 def loss_observations(state: TrainerState, expected_steps: int, subject: str) -> Iterator[Observation]:
     """Steps and losses of a training.
 
-    Without a summary there is no train_runtime; with fewer than three finite losses there is no loss of the thirds.
+    Without a summary there is no metric train_runtime; with fewer than three finite losses there are no metrics
+    loss_first_third, loss_last_third and loss_drop.
     """
     losses = [(step.step, step.loss) for step in state.steps if step.finite]
     if losses:

@@ -208,7 +208,7 @@ def _loss_curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
 def _step_times(context: Context, speed: Speed) -> Iterator[Metric]:
     """Step times of this rank, seconds, as the mean of each window.
 
-    With DDP all ranks wait for the slowest; the time without communication identifies it.
+    With DDP all ranks wait for the slowest rank; the time without communication identifies that rank.
     """
     ddp, independent = (
         [fmean(window) for window in windows[context.rank]]
@@ -249,7 +249,11 @@ def _precision(speed: Speed) -> str:
 
 
 def _scaling_observations(percent: Sequence[float]) -> Iterator[Observation]:
-    """Scaling efficiency and its uncertainty; the efficiency is not reported if it is above 100 % or too noisy."""
+    """Scaling efficiency and its uncertainty.
+
+    The efficiency is not reported if the half-width of its 95 % interval exceeds MAX_NOISE, or if the lower end of this
+    interval exceeds 100 % by more than MAX_ABOVE_LIMIT.
+    """
     confidence = median_interval(percent)  # None with too few samples
     low, high = confidence or (min(percent), max(percent))
     above_limit, noise = max(0.0, low - 100), (high - low) / 2
@@ -366,8 +370,8 @@ CHECK = Check(
             expect="< 1e-5",
             meaning="All ranks must compute the same as one process on the same batches; a difference above rounding "
             "means that gradients are lost or averaged wrongly.",
-            fix="Check collectives.all_reduce: wrong_elements names the rank with damaged data. If it passes, compare "
-            "torch and NCCL versions on all nodes and unset all NCCL_* variables.",
+            fix="Check collectives.all_reduce: wrong_elements names the rank with damaged data. If that check passes, "
+            "compare torch and NCCL versions on all nodes and unset all NCCL_* variables.",
         ),
         *_ranks.RULES,
         _results.peak_rule("tokens_per_second_per_gpu", "batch", "seq_len", "dim", "layers"),
@@ -386,8 +390,8 @@ CHECK = Check(
             evidence_facts=("scaling_interval",),
             expect=f"<= {MAX_NOISE} %",
             outcome_if_violated=Outcome.WARN,
-            meaning="Scaling efficiency is too noisy and is not reported: it differs too much between pairs of "
-            "windows.",
+            meaning="Scaling efficiency is too noisy and is not reported: its values for pairs of windows "
+            "differ too much.",
             fix=REDUCE_NOISE,
         ),
         Rule(
@@ -395,7 +399,7 @@ CHECK = Check(
             evidence_facts=("differing_ranks",),
             expect="== 0",
             meaning="All ranks apply the same gradients to the same weights: one different bit is silent corruption.",
-            fix="The fact differing_ranks names the GPUs. Take them out of service and check "
+            fix="The fact differing_ranks names the GPUs. Take these GPUs out of service and check "
             "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid` on their nodes.",
         ),
     ),

@@ -44,8 +44,7 @@ def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
     stacks = ("native", "hf") if options.hf else ("native",)
     configs_and_overrides = {
-        stack: _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES[stack])
-        for stack in ("native", "hf")
+        stack: _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES[stack]) for stack in stacks
     }
     config = configs_and_overrides["native"][0]
     layers = options.layers or memory.max_layers(train_config.load(config), context.world_size, context.device)
@@ -84,7 +83,10 @@ def _sharding_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ob
 
 
 def _facts_from_options(options: FsdpOptions) -> dict[str, JsonValue]:
-    """Facts for one layer by default: only the GPUs determine how many layers fit."""
+    """The facts of a model with the layers of the option; by default with one layer.
+
+    How many layers fit is known only on the GPUs.
+    """
     layers = f"model.layers={options.layers or 1}"
     return _results.facts_from_options(options, NAME, "native", "hf", check_overrides=[layers])
 

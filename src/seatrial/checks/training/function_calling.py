@@ -78,13 +78,13 @@ class TrainingTask:
 
 
 def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
-    """The training for this device and number of ranks. Raises UsageError for an invalid config or another layout."""
+    """The training for this device and number of ranks. Raises UsageError for an invalid config or data layout."""
     from seatrial.train import train_config
 
     name = options.config or _workload.config_for_device(context, NAME)
     check_overrides: dict[str, str] = {}
     requested = train_config.load(name, options.overrides)
-    if context.device.startswith("cuda") and requested.model.weights == "random":
+    if context.on_gpu and requested.model.weights == "random":
         check_overrides |= dict.fromkeys(RANDOM_WEIGHTS_OVERRIDES, "random weights: test of function and speed only")
     if context.world_size == 1:
         check_overrides |= dict.fromkeys(SINGLE_RANK_OVERRIDES, "one rank: no sharding")
@@ -151,7 +151,7 @@ def _evaluate(context: Context, task: TrainingTask, out: Path, limit_s: float) -
 
 
 def _report_progress(context: Context) -> None:
-    """Report the newest progress line of the evaluation; it is not readable if the first rank is on another node."""
+    """Report the newest progress line of the evaluation from rank 0, if its log is readable."""
     try:
         lines = (context.artifacts_dir / "evaluation.rank0.err").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -252,7 +252,7 @@ CHECK = Check(
             expect="== 1 bool",
             applies_if=_TRAINED,
             meaning="final/ is the result of the training: it must exist and load with the trained weights.",
-            fix="The fact final_model has the result of loading it. Check the free space of the run directory (df -h) "
+            fix="The fact final_model has the result of the load. Check the free space of the run directory (df -h) "
             "and filesystem.shared",
         ),
         Rule(
@@ -274,16 +274,17 @@ CHECK = Check(
             expect="> 2000 tokens/s/GPU",  # success criterion of the workload on two nodes with eight H100 each
             applies_if={**_TRAINED, "device": "cuda"},  # a threshold in a trial file would apply to CPUs too
             meaning="The workload's success criterion is 2000 tokens/s per GPU.",
-            fix="train.lora is also slow on one GPU: check device.gemm. Otherwise check collectives.all_gather: ZeRO-3 "
-            "and FSDP2 gather all weights in every micro-batch. The fact run has the strategy and the slowest rank",
+            fix="If train.lora is slow on one GPU too, check device.gemm. Otherwise check collectives.all_gather: "
+            "ZeRO-3 and FSDP2 gather all weights in every micro-batch. The fact run has the strategy and the slowest "
+            "rank",
         ),
         Rule(
             metric="final_loss",
             expect="< 0.5 nats",  # success criterion of the workload on glaive-function-calling-v2
             applies_if=_PRETRAINED,
             meaning="Pretrained weights reach this loss on these rows. The rule does not apply to random weights.",
-            fix="Check the curve loss. Still falling: increase max_steps. Flat: check learning_rate.peak and the fact "
-            "rejected_by_reason",
+            fix="Check the curve loss. If the loss still falls, increase max_steps. If it is flat, check "
+            "learning_rate.peak and the fact rejected_by_reason",
         ),
         Rule(
             metric="rows_unaccounted",
@@ -299,8 +300,8 @@ CHECK = Check(
             expect="== 0",
             applies_if=_TRAINED,
             meaning="The evaluation of the trained model failed.",
-            fix="The fact evaluation_problem has the end of its log. Run it manually: seatrial evaluate CONFIG --out "
-            "DIR. Out of memory: reduce evaluation.bsz",
+            fix="The fact evaluation_problem has the end of its log. Run the evaluation manually: seatrial evaluate "
+            "CONFIG --out DIR. Out of memory: reduce evaluation.bsz",
         ),
         Rule(
             metric="cases",

@@ -11,7 +11,7 @@ from seatrial.checks.host.filesystem_shared import AbsolutePath, read_volume
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import Stage
 from seatrial.checks.training._workload import WorkloadOptions
-from seatrial.model import Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
 CONFIG, PREFIX = "ddp", "seatrial-input-"
 OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
@@ -65,7 +65,7 @@ def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
     cached = result.value("data_cached_share")
     yield Fact(name="data_cold", value=data_cold(cached))
     if cached is not None:
-        yield Metric(name="data_in_page_cache", value=100 * cached, unit="%", subject="cluster")
+        yield Metric(name="data_in_page_cache", value=100 * cached, unit="%", subject=CLUSTER)
     yield from _ranks.observations({}, _ranks.times_by_subject([result], subjects))
 
 
@@ -92,7 +92,8 @@ CHECK = Check(
                 expect=f"<= {limit} %",
                 applies_if={"device": device, "data_wait_timed": "yes", "data_cold": "yes"},
                 evidence_facts=("longest_data_waits", "filesystem"),
-                meaning="The device of the rank is idle while its next batch is read from the filesystem; all wait.",
+                meaning="The device of the rank is idle while its next batch is read from the filesystem; all ranks "
+                "wait for it.",
                 fix="Compare filesystem.speed and filesystem.metadata of this path, and its settings in "
                 "filesystem.client. Then start data loader workers, or copy the data to a local disk.",
             )

@@ -102,9 +102,10 @@ def _speed_rule(stack: str) -> Rule:
         reference=f"train.lora.{stack}",
         applies_if={"device": "cuda", "trained": "yes", "settings": "shipped"},
         meaning="LoRA communicates very little: low speed is caused by GPUs, power, cooling, or the stack's software.",
-        fix=f"Both stacks slow: compare the metrics *.{stack}_single_gpu of the GPUs: the slowest one slows down all "
-        "ranks (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE). All slow: gemm_share shows whether GPUs or software are the "
-        "cause. Only this stack slow: compare the versions in metrics.json (artifact) with those of the reference",
+        fix=f"If both stacks are slow, compare the metrics *.{stack}_single_gpu of the GPUs: the slowest GPU slows "
+        "down all ranks (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE). If all GPUs are slow, gemm_share shows whether "
+        "GPUs or software are the cause. If only this stack is slow, compare the versions in metrics.json (artifact) "
+        "with those of the reference",
     )
 
 

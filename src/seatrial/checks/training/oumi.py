@@ -1,7 +1,7 @@
 """Fine-tunes SmolLM-135M on 1,000 instructions with Oumi, on one GPU of each node.
 
-A special case of train.command: it runs ``COMMAND train -c FILE`` with a generated config and reads steps and losses
-from Oumi's trainer_state.json. Oumi pins versions of torch and transformers and needs its own environment.
+A special case of train.command: the check runs ``COMMAND train -c FILE`` with a generated config and reads steps and
+losses from Oumi's trainer_state.json. Oumi pins versions of torch and transformers and needs its own environment.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class OumiOptions(Options):
 def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
     """Run Oumi and read its results.
 
-    Raises NotApplicable without a command. Raises SeatrialError if Oumi exceeds its time limit, fills the disk or
-    writes no readable trainer_state.json.
+    Raises NotApplicable without a command, and UsageError if the config is invalid or seatrial's environment lacks a
+    package. Raises SeatrialError if Oumi cannot start, exceeds its time limit, fills the disk or writes no readable
+    trainer_state.json.
     """
     from seatrial.train import train_config
 

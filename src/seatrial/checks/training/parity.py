@@ -1,7 +1,7 @@
 """Compares a training on one process with the same training under DDP and FSDP2.
 
-The runs with DDP and with FSDP2 are repeated once, to compare their bits. FSDP2 also runs once each with other wrapping
-and with CPU offload. For each run the check counts the memory that a rank holds.
+The runs with DDP and with FSDP2 are repeated once, to compare their bits. FSDP2 also runs with two other ways of
+wrapping the model, and with CPU offload. For each of these runs the check reports the memory that a rank holds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("ddp", "fsdp2")
 VARIANTS = ("fsdp2_by_size", "fsdp2_unwrapped", "fsdp2_cpu_offload")  # runs with other settings of FSDP2
-# Percent above the share of a rank. The last rank has fewer rows of a tensor whose rows the ranks do not divide: at
-# most 2.7 % in total with 8 ranks and the tiny config. A tensor that is not sharded adds at least its own size.
+# Percent above the share of a rank. If the rows of a tensor cannot be divided equally, some ranks hold more than their
+# share: at most 2.7 % in total with 8 ranks and the tiny config. A tensor that is not sharded adds at least its own
+# size.
 MAX_STATE_EXCESS = 10
 METRICS = {
     "loss_drop": "nats",
@@ -200,7 +201,7 @@ def _rules(run: str) -> Iterator[Rule]:
         applies_if=applies_if,
         meaning="The loss differs from that of one process: gradients are lost or weighted wrongly.",
         fix="Check collectives.all_reduce, all_gather and reduce_scatter: wrong_elements names the rank with "
-        "damaged data. Only fsdp2 fails: check all_gather and reduce_scatter, which DDP does not use",
+        "damaged data. If only fsdp2 fails, check all_gather and reduce_scatter, which DDP does not use",
     )
     yield Rule(
         metric=f"grad_norm_difference.{run}",
@@ -208,7 +209,7 @@ def _rules(run: str) -> Iterator[Rule]:
         # Rounding: 1.8e-7. Missing all-reduce of gradients: 0.2 in the first step.
         expect="< 1e-4",
         applies_if=applies_if,
-        meaning="The norm differs from that of one process: a sum is used as a mean, or shards are missing.",
+        meaning="The gradient norm differs from that of one process: a sum is used as a mean, or shards are missing.",
         fix="See loss_difference. Unset all NCCL_* variables and compare NCCL versions (host.inventory)",
     )
     if run != "ddp":

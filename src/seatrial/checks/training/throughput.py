@@ -1,7 +1,7 @@
 """Training speed of one GPU, one node and the whole cluster with the same batch per GPU.
 
-The native stack trains a 7B model with as many layers as one GPU can hold. The loss of speed from stage to stage is the
-cost of communication and of the slowest GPU. Each efficiency must exceed ``MIN_EFFICIENCY``.
+The native stack trains a 7B model that is reduced to LAYERS layers, so that one GPU can hold it. The loss of speed from
+stage to stage is the cost of communication and of the slowest GPU. Each efficiency must exceed ``MIN_EFFICIENCY``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ STAGES = (GPU, NODE, ALL)
 GPU_OVERRIDES = ("max_steps=20", "untimed_steps=8")
 MIN_SAMPLES = 256  # and at least two batches per rank; generated in seconds, without effect on the speed
 _STRATEGY = "(ddp|fsdp2|zero3|single)"  # the values of ``strategy`` in metrics.json
-# Percent. 2 and 4 H200 of a node have 99 to 101 % of the speed of one (docs/results). With 400 Gb/s per GPU, an 8B
-# model under FSDP2 keeps 97 % from 1 to 16 nodes of 8 H100 (5,762 and 5,605 tokens/s/GPU) and 98 % from 4 to 8 nodes
-# of 8 H200 (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md and
-# benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md)
+# Percent. 2 and 4 H200 of a node have 99 to 101 % of the speed of one (docs/results). Published for an 8B model under
+# FSDP2 with 400 Gb/s per GPU (pytorch/torchtitan, benchmarks/):
+#   97 % from 1 to 16 nodes of 8 H100, 5,762 and 5,605 tokens/s/GPU (llama3_h100_202412_torchtitan.md)
+#   98 % from 4 to 8 nodes of 8 H200 (llama3-8b_h200_202506_trainy-whitefiber.md)
 MIN_EFFICIENCY = 90
 # 8 of the model's 32 layers: 2.0 of 7.2 billion parameters, 32 GB of weights, gradients and Adam state on one GPU
 LAYERS = 8

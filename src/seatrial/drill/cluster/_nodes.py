@@ -1,7 +1,7 @@
-"""The nodes of the test cluster that a drill may change: how to run commands there, and how to undo changes.
+"""Changes of the nodes of the test cluster, each with its undo.
 
-``python -m tests.rig`` writes a file that describes the nodes, and sets CLUSTER_VARIABLE to its path. Drills on several
-nodes need it.
+The test cluster is a Slurm cluster on one machine: ``python -m tests.rig`` starts it, writes a file that describes its
+nodes, and sets CLUSTER_VARIABLE to the path of that file. Drills on several nodes need it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IDLE_LIMIT_S = 60.0
 
 
 class NodeAccess(Frozen):
-    """``enter``: the prefix of a command on the node, without Slurm. ``link``: the end of its link on this host."""
+    """One node. ``enter``: prefix of a command that runs on it without Slurm. ``link``: this host's end of its link."""
 
     enter: tuple[str, ...]
     link: str
@@ -59,7 +59,7 @@ def missing_cluster() -> str:
 
 
 def cluster_needs(nodes: int = 2, *programs: str) -> Needs:
-    """Root, ``nodes`` nodes of the test cluster, and programs."""
+    """The requirements: root, ``nodes`` nodes of the test cluster, and ``programs`` in PATH."""
     return Needs(root=True, nodes=nodes, programs=("nsenter", *programs), other=missing_cluster)
 
 

@@ -6,7 +6,7 @@ from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.cluster._nodes import NODE, change_node, cluster_needs, settings
 from seatrial.drill.injection import Injection
 
-RULE = "OUTPUT --protocol tcp --destination node0 --dport 20000:29999 --jump DROP"  # the ports of rendezvous
+RULE = "OUTPUT --protocol tcp --destination node0 --dport 20000:29999 --jump DROP"  # ports of the rendezvous
 
 
 def block(injection: Injection) -> None:

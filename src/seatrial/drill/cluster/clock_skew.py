@@ -22,9 +22,10 @@ def _unmet_need() -> str:
 
 
 def set_clock(injection: Injection) -> None:
-    """Add 2 s to the time that the tasks of the node read; the kernel has one clock for all namespaces.
+    """Add 2 s to the time that the tasks of the node read.
 
-    libfaketime also delays waits with a time limit by the same 2 s.
+    With libfaketime, since all nodes of the test cluster share the clock of one kernel. libfaketime also delays the end
+    of waits with a time limit by 2 s.
     """
     set_variables(injection, LD_PRELOAD=str(_libraries()[0]), FAKETIME="+2s")
 

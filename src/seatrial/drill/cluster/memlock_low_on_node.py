@@ -8,7 +8,7 @@ from seatrial.drill.injection import Injection
 
 
 def limit_memlock(injection: Injection) -> None:
-    """Restart slurmd of the node without the capability that lifts the limit; limit its tasks to 64 KiB."""
+    """Restart slurmd of the node without CAP_IPC_LOCK, and limit the locked memory of its tasks to 64 KiB."""
     run_before_tasks(injection, "prlimit --pid $SLURM_TASK_PID --memlock=65536:65536\n")
     kill_slurmd(injection)
     injection.at_end(start_slurmd, injection)

@@ -10,7 +10,7 @@ from seatrial.model import Outcome
 
 
 def kill(injection: Injection) -> None:
-    """Send SIGKILL to a rank on the node; its pid is the one of the node's namespace."""
+    """Send SIGKILL to a rank on the node; the heartbeat has its pid in the node's namespace."""
     beat = rank_on_node(injection)
     injection.mark_injected()
     run_on(injection, NODE, f"kill -KILL {beat.pid}")

@@ -1,4 +1,4 @@
-"""A regular expression that matches the name of this host, on which the drills of this folder run."""
+"""The name of this host, on which the drills of this folder run, as a regular expression."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from seatrial.drill.injection import Injection
 from seatrial.worker import Heartbeat
 
 RANKS = 2  # ranks of a check on one node without GPUs
-# tiny, and long enough that a signal arrives while both ranks train
+# A tiny training that lasts long enough (10 s) that a signal arrives while both ranks train
 TRAINING: dict[str, dict[str, Any]] = {"train.ddp": {"parity_steps": 2, "steps": 12, "min_seconds": 10}}
 
 
 def rank_in_training(injection: Injection) -> Heartbeat:
-    """Wait until all ranks measure their speed; return the heartbeat of FAULTY_RANK."""
+    """Wait until both ranks measure their training speed; return the heartbeat of FAULTY_RANK."""
     return injection.wait_for_ranks("train.ddp", RANKS, "speed")[FAULTY_RANK]

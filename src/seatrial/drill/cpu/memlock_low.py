@@ -8,7 +8,7 @@ from seatrial.drill.injection import Injection
 
 
 def limit_memlock(injection: Injection) -> None:
-    """Limit locked memory to 64 KiB; root also loses the capability that lifts the limit."""
+    """Limit locked memory to 64 KiB, and drop CAP_IPC_LOCK, with which the limit does not apply."""
     injection.setup.append("ulimit -l 64")
     injection.setup.append('set -- setpriv --inh-caps=-ipc_lock --bounding-set=-ipc_lock "$@"')
 

@@ -25,7 +25,7 @@ def is_faulty_rank() -> bool:
 
 
 def call_after_import(name: str, change: Callable[[Any], None]) -> None:
-    """Call ``change`` with the module ``name`` when it has been imported."""
+    """Call ``change`` with the module ``name`` right after its import, which must not have happened yet."""
     sys.meta_path.insert(0, _Finder(name, change))
 
 

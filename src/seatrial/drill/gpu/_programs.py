@@ -8,6 +8,7 @@ import time
 from seatrial.drill.injection import Injection, TrialEndedEarly
 
 GPU = 0  # the GPU that they use, so that the drills also run on a host with one GPU
+# Arguments: the file that it creates when it is ready, and the mode
 _LOAD = """
 import torch, pathlib, sys, time
 a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -23,7 +24,11 @@ _START_TIMEOUT_S = 120.0
 
 
 def start_on_gpu(injection: Injection, mode: str) -> None:
-    """Start a program that holds 8 GiB on GPU, and with ``mode`` ``compute`` multiplies matrices until it is ended."""
+    """Start a program that holds 8 GiB of memory of GPU. With ``mode`` ``compute`` it also multiplies matrices.
+
+    Raises TrialEndedEarly if the program ends, or is not ready within 120 s.
+    """
+    injection.progress(f"starting a program on GPU {GPU}, at most {_START_TIMEOUT_S:g} s")
     ready = injection.folder / "ready"
     argv = [sys.executable, "-c", _LOAD, str(ready), mode]
     child = injection.start_process(argv, "gpu-program", {"CUDA_VISIBLE_DEVICES": str(GPU)})

@@ -1,1 +1,1 @@
-"""Function calling: rows (preprocessed or generated), chat template, scores and evaluation."""
+"""Training a model to call functions: rows (from a data set or generated), chat template, scores and evaluation."""

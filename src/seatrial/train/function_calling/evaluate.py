@@ -1,7 +1,7 @@
-"""Evaluates function calling before and after training: the same held-out cases, greedy decoding.
+"""Evaluates function calling before and after training, on the same held-out cases with greedy decoding.
 
-A case is a turn of a held-out conversation in which the assistant answers the user and may call a function. The sign
-test compares the two models, because a good base model scores well without training.
+A case is a turn of a held-out conversation in which the assistant answers the user and may call a function. A sign
+test compares the two models, because a good base model scores well even without training.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Case:
 
 
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """Score the model before and after the training run in ``out``; return the content of ``out``/evaluation.json."""
+    """Score the model before and after the training run in ``out``; return the content of ``out``/evaluation.json.
+
+    Raises UsageError for another layout than function_calling, without an exported model, or without cases.
+    """
     final = out / "final"
     if config.data.layout != "function_calling":
         raise UsageError(
@@ -72,7 +75,7 @@ def _cases(folder: Path, split: Split, max_cases: int) -> list[Case]:
 
 
 def extract_cases(conversation: Conversation, split: Split) -> Iterator[Case]:
-    """A case per message of the assistant that answers the user, if functions are available."""
+    """A case for each message of the assistant that follows one of the user, if functions are available."""
     messages = conversation.messages
     for index, message in enumerate(messages):
         if message["role"] == "assistant" and messages[index - 1]["role"] == "user" and conversation.tools:
@@ -95,7 +98,10 @@ def _answers_before_and_after(
 
 @torch.inference_mode()
 def generate_answers(model: Any, tokenizer: Any, cases: Sequence[Case], settings: Evaluation, when: str) -> list[str]:
-    """The model's answer to each case, at most ``max_new_tokens`` tokens; ``when`` is "before" or "after"."""
+    """The model's answer to each case, at most ``max_new_tokens`` tokens.
+
+    ``when``: "before" or "after" training, for the progress lines.
+    """
     model.eval()
     tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

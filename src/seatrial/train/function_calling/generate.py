@@ -1,7 +1,7 @@
 """Generates rows in the layout of glaive-function-calling-v2 from a seed, for use without the dataset.
 
-Five kinds in turn: one call; two calls at once; a request without a matching function; no functions; a call followed by
-thanks. Reports label these rows as generated.
+Five kinds of rows alternate: one call; two calls at once; a request without a matching function; no functions; a call
+followed by thanks. Reports label these rows as generated.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ _NO_FUNCTION = (
     ("Write a poem about {city}.", "I cannot write poems with what I have been given."),
     ("Who won the match in {city}?", "I have no function that knows of matches."),
 )
+# (text of the user, answer)
 _GREETING, _THANKS = ("Hello!", "Hello! What can I do for you?"), ("Thank you!", "You are welcome.")
 
 
@@ -102,7 +103,7 @@ class _RequestedCall:
 
 
 def conversations(count: int, seed: int) -> Iterator[dict[str, str]]:
-    """``count`` generated conversations: rows with the keys system and chat, deterministic for a seed."""
+    """``count`` generated rows with the keys system and chat, always the same for a seed."""
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
         yield _ROW_KINDS[number % len(_ROW_KINDS)](rng)

@@ -3,7 +3,7 @@
 A row has two strings. ``system`` contains the functions as concatenated JSON objects, not as a JSON list. ``chat`` has
 the turns ``USER:``, ``ASSISTANT:`` and ``FUNCTION RESPONSE:``; a turn of the assistant ends with ``<|endoftext|>``, and
 a call is ``<functioncall> {"name": "f", "arguments": '{"k": "v"}'}``, which is not JSON because of the single quotes.
-A row that cannot be parsed unambiguously is rejected with a reason from REJECTION_REASONS and counted.
+A row that cannot be parsed unambiguously is rejected with a reason from REJECTION_REASONS.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RejectedRow(ValueError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """``messages`` of user, assistant (``tool_calls`` with arguments as dict) and tool; ``tools`` with JSON Schemas."""
+    """``messages`` of user, assistant (with ``tool_calls``, arguments are dicts) and tool; ``tools``: the functions."""
 
     messages: list[Message]
     tools: list[Message]
@@ -66,7 +66,7 @@ _CONTROL = re.compile(r"<\|im_(start|end)\|>")
 
 
 def convert(row: Mapping[str, Any]) -> Conversation:
-    """Convert a row to a conversation. Raises RejectedRow."""
+    """The conversation in ``row``. Raises RejectedRow."""
     system, chat = row.get("system"), row.get("chat")
     if not isinstance(system, str) or not isinstance(chat, str):
         raise RejectedRow("fields_missing")
@@ -173,7 +173,7 @@ _ADD_TURN = {"USER": _add_user, "ASSISTANT": _add_assistant, "FUNCTION RESPONSE"
 
 
 def _open_calls(messages: list[Message]) -> list[str]:
-    """Names of the functions in the last calls that have no response yet."""
+    """Names of the functions in the last message with calls for which ``messages`` has no response yet."""
     answered = 0
     while messages and answered < len(messages) and messages[-1 - answered]["role"] == "tool":
         answered += 1
@@ -205,7 +205,7 @@ def _call(text: str, schemas: Mapping[str, dict[str, Any]]) -> Message:
 def _arguments(text: str) -> tuple[Any, str]:
     """Split ``text`` into the arguments at its start, an object with or without single quotes, and the rest.
 
-    The JSON decoder finds the end of the object: an apostrophe inside one of its strings does not end it.
+    The JSON decoder finds the end of the object, so that an apostrophe inside of a string does not end the object.
     """
     if not text.startswith("'"):
         arguments, end = _decode(_LAX_JSON, text, 0, "call_unreadable")

@@ -1,8 +1,8 @@
-"""Converts rows to a folder with three splits and a report that counts every row.
+"""Converts rows of glaive-function-calling-v2 to a folder with three splits and a report that counts every row.
 
 ``unseen.jsonl``: conversations with a held-out function, which no training conversation lists; ``seen.jsonl``:
-other held-out conversations; ``train.jsonl``: the rest. The split of a row depends only on hashes of its content: it is
-the same in any order and on any machine.
+other held-out conversations; ``train.jsonl``: the rest. The split of a row depends only on hashes of its content, and
+so neither on the order of the rows nor on the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLES_PER_REASON = 3  # rejected rows that the report quotes for each reason
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutFractions:
-    """Fractions of conversations and of function names that are held out from training."""
+    """Fractions of conversations and of function names that are held out from training; ``seed`` selects which."""
 
     conversations: float = 0.05
     functions: float = 0.1
@@ -42,8 +42,8 @@ class RowCounts:
 
     splits: Counter[Split] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)  # rejection reason → messages on some rows
-    # names of the functions that the split lists
+    examples: dict[str, list[str]] = field(default_factory=dict)  # rejection reason → messages of the first rows
+    # normalized names of the functions that the conversations of each split list
     functions: dict[Split, set[str]] = field(default_factory=lambda: {split: set() for split in SPLITS})
 
     def add_rejected(self, row: int, error: RejectedRow) -> None:
@@ -70,7 +70,7 @@ def preprocess(
 ) -> dict[str, Any]:
     """Convert ``rows`` to the folder ``out``, written atomically, and return the content of ``report.json``.
 
-    ``source``: where the rows are from. Raises UsageError if no row can be trained on or ``out`` exists.
+    ``source``: the origin of the rows, for the report. Raises UsageError if ``out`` exists or no row is for training.
     """
     if out.exists():
         raise UsageError(f"{out} exists: prepared data is never overwritten; use another directory or remove it")
@@ -141,7 +141,8 @@ def _digest(conversation: Conversation) -> bytes:
 def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """The rows of a file: a JSON list (.json), JSON lines (.jsonl) or Parquet (.parquet).
 
-    A line that is not a JSON object in UTF-8 gives an empty row, which convert() rejects. Raises UsageError.
+    A row that is not a JSON object in UTF-8 becomes an empty row, which convert() rejects. Raises UsageError if the
+    file cannot be read or has another format.
     """
     try:
         if path.suffix == ".parquet":

@@ -1,4 +1,4 @@
-"""Validation of arguments against a function's JSON Schema."""
+"""Validation of a call's arguments against the JSON Schema of the function's parameters."""
 
 from __future__ import annotations
 

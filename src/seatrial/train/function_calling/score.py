@@ -1,9 +1,9 @@
 """Scores answers by the rules of the AST checker of the Berkeley Function-Calling Leaderboard.
 
-Source: bfcl_eval/eval_checker/ast_eval/ast_checker.py of gorilla. An answer is correct if it has the expected number of
-calls, in any order. Each call needs the exact name, all required and only declared parameters, and values of the
-correct types that equal the expected ones. Strings are compared without case, spaces and ``,./-_*^``. If no call is
-expected, any call is wrong.
+Source: bfcl_eval/eval_checker/ast_eval/ast_checker.py of gorilla. An answer is correct if its calls match the expected
+calls one to one, in any order. Two calls match if they have the same name, the same parameters and equal values, and
+the arguments match the JSON Schema of the function. Strings are compared without case, spaces and ``,./-_*^``. If no
+call is expected, any call is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from seatrial.train.function_calling.schema import matches_schema
 
-Schemas = Mapping[str, dict[str, Any]]
+Schemas = Mapping[str, dict[str, Any]]  # function name → JSON Schema of its parameters
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Score of one answer; None if a criterion does not apply, such as arguments without an expected call."""
+    """Score of one answer. None: the criterion does not apply, such as arguments_correct if no call is expected."""
 
     expected: int  # number of expected calls
     emitted: int  # number of emitted calls, including unreadable ones
@@ -35,7 +35,7 @@ class Score:
     schema_valid: bool | None  # every emitted call is of an available function and matches its schema
     function_name_correct: bool | None  # the emitted names are the expected names
     arguments_correct: bool | None  # the emitted names and arguments are the expected ones
-    call_correct: bool  # all criteria above hold; if no call is expected: no call is emitted
+    call_correct: bool  # all criteria above are true; if no call is expected: no call is emitted
 
     @property
     def over_call(self) -> bool:
@@ -46,12 +46,12 @@ class Score:
         return self.emitted < self.expected
 
 
-_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 
 
 def parse_calls(text: str) -> list[Call | None]:
     """The calls in a model's answer, in order; None for an unreadable or incomplete call."""
-    return [_parse_call(match) for match in _BLOCK.finditer(text)]
+    return [_parse_call(match) for match in _TOOL_CALL.finditer(text)]
 
 
 def _parse_call(match: re.Match[str]) -> Call | None:
@@ -74,7 +74,7 @@ def expected_calls(message: Mapping[str, Any]) -> list[Call]:
 
 
 def score(text: str, expected: Sequence[Call], schemas: Schemas) -> Score:
-    """Score a model's answer; ``schemas``: function name → JSON Schema of its parameters."""
+    """The score of a model's answer ``text``; ``schemas``: those of the available functions."""
     emitted = parse_calls(text)
     calls = [call for call in emitted if call]
     all_readable = len(calls) == len(emitted)
@@ -115,11 +115,11 @@ def _matches_schema(call: Call, schemas: Schemas) -> bool:
     return call.name in schemas and matches_schema(call.arguments, schemas[call.name])
 
 
-_IGNORED = re.compile(r"[ ,./\-_*^]")
+_IGNORED_CHARACTERS = re.compile(r"[ ,./\-_*^]")
 
 
 def equal_values(value: object, expected: object) -> bool:
-    """Whether two JSON values are equal: strings normalised as in BFCL, true differs from 1, 1 equals 1.0."""
+    """Whether two JSON values are equal. Strings are normalised as in BFCL; true differs from 1, 1 equals 1.0."""
     if isinstance(value, str) and isinstance(expected, str):
         return _normalized(value) == _normalized(expected)
     if isinstance(value, list) and isinstance(expected, list):
@@ -130,11 +130,14 @@ def equal_values(value: object, expected: object) -> bool:
 
 
 def _normalized(text: str) -> str:
-    return _IGNORED.sub("", text).lower().replace("'", '"')
+    return _IGNORED_CHARACTERS.sub("", text).lower().replace("'", '"')
 
 
 def summary(scores: Iterable[Score]) -> dict[str, dict[str, int]]:
-    """Criterion → how many answers meet it, of those that it applies to: ``{"json_valid": {"count": 8, "of": 10}}``."""
+    """Criterion → number of answers that meet it, of the answers to which it applies.
+
+    Example: ``{"json_valid": {"count": 8, "of": 10}}``.
+    """
     scores = list(scores)
     with_call = [score for score in scores if score.expected]
     without_call = [score for score in scores if not score.expected]
@@ -169,7 +172,7 @@ _LABELS = {
 
 
 def table(record: Mapping[str, Any]) -> Iterator[str]:
-    """evaluation.json as lines of text: one line per criterion with both models, then the sign test."""
+    """The content of evaluation.json as lines of text: one line per criterion with both models, then the sign test."""
     cases = record["cases"]
     heading = f"{sum(cases.values())} cases ({', '.join(f'{count} {split}' for split, count in cases.items())})"
     yield f"{heading:48}  {'base':>11}  {'tuned':>11}"

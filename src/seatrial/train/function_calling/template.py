@@ -1,7 +1,8 @@
 """The chat template: ``<tools>`` and ``<tool_call>`` as in Hermes and Qwen2.5, with the assistant's tokens marked.
 
 seatrial has its own template for two reasons. A model's template may omit tools silently, as Qwen2's does. The mask of
-trained tokens needs ``{% generation %}`` around them, including the end of turn: without it a model never stops.
+trained tokens needs ``{% generation %}`` around the assistant's tokens. These include the end of turn: a model that is
+not trained on it never stops.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _sentinel_conversation() -> Conversation:
 
 
 def missing_parts(tokenizer: Any) -> list[str]:
-    """The parts of a conversation with tools that the tokenizer's template omits or does not mark as trained."""
+    """The parts of a conversation with tools that the tokenizer's template omits or marks wrongly as (un)trained."""
     conversation = _sentinel_conversation()
     text = tokenizer.apply_chat_template(conversation.messages, tools=conversation.tools, tokenize=False)
     missing = [part for part, sentinel in _SENTINELS.items() if sentinel not in text]
@@ -62,7 +63,7 @@ def missing_parts(tokenizer: Any) -> list[str]:
 
 
 def _masks_end_of_turn(tokenizer: Any, conversation: Conversation) -> bool:
-    """Whether the mask includes the end of turn of the assistant's turns and of no other turns."""
+    """Whether the mask of trained tokens includes the end of each assistant turn, and of no other turn."""
     tokens, mask = encode(tokenizer, conversation)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     trained_ends = [trained for token, trained in zip(tokens, mask, strict=True) if token == end]

@@ -66,7 +66,7 @@ def prepare_external_trainer(config: TrainConfig, folder: Path) -> dict[str, int
 
 
 def generate_text(folder: Path) -> str:
-    """Generate text with the model in ``folder``: see external_trainer.generate_text. Raises SeatrialError."""
+    """Generate text with the model in ``folder``, from a fixed prompt: see external_trainer.generate_text."""
     with _checked_imports():
         from seatrial.train.hf import external_trainer
     return external_trainer.generate_text(folder)
@@ -74,7 +74,7 @@ def generate_text(folder: Path) -> str:
 
 @contextmanager
 def _checked_imports() -> Iterator[None]:
-    """Run imports with the garbage collector paused. Raises UsageError where a package is missing."""
+    """Context manager for imports: pauses the garbage collector. Raises UsageError if a package is missing."""
     try:
         with gc_paused(), _hidden_packages("sklearn", "scipy"):
             yield
@@ -86,9 +86,9 @@ def _checked_imports() -> Iterator[None]:
 
 @contextmanager
 def _hidden_packages(*packages: str) -> Iterator[None]:
-    """Hide packages that are not yet imported, so that imports treat them as not installed.
+    """Hide packages that are not yet imported: other packages then treat them as not installed.
 
-    transformers imports scikit-learn and SciPy if they are installed, for features that seatrial does not use. The
+    transformers imports scikit-learn and SciPy if they are installed, for features that seatrial does not use. These
     imports took a quarter of the startup time of a rank.
     """
     hidden: dict[str, Any] = dict.fromkeys(name for name in packages if name not in sys.modules)

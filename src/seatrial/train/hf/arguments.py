@@ -16,11 +16,12 @@ from seatrial.model import UsageError
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.input_files import read_json
 
+# The strategy in use if zero3 is configured without DeepSpeed: the first word is a strategy, the rest is the reason
 NO_DEEPSPEED = "fsdp2 instead of zero3: deepspeed is not installed"
 
 
 def effective_strategy(config: TrainConfig) -> str:
-    """The strategy that runs: ddp, fsdp2, zero3, or NO_DEEPSPEED if zero3 is configured and DeepSpeed is missing."""
+    """The strategy in use: ddp, fsdp2, zero3, or NO_DEEPSPEED if zero3 is configured and DeepSpeed is not installed."""
     if config.parallel.strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
         return NO_DEEPSPEED
     return config.parallel.strategy
@@ -57,14 +58,14 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
         save_steps=checkpoint.every or 500,  # 500: transformers' default, unused without saves
         save_total_limit=checkpoint.keep,
         logging_steps=1,
-        logging_nan_inf_filter=False,  # True logs the mean of the last losses instead of a NaN and continues
+        logging_nan_inf_filter=False,  # True would log the mean of the last losses instead of a NaN, and continue
         report_to=["tensorboard"] if config.tensorboard else "none",
         disable_tqdm=True,
         dataloader_drop_last=True,  # all batches have the same size
         dataloader_pin_memory=on_gpu,
         remove_unused_columns=False,
         ddp_timeout=int(config.timeout_s),
-        # None means True for a PeftModel: DDP then searches at each step, and fails with activation checkpointing
+        # None would mean True for a PeftModel: a search in each step, and a failure with activation checkpointing
         ddp_find_unused_parameters=False,
         **_device_arguments(config, on_gpu),
         **_checkpointing_arguments(config),
@@ -76,7 +77,7 @@ def _require_supported(config: TrainConfig) -> None:
     """Raise UsageError for settings that this stack does not support."""
     if effective_strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
         raise UsageError(
-            f"parallel.strategy={config.parallel.strategy} needs several ranks, but WORLD_SIZE is not set: run "
+            f"parallel.strategy={config.parallel.strategy} needs torchrun, but WORLD_SIZE is not set: run "
             "torchrun --standalone --nproc-per-node=N -m seatrial train CONFIG, or use --set parallel.strategy=ddp"
         )
     if config.checkpoint.asynchronous:
@@ -91,7 +92,7 @@ def _require_supported(config: TrainConfig) -> None:
 
 
 def _device_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
-    """Arguments that select CPU and gloo; empty on GPUs, which are the default."""
+    """Arguments that select the CPU and gloo; empty with a GPU, which is the default."""
     if on_gpu:
         return {}
     if effective_strategy(config) == "zero3":
@@ -105,7 +106,7 @@ def _device_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
 
 
 def _join_deepspeed_on_cpu() -> None:
-    """Open DeepSpeed's process group over gloo: on CPUs, transformers would run each rank as a single process."""
+    """Open DeepSpeed's process group with gloo: on CPUs, transformers would run each rank as a single process."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
@@ -117,17 +118,18 @@ def _join_deepspeed_on_cpu() -> None:
 
 
 def _checkpointing_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Arguments for the Trainer's activation checkpointing; empty where FSDP2 does it."""
+    """Arguments for activation checkpointing by the Trainer; empty if FSDP2 does it, or if it is not configured."""
     if not config.gradient_checkpointing or _fsdp_recomputes(config):
         return {}
-    # ZeRO-3 gathers different metadata when it recomputes frozen weights, and non-reentrant checkpointing fails
-    # (transformers issue 47254). With reentrant checkpointing, DDP marks a parameter ready twice (peft issue 313).
+    # Reentrant only with ZeRO-3 and LoRA: when ZeRO-3 recomputes frozen weights, their metadata differ, and
+    # non-reentrant checkpointing fails (transformers issue 47254). Reentrant checkpointing fails with DDP, which would
+    # mark a parameter ready twice (peft issue 313).
     reentrant = effective_strategy(config) == "zero3" and config.use_lora
     return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
 
 
 def _fsdp_recomputes(config: TrainConfig) -> bool:
-    """Whether FSDP2, not the Trainer, does activation checkpointing, which saves one all-gather of the weights.
+    """Whether FSDP2 does the activation checkpointing instead of the Trainer: this saves one all-gather of the weights.
 
     Not with LoRA: FSDP2 wraps modules under new names, and peft then saves files without adapters (accelerate 1.15,
     peft 0.21).
@@ -153,7 +155,7 @@ def _sharding_arguments(config: TrainConfig) -> dict[str, Any]:
 
 
 def _deepspeed_config(path: str) -> dict[str, Any]:
-    """The content of DeepSpeed's config file. Raises UsageError if it is not one for ZeRO-3."""
+    """The content of DeepSpeed's config file. Raises UsageError if it is not a config for ZeRO-3."""
     # DeepSpeed uses names that torch 2.13 deprecates; every rank would warn at each call
     deprecation = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
     warnings.filterwarnings("ignore", deprecation, FutureWarning)

@@ -1,8 +1,8 @@
-"""Conversion of rows to blocks of tokens, for stack hf. Needs numpy and transformers, but no torch.
+"""Converts rows to blocks of tokens, for stack hf. Needs numpy and transformers, but no torch.
 
-A block has ``seq_len`` tokens with padding at its end. It needs no attention mask: with causal attention no token sees
-later padding, and without a mask SDPA uses its flash kernel. Packed samples are not separated: a sample attends to the
-samples before it in its block.
+A block has ``seq_len`` tokens with padding at its end. Blocks have no attention mask: with causal attention no token
+sees later padding, and without a mask SDPA uses its flash kernel. Packed samples are not separated: a sample attends to
+the samples before it in its block.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from seatrial.util.files import write_json
 REPORT_FILE = "report.json"
 GENERATED_ROWS = 1000  # default of data.samples for generated rows: as many as the SmolLM workload has
 
-Sample = tuple[list[int], list[bool]]  # tokens, and for each token whether it has a loss
+Sample = tuple[list[int], list[bool]]  # an encoded row: tokens, and for each token whether it has a loss
 
 
 def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """Return the location of the blocks, in ``folder`` or SEATRIAL_DATA_CACHE.
+    """The location of the blocks, in ``folder`` or SEATRIAL_DATA_CACHE; not for the layout markov_chain (no rows).
 
-    Missing blocks are written, from data.path or from generated rows. Not for the layout markov_chain, which has no
-    rows. Raises UsageError if rows or tokenizer cannot be read, OSError or DiskFullError if the blocks cannot be
-    written.
+    Missing blocks are written to ``folder``, from data.path or from generated rows. Raises UsageError if rows or
+    tokenizer cannot be read, OSError or DiskFullError if the blocks cannot be written.
     """
     tokenizer = tokenization.tokenizer_name(config)
     local = [Path(name) for name in (config.data.path, tokenizer) if name and hub.hub_repository(name) is None]
@@ -58,7 +57,10 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 def print_rejected(numbers: Mapping[str, Any]) -> None:
-    """Print the number of rejected rows by reason: nothing else in the output shows them."""
+    """Print the number of rejected rows by reason, since nothing else in the output shows it.
+
+    ``numbers``: the content of report.json.
+    """
     for counts in (numbers, numbers.get("preprocess", {})):
         if rejected := counts.get("rejected"):
             message = f"{sum(rejected.values()):,} of {counts['rows']:,} rows are not used: {_reasons(rejected)}"
@@ -70,7 +72,7 @@ def _reasons(rejected: Mapping[str, int]) -> str:
 
 
 def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
-    """All that determines the blocks. The content of a Hub repository is not known, so the key has its name instead."""
+    """Everything that determines the blocks. For a Hub repository it is the name, since the content is not known."""
     data = config.data
 
     def content(name: str, description: str) -> Any:
@@ -83,7 +85,7 @@ def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
         "samples": data.samples or (GENERATED_ROWS if data.path is None else None),
         "template": hashlib.sha256(template.chat_template().encode()).hexdigest(),
         "data": content(data.path, "the data") if data.path else {"generated with seed": str(config.seed)},
-        # if a local tokenizer does not exist, tokenization.load raises the error
+        # For a local tokenizer that does not exist, tokenization.load raises the error later
         "tokenizer": content(tokenizer, "the tokenizer")
         if tokenizer and (hub.hub_repository(tokenizer) or Path(tokenizer).exists())
         else tokenizer or "trained",
@@ -161,7 +163,7 @@ def _encode(tokenizer: Any, layout: str, row: Mapping[str, Any]) -> Sample:
 
 
 def _pack(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
-    """Yield blocks of whole samples, as many as fit into ``length`` tokens."""
+    """Yield blocks; each contains as many whole samples as fit into ``length`` tokens."""
     ids: list[int] = []
     trained: list[bool] = []
     for sample_ids, mask in samples:

@@ -1,4 +1,4 @@
-"""Additions to transformers' checkpoints: messages for write errors, and metadata that shows if a run can resume."""
+"""Additions to transformers' checkpoints: messages for write errors, and metadata to check if a run can resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST_WRITTEN_FILE = "trainer_state.json"  # transformers writes it last
 
 
 def newest_complete(out: Path) -> Path | None:
-    """The newest complete checkpoint in ``out``; None without any."""
+    """The newest complete checkpoint in ``out``; None if there is none."""
     complete = [
         path.parent
         for path in (out / "checkpoints").glob(f"checkpoint-*/{LAST_WRITTEN_FILE}")
@@ -39,10 +39,10 @@ def saved_step(checkpoint: Path) -> int:
 
 @contextmanager
 def convert_write_errors(folder: Path, model: nn.Module, strategy: str) -> Iterator[None]:
-    """Context manager around transformers' write of the checkpoint ``folder``; rank 0 then writes its metadata there.
+    """Context manager around the write of the checkpoint ``folder`` by transformers; rank 0 then adds the metadata.
 
-    All ranks enter it. Raises SeatrialError if the filesystem fails, after removing the partial checkpoint, which may
-    fill the disk.
+    All ranks enter it. If the filesystem fails, the partial checkpoint is removed, since it may fill the disk, and
+    SeatrialError is raised.
     """
     try:
         yield
@@ -67,9 +67,12 @@ def convert_write_errors(folder: Path, model: nn.Module, strategy: str) -> Itera
 
 
 def check_compatible(folder: Path, model: nn.Module, strategy: str) -> None:
-    """Raise UsageError if a run with ``model`` cannot resume from ``folder``: transformers ignores missing tensors."""
+    """Raise UsageError if a run with ``model`` cannot resume from ``folder``: transformers ignores missing tensors.
+
+    A checkpoint without metadata is accepted.
+    """
     saved = _read_json(folder / METADATA_FILE)
-    if saved is None:  # not written by seatrial, or killed before the metadata was written
+    if saved is None:  # not written by seatrial, or the run was killed before it wrote the metadata
         return
     current = _metadata(model, strategy)
     shapes: Mapping[str, Any] = saved["shapes"]

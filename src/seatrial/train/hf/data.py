@@ -26,7 +26,7 @@ from seatrial.util.files import write_json
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
-    """The Trainer's dataset of blocks, memory-mapped from disk. Raises SeatrialError for a damaged file."""
+    """The blocks as dataset of transformers' Trainer, memory-mapped. Raises SeatrialError for a damaged file."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -58,13 +58,14 @@ class PreparedData:
 def prepare(config: TrainConfig, out: Path) -> PreparedData:
     """The blocks for ``config``, from data.cache, ``out``/data or SEATRIAL_DATA_CACHE; if missing, rank 0 writes them.
 
-    All ranks must call this. Raises SeatrialError on all ranks if rank 0 fails.
+    All ranks must call this. Raises SeatrialError on all ranks if rank 0 fails, UsageError on a rank that does not see
+    the folder of rank 0.
     """
     cache = Path(config.data.cache) if config.data.cache else out / "data"
     if config.data.layout == "markov_chain":
         folder = cache / _markov_folder_name(config)
         ranks.run_on_rank0(lambda: _write_markov(config, folder), folder)
-        _write_markov(config, folder)  # a node that does not share the folder generates the same sequences
+        _write_markov(config, folder)  # writes only on a node that does not share the folder: the same sequences
         return load(config, folder)
     written: list[data_cache.Prepared] = []
     ranks.run_on_rank0(lambda: written.append(blocks.prepare(config, cache)), cache)

@@ -18,9 +18,10 @@ _WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
 def save(trainer: Trainer, final: Path, sharded: bool) -> str:
-    """Write the model (with LoRA, only the adapters) to ``final``, load it, and return how it was compared.
+    """Write the model (with LoRA, only the adapters) to ``final`` and compare it with the trained model.
 
-    All ranks must call this. Raises SeatrialError if the loaded tensors differ from the trained ones.
+    Returns a text: whether the values were compared, or with ``sharded`` only names and shapes. All ranks must call
+    this. Raises SeatrialError if the exported tensors differ from the trained ones, or are not finite.
     """
     trainer.save_model(str(final))  # gathers the shards of all ranks
     ranks.run_on_rank0(lambda: _compare_with_export(trainer, final, sharded), final)
@@ -50,19 +51,25 @@ def _compare_with_export(trainer: Trainer, final: Path, sharded: bool) -> None:
 
 
 def _parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield parameters with their names in files, without the wrapper names of FSDP's activation checkpointing."""
+    """Yield each parameter with its name in the files: without the wrapper of FSDP's activation checkpointing."""
     for name, parameter in model.named_parameters():
         yield name.replace("_checkpoint_wrapped_module.", ""), parameter
 
 
-def _check_adapter_size(final: Path, weights: int) -> None:
-    """Raise SeatrialError if final/ has base weights: under FSDP, peft wrote 37 GB of them with 131 MB of adapters."""
+def _check_adapter_size(final: Path, adapter_weights: int) -> None:
+    """Raise SeatrialError if final/ has base weights: under FSDP, peft wrote 37 GB of them with 131 MB of adapters.
+
+    ``adapter_weights``: the number of elements of the adapters.
+    """
     size = sum(path.stat().st_size for pattern in _WEIGHT_FILES for path in final.glob(pattern))
-    if size > 4 * weights + 2**20:  # 4 bytes per fp32 weight, and up to 1 MiB of header
-        raise SeatrialError(f"{final} has {size} bytes for {weights} adapter weights: it includes the base model")
+    if size > 4 * adapter_weights + 2**20:  # 4 bytes per fp32 weight, and up to 1 MiB of header
+        raise SeatrialError(
+            f"{final} has {size} bytes for {adapter_weights} adapter weights: it includes the base model"
+        )
 
 
 def _is_equal(loaded: torch.Tensor, trained: torch.Tensor, sharded: bool) -> bool:
+    """Whether ``loaded`` is finite and equals ``trained``; with ``sharded`` only the shapes are compared."""
     if not bool(torch.isfinite(loaded).all()):
         return False
     if sharded:  # only a shard is local; ds_shape (ZeRO-3) and DTensor.shape are unsharded

@@ -1,4 +1,4 @@
-"""Inputs for an external trainer, and a test of the model that it saved."""
+"""Inputs for an external trainer (Oumi), and a test of the model that the trainer has saved."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def _write_config(config: TrainConfig, folder: Path) -> None:
 
 
 def _write_tokenizer(config: TrainConfig, folder: Path, texts: list[str]) -> None:
-    """Write a tokenizer in files that transformers 4 and 5 both read; version 5 names a class unknown to version 4."""
+    """Write a tokenizer in files that transformers 4 and 5 both read.
+
+    save_pretrained of version 5 would name a tokenizer class that version 4 does not know.
+    """
     trained = tokenization.train(texts, config.architecture().vocab_size)
     trained.backend_tokenizer.save(str(folder / "tokenizer.json"))
     # Concatenated, because a format string would print Oumi's roles as enum members

@@ -1,4 +1,4 @@
-"""Access to the Hugging Face Hub, for configs that name a repository; no long retries if the Hub is unreachable."""
+"""Access to the Hugging Face Hub, for configs that name a repository; without long retries if it is unreachable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOCAL_HINT = (
 
 def set_offline_mode(config: TrainConfig) -> None:
     """Set offline mode unless ``config`` needs the Hub and the Hub is reachable. Call before importing transformers."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # otherwise warns after each fork
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # otherwise tokenizers warns after each fork
     if not needs_hub(config) or not _is_reachable():
         os.environ[OFFLINE_VARIABLE] = "1"
 
@@ -44,7 +44,7 @@ def source_label(name: str | None, default: str) -> str:
 
 @contextmanager
 def explain_load_errors(name: str) -> Iterator[None]:
-    """Context manager: load errors of transformers and datasets for ``name`` become UsageErrors with alternatives."""
+    """Context manager: converts errors of loading ``name`` by transformers or datasets to UsageErrors with remedies."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -16,12 +16,13 @@ _auto: Any = AutoModelForCausalLM  # untyped
 
 @torch.inference_mode()
 def generate(final: Path, device: str, count: int) -> dict[str, Any]:
-    """``tokens`` (number) and ``text`` of at most ``count`` greedy tokens from the model and tokenizer in ``final``.
+    """Greedy output, at most ``count`` tokens, of the model in ``final`` for PROMPT.
 
-    ``finite``: whether all logits of the prompt are finite. Raises UsageError or OSError if ``final`` cannot be loaded.
+    Returns ``text``, ``tokens`` (their number), and ``finite``: whether all logits of the prompt are finite. Raises
+    UsageError or OSError if ``final`` cannot be loaded.
     """
     tokenizer = tokenization.load(str(final))
-    # the training has set the current device
+    # "cuda" is the current device, which the training has set
     model = _auto.from_pretrained(final, dtype="auto").to("cpu" if device == "cpu" else "cuda")
     prompt = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     prompt = prompt.to(model.device)

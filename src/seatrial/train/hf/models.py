@@ -1,4 +1,4 @@
-"""Models of transformers: the architectures of the native stack with random weights, or pretrained models."""
+"""Models of transformers: architectures of stack native with random weights, or pretrained models."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _is_zero3_enabled: Any = is_deepspeed_zero3_enabled
 
 def weights_dtype(config: TrainConfig) -> torch.dtype:
     """The dtype of the weights in memory; not transformers' "auto", which depends on the weights file."""
-    bf16 = config.bf16 if config.use_lora else config.master_dtype == "bf16"  # frozen weights need no fp32 master copy
+    bf16 = config.bf16 if config.use_lora else config.master_dtype == "bf16"  # frozen weights need no fp32 copy
     return torch.bfloat16 if bf16 else torch.float32
 
 
 def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
-    """The base model on ``device``; under ZeRO-3 this rank's shard. Raises UsageError."""
+    """The base model on ``device``; under ZeRO-3 this rank's shard. Raises UsageError if weights cannot be loaded."""
     options: dict[str, Any] = {"dtype": weights_dtype(config), "attn_implementation": "sdpa"}
     name = config.model.weights
     if name == "random":
@@ -53,9 +53,10 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
 
 @torch.no_grad()
 def _initialize(model: Any, config: TrainConfig, device: torch.device) -> None:
-    """Initialize weights from the seed and their names, so that they are the same on one process and on all ranks.
+    """Initialize weights from the seed and their names: the same values for any strategy and number of ranks.
 
-    transformers initializes differently under ZeRO-3, and a file of initial weights takes a minute to write and read.
+    transformers itself initializes differently under ZeRO-3. A file of initial weights would take a minute to write and
+    read.
     """
     source = weights.random_weights(config.seed, config.architecture().initializer_range)
     for name, parameter in model.named_parameters():
@@ -64,7 +65,7 @@ def _initialize(model: Any, config: TrainConfig, device: torch.device) -> None:
 
 
 def _gathered(parameter: torch.nn.Parameter) -> AbstractContextManager[Any]:
-    """Context with the unsharded ``parameter``; under ZeRO-3, rank 0's changes are then sharded again."""
+    """Context manager: ``parameter`` is unsharded. ZeRO-3 shards it again at the end, with the values of rank 0."""
     if not hasattr(parameter, "ds_id"):
         return nullcontext()
     import deepspeed
@@ -82,7 +83,10 @@ def _hf_config(architecture: Architecture) -> Any:
 
 
 def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
-    """The frozen ``model`` with adapters in fp32 (ZeRO-3: in the model's dtype, since its buffers have only one)."""
+    """The frozen ``model`` with adapters in fp32.
+
+    With ZeRO-3 they have the model's dtype, since a buffer of DeepSpeed has one dtype for all weights.
+    """
     adapters = LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # a scale: may be fractional
@@ -91,7 +95,7 @@ def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    # Until here the strategies have drawn different numbers of random values; all must initialize the same adapters
+    # Strategies have drawn different numbers of random values before; all must initialize the same adapters
     set_seed(config.seed)
     wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
     assert isinstance(wrapped, PeftModel)

@@ -26,8 +26,8 @@ def world_size() -> int:
 def run_on_rank0(work: Callable[[], object], folder: Path) -> None:
     """Run ``work`` on rank 0 while the other ranks wait; if it fails, all ranks raise the same SeatrialError.
 
-    The error is a DiskFullError if the filesystem of ``folder`` is full. For an exception of another class than
-    SeatrialError and OSError, the message names the class.
+    A SeatrialError of ``work`` is raised unchanged. Other exceptions become DiskFullError if the filesystem of
+    ``folder`` is full, otherwise SeatrialError.
     """
     errors: list[SeatrialError | None] = [None]
     cause: Exception | None = None

@@ -72,7 +72,7 @@ _ROWS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {"no_robots": _no_
 
 
 def conversation(row: Mapping[str, Any]) -> Conversation:
-    """A row of no_robots as a conversation. Raises ValueError with the reason where its messages do not alternate."""
+    """A row of no_robots as a conversation. Raises ValueError with the reason if its messages are not valid turns."""
     _require_object(row)
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -88,7 +88,10 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
 
 
 def prompt_and_output(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Prompt (instruction and, if present, input) and output of an alpaca-cleaned row. Raises ValueError."""
+    """Prompt (instruction and, if present, input) and output of an alpaca-cleaned row.
+
+    Raises ValueError with the reason if one is missing or is not text.
+    """
     _require_object(row)
     instruction, input_text, output = row.get("instruction"), row.get("input") or "", row.get("output")
     if not all(isinstance(text, str) for text in (instruction, input_text, output)) or not instruction or not output:

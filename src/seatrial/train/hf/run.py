@@ -32,7 +32,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     models.disable_progress_bars()
     args = training_arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, node_name())
-    # after joining the group: while ranks join, they do not handle SIGTERM and would wait for a failed rank 0
+    # After joining the group: a rank that is still joining does not handle SIGTERM, and would wait for a failed rank 0
     ranks.run_on_rank0(lambda: create_run_folder(config, out), out)
     phases.end_phase("init")
     prepared = data.prepare(config, out)
@@ -46,7 +46,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
         if checkpoint:
             model = trainer.accelerator.unwrap_model(trainer.model)
             checkpoints.check_compatible(checkpoint, model, effective_strategy(config).partition(" ")[0])
-            # Without this check, the Trainer takes one more step in the middle of an epoch
+            # Without this check, the Trainer would take one more step if the checkpoint is in the middle of an epoch
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
                 raise SeatrialError(
                     f"nothing to resume: {out} has {checkpoints.saved_step(checkpoint)} steps, max_steps is "

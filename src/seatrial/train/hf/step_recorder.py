@@ -1,4 +1,4 @@
-"""Measurements that the Trainer does not report: step times, checkpoint times, and the ranks with a non-finite loss."""
+"""What transformers' Trainer does not report: step times, checkpoint times, and the ranks with a non-finite loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from seatrial.train.train_config import TrainConfig
 
 
 class CountingTrainer(Trainer):
-    """A Trainer that keeps this rank's last loss and counts its tokens, without synchronizing with the device."""
+    """A Trainer that keeps this rank's last loss and counts the rank's tokens, without synchronizing with the device.
+
+    Errors while a checkpoint is written become SeatrialErrors: see checkpoints.convert_write_errors.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -74,7 +77,7 @@ class StepRecorder(TrainerCallback):
         self._progress = StepLog(self._config, self._world, self._out, state.global_step)
         if strategy != "zero3":  # DeepSpeed gathers weights in hooks of every layer
             wrapped = self.trainer.model_wrapped
-            # DDP may broadcast buffers before the model runs
+            # The timer starts inside of DDP's wrapper, which may broadcast buffers before the model runs
             replica: Any = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
             self._forward_timer = ForwardTimer(replica, self._world.device)
         self._phases.end_phase("build")
@@ -137,7 +140,7 @@ class StepRecorder(TrainerCallback):
         self._progress.close()
 
     def _require_finite(self, step: int, logs: dict[str, float]) -> None:
-        """Raise SeatrialError on all ranks (all have the same logs) where loss or gradient norm is not finite."""
+        """Raise SeatrialError on all ranks, which have the same ``logs``, if loss or gradient norm is not finite."""
         not_finite = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
         if not not_finite:
             return
@@ -157,7 +160,7 @@ class StepRecorder(TrainerCallback):
 
 
 def applied_strategy(model: nn.Module) -> str:
-    """The strategy in use, from the types of the parameters: accelerate may silently ignore the configured one."""
+    """The strategy in use, by the types of the parameters: accelerate may silently ignore the configured strategy."""
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return "fsdp2"
     return "zero3" if any(hasattr(parameter, "ds_id") for parameter in model.parameters()) else "ddp"

@@ -1,4 +1,4 @@
-"""Tokenizers: pretrained, or trained on the rows of the run."""
+"""Tokenizers for stack hf: pretrained, or trained on the rows of the run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MAX_TRAINED_VOCABULARY = 8192  # tokens of a tokenizer trained here: generated r
 
 
 def tokenizer_name(config: TrainConfig) -> str | None:
-    """The tokenizer to load: the configured one, else that of the weights; None: train one."""
+    """The tokenizer to load: the configured one, else that of pretrained weights; None: train a tokenizer."""
     return config.data.tokenizer or (None if config.model.weights == "random" else config.model.weights)
 
 
 def load(name: str) -> Any:
-    """The tokenizer at ``name``: a folder, a tokenizer.json or hub:OWNER/NAME. Raises UsageError."""
+    """The tokenizer at ``name``: a folder, a tokenizer.json or hub:OWNER/NAME. Raises UsageError if loading fails."""
     with hub.explain_load_errors(name):
         if name.endswith(".json"):
             return _from_file(name)
@@ -49,7 +49,10 @@ def _end_token(path: str) -> str:
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer for ``texts``, of at most ``vocabulary`` tokens (at least 259). Raises UsageError."""
+    """A byte-level BPE tokenizer, trained on ``texts``, of at most ``vocabulary`` tokens.
+
+    Raises UsageError if ``vocabulary`` is below 259: 256 bytes and the special tokens.
+    """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     min_vocabulary = len(alphabet) + len(template.SPECIAL_TOKENS)
     if vocabulary < min_vocabulary:
@@ -71,7 +74,10 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def prepare(tokenizer: Any, vocabulary: int, chat: bool) -> Any:
-    """Check that ``tokenizer`` fits the model and, for ``chat``, set seatrial's template. Raises UsageError."""
+    """Check that ``tokenizer`` fits the model and, for ``chat``, set seatrial's chat template; return ``tokenizer``.
+
+    Raises UsageError if it lacks a token, is larger than ``vocabulary``, or does not work with the template.
+    """
     if tokenizer.eos_token_id is None or len(tokenizer) > vocabulary:
         raise UsageError(
             f"the tokenizer has {len(tokenizer)} tokens and end-of-text token {tokenizer.eos_token!r}; expected an "
