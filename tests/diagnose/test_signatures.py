@@ -85,6 +85,11 @@ def test_values_of_a_line_fill_the_command() -> None:
     assert ids_where(is_unfilled) == []
 
 
+def test_commands_use_extended_regular_expressions_only() -> None:
+    r"""GNU grep -E has no \d: such a command finds nothing."""
+    assert ids_where(lambda signature: bool(re.search(r"grep -\w*E[^|;]*\\d", signature.first_command))) == []
+
+
 def test_ids_are_unique() -> None:
     rows = [*(row for rows in data_files.read_all("signatures") for row in rows), *xid_rows()]
     ids = [row["id"] for row in rows]
