@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +162,14 @@ def test_filesystems_that_do_not_answer_cost_no_more_than_the_time_limit(
     assert (record.result, record.exit_code) == (Result.LIMITED, 0)
     assert "does not answer" in record.limit
     assert "no answer" in error
+
+
+def test_a_child_process_that_dies_is_not_reported_as_silent() -> None:
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    result, error = hook.call_until(die, time.monotonic() + 30, "no answer")
+    assert (result, error == "no answer", bool(error)) == (None, False, True)
 
 
 def test_the_status_for_node_problem_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

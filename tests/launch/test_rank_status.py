@@ -52,7 +52,7 @@ def test_rank_without_output_has_no_last_seen(written: Written) -> None:
     rank = written.rank
     assert rank.read() == []
     assert (rank.last_seen, rank.current_check, rank.done, rank.damage) == (None, None, False, "")
-    assert (rank.heartbeat_expected, rank.failed, rank.may_exit) == (True, False, False)
+    assert (rank.heartbeat_expected, rank.failed, rank.exit_expected) == (True, False, False)
     assert rank.name == "rank 1"
 
 
@@ -85,10 +85,10 @@ def test_rank_is_exiting_after_an_error(written: Written) -> None:
     written.start(GPU_CHECK)
     written.measured(GPU_CHECK, error="CUDA error")
     written.rank.read()
-    assert (written.rank.failed, written.rank.may_exit) == (True, True)
+    assert (written.rank.failed, written.rank.exit_expected) == (True, True)
     written.start(CLUSTER_CHECK)
     written.rank.read()
-    assert (written.rank.failed, written.rank.may_exit) == (True, False), "it started another check"
+    assert (written.rank.failed, written.rank.exit_expected) == (True, False), "it started another check"
 
 
 def test_termination_is_read_from_the_heartbeat(written: Written) -> None:

@@ -39,6 +39,23 @@ def test_refused_job_measures_nothing(tmp_path: Path) -> None:
     assert (result.state, result.failed_subject, listener.measurements) == (JobState.REFUSED, "n0", [])
 
 
+def test_ctrl_c_while_a_refused_job_ends_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancel = LocalJob.cancel
+
+    def interrupted_cancel(self: LocalJob, *, node_lost: bool = False) -> str:
+        monkeypatch.setattr(LocalJob, "cancel", cancel)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalJob, "cancel", interrupted_cancel)
+    script = "print('preflight: n0: no torch. Run first: ls', file=sys.stderr); sys.exit(1)"
+    listener = RecordingListener()
+    results = run_job(Scripted(script), job(GPU_CHECK), tmp_path, Limits(startup_s=30), catalog(), listener)
+    assert next(results).state is JobState.REFUSED
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+    assert listener.measurements == []
+
+
 class Interrupting(RecordingListener):
     def show_status(self, text: str) -> None:
         if text == GPU_CHECK:

@@ -15,7 +15,7 @@ from seatrial import report
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.launch.base import RenderedJob
 from seatrial.launch.local import LocalJob
-from seatrial.model import DecisionValue, Job, Measurement, Outcome, Reason, Retry, Trial, Verdict
+from seatrial.model import DecisionValue, Job, JobState, Measurement, Outcome, Reason, Retry, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run import INTERRUPTED, run
@@ -60,6 +60,23 @@ def test_unwritable_record_is_never_accepted(tmp_path: Path, expect: int, decisi
     assert trial.decision.value is decision
     written = Trial.model_validate_json((tmp_path / "out/trial.json").read_text())
     assert written.decision == trial.decision
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_refused_job_stops_the_run(is_interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancel = LocalJob.cancel
+
+    def interrupted_cancel(self: LocalJob, *, node_lost: bool = False) -> str:
+        monkeypatch.setattr(LocalJob, "cancel", cancel)
+        raise KeyboardInterrupt
+
+    if is_interrupted:
+        monkeypatch.setattr(LocalJob, "cancel", interrupted_cancel)
+    refused = "print('preflight: n0: no torch. Run first: ls', file=sys.stderr); sys.exit(1)"
+    trial, _ = run_scripts(monkeypatch, speed_trial(tmp_path / "out"), ranks=refused)
+    assert [(result.state, result.failed_subject) for result in trial.results] == [(JobState.REFUSED, "n0")]
+    assert (trial.stop_reason == INTERRUPTED) is is_interrupted
+    assert trial.decision.value is DecisionValue.INCOMPLETE
 
 
 SPEED, METRIC = "filesystem.speed", "write_single.run_directory"

@@ -7,7 +7,9 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -269,6 +271,21 @@ def test_a_run_directory_without_data_and_one_that_has_ended(tmp_path: Path) -> 
     (tmp_path / "trial.json").write_text("{}")
     os.utime(tmp_path / "trial.json", (later, later))
     assert (status(tmp_path).state, status(tmp_path).ended) == ("ended", True)
+
+
+def test_a_job_script_that_calls_seatrial_run_shows_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, int, float]]
+) -> None:
+    """oumi.sbatch of `seatrial init`: its results are a run directory, and its log has a line of its own."""
+    template = (Path(str(files("seatrial.launch"))) / "site/oumi.sbatch.j2").read_text()
+    (line,) = [line for line in template.splitlines() if line.startswith('echo "job ')]
+    out = run_directory(tmp_path / "runs/oumi-1")
+    values = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node0", "out": str(out)}
+    log = tmp_path / "oumi-1.out"
+    log.write_text(Template(line[len('echo "') : -1]).substitute(values) + "\n")
+    slurm(monkeypatch, "1", running(log))
+    read = status("1")
+    assert (read.target, read.state, read.ranks) == ("1", "RUNNING", {"device.gemm: fp8": 1})
 
 
 def test_a_job_of_a_run_shows_its_run_directory(

@@ -111,7 +111,7 @@ def describe_device(device: str) -> dict[str, Any]:
 
 
 def describe_devices(device: str) -> dict[str, Any]:
-    """As describe_device, for all ranks; different models are joined by " + ", for which no reference value exists.
+    """As describe_device, for all ranks. Names of different models are joined by " + " (hardware/references.py).
 
     Called by all ranks together.
     """

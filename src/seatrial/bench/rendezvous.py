@@ -29,7 +29,7 @@ _LOOKUP_RETRY_S = 2.0  # pause between two lookups: many pods ask one DNS servic
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Try the rendezvous in the role of this node or pod; print a problem with the first command to run."""
+    """Try the rendezvous as this node or pod; if it fails, print the problem and the first command to run."""
     address, port, key, *pod = arguments
     token = key.encode()[:TOKEN_BYTES].ljust(TOKEN_BYTES)
     node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
@@ -92,7 +92,10 @@ def serve(port: int, token: bytes, clients: int, limit_s: float) -> str:
 
 
 def _answer(connection: socket.socket, token: bytes) -> None:
-    """Send the token and wait until the client has closed the connection, so that torchrun can use the port at once."""
+    """Send the token and wait until the client has closed the connection.
+
+    The side that closes first keeps the port in TIME_WAIT, and torchrun must listen on this port next.
+    """
     with connection, suppress(OSError):
         connection.settimeout(CONNECT_LIMIT_S)
         connection.sendall(token)

@@ -1,6 +1,7 @@
 """Measures all-reduce in several process groups concurrently, e.g. one group per node.
 
-Everything here needs an open process group and is called by all ranks together, including ranks that are in no group.
+All ranks call each function together, in an open process group, also ranks that are in none of the groups. Exceptions,
+which need neither: GroupResult and select_ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def ranks_by_node(node: str) -> dict[str, tuple[int, ...]]:
 
 
 def gpu_models(ranks: Sequence[int], device: str) -> str | None:
-    """GPU models of ``ranks``, joined by " + "; None on CPUs. Each calling rank may pass other ``ranks``."""
+    """GPU models of ``ranks``, joined by " + "; None on CPUs. ``ranks`` may differ between the calling ranks."""
     models = gather(describe_device(device)["gpu"])
     return " + ".join(sorted({models[rank] for rank in ranks if models[rank]})) or None
 

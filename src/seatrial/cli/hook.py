@@ -1,4 +1,4 @@
-"""Commands of hooks: hook prolog, epilog, health, install, uninstall."""
+"""Commands of hooks: hook prolog, epilog, health, install, uninstall, list."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 hook = typer.Typer(
     no_args_is_help=True,
     help="Fast checks of this node for Slurm, soperator, node-problem-detector and systemd.\n\n"
-    "Exit codes are those that the caller expects: seatrial hook health --help.",
+    "Each caller expects other exit codes: docs/hooks.md has the table.",
 )
 _DETAIL_DESCRIPTOR = 3  # soperator appends the text written to it to the reason of a drained node
 _LIST_TIMEOUT_S = 10.0  # a filesystem in use answers within seconds
@@ -39,18 +39,26 @@ SiteOption = Annotated[
 ]
 GpusOption = Annotated[int | None, typer.Option(min=0, help="Expected GPUs of this node; 0: none.")]
 ModelOption = Annotated[str | None, typer.Option(help="Text that the name of each GPU must contain, such as H200.")]
-NodesOption = Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster, for the drain limit.")]
+NodesOption = Annotated[
+    int | None, typer.Option(min=1, help="Nodes of the cluster, of which --drain-share is a share.")
+]
 # Paths are text: typer would call stat on a Path, which never returns on a filesystem that does not answer
 StateOption = Annotated[
     str | None,
-    typer.Option(help="Directory of the drain limit, shared by all nodes. Without it a failure is only recorded."),
+    typer.Option(
+        help="Directory, shared by all nodes, that records which nodes hooks took out of service; --drain-share needs "
+        "it. Without it, no hook takes a node out of service."
+    ),
 ]
 ShareOption = Annotated[
     float,
     typer.Option("--drain-share", min=0, max=1, help=DRAIN_SHARE_HELP),
 ]
 WindowOption = Annotated[
-    float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="Time in which --drain-share counts.")
+    float,
+    typer.Option(
+        "--drain-window", metavar="MINUTES", min=1, help="Only drains of the last MINUTES count towards --drain-share."
+    ),
 ]
 TimeLimitOption = Annotated[
     float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends within this time.")
@@ -62,7 +70,7 @@ RecordsOption = Annotated[str, typer.Option(help="File of records, one line each
 StatusOption = Annotated[
     str | None, typer.Option(help="File that gets the result for node-problem-detector: its exit code and the reason.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Write no record and no entry of the drain limit.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Write no record, and no entry into --state-dir.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the record as JSON.")]
 
 
@@ -134,7 +142,7 @@ def _run(request: Request, as_json: bool) -> None:
         else:
             print(record.reason if request.caller == "npd" else record.text())
         sys.stdout.flush()
-    except OSError:  # no reader, or a full disk: the exit code stays that of the record, another could drain the node
+    except OSError:  # no reader, or a full disk. Keep the exit code of the record: another one could drain the node
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with contextlib.suppress(OSError):
         if not_written:
@@ -208,13 +216,18 @@ def install(
 
 
 def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str | None, records: str) -> HookSite:
-    """Return the site of an installation; the site's trial has the values that no option gives. Raises UsageError."""
+    """Return the settings of an installation. Raises UsageError.
+
+    Options come first; values that they leave out are taken from the trial ``site``.
+    """
     from seatrial.hook.run import read_site
     from seatrial.launch.hook_files import HookSite
 
     expected = given.or_else(read_site(site)) if site else given
     if state_dir is not None and expected.nodes is None:
-        raise UsageError("--state-dir needs the number of nodes, for the share of the drain limit: --nodes or --site")
+        raise UsageError(
+            "--state-dir needs the number of nodes, of which --drain-share is a share: set --nodes or --site"
+        )
     paths = [os.path.abspath(path) for path in (str(folder), records, *([state_dir] if state_dir else []))]
     if unusable := [path for path in paths if not re.fullmatch(r"[\w./+@=-]+", path)]:
         raise UsageError(f"{unusable[0]!r}: slurm.conf and systemd need a path of letters, digits and ./_+@=-")
@@ -263,9 +276,12 @@ def uninstall(
 
 @hook.command("list")
 def list_drains(
-    state_dir: Annotated[str, typer.Option(help="Directory of the drain limit.")],
+    state_dir: Annotated[str, typer.Option(help="The directory that the hooks have as --state-dir.")],
 ) -> None:
-    """Print the nodes that hooks took out of service, with the command that gives Slurm the reason. Changes nothing."""
+    """Print the nodes that hooks took out of service, each with the scontrol command that stores the reason in Slurm.
+
+    Changes nothing.
+    """
     from seatrial.hook.run import call_until
     from seatrial.node_state import drain_limit
     from seatrial.node_state.drain_limit import Drain

@@ -51,7 +51,9 @@ ReasonPrefixOption = Annotated[
 # Text: typer would call stat on a Path, which never returns on a filesystem that does not answer
 StateDirOption = Annotated[str | None, typer.Option(help="Shared directory of the drain limit (docs/node-states.md).")]
 DrainShareOption = Annotated[float, typer.Option(min=0, max=1, help=DRAIN_SHARE_HELP)]
-DrainWindowOption = Annotated[float, typer.Option(min=1, metavar="MINUTES", help="Time in which --drain-share counts.")]
+DrainWindowOption = Annotated[
+    float, typer.Option(min=1, metavar="MINUTES", help="Only drains of the last MINUTES count towards --drain-share.")
+]
 OutOption = Annotated[Path | None, typer.Option(help="Directory of the record: new or empty, on a shared filesystem.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print partners, plan and changes of node states; change nothing.")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from seatrial.model import UsageError
-from seatrial.util.input_files import GZIP_MAGIC, AfterHead, LimitedGzip, Readable, open_file
+from seatrial.util.input_files import GZIP_MAGIC, HeadThenRest, LimitedGzip, Readable, open_file
 
 STDIN = Path("-")
 _RUN_FILES = frozenset(("run.json", "measurements.jsonl"))  # in each run directory from the start of the run
@@ -107,7 +107,7 @@ def open_log(log: Path, in_folder: bool = False) -> Iterator[tuple[Readable, str
 
 def _unpacked(file: BinaryIO, name: str, in_folder: bool) -> Readable:
     head = _head(cast("BufferedReader", file))
-    stream = AfterHead(file, head)
+    stream = HeadThenRest(file, head)
     if head.startswith(GZIP_MAGIC):
         return LimitedGzip(cast("BinaryIO", stream), name)
     for magic, (kind, command) in _FORMATS.items():

@@ -1,4 +1,4 @@
-"""Reference values: the site's baseline and the SKU data, else the model of the network or the median of the peers.
+"""Reference values: the site's baseline and the SKU data, else a bound of the network or the peers' median.
 
 A SKU is one GPU model. SKU data are data/skus/*.yaml; each number has a source. A value that is not listed is unknown.
 """
@@ -23,8 +23,11 @@ MIN_PEERS = 3  # of two different values, neither is known to be wrong; of three
 # Limit for outliers, in robust standard deviations below the median (Iglewicz and Hoaglin, How to Detect and Handle
 # Outliers, 1993)
 OUTLIER_DEVIATIONS = 3.5
-# Probability that a healthy peer group has an outlier. It raises the limit above OUTLIER_DEVIATIONS for groups of more
-# than about 40 subjects, in which such a distance is reached by chance
+# Probability that a large healthy peer group has an outlier. It raises the limit above OUTLIER_DEVIATIONS for groups of
+# more than about 40 subjects, in which such a distance is reached by chance. In smaller groups the deviation is
+# estimated from few values, and the probability is higher: of normally distributed values, about 14 % of groups of 3,
+# 8 % of groups of 8 and 5 % of groups of 40 have an outlier; fewer if the spread is below MIN_RELATIVE_SPREAD
+# (util/quantiles.py). So the outcome is WARN
 FALSE_ALARM_PROBABILITY = 0.01
 MODEL_SEPARATOR = " + "  # joins the names of different GPU models (bench.rank.describe_devices)
 _MIG_INSTANCE = " MIG "  # part of the driver's name of a MIG instance: NVIDIA A100-SXM4-80GB MIG 1g.10gb
@@ -42,8 +45,9 @@ class Sku(Frozen):
     """One GPU model, identified by an exact match of ``nvml_names``.
 
     Keys of ``spec``: bf16, fp16, tf32, fp8 (TFLOP/s without sparsity) and fp32 (TFLOP/s without tensor cores);
-    ``hbm`` (GB/s, reads plus writes), ``nvlink`` (GB/s unidirectional over all links), ``nvlink_nccl`` (the part of
-    nvlink that NCCL plans with) and ``pcie`` (GB/s unidirectional). ``nvlinks`` is the number of links.
+    ``hbm`` (GB/s, reads plus writes), ``nvlink`` (GB/s unidirectional over all links), ``nvlink_nccl`` (as nvlink, but
+    the lower value that NCCL's topology search assumes) and ``pcie`` (GB/s unidirectional). ``nvlinks``: the number of
+    links.
 
     ``nvls``: the NVSwitches can reduce (NVLink SHARP). ``across_nodes``: NVLink can connect GPUs of several nodes.
     ``gpus_per_bridge``: the largest number of GPUs that an NVLink bridge connects.
@@ -118,7 +122,7 @@ class PeerGroup:
 
     @cached_property
     def spread(self) -> float:
-        """The robust standard deviation of the values."""
+        """The robust standard deviation of the values, at least 1 % of the median."""
         return spread(self.values)
 
     @cached_property
@@ -149,10 +153,11 @@ def skus() -> tuple[Sku, ...]:
 class References:
     """All reference values, and the properties of the cluster that select among them.
 
-    ``fabric`` is the class of the network between nodes, empty if unknown; ``mig_models`` are GPU models in MIG mode.
-    ``site_includes_run``: the site's baseline was learned from the run that is judged. ``cpu_only``: the trial asks for
-    no GPU, so that limits known from healthy GPU nodes do not apply. ``links`` and ``tcp`` (the TCP network that the
-    trial configures, if any) are inputs of the model of the network.
+    ``fabric``: kind and rate of the network between nodes, such as roce-8x400, efa or tcp; empty if unknown.
+    ``mig_models``: GPU models in MIG mode. ``site_includes_run``: the site's baseline was learned from the run that is
+    judged. ``cpu_only``: the trial asks for no GPU; judge/thresholds.py then does not judge the windows of a
+    measurement, since their limits are known from GPU nodes. ``links`` and ``tcp`` (the TCP network that the trial
+    configures, if any) are inputs of the bound of the network.
     """
 
     site: Baseline | None = None
@@ -172,18 +177,18 @@ class References:
         """
         reference = self.site_or_sku_reference(key, facts)
         if isinstance(reference, str) and _nodes(facts) > 1:
-            reference = self._model_reference(key, facts, reference)
+            reference = self._network_reference(key, facts, reference)
         if isinstance(reference, Reference) or not peers.gives_reference:
             return reference
         name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
-        source = f"{reference}; comparison with peers finds slow subjects, but no uniform slowdown"
+        source = f"{reference}; a comparison with peers can show that single subjects are slow, but not that all are"
         return Reference(peers.median, unit, BasisKind.PEERS, name, source, peers.spread)
 
     def site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         """The value of the site's baseline or of the SKU data, or the reason why there is none.
 
-        With several GPU models it is the lowest of their values, if each model has one. Results are cached, since
-        thousands of GPUs share a value.
+        With several GPU models: the site's value for exactly these models, else the lowest of their SKU values, if each
+        model has one. Results are cached, since thousands of GPUs share a value.
         """
         gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
         hashable = type(gpu) is str and type(ranks) is int and type(nodes) is int
@@ -210,24 +215,27 @@ class References:
         """The same references without the site's baseline."""
         return replace(self, site=None, _cache={})
 
-    def _model_reference(self, key: str, facts: Mapping[str, JsonValue], sku_reason: str) -> Reference | str:
-        """The bound of the network as a reference; else ``sku_reason`` and why there is no bound."""
+    def _network_reference(self, key: str, facts: Mapping[str, JsonValue], sku_reason: str) -> Reference | str:
+        """The bound of the network as a reference; else ``sku_reason``, and why there is no bound.
+
+        If a GPU model is unknown, only ``sku_reason``, which names it.
+        """
         models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
         matching = [sku for sku in models if isinstance(sku, Sku)]
         if len(matching) < len(models):
             return sku_reason
-        model = model_value(key, facts, matching, self.links, self.tcp)
-        if isinstance(model, str):
-            return f"{sku_reason}; {model}"
+        network = model_value(key, facts, matching, self.links, self.tcp)
+        if isinstance(network, str):
+            return f"{sku_reason}; {network}"
         return Reference(
-            model.bound.value,
+            network.bound.value,
             "GB/s",
             BasisKind.FABRIC_MODEL,
-            model.name,
-            model.source,
-            fail_below=model.limit.fail_below,
-            warn_below=model.limit.warn_below,
-            arithmetic=model.bound.arithmetic,
+            network.name,
+            network.source,
+            fail_below=network.limit.fail_below,
+            warn_below=network.limit.warn_below,
+            arithmetic=network.bound.arithmetic,
         )
 
     def _site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
@@ -278,7 +286,7 @@ def select_references(
     cpu_only: bool = False,
     tcp: TcpFabric | None = None,
 ) -> References:
-    """The site's baseline, the SKU data and the model of the network, for a cluster with these links."""
+    """The site's baseline, the SKU data and the inputs of the bound of the network, for a cluster with these links."""
     return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only, links, tcp)
 
 
@@ -288,14 +296,14 @@ def _nodes(facts: Mapping[str, JsonValue]) -> int:
 
 
 def _count_text(count: JsonValue, noun: str) -> str:
-    """A number from a record with its noun; the record may have any other value instead."""
+    """A number with its noun. Facts are not validated here: a value that is not an integer is shown as it is."""
     return plural(count, noun) if type(count) is int else f"{count} {noun}s"
 
 
 def _site_value(
     values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str
 ) -> ReferenceValue | None:
-    """The first matching value of the site's baseline; of values for several nodes, only those with a known fabric."""
+    """The first matching value of the site's baseline. Values for several nodes that name no fabric are ignored."""
     return _matching_value([value for value in values if value.nodes == 1 or value.fabric], facts, gpu, fabric)
 
 

@@ -12,8 +12,9 @@ Caller = Literal["slurm", "soperator", "npd", "systemd"]
 class Result(StrEnum):
     """How a hook ended.
 
-    LIMITED: a check failed, but the drain limit refuses to take one more node out of service. INCOMPLETE: no check
-    failed, but something was not measured, such as a check that ran out of time.
+    INCOMPLETE: no check failed, but something was not measured, such as a check that ran out of time. LIMITED: a check
+    failed, but the drain limit refuses to take one more node out of service; with ``fail_closed`` also if the result
+    would be INCOMPLETE.
     """
 
     PASSED = "passed"

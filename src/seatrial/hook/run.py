@@ -1,4 +1,4 @@
-"""One run of a hook: check the node, ask the drain limit, write the record. It ends within its time limit."""
+"""One run of a hook: check the node, request its drain if it fails, write the record. It ends within its time limit."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Request:
     started: float  # start of this process (time.monotonic), at which the time limit begins
     records: Path
     status: Path | None = None  # file for node-problem-detector
-    site: str | None = None  # the site's trial: it gives those of the next three that are None
+    site: str | None = None  # the site's trial file: source of those of the next three values that are None
     gpus_per_node: int | None = None
     gpu_model: str | None = None
-    nodes: int | None = None  # of the cluster, for the drain limit
-    state_dir: Path | None = None  # shared folder of the drain limit; None: a failure is only recorded
-    drain_share: float = 0.1  # of the nodes, that hooks may take out of service within drain_window_s
+    nodes: int | None = None  # nodes of the cluster, of which drain_share is a share
+    state_dir: Path | None = None  # shared folder that records drained nodes; None: a failure is only recorded
+    drain_share: float = 0.1  # share of the cluster's nodes that may be drained within drain_window_s
     drain_window_s: float = 3600.0
     time_limit_s: float = 8.0
     fail_closed: bool = False  # INCOMPLETE has the exit code of FAILED
@@ -119,7 +119,7 @@ def read_site(site: str) -> Expected:
 
 
 def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None, deadline: float) -> tuple[bool, str]:
-    """Ask the drain limit; return whether the node may be taken out of service, and the answer as text."""
+    """Return whether the drain limit allows to take the node out of service, and the answer as text."""
     if request.state_dir is None:
         return False, "no --state-dir: a failure is only recorded"
     folder, limit = request.state_dir, DrainLimit(request.drain_share, request.drain_window_s, nodes or 1)
@@ -152,7 +152,8 @@ def _write(request: Request, record: Record, deadline: float) -> str:
 def call_until(call: Callable[[], Any], deadline: float, no_answer: str) -> tuple[Any, str]:
     """Return (result, "") of a call that can hang with a filesystem, or (None, error).
 
-    The result is a value of JSON. ``deadline``: as of time.monotonic; ``no_answer``: the error at the deadline.
+    The result is a value of JSON. ``deadline``: as of time.monotonic; ``no_answer``: the error if the call has not
+    returned at the deadline.
     """
 
     def call_in_child() -> bytes:
@@ -161,6 +162,10 @@ def call_until(call: Callable[[], Any], deadline: float, no_answer: str) -> tupl
         except (OSError, ValueError, SeatrialError) as error:
             return json.dumps([None, printable(str(error)) or type(error).__name__]).encode()
 
-    result = children.run_all({"call": call_in_child}, deadline)["call"]
-    answer, error = json.loads(result) if result else (None, no_answer)
-    return answer, error
+    output = children.run_all({"call": call_in_child}, deadline)["call"]
+    if output is None:
+        return None, no_answer
+    if not output:
+        return None, "a child process of the hook ended without a result: out of memory, or killed"
+    result, error = json.loads(output)
+    return result, error

@@ -34,13 +34,13 @@ SHAPE_FACTS = (_GPU, "world_size", "nodes")  # facts that select a reference val
 _HASHABLE = (str, int, type(None))
 _MAX_VALUE_CHARS = 80  # longer values of facts are truncated in messages
 _Text = Annotated[str, Field(min_length=1)]
-_REASONS: TypeAdapter[Any] = TypeAdapter(dict[str, _Text])
+_TEXT_BY_NAME: TypeAdapter[Any] = TypeAdapter(dict[str, _Text])
 # Facts that any check may record → their type, and the type as text
 _COMMON_FACTS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
     EXEMPT: (TypeAdapter(dict[str, _Text | dict[str, _Text]]), "reasons by subject, or by subject and metric"),
-    NOT_REPORTED: (_REASONS, "reasons by metric"),
-    NOT_REQUESTED: (_REASONS, "reasons by metric"),
-    JUDGED_INSTEAD: (_REASONS, "the judged size for each size that was not timed"),
+    NOT_REPORTED: (_TEXT_BY_NAME, "reasons by metric"),
+    NOT_REQUESTED: (_TEXT_BY_NAME, "reasons by metric"),
+    JUDGED_INSTEAD: (_TEXT_BY_NAME, "for each size that was not timed, the size that is judged instead"),
     GPUS_USED: (TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
     PORTS_USED: (TypeAdapter(dict[str, list[_Text]]), "names of RDMA ports by node"),
 }
@@ -49,7 +49,8 @@ _COMMON_FACTS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
 class MeasurementGroup:
     """The measurements to which a rule applies as a whole: their merged facts, and their metrics by name.
 
-    Only the metrics in ``required_per`` are kept, since a thousand nodes report a million metrics.
+    ``required_per``: metric → the kind of subjects (rank, gpu, node, …) that must each have a value; None: no value is
+    required. Only these metrics are kept, since a thousand nodes report a million metrics.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:
 
 def invalid_common_facts(facts: Mapping[str, JsonValue]) -> Iterator[str]:
     """The facts in _COMMON_FACTS that have another type, as text."""
-    if _COMMON_FACTS.keys().isdisjoint(facts):  # the facts of most ranks
+    if _COMMON_FACTS.keys().isdisjoint(facts):  # true for most ranks: skip the loop
         return
     for name, (_, expected) in _COMMON_FACTS.items():
         if name in facts and common_fact(facts, name) is None:

@@ -15,7 +15,7 @@ from seatrial.model import UsageError
 
 
 def runs_remotely(settings: Config) -> bool:
-    """Return whether jobs run on other machines, so that the GPUs of this host are not tested."""
+    """Return whether jobs run on other machines, or may: the GPUs of this host are not taken for the tested ones."""
     return settings.uses_slurm or settings.launcher in ("torchrun", "kubernetes")
 
 

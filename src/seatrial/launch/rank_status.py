@@ -51,8 +51,8 @@ class Rank:
         return not self.done and not self.is_terminating
 
     @property
-    def may_exit(self) -> bool:
-        """Whether the process may exit because of an error: its last check had one, and no other has started."""
+    def exit_expected(self) -> bool:
+        """Whether the process is likely to exit: its last check ended with an error, and no other check has started."""
         return self.current_check is None and any(measured.error for measured in list(self.measured.values())[-1:])
 
     @property

@@ -106,7 +106,7 @@ def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float)
     for node in range(job.nodes):
         seen = [rank for rank in ranks[node * size : (node + 1) * size] if rank.heartbeat]
         silence_s = min((now - (rank.last_seen or now) for rank in seen), default=0.0)
-        if silence_s > silent_s and all(rank.heartbeat_expected and not rank.may_exit for rank in seen):
+        if silence_s > silent_s and all(rank.heartbeat_expected and not rank.exit_expected for rank in seen):
             silent[node] = silence_s
     if not silent or len(silent) == job.nodes:
         return {}

@@ -12,7 +12,7 @@ from seatrial.launch.base import NodeShortage
 from seatrial.model import MissingNode, SeatrialError
 from seatrial.util.text import and_more
 
-_MAX_QUERIED = 8  # nodes whose slurmd is queried, since each answer may take seconds
+_MAX_QUERIED = 8  # nodes whose slurmd is tried, since each connection may take seconds
 _MAX_NAMED = 8
 
 
@@ -29,7 +29,10 @@ class CandidateNodes:
         return [node for node in self.nodes if not node.usable or self._blocked(node)]
 
     def shortage(self, needed: int) -> NodeShortage | None:
-        """Return the nodes that do not return by themselves; None if there are none, or ``needed`` others."""
+        """Return the nodes that only an administrator or the end of a reservation makes usable again.
+
+        None if there are no such nodes, or if the other nodes are at least ``needed``.
+        """
         missing = [node for node in self.nodes if node.needs_administrator or self._blocked(node)]
         usable = len(self.nodes) - len(missing)
         if usable >= needed or not missing:
@@ -77,7 +80,11 @@ def node_state(host: str) -> tuple[str, str]:
 
 
 def _state(node: SlurmNode, silent: bool = False) -> str:
-    """Return the state of a node, and its slurmd's answer if it does not respond or its ranks are ``silent``."""
+    """Return the state of a node.
+
+    If Slurm reports that the node does not respond, or its ranks are ``silent``: also whether its slurmd accepts a
+    connection.
+    """
     does_not_respond = "NOT_RESPONDING" in node.states or "not responding" in node.reason.lower()
     if not (silent or does_not_respond):
         return str(node)

@@ -53,7 +53,8 @@ class Listener(Protocol):
 class AttemptEnd:
     """The end of one attempt at a job.
 
-    ``startup_s``: seconds until all ranks had started a check, else until the end; pending time does not count.
+    ``startup_s``: seconds until all ranks had started a check, else until the end; pending time does not count. 0 if
+    the job did not start or was interrupted.
     ``interrupted``: Ctrl-C or SIGTERM arrived, before or after the end of the job.
     """
 
@@ -75,10 +76,10 @@ def run_job(
 ) -> Iterator[JobResult]:
     """Run ``job``; yield the result of each attempt.
 
-    ``listener`` gets a measurement or an error of each check; none if the preflight of a node fails
-    (JobState.REFUSED). ``min_nodes``: if nodes are missing and at least this many are left, the remaining checks run on
-    those; None: never on fewer nodes. After Ctrl-C or SIGTERM the result of the attempt is yielded, then
-    KeyboardInterrupt is raised.
+    ``listener`` gets a measurement or an error of each check. Exceptions: it gets none if the preflight of a node fails
+    (JobState.REFUSED), and after an interrupt unfinished checks may be missing. ``min_nodes``: if nodes are missing and
+    at least this many are left, the remaining checks run on those; None: never on fewer nodes. After Ctrl-C or SIGTERM
+    the result of the attempt is yielded, then KeyboardInterrupt is raised.
     """
     while job.checks:
         number = 1 + sum(1 for path in (run_dir / "jobs" / job.name).glob("attempt*"))
@@ -86,21 +87,20 @@ def run_job(
         folder.mkdir(parents=True)
         attempt = _Attempt(job, folder, read_ranks(folder, job), limits, checks, listener)
         end, result = attempt.run(launcher, run_dir, number)
-        if result.state is JobState.REFUSED:
-            yield result
-            return
-        smaller = _on_fewer_nodes(job, end.root_cause, min_nodes)
-        if end.root_cause or not end.interrupted:
-            job = attempt.remaining_job(end, smaller)
+        refused = result.state is JobState.REFUSED
+        if not refused and (end.root_cause or not end.interrupted):
+            job = attempt.remaining_job(end, _on_fewer_nodes(job, end.root_cause, min_nodes))
         yield result
         if end.interrupted:
             raise KeyboardInterrupt
+        if refused:
+            return
 
 
 def _on_fewer_nodes(job: Job, cause: RootCause | None, min_nodes: int | None) -> Job | None:
     """Return ``job`` for the remaining nodes; None if no node is missing, or too few remain.
 
-    None also for a retry, which runs on the nodes of the first measurement or not at all.
+    None also for a retry, which runs on as many nodes as the first measurement or not at all.
     """
     shortage = cause.shortage if cause else None
     if shortage is None or min_nodes is None or shortage.usable < min_nodes or job.retry:
@@ -168,11 +168,11 @@ class _Attempt:
             self.listener.warn(f"{end.root_cause.subject}: {end.root_cause.cause}")
         try:
             remaining = running.cancel(node_lost=node_lost)
-        except KeyboardInterrupt:  # the first one: later ones are ignored
+        except KeyboardInterrupt:  # at most once: util.signals ignores later signals, so that the second cancel() ends
             end = replace(end, interrupted=True)
             remaining = running.cancel(node_lost=node_lost)
         if end.interrupted:
-            # measurements fetched by cancel(); errors may be effects of the cancellation
+            # cancel() may have fetched more records; their errors may be effects of the cancellation
             for measurement in (measured for rank in self.ranks for measured in rank.read()):
                 if not measurement.error:
                     self.listener.add_measurement(measurement)
@@ -190,7 +190,8 @@ class _Attempt:
     def _with_stacks(self, end: AttemptEnd, running: StartedJob) -> AttemptEnd:
         """Add the stacks of the ranks to the cause of a hang, unless nodes are lost: a command on them would not end.
 
-        If all nodes answer, none is lost: then the cause is the rank that has been silent longest.
+        If the cause is a shortage of nodes, but all nodes answer a command, none is lost: then the cause is the rank
+        that has been silent longest.
         """
         cause = end.root_cause
         hangs = end.state in (JobState.HUNG, JobState.TIMEOUT) and any(rank.heartbeat for rank in self.ranks)
@@ -204,7 +205,7 @@ class _Attempt:
         return replace(end, root_cause=hang.with_evidence(cause, running, self.ranks, self.folder))
 
     def _cause_of_longest_silence(self) -> RootCause | None:
-        """Return the cause for the rank with the oldest heartbeat; None if no rank had one."""
+        """Return the cause for the rank whose last heartbeat is oldest; None if no rank still writes heartbeats."""
         silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
         if not silent:
             return None
@@ -215,7 +216,7 @@ class _Attempt:
         """Return the end of an interrupted attempt, with the root cause that was known before the interrupt."""
         self._read_all()
         code = running.completing_code()
-        if code or self._silent_nodes(root_cause.SILENT_AT_END_S) or any(rank.may_exit for rank in self.ranks):
+        if code or self._silent_nodes(root_cause.SILENT_AT_END_S) or any(rank.exit_expected for rank in self.ranks):
             return AttemptEnd(JobState.FAILED, self._cause_of_end(running, code or 1), 0.0, interrupted=True)
         return AttemptEnd(JobState.CANCELLED, None, 0.0, interrupted=True)
 
@@ -224,7 +225,11 @@ class _Attempt:
         return bool(cause and cause.shortage) and any(rank.heartbeat for rank in self.ranks)
 
     def _cause_after_cancel(self, running: StartedJob, cause: RootCause, state: JobState) -> RootCause:
-        """Return ``cause`` if its nodes are lost; if they are free after the cancellation, the cause of a hang."""
+        """Return the cause of an end for which nodes seemed lost, after the cancellation of the job.
+
+        If the scheduler shows these nodes as up and without processes of the job, they were not lost. Then the cause of
+        a hang is the rank that was silent longest; any other end keeps ``cause``, without its shortage of nodes.
+        """
         missing = cause.shortage.missing if cause.shortage else ()
         if not all(running.node_is_free(node.name) for node in missing):
             return cause
@@ -297,9 +302,12 @@ class _Attempt:
                 self.listener.add_measurement(measurement)
 
     def _timeout(self, running_since: float) -> tuple[JobState, RootCause] | None:
-        """Return the state and cause if a heartbeat has stopped or a time limit is exceeded, else None."""
+        """Return the state and cause if a heartbeat has stopped, the job outlives its ranks, or a limit is exceeded.
+
+        Else None.
+        """
         now, ranks, limits = time.monotonic(), self.ranks, self.limits
-        timeout_s = limits.heartbeat_timeout_s + (_TEARDOWN_S if any(rank.may_exit for rank in ranks) else 0)
+        timeout_s = limits.heartbeat_timeout_s + (_TEARDOWN_S if any(rank.exit_expected for rank in ranks) else 0)
         silent = [
             rank
             for rank in ranks
@@ -307,7 +315,8 @@ class _Attempt:
         ]
         if silent:
             _check_writable(self.folder)
-            # the first rank without a heartbeat: the others may have ended because of it
+            # a rank without an error, if there is one: a failed rank is in its teardown. Among these the one that is
+            # silent longest: the others may have ended because of it
             first = min(silent, key=lambda rank: (rank.failed, rank.last_seen))
             return JobState.HUNG, root_cause.no_heartbeat(first, now - (first.last_seen or now))
         if all(
@@ -361,10 +370,10 @@ class _Attempt:
             missing = [Measurement(check=started[-1], subject=CLUSTER, error=error, started=time.time())]
         for measurement in missing:
             self.listener.add_measurement(measurement)
-        # without a node list: one of the present nodes may be at fault
         lost = [node.name for node in cause.shortage.missing] if cause and cause.shortage else []
         lost = lost if self._has_lost_nodes(cause) else []
         exclude = ",".join(filter(None, [job.exclude, *lost]))
+        # without a node list, so that the scheduler can choose other nodes: one of this attempt may be at fault
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})
 
     def _error_measurements(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:

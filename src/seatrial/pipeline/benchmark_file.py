@@ -19,7 +19,7 @@ from seatrial.model import Baseline, Outcome, UsageError
 from seatrial.model.benchmark import BenchmarkHardware, BenchmarkJudgement
 from seatrial.pipeline import judge_nccl_tests, judge_nvbandwidth
 from seatrial.pipeline.benchmark_hardware import HardwareOptions
-from seatrial.util.input_files import GZIP_MAGIC, MAX_DOCUMENT_BYTES, AfterHead, LimitedGzip, open_file, parse_json
+from seatrial.util.input_files import GZIP_MAGIC, MAX_DOCUMENT_BYTES, HeadThenRest, LimitedGzip, open_file, parse_json
 
 STDIN = Path("-")
 _MAX_TEXT = 2**30  # characters: larger than a log of 1,024 ranks with NCCL_DEBUG=INFO
@@ -31,7 +31,7 @@ _NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
 _NCCL_TESTS_JSON = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:')
 _EXPECTED = (
     "expected a run directory or trial.json of seatrial, or the output of nccl-tests (*_perf) or nvbandwidth, as text "
-    "or JSON, also compressed with gzip"
+    "or JSON; the output of a benchmark may be compressed with gzip, trial.json may not"
 )
 
 
@@ -105,10 +105,11 @@ class BenchmarkFile:
 
 
 def open_benchmark(path: Path) -> BenchmarkFile | None:
-    """Return the output of a benchmark; None for a record of seatrial, a folder, and a file that cannot be opened.
+    """Return the output of a benchmark; None for a record of seatrial, a folder, and a file that open() refuses.
 
     ``-`` is standard input. For None, the caller calls load_trial, which reads the record or reports the error. Raises
-    UsageError for a binary file, an unreadable one, and JSON from standard input or gzip that is no benchmark's.
+    UsageError for a binary file, if reading fails after the file was opened, and for other JSON than that of a
+    benchmark if it comes from standard input or is compressed.
     """
     if path == STDIN:
         if sys.stdin is None:  # Python's value for a closed stream
@@ -126,7 +127,7 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
 def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | None:
     """Return the file; None for JSON that may be a record of seatrial. Text is not identified here."""
     try:
-        stream: Any = io.BufferedReader(AfterHead(file))
+        stream: Any = io.BufferedReader(HeadThenRest(file))
         head = stream.peek(2)[:2]
         is_gzip = head == GZIP_MAGIC
         if is_gzip:
@@ -140,9 +141,12 @@ def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFi
     is_report = is_json and (_NVBANDWIDTH_JSON.match(head) or _NCCL_TESTS_JSON.match(head) or _is_whole_report(head))
     if is_json and not is_report:
         if is_gzip or is_stdin:
-            raise UsageError(f"{name} is not JSON of nccl-tests or nvbandwidth; {_EXPECTED}; name a record by its path")
+            raise UsageError(
+                f"{name} is not JSON of nccl-tests or nvbandwidth; {_EXPECTED}. A record of seatrial cannot be read "
+                "from standard input or gzip: use the path of trial.json or of the run directory"
+            )
         return None
-    return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(AfterHead(stream, head))), head)
+    return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(HeadThenRest(stream, head))), head)
 
 
 def _is_whole_report(head: bytes) -> bool:

@@ -230,10 +230,12 @@ def _run_job(job: Job, results: TrialResults) -> None:
     settings = results.settings
     run_dir = results.run_dir.path
     min_nodes = None if job.name == LOCALIZATION_JOB else settings.cluster.min_nodes
+    refused = ""
     for result in run_job(launcher, job, run_dir, settings.limits, catalog(), results, min_nodes):
         results.add_job_result(result)
         if result.state is JobState.REFUSED:
-            raise NodesRefused(f"{result.failed_subject}: {result.cause}")
+            refused = f"{result.failed_subject}: {result.cause}"
+            continue
         if result.state is JobState.COMPLETED and job.preflight is not None:
             results.preflight_passed = True
         measurements = results.retries if job.retry else [*results.measurements, *results.localization]
@@ -241,6 +243,8 @@ def _run_job(job: Job, results: TrialResults) -> None:
         overhead = max(0.0, result.seconds - check_seconds)
         name = f"start and end of job {job.name}"
         results.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
+    if refused:  # after the loop, in which run_job raises KeyboardInterrupt if the attempt was also interrupted
+        raise NodesRefused(refused)
 
 
 def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -> dict[str, float]:

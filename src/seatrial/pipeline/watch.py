@@ -29,14 +29,16 @@ from seatrial.util.text import error_text, plural
 
 _JOB_ID = re.compile(r"\d+(_\d+)?(\+\d+)?")  # 7, in an array 7_3, in a heterogeneous job 7+1
 _ID_IN_NAME = re.compile(r"-(\d+)$")  # the job scripts of `seatrial init` write to runs/NAME-JOBID
-_RESULTS_IN = re.compile(r"^job \d+ on .*, results in (.+)$", re.MULTILINE)  # a line that these scripts print
+# The line of a log with the folder of results: train.sbatch.j2 and oumi.sbatch.j2 in launch/site/ print it
+_RESULTS_IN = re.compile(r"^job \d+ on .*[,:] results in (.+)$", re.MULTILINE)
 _ATTEMPT = re.compile(r"(.+)/jobs/[^/]+/attempt\d+/[^/]+")  # path of the script of a job of `seatrial run`
 _LOG_TAIL_BYTES = 64 * 1024
 _LOG_HEAD_BYTES = 16 * 1024
 _MAX_LOGS = 2000  # logs of ranks whose modification times are compared
 T = TypeVar("T")
 _SILENT_S = 30.0  # a rank without a heartbeat for this long is silent: it writes one every second
-# A training is silent without a step for the time of this many steps, and for _SILENT_S: it may have ended
+# A training counts as silent if its last step is older than _SILENT_S and than the duration of this many steps. It may
+# have ended without a message, for example by SIGKILL
 _SILENT_STEPS = 5
 
 
@@ -81,12 +83,13 @@ class Watcher:
             raise UsageError(f"job {job_id}: {job.reason}. Run first: squeue --me; sacct --jobs {job_id}")
         log = Path(job.stdout) if job.stdout else None
         attempt = _ATTEMPT.fullmatch(job.command)
-        if attempt and (Path(attempt[1]) / "run.json").exists():
-            status = self._run_directory(Path(attempt[1]))
+        folder = Path(attempt[1]) if attempt else _results_folder(log, job)
+        if folder and path_exists(folder / "run.json"):
+            status = self._run_directory(folder)
             gpus, note = (status.gpus, "") if status.gpus else self._gpus_of_job(job)
             notes = tuple(filter(None, [*status.notes, note]))
             return status.model_copy(update={**_job_fields(job), "target": self.target, "gpus": gpus, "notes": notes})
-        return self._slurm_job_status(job, _results_folder(log, job), log)
+        return self._slurm_job_status(job, None if attempt else folder, log)
 
     def _training(self, folder: Path) -> JobStatus:
         match = _ID_IN_NAME.search(folder.resolve().name)
@@ -117,7 +120,9 @@ class Watcher:
             speed_note = f"no step in {folder / STEPS_FILE} yet"
         lines, log_note = _result_or_error(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
         last_lines = lines
-        if log and not lines and not log_note:  # --lines 0: the state is in the last line
+        if (
+            log and not lines and not log_note
+        ):  # with --lines 0: the last line tells whether the training was interrupted
             last_lines, _ = _result_or_error(lambda: _last_lines(log, 1))
         ended = bool(folder and speed and _modified(folder / METRICS_FILE) >= _modified(folder / STEPS_FILE))
         return JobStatus(
@@ -227,7 +232,7 @@ def _job_of_folder(job_id: str) -> tuple[JobRecord | None, str]:
 
 
 def _results_folder(log: Path | None, job: JobRecord) -> Path | None:
-    """Return the folder of results that a job script of `seatrial init` names in its log; None for another job."""
+    """Return the folder of results that a job script of `seatrial init` prints into its log; None if there is none."""
     if log is None or job.pending:
         return None
     head, _ = _result_or_error(lambda: _head(log))
@@ -294,7 +299,10 @@ def _modified(path: Path) -> float:
 
 
 def _result_or_error(read: Callable[[], T]) -> tuple[T | None, str]:
-    """Return the result of ``read``, or None and why it failed: a file is damaged, or a job has not written it yet."""
+    """Return (result of ``read``, ""), or (None, error).
+
+    An error: a file is damaged or not yet written, or Slurm gives no answer.
+    """
     try:
         return read(), ""
     except (OSError, ValidationError, ValueError, SeatrialError) as error:

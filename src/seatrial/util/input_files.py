@@ -146,8 +146,8 @@ class LimitedGzip(gzip.GzipFile):
         return data
 
 
-class AfterHead(io.RawIOBase):
-    """A stream that begins with ``head``, which was read before: standard input and pipes cannot seek back."""
+class HeadThenRest(io.RawIOBase):
+    """A stream of ``head``, then the rest of ``file``, from which ``head`` was read: pipes cannot seek back."""
 
     def __init__(self, file: Readable, head: bytes = b"") -> None:
         self._file, self._head = file, head

@@ -6,7 +6,7 @@ from tempfile import gettempdir
 
 import pytest
 
-from seatrial.checks.training.input import CHECK, data_cold
+from seatrial.checks.training.input import CHECK, data_cold, reads_text
 from seatrial.discover import filesystem
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome
@@ -44,6 +44,11 @@ def test_data_wait_is_unjudged_with_data_in_the_page_cache() -> None:
     assert data_cold(0.05) == "yes"
     assert wait_outcome(0.0, data_cold=data_cold(1.0)) == {Outcome.UNJUDGED}
     assert wait_outcome(0.0, data_cold=data_cold(None)) == set()
+
+
+def test_more_sequences_than_the_data_has_are_read_repeatedly() -> None:
+    assert reads_text(64 * 30 * 136, 2**18) == "once"
+    assert reads_text(64 * 30 * 1024, 2**18) == "7.5 times on average"
 
 
 TRIAL = """

@@ -15,7 +15,8 @@ from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, R
 
 CONFIG, PREFIX = "ddp", "seatrial-input-"
 OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
-# 0.5 GB of data. More than 130 GPUs read sequences repeatedly, but a node rarely reads the same sequence twice
+# 0.5 GB of data. On more than 136 GPUs a sequence is read by several ranks, mostly on different nodes, so that it is
+# rarely in the page cache of the node that reads it
 MAX_SEQUENCES = 2**18
 MAX_CACHED = 10  # percent; with more of the data in the page cache, the filesystem was not measured
 # Percent of the step time. MLPerf Storage requires 90 % accelerator utilization for 3D U-Net and ResNet-50. A GPU
@@ -30,7 +31,7 @@ class InputOptions(WorkloadOptions):
 
 
 def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
-    """Train from data outside of the page cache; yield the data wait of each rank on rank 0.
+    """Train from data outside of the page cache; rank 0 yields the data waits of all ranks.
 
     Raises SeatrialError if the folder for the data cannot be used.
     """
@@ -54,11 +55,13 @@ def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
     (result,) = results[stage.name]
     if context.rank:
         return
+    samples = train_config.load(config, stage.overrides).data.samples  # an override of the options may change it
     yield from facts
     yield Fact(
         name="method",
         value=f"{config}, {settings.max_steps} steps on all ranks; each sequence ({4 * (settings.seq_len + 1)} bytes) "
-        "is read once, with one request, after the data was dropped from the page cache of each node",
+        f"is read {reads_text(sequences, samples)}, with one request, after the data was dropped from the page cache "
+        "of each node",
     )
     yield Fact(name="filesystem", value=read_volume(context.root, path).mount)
     yield Fact(name="data_shared", value="yes" if shared else "no: each node reads a copy on its own disk")
@@ -67,6 +70,11 @@ def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
     if cached is not None:
         yield Metric(name="data_in_page_cache", value=100 * cached, unit="%", subject=CLUSTER)
     yield from _ranks.observations({}, _ranks.times_by_subject([result], subjects))
+
+
+def reads_text(sequences: int, samples: int) -> str:
+    """How often each of ``samples`` sequences is read in a training that reads ``sequences``."""
+    return "once" if sequences <= samples else f"{sequences / samples:.1f} times on average"
 
 
 def data_cold(cached: float | None) -> str:
@@ -94,8 +102,9 @@ CHECK = Check(
                 evidence_facts=("longest_data_waits", "filesystem"),
                 meaning="The device of the rank is idle while its next batch is read from the filesystem; all ranks "
                 "wait for it.",
-                fix="Compare filesystem.speed and filesystem.metadata of this path, and its settings in "
-                "filesystem.client. Then start data loader workers, or copy the data to a local disk.",
+                fix="Look at the results of filesystem.speed and filesystem.metadata for this path, and at its mount "
+                "options in filesystem.client. If they are good, use data loader workers, or copy the data to a local "
+                "disk.",
             )
             for device, limit in MAX_DATA_WAIT.items()
         ),
@@ -108,7 +117,7 @@ CHECK = Check(
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, CONFIG),
     options=InputOptions,
-    child_tasks=("all",),
+    child_tasks=("all",),  # one training on all ranks
     limit_s=700.0,
     performance_metrics=(*_results.PERFORMANCE, _ranks.DATA_WAIT),
 )

@@ -1,7 +1,7 @@
-"""LoRA on Mistral-7B with both stacks, on each GPU separately and on all GPUs (DDP).
+"""LoRA on Mistral-7B with seatrial's native trainer and Hugging Face's Trainer, on each GPU separately and with DDP.
 
-Both stacks use the same settings and data. The comparison separates problems of the cluster from problems of the
-framework.
+Both trainers (the stacks ``native`` and ``hf``) use the same settings and data. The comparison separates problems of
+the cluster from problems of the framework.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 NAME = "lora-mistral-7b-ddp"
 STACKS = ("native", "hf")
-GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")  # 16 timed steps are enough: step times vary little
-MIN_SAMPLES = 1024  # and at least two batches per rank; generated in seconds, without effect on the speed
-BASELINE = "median of the same GPUs, each training separately, all concurrently"
+# Overrides of the shipped config on GPUs. 16 timed steps are enough: step times vary little
+GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")
+MIN_SAMPLES = 1024  # generated within seconds; more do not change the speed
+BASELINE = "median speed of the same GPUs when each trains its own model, all at the same time"
 METRICS = {
     **_results.metric_units(*STACKS, *(f"{stack}_single_gpu" for stack in STACKS)),
     "efficiency.native": "%",
@@ -40,7 +41,7 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
     from seatrial.train import train_config
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
-    samples = f"data.samples={max(MIN_SAMPLES, 16 * context.world_size)}"
+    samples = f"data.samples={max(MIN_SAMPLES, 16 * context.world_size)}"  # at least two batches of 8 per rank
     config, check_overrides = _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES, samples)
     overrides = (*check_overrides, *options.overrides)
     if context.rank == 0:
@@ -90,8 +91,8 @@ def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: Tra
 
 def _method(config: str, overrides: Sequence[str]) -> str:
     return (
-        f"{config} ({', '.join(overrides) or 'no overrides'}), once per stack on each GPU separately, all GPUs "
-        "concurrently, and once with DDP on all GPUs; speed of the steps after untimed_steps; time_to_first_step "
+        f"{config} ({', '.join(overrides) or 'no overrides'}), with each stack: one training per GPU, all at the same "
+        "time, and one training with DDP on all GPUs; speed of the steps after untimed_steps; time_to_first_step "
         "includes the compilation of the native stack"
     )
 
@@ -103,9 +104,9 @@ def _speed_rule(stack: str) -> Rule:
         applies_if={"device": "cuda", "trained": "yes", "settings": "shipped"},
         meaning="LoRA communicates very little: low speed is caused by GPUs, power, cooling, or the stack's software.",
         fix=f"If both stacks are slow, compare the metrics *.{stack}_single_gpu of the GPUs: the slowest GPU slows "
-        "down all ranks (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE). If all GPUs are slow, gemm_share shows whether "
-        "GPUs or software are the cause. If only this stack is slow, compare the versions in metrics.json (artifact) "
-        "with those of the reference",
+        "down all ranks (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE). If all GPUs are slow: a gemm_share as in the "
+        "reference run means that the GPUs are slow (check device.gemm and device.burn), a lower one that software is. "
+        "If only this stack is slow, compare the versions in metrics.json (artifact) with those of the reference",
     )
 
 
@@ -131,7 +132,8 @@ CHECK = Check(
             expect="== 0",
             applies_if={"trained": "yes"},
             meaning="The exported adapters do not load; the result of the training is lost.",
-            fix="Check final/ of the training and filesystem.shared; the usual cause is a full disk or a quota",
+            fix="Check the training's directory final/ and the result of filesystem.shared; the usual cause is a full "
+            "disk or a quota",
         ),
         *(_speed_rule(stack) for stack in STACKS),
     ),

@@ -21,12 +21,16 @@ from seatrial.drill.injection import Injection
 from seatrial.model import Frozen, SeatrialError
 
 CLUSTER_VARIABLE = "SEATRIAL_DRILL_CLUSTER"
-NODE = "node1"  # the node at fault; jobs start on node0, and node2 is a partner without a fault
+NODE = "node1"  # the node at fault. Jobs start on node0; drills of three nodes compare NODE with the other two
 _IDLE_LIMIT_S = 60.0
 
 
 class NodeAccess(Frozen):
-    """One node. ``enter``: prefix of a command that runs on it without Slurm. ``link``: this host's end of its link."""
+    """Access to one node of the test cluster.
+
+    ``enter``: prefix of a command that runs on the node without Slurm. ``link``: name of the network interface on this
+    host at the other end of the node's virtual link.
+    """
 
     enter: tuple[str, ...]
     link: str

@@ -1,4 +1,7 @@
-"""Models of transformers: architectures of stack native with random weights, or pretrained models."""
+"""Builds transformers models for the stack ``hf`` (Hugging Face).
+
+They have random weights, in the same architectures as the stack ``native``, or pretrained weights.
+"""
 
 from __future__ import annotations
 
