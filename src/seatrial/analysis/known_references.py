@@ -33,7 +33,7 @@ class ReferenceMetric:
 
 @dataclass(frozen=True)
 class UnjudgedMetric:
-    """A metric that will be UNJUDGED, except over a network of a class in ``fabrics``, for which it has a value."""
+    """A metric without a reference value, so that it will be UNJUDGED. Exception: networks in ``fabrics`` have a value."""
 
     check: str
     metric: str

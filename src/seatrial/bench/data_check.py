@@ -18,7 +18,7 @@ import torch
 CHUNK_ELEMENTS = 2**24  # elements that are filled or verified at once; limits the scratch memory to 0.5 GiB
 STRIDE = 1_000_000_007  # prime and coprime to every period, so that a pattern takes all values of its period
 RANK_STRIDE = 2_654_435_761  # prime: the distance between the patterns of consecutive ranks
-_INTEGERS = {2: torch.int16, 4: torch.int32}  # by item size in bytes
+_INTEGERS = {2: torch.int16, 4: torch.int32}  # item size in bytes → type
 # Periods of moved data: the largest prime below the number of finite values. Block lengths are often powers of two,
 # which are no multiples of this prime
 _PERIODS = {torch.float16: 63_487, torch.bfloat16: 65_269, torch.float32: 4_278_190_079}

@@ -126,7 +126,7 @@ def _run_on_cpus(cpus: Sequence[int], prepare: Callable[[], Callable[[], float]]
 
     def run(cpu: int) -> float:
         try:
-            os.sched_setaffinity(0, {cpu})  # of this thread only
+            os.sched_setaffinity(0, {cpu})  # 0: this thread only
             work = prepare()
         except Exception:
             barrier.abort()

@@ -84,10 +84,12 @@ class Context:
     root: Path = Path("/")  # prefix of /proc, /sys and /etc; tests replace it
     progress: Callable[[str], None] = lambda _text: None  # shows a line of progress
     expected_nodes: int = 1
-    options_by_check: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of all checks of the job
+    options_by_check: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # check → its options, for all checks of the job
     topology: Topology | None = None  # None: unknown
     tcp_network: TcpNetwork | None = None  # None: one node, CPU job, not TCP, or unknown rate
-    nvml_index: int | None = None  # of the GPU; differs from the CUDA index if CUDA_VISIBLE_DEVICES selects GPUs
+    nvml_index: int | None = None  # of the device; not its CUDA index if CUDA_VISIBLE_DEVICES selects GPUs
 
     @property
     def on_gpu(self) -> bool:

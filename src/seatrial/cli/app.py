@@ -162,7 +162,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort) as error:
-        if isinstance(error.__cause__, EOFError):  # of a truncated file; typer takes it for Ctrl-D
+        if isinstance(error.__cause__, EOFError):  # the end of a truncated file; typer takes it for Ctrl-D
             code = _print_error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
         else:
             code = _print_error("interrupted", EXIT_INTERRUPTED)

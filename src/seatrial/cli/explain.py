@@ -101,7 +101,7 @@ class _Logs:
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.binary: list[str] = []  # one message per binary file
-        self.dumps: dict[Path, None] = {}  # of torch's flight recorder, in the order in which they were found
+        self.dumps: dict[Path, None] = {}  # dumps of torch's flight recorder, in the order in which they were found
         self.read: list[tuple[Path, bool]] = []  # (log, whether a folder was given that contains it)
 
     def matches(self, path: Path) -> Iterator[Match]:

@@ -39,7 +39,7 @@ class _Suspect:
     explains: tuple[str, ...]
     wrong_results: bool
     evidence_verdicts: tuple[Verdict, ...] = ()  # the verdicts that are its evidence
-    only_here: bool = False  # it explains verdicts on subjects of the place only, not on the cluster
+    only_here: bool = False  # explains verdicts on the place and its devices only, not on the cluster
     consequence_of: tuple[str, ...] = ()
     variable: str = ""  # name of the environment variable, if the cause is one
     report_warning: bool = False

@@ -152,7 +152,7 @@ def _transfer_hangs(
             absent = {peer: last} if peer in by_rank else {}
             missing = () if peer in by_rank else (peer,)
             hangs.append(CollectiveHang(name, operation.seq, operation.name, {rank: operation}, absent, missing))
-            break  # the first transfer of this rank; those after it wait for it
+            break  # later transfers of this rank wait for this one
     return hangs
 
 

@@ -18,11 +18,11 @@ from seatrial.util.text import printable
 
 MAX_DUMP_BYTES = 64 * 2**20  # a dump of 20,000 collectives has 30 MB; by default torch keeps the last 2,000
 DEFAULT_GROUP = "default_pg"  # torch's description of the group of all ranks
-_START_BYTES = 4096  # of a file, in which is_dump looks for _KEYS
+_START_BYTES = 4096  # the start of a file, which is_dump searches for _KEYS
 _RANK = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?:\.(?:json|pkl|pickle|bin))?")
 _KEYS = (b'"comm_lib_version"', b'"pg_config"', b'"collective_seq_id"')  # one is near the start of a dump in JSON
 _KEPT = 20  # number of collectives that are kept before and after the first one that is not completed
-_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300  # of an entry that are kept; characters
+_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300  # kept per entry; _MAX_TEXT: characters
 _MAX_ENTRIES, _MAX_RANKS = 100_000, 1_000_000
 # Files of libraries: a frame in any other file is the user's
 _LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/(?!seatrial/)|/torch/|/lib/python\d[^/]*/(?!site-)|^<")

@@ -22,7 +22,7 @@ from seatrial.util.text import printable
 
 FIRST_ANSWER_S = 20.0  # srun starts a step in less than a second; nvidia-smi without persistence mode takes seconds
 _POLL_S = 0.1
-_MAX_BYTES = 4 * 2**20  # of the step's output that are read; 1,000 nodes of 8 GPUs write 0.5 MB at a time
+_MAX_BYTES = 4 * 2**20  # read from the output of the step; 1,000 nodes of 8 GPUs write 0.5 MB at a time
 _MIB = 2**20
 _MAX_REASONS = 4
 

@@ -59,8 +59,8 @@ class NvmlReader:
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
         self.unreadable: dict[str, str] = {}  # field → error
-        self.unsupported: set[str] = set()  # those of the unreadable fields that the GPU does not support
-        self.permission_denied: set[str] = set()  # those that this user may not read
+        self.unsupported: set[str] = set()  # fields that the GPU does not support
+        self.permission_denied: set[str] = set()  # fields that this user may not read
         self.gpu_lost: str | None = None  # the error that shows that the GPU is lost
         self._skipped: frozenset[str] = frozenset()
 
@@ -264,7 +264,7 @@ def read_gpu(reader: NvmlReader, index: int, handle: Any) -> Gpu:
     if capability := query("compute_capability", "nvmlDeviceGetCudaComputeCapability"):
         fields["compute_capability"] = "{}.{}".format(*capability)
     if mig := query("mig_mode", "nvmlDeviceGetMigMode"):
-        fields["mig_mode"] = mig[0]  # of (current, pending)
+        fields["mig_mode"] = mig[0]  # NVML returns (current, pending)
     fields |= read_load(reader, handle)
     fields["clocks_event_reasons"] = clocks_event_reason_names(nvml, fields["clocks_event_reasons"])
     fields["sm_clock_max_mhz"] = query("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
@@ -316,7 +316,7 @@ def _memory(reader: NvmlReader, handle: Any) -> dict[str, Any]:
     ):
         fields |= {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
     if ecc := reader.query("ecc_mode", "nvmlDeviceGetEccMode", handle):
-        fields["ecc_mode"] = ecc[0]  # of (current, pending)
+        fields["ecc_mode"] = ecc[0]  # NVML returns (current, pending)
     for suffix, counter in (("", nvml.NVML_VOLATILE_ECC), ("_aggregate", nvml.NVML_AGGREGATE_ECC)):
         for error in ("corrected", "uncorrected"):
             field, kind = f"ecc_{error}{suffix}", getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{error.upper()}")

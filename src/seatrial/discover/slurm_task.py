@@ -56,7 +56,7 @@ echo end=
 """
 _LABELLED_LINE = re.compile(r"\s*(\d+): (\w+)=(.*)")
 _NO_DEVICES = "No devices were found"  # output of nvidia-smi, which fails then
-_NO_GPU = {"", "-1", "NoDevFiles"}  # in CUDA_VISIBLE_DEVICES; Slurm sets NoDevFiles for a job without GPUs
+_NO_GPU = {"", "-1", "NoDevFiles"}  # values of CUDA_VISIBLE_DEVICES; Slurm sets NoDevFiles for a job without GPUs
 
 
 class ListedGpu(Frozen):

@@ -19,7 +19,7 @@ from seatrial.util import data_files
 from seatrial.util.quantiles import spread
 from seatrial.util.text import plural
 
-MIN_PEERS = 3  # of two different values, neither is known to be wrong; of three, the majority is right
+MIN_PEERS = 3  # two different values do not show which one is wrong; of three, the majority is right
 # Limit for outliers, in robust standard deviations below the median (Iglewicz and Hoaglin, How to Detect and Handle
 # Outliers, 1993)
 OUTLIER_DEVIATIONS = 3.5

@@ -40,7 +40,7 @@ def _job(process: Path, cgroup: str) -> str:
         return match[1]
     try:
         variable = _JOB_VARIABLE.search((process / "environ").read_bytes() + b"\0")
-    except OSError:  # of another user, or ended
+    except OSError:  # a process of another user, or one that has ended
         return ""
     return variable[1].decode() if variable else ""
 

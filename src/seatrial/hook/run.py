@@ -94,7 +94,7 @@ class Expected(NamedTuple):
     nodes: int | None
 
     def or_else(self, other: Expected) -> Expected:
-        """Return these values; those of ``other`` where these are not known."""
+        """Return these values; a value that is not known is taken from ``other``."""
         return Expected(
             other.gpus if self.gpus is None else self.gpus, self.model or other.model, self.nodes or other.nodes
         )

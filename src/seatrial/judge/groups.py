@@ -88,7 +88,7 @@ class MeasurementGroup:
 
     @cached_property
     def invalid_shape(self) -> str:
-        """The first missing or invalid one of the facts that select a reference value, as text; else empty."""
+        """A message on the first fact that selects a reference value and is missing or invalid; empty if all are valid."""
         for name in self._shape_facts:
             value = self.facts.get(name)
             is_model = name == self._shape_facts[0]

@@ -28,7 +28,7 @@ _UNIT_ERROR_RATIO = 0.01
 # configuration differ by at most 2 %: 345 to 349 GB/s on two H200, 473 to 482 on eight.
 _REFERENCE_TOLERANCE = 1.05
 TIME_UNITS = ("s", "ms", "us")
-_SIGNED_UNITS = ("%", "nats", "°C")  # their metrics may be negative, such as a drift or a difference of losses
+_SIGNED_UNITS = ("%", "nats", "°C")  # metrics in these units may be negative, such as a drift
 _LOWER_BOUNDS = (">", ">=")
 
 

@@ -24,7 +24,7 @@ class Rank:
     """State of one rank. Times are by the monotonic clock of this host, since the nodes' clocks may differ."""
 
     number: int
-    checks: tuple[str, ...]  # of the job; a record of any other check is invalid
+    checks: tuple[str, ...]  # the checks of the job; a record of any other check is invalid
     journal: JournalReader
     heartbeat_path: Path
     heartbeat: Heartbeat | None = None
@@ -33,7 +33,7 @@ class Rank:
     started: dict[str, float] = field(default_factory=dict)  # check → time at which its start was read
     measured: dict[str, Measurement] = field(default_factory=dict)
     done: bool = False
-    damage: str = ""  # the first invalid record; empty if all are valid
+    damage: str = ""  # description of the first invalid record; empty if all are valid
 
     @property
     def current_check(self) -> str | None:

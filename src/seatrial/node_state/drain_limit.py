@@ -20,11 +20,11 @@ from pydantic import Field, ValidationError
 from seatrial.model import Frozen, SeatrialError
 from seatrial.util.input_files import read_bytes
 
-FOLDER = "drains"  # in the state folder
+FOLDER = "drains"  # name of the record in the folder of --state-dir
 _NAME = re.compile(r"(\d{6,12})\.json")
 _MAX_ENTRY_BYTES = 2**16
 _MAX_TIME = 2.0**37  # the year 6325: localtime accepts it
-_KEPT_WINDOWS = 24  # entries are removed when they are older than so many windows: for one hour, after a day
+_KEPT_WINDOWS = 24  # entries older than this many windows are removed: with a window of one hour, after a day
 _MAX_CLOCK_ERROR_S = 60.0  # an entry that is further in the future was written with a wrong clock
 _MAX_TRIES = 1000  # attempts to take the next free number: more nodes do not fail at the same moment
 

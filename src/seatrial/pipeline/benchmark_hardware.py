@@ -295,7 +295,7 @@ def _process_problems(table: Table, column_ranks: tuple[int, float] | None) -> l
 
 
 def _interleaved_sizes(rows: Sequence[Row]) -> tuple[int, int] | None:
-    """Return a size from 1 MiB on that one ascending sweep has several times, and its number of rows; else None."""
+    """Return a size from 1 MiB on that occurs repeatedly in one ascending sweep, and its number of rows; else None."""
     seen: dict[tuple[object, ...], int] = {}
     last = 0
     for row in rows:
@@ -420,7 +420,7 @@ def _network_contradictions(options: HardwareOptions, output: NcclTestsOutput) -
 
 
 def all_reduce_algorithm(options: HardwareOptions, output: NcclTestsOutput, table: Table) -> str:
-    """Return the algorithm of an all-reduce: of --algorithm, else of NCCL_ALGO, else of the largest size in NCCL's log.
+    """Return the algorithm of an all-reduce: --algorithm, else NCCL_ALGO, else that of the largest size in NCCL's log.
 
     Empty if unknown.
     """

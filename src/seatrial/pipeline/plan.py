@@ -133,7 +133,7 @@ def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ..
     """Return the planned jobs, but checks that ran on fewer nodes after the loss of a node are in jobs of their own."""
     nodes = {check: job.nodes for job in planned for check in job.checks}
     on_fewer = [job for job in started if not job.retry and any(job.nodes < nodes.get(name, 0) for name in job.checks)]
-    smaller = {job.name: job for job in reversed(on_fewer)}  # the first attempt, which has all checks
+    smaller = {job.name: job for job in reversed(on_fewer)}  # of several, the first: it has all checks
     job_names = {check: job.name for job in (*planned, *reversed(smaller.values())) for check in job.checks}
     jobs = [
         job.model_copy(update={"checks": tuple(check for check in job.checks if job_names[check] == job.name)})
@@ -274,10 +274,11 @@ def _ranks_per_node(config: Config, node_gpus: NodeGpus) -> int:
 
 
 def _options(check: Check, config: Config, network: Network) -> dict[str, JsonValue]:
-    """Return the options of a check: those of the trial, and these defaults for options that the check has.
+    """Return the options of a check: those of the trial, and defaults that depend on the config and the network.
 
-    ``reservation``: slurm.reservation. ``kubernetes``: the settings kubernetes.*, only with this launcher. ``limit_s``:
-    longer on a slow network. ``sizes``: also those that the network is too slow for, if they have thresholds.
+    A default applies if the check has the option, and the trial does not set it. ``reservation``: slurm.reservation.
+    ``kubernetes``: the settings kubernetes.*, only with this launcher. ``limit_s``: longer on a slow network.
+    ``sizes``: also the sizes that have thresholds and take too long on a slow network.
     """
     defaults: dict[str, JsonValue] = {}
     settings = config.checks[check.name]

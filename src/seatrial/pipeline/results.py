@@ -62,7 +62,7 @@ class TrialResults:
     stop_reason: str = ""
     missing_nodes: dict[str, MissingNode] = field(default_factory=dict)  # key: name of the node
     lost_nodes: list[str] = field(default_factory=list)  # the missing nodes that a job lost while it ran
-    preflight_passed: bool = False  # in a job of this session; the next jobs run on the same nodes
+    preflight_passed: bool = False  # a job of this session has passed it; the next jobs run on the same nodes
     jobs: list[Job] = field(default_factory=list)  # started attempts, in the order of their start
     # (check, number of the retry) → number of measurements: counting in the lists each time would be quadratic
     _counts: Counter[tuple[str, int]] = field(default_factory=Counter)

@@ -110,7 +110,7 @@ def show_completed_check(results: TrialResults, check: str) -> None:
     retry_pending = results.settings.retry and checks_to_retry(settings, first, retries, catalog(), next_retry)
     jobs = results.jobs[::-1]  # the last job first: after the loss of a node, a check runs in a smaller job
     judged = judge(settings, jobs, first, catalog(), {}, retries=None if retry_pending else retries)
-    verdicts = [verdict for verdict in judged if verdict.check == check]  # not those on other checks of the same jobs
+    verdicts = [verdict for verdict in judged if verdict.check == check]  # without other checks of the same jobs
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
     results.display.show_outcome(check, outcome, reason, max(measurement.seconds for measurement in retries or first))

@@ -84,7 +84,8 @@ class Watcher:
         log = Path(job.stdout) if job.stdout else None
         attempt = _ATTEMPT.fullmatch(job.command)
         folder = Path(attempt[1]) if attempt else _results_folder(log, job)
-        if folder and path_exists(folder / "run.json"):
+        is_run, _ = _result_or_error(lambda: path_exists(folder / "run.json")) if folder else (False, "")
+        if folder and is_run:
             status = self._run_directory(folder)
             gpus, note = (status.gpus, "") if status.gpus else self._gpus_of_job(job)
             notes = tuple(filter(None, [*status.notes, note]))

@@ -15,7 +15,7 @@ class CauseView:
 
     finding: Finding
     groups: tuple[Group, ...]
-    explained_earlier: int  # number of its other verdicts, which an earlier cause explains too
+    explained_earlier: int  # number of further verdicts of this cause, which an earlier cause explains too
 
 
 def causes(trial: Trial) -> list[CauseView]:

@@ -106,7 +106,7 @@ class Chart:
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
-    band: str = ""  # as an SVG path
+    band: str = ""  # an SVG path
     band_label: str = ""
     legend: tuple[Curve, ...] = ()
     range_text: str = ""  # minimum and maximum of the values

@@ -25,7 +25,7 @@ from seatrial.util.text import plural
 # Limits of the summary; the HTML report has everything
 MAX_PROBLEMS = 10
 MAX_SUBJECTS = 8  # per problem
-MAX_LINES = 12  # of evidence per problem
+MAX_LINES = 12  # lines of evidence shown per problem
 _SPECIAL = re.compile(r"[\\`*_\[\]<>|~$&]|^[#+-]")
 _MENTION = re.compile(r"([@#])(?=\w)")
 

@@ -40,7 +40,7 @@ STYLES = {
 CPU_ONLY_STYLE = "bold blue"  # not the green of a decision on GPUs
 # Limits of the summary; the HTML report has everything
 MAX_SUBJECTS = 4  # per problem
-MAX_LINES = 8  # of evidence per problem
+MAX_LINES = 8  # lines of evidence shown per problem
 NARROW = 100  # columns
 
 

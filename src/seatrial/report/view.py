@@ -139,8 +139,8 @@ class CheckView:
     verdicts: tuple[Verdict, ...]
     measurements: tuple[Measurement, ...]
     insights: tuple[Insight, ...] = ()
-    performance_metrics: tuple[str, ...] = ()  # of the check's declaration
-    key_metric: str = ""  # of the check's declaration
+    performance_metrics: tuple[str, ...] = ()  # from the declaration of the check
+    key_metric: str = ""  # from the declaration of the check
 
     @property
     def outcome(self) -> Outcome:

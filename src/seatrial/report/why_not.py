@@ -43,7 +43,7 @@ class NotAcceptedReason:
 
     @property
     def paragraph(self) -> list[str]:
-        """The title, then indented the text, of which a long one is cut, and the next step."""
+        """The title; then, indented, the text, which is cut if it is long, and the next step."""
         text = textwrap.shorten(self.text, _MAX_TEXT, placeholder=" …; `seatrial judge RUN` shows the whole text")
         next_step = [f"  next: {single_line(self.next_step)}"] if self.next_step else []
         return [single_line(self.title), *([f"  {text}"] if text else []), *next_step]

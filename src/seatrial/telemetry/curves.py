@@ -93,7 +93,7 @@ class Curves:
         return array("f", (total / count if count else _NAN for total, count in zip(sums, counts, strict=True)))
 
     def _add_reasons(self, device: DeviceSamples, samples: Sequence[tuple[int, int]], steps: range) -> None:
-        """Set the reasons of ``steps``: those of a sample hold until the next one, at most REASON_VALID_S."""
+        """Set the reasons of ``steps``: the reasons of a sample hold until the next sample, at most REASON_VALID_S."""
         masks = device.column(CLOCKS_EVENT_REASONS)
         sampled = [(step, mask) for index, step in samples if masks and (mask := masks[index]) is not None]
         bits = {mask: _SAMPLED_BIT | _bits(device.throttle_reasons(mask)) for mask in {mask for _, mask in sampled}}

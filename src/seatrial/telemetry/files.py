@@ -26,7 +26,7 @@ from seatrial.util.input_files import MAX_LINE_BYTES, gzip_lines, open_file, tai
 
 TELEMETRY_FILE = "telemetry.jsonl.gz"
 _SAMPLES_PATH = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")
-_TAIL_LINES, _TAIL_BYTES = 16, 64 * 1024  # of a file, in which latest_samples looks; a sample of 8 GPUs has about 1 KB
+_TAIL_LINES, _TAIL_BYTES = 16, 64 * 1024  # the end of a file that latest_samples reads; 8 GPUs: 1 KB per sample
 _Line = dict[str, Any]
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def merge_samples(folder: Path) -> str:
     with gzip.open(compressed, "wb") as file:
         for line in (*_merged_lines(folder / TELEMETRY_FILE), *_new_lines(sample_files)):
             device = _parse_object(line)
-            first_times = repr(device.get("time"))[:40]  # they differ between two samplers of one attempt and rank
+            first_times = repr(device.get("time"))[:40]  # two samplers of one attempt and rank began at different times
             key = (*(device.get(name) for name in ("attempt", "rank", "device")), first_times)
             if device and key not in merged:  # duplicates if an earlier call was killed before it removed the files
                 merged.add(key)

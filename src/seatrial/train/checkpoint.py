@@ -52,7 +52,7 @@ class CheckpointTiming:
     step: int
     bytes: int
     blocked_s: float  # seconds for which training was paused
-    seconds: float  # of the whole load or save, including hashes, manifest and rename
+    seconds: float  # duration of the whole load or save, including hashes, manifest and rename
     mb_per_s: float  # bytes / 1e6 / seconds
 
 

@@ -110,7 +110,9 @@ def filesystem_usage(path: Path) -> str:
     folder = _existing_folder(path)
     usage = os.statvfs(folder)
     mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
-    mount = max(reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None)  # later ones hide earlier ones
+    mount = max(
+        reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None
+    )  # a later mount hides earlier ones at its path
     name = f"{mount.mountpoint} ({mount.fstype})" if mount else f"the filesystem of {folder}"
     size, free = (format_bytes(blocks * usage.f_frsize) for blocks in (usage.f_blocks, usage.f_bavail))
     inodes = "; no inode is free" if usage.f_files and not usage.f_favail else ""

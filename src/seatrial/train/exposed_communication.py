@@ -72,7 +72,7 @@ def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) 
     ``replicated``: whether each rank has all weights (DDP), which the control run requires. All ranks call this as the
     last action of the run: the steps change the weights, and after the control run the weights differ between ranks.
     """
-    run_step(True)  # not measured: it refills caches
+    run_step(True)  # refills caches; its time is not used
     rank_percent = _exposed_from_kernels(world, steps, run_step) if world.device.type == "cuda" else None
     control = None
     if replicated:

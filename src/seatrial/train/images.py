@@ -24,7 +24,7 @@ MNIST_FILES = (
     "t10k-labels-idx1-ubyte",
 )
 SKLEARN_DIGITS = 1797  # images bundled with scikit-learn
-TEST_FRACTION = 0.2  # of scikit-learn's digits
+TEST_FRACTION = 0.2  # share of scikit-learn's digits
 SPLIT_SEED = 0
 
 

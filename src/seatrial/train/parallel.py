@@ -85,7 +85,7 @@ def process_group(timeout_s: float) -> Iterator[World]:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     single_rank: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
-    already_open = dist.is_initialized()  # by the child process of a check (train.child, train.variants)
+    already_open = dist.is_initialized()  # child processes of checks open it (train.child, train.variants)
     # without device_id, which the gloo group of checkpoints would inherit
     if not already_open:
         dist.init_process_group(BACKEND if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **single_rank)

@@ -97,7 +97,7 @@ class StepLog:
         self._is_terminal = sys.stderr.isatty()
         self._interval_s = min(TERMINAL_INTERVAL_S, settings.log_every_s) if self._is_terminal else settings.log_every_s
         self._last_print = time.monotonic()
-        self._first_step: tuple[int, float] | None = None  # its number, and the time.monotonic() of its end
+        self._first_step: tuple[int, float] | None = None  # number of the step, and time.monotonic() at its end
 
     def write(self, record: Step) -> Step:
         """Writes ``record`` and returns it."""

@@ -199,7 +199,8 @@ class Evaluation(_Finite):
     cases: int = Field(default=200, gt=0, description="maximum number of cases per split")
     bsz: int = Field(default=16, gt=0)
     max_new_tokens: int = Field(default=256, gt=0)
-    # of a one-sided sign test over the cases that only one model answers correctly: before or after training
+    # Level of a one-sided sign test over the cases that only one of two models answers correctly: the model before and
+    # the model after training
     significance: float = Field(default=0.05, gt=0, lt=1)
 
 

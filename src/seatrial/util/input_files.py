@@ -202,7 +202,7 @@ def tail_lines(path: Path, count: int, max_bytes: int) -> list[str]:
         text = file.read(max_bytes).decode("utf-8", errors="replace")
     lines = text.split("\n")
     if size > max_bytes and len(lines) > 1:
-        lines = lines[1:]  # the first one is incomplete
+        lines = lines[1:]  # the first line is incomplete
     if lines[-1] == "":
         lines.pop()
     return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-count:]]

@@ -17,7 +17,7 @@ from typing import Any
 # collectives has 3 million opcodes
 MAX_OPCODES = 5_000_000
 _MAX_MARKS = 100  # nested containers that are still open
-_MAX_INTEGER_BYTES = 16  # of one integer
+_MAX_INTEGER_BYTES = 16  # maximum size of one integer
 _KEY_TYPES = (str, int, float, bytes, type(None))  # no tuples: the hash of nested tuples can take exponential time
 _UNSUPPORTED = (
     "GLOBAL STACK_GLOBAL INST OBJ NEWOBJ NEWOBJ_EX REDUCE BUILD PERSID BINPERSID EXT1 EXT2 EXT4 NEXT_BUFFER "

@@ -132,7 +132,7 @@ def terminate(child: Child, wait_s: float = 2.0) -> None:
     while child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     child.process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a process in uninterruptible sleep does not end
         child.process.wait(wait_s)
 
 
@@ -156,7 +156,7 @@ def is_orphan() -> bool:
     tag = os.environ.get(TAG)
     try:
         return tag is not None and psutil.Process(os.getppid()).environ().get(TAG) != tag
-    except psutil.Error:  # its new parent is a process of another user
+    except psutil.Error:  # the parent belongs to another user: the one that started this process has ended
         return True
 
 

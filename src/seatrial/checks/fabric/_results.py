@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults
     from seatrial.bench.subgroups import GroupResult
 
-Results = Mapping[int, "CollectiveResult"]  # by requested size in bytes
+Results = Mapping[int, "CollectiveResult"]  # requested size in bytes → result
 
 UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}  # latency_max: of the slowest rank
 BACKEND = {"backend": RuleFact("nccl|gloo")}  # Check.rule_facts

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_NODES_ALL_PAIRS = 4  # up to this number of nodes the rounds cover all pairs
 MAX_ROUNDS = 3  # default number of rounds with more nodes
-TOOL_TIMEOUT_S = 10.0  # of ib_write_bw --version and of ib_write_bw --help
+TOOL_TIMEOUT_S = 10.0  # limit for ib_write_bw --version and --help
 LIMITS = data_files.read("perftest.yaml")
 
 
@@ -98,7 +98,7 @@ def read_tools(context: Context) -> NodeTools:
     if missing:
         return NodeTools(missing)
     outputs = []
-    for option in ("--version", "--help"):  # their exit code is 1 or 0, by version
+    for option in ("--version", "--help"):  # each exits with 0 or 1, depending on the version of perftest
         result = processes.run_command([perftest.BANDWIDTH_TOOL, option], TOOL_TIMEOUT_S)
         if result.code is None:
             problem = f"{perftest.BANDWIDTH_TOOL} {option} did not end within {TOOL_TIMEOUT_S:g} s"
@@ -120,8 +120,9 @@ def read_tools(context: Context) -> NodeTools:
 def usable_ports(
     nodes: Mapping[str, NodePorts], tools: Mapping[str, NodeTools]
 ) -> tuple[dict[str, tuple[PortDetails | None, ...]], dict[str, str]]:
-    """(node → its compute ports by rail, None for a port that cannot be used; node → why it cannot be measured).
+    """Two mappings: node → its compute ports by rail, and node → why the node cannot be measured.
 
+    None stands for a port that cannot be used.
     Raises NotApplicable if no node has a usable port, or if perftest is missing on all nodes.
     """
     from seatrial.discover.rdma_ports import PortDetails

@@ -243,7 +243,7 @@ CHECK = Check(
         "variables": "settings",
     },
     limit_s=120.0,
-    child_tasks=("all",),  # its operations are logged in processes on all GPUs
+    child_tasks=("all",),  # one task on all GPUs runs the operations, with NCCL's log enabled
     needs=Needs(gpus=True, min_ranks=2),
     options=TransportOptions,
 )

@@ -73,7 +73,7 @@ def _by_dtype(digests_by_rank: Sequence[tuple[str, ...]]) -> list[tuple[str, ...
 
 
 def mismatching_ranks(models: Sequence[str], digests: Sequence[str]) -> set[int]:
-    """Return the ranks whose digest differs from the majority of their model; without a majority, all its ranks."""
+    """Return the ranks whose digest differs from the majority of their GPU model; all ranks of a model without one."""
     majorities = {model: majority_digest(_digests_of_model(model, models, digests)) for model in set(models)}
     return {rank for rank, digest in enumerate(digests) if digest != majorities[models[rank]]}
 

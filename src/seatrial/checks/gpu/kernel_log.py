@@ -32,7 +32,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     except PermissionError as error:
         yield from facts({"log_status": f"{PERMISSION_DENIED}: {error}"})
         return
-    except FileNotFoundError as error:  # in a container
+    except FileNotFoundError as error:  # usual in a container: no /dev/kmsg
         yield from facts({"log_status": f"{NOT_SUPPORTED}: {error}"})
         return
     hardware_xids = [xid for xid in log.xids if xid.number in _hardware_xids()]

@@ -70,7 +70,7 @@ class PathResult:
     delays: dict[str, float] = field(default_factory=dict)  # seconds, by participant
     failures: dict[str, str | None] = field(default_factory=dict)
     untested: dict[str, str] = field(default_factory=dict)
-    volumes: dict[str, Volume] = field(default_factory=dict)  # by participant
+    volumes: dict[str, Volume] = field(default_factory=dict)  # participant → volume
     mounts: str = ""  # descriptions of the mounts, with their participants
     not_removed: str | None = None
 

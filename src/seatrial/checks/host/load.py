@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import psutil
 
 WINDOW_S = 1.0
-MAX_PROCESSES = 5  # in the fact busiest_processes
+MAX_PROCESSES = 5  # entries of the fact busiest_processes
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:

@@ -108,7 +108,7 @@ def _this_node(context: Context, env: Mapping[str, str]) -> SlurmNode:
 
 
 def _allocated_gpus(configured: int, inventory: GpuFacts, env: Mapping[str, str]) -> int:
-    """Return how many GPUs NVML must report: all configured ones, or those of the job if it sees no others."""
+    """Return how many GPUs NVML must report: all configured ones, or those of the job if the job sees no others."""
     allocated = int(env.get("SLURM_GPUS_ON_NODE") or 0)
     in_job = "SLURM_JOB_ID" in env and not inventory.nvml_unavailable
     sees_only_its_gpus = in_job and len(inventory.gpus) <= allocated < configured

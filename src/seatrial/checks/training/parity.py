@@ -55,7 +55,7 @@ class ParityOptions(Options):
 
 
 def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
-    """Run all trainings; yield their differences from one process and the memory of a rank on rank 0."""
+    """Run all trainings; rank 0 yields how each differs from the training in one process, and the memory of a rank."""
     from seatrial.train import compare, train_config, variants
 
     facts = _results.device_facts(context)

@@ -21,7 +21,7 @@ NAME = "throughput"
 GPU, NODE, ALL = "gpu", "node", "cluster"
 STAGES = (GPU, NODE, ALL)
 GPU_OVERRIDES = ("max_steps=20", "untimed_steps=8")
-MIN_SAMPLES = 256  # and at least two batches per rank; generated in seconds, without effect on the speed
+MIN_SAMPLES = 256  # generated within seconds; more do not change the speed
 _STRATEGY = "(ddp|fsdp2|zero3|single)"  # the values of ``strategy`` in metrics.json
 # Percent. 2 and 4 H200 of a node have 99 to 101 % of the speed of one (docs/results). Published for an 8B model under
 # FSDP2 with 400 Gb/s per GPU (pytorch/torchtitan, benchmarks/):
@@ -47,7 +47,7 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
     ranks_by_node = subgroups.ranks_by_node(context.node)
-    samples = f"data.samples={max(MIN_SAMPLES, 4 * context.world_size)}"
+    samples = f"data.samples={max(MIN_SAMPLES, 4 * context.world_size)}"  # at least two batches per rank
     config, check_overrides = _workload.config_and_overrides(
         context, options, NAME, *layers_override(options), *GPU_OVERRIDES, samples
     )

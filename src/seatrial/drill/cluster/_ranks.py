@@ -10,7 +10,7 @@ from seatrial.worker import Heartbeat
 
 CHECK = "collectives.all_reduce"
 RANKS = 4  # two per node
-# 120 s: the drill disturbs it long before its end
+# 120 s: longer than the drill needs to disturb the operation
 ALL_REDUCE: dict[str, dict[str, Any]] = {CHECK: {"sizes": ["1MiB"], "min_seconds_per_size": 120}}
 
 

@@ -20,7 +20,7 @@ def _change(collectives: Any) -> None:
     check_result = collectives._check_result
 
     def check_flipped(prepared: Any, run: Callable[[], object]) -> Any:
-        collectives._check_result = check_result  # one result only
+        collectives._check_result = check_result  # change one result only
 
         def run_and_flip() -> None:
             run()

@@ -7,8 +7,8 @@ import time
 
 from seatrial.drill.injection import Injection, TrialEndedEarly
 
-GPU = 0  # the GPU that they use, so that the drills also run on a host with one GPU
-# Arguments: the file that it creates when it is ready, and the mode
+GPU = 0  # index of the GPU that the programs use: it also exists on a host with one GPU
+# Arguments: the file that the program creates when it is ready, and the mode
 _LOAD = """
 import torch, pathlib, sys, time
 a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
