@@ -33,7 +33,7 @@ class ReferenceMetric:
 
 @dataclass(frozen=True)
 class UnjudgedMetric:
-    """A metric without a reference value, so that it will be UNJUDGED. Exception: networks in ``fabrics`` have a value."""
+    """A metric without a reference value, except on networks in ``fabrics``: it will be UNJUDGED."""
 
     check: str
     metric: str

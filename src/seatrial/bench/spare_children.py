@@ -115,8 +115,8 @@ def wait_until_ready() -> None:
 def take(gpus: Gpus | None, env: Mapping[str, str]) -> SpareChild | None:
     """Return a waiting child of this rank that sees ``gpus``; it then belongs to the caller. None if there is none.
 
-    ``env``: the variables that the caller adds to the rank's environment. None also if one of them differs from the
-    environment in which the children were started and does not begin with one of READ_LATER.
+    ``env``: the variables that the caller adds to the rank's environment. A child is usable if it was started with the
+    same value of each variable. Exception: variables that begin with one of READ_LATER may differ.
     """
     for spare in list(_waiting):
         changed = [name for name, value in env.items() if spare.environment.get(name) != value]

@@ -178,7 +178,7 @@ def install(
 ) -> None:
     """Write scripts and configuration of hooks to DIR, and print the next steps. Changes nothing outside DIR.
 
-    With --state-dir, also creates the record of the drain limit in that directory.
+    With --state-dir, also creates the record of drained nodes in that directory.
     """
     from seatrial import __version__
     from seatrial.hook import install as installation

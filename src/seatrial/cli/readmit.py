@@ -49,7 +49,9 @@ ReasonPrefixOption = Annotated[
     str, typer.Option(metavar="TEXT", help="With --undrain: also return nodes whose reason starts with this text.")
 ]
 # Text: typer would call stat on a Path, which never returns on a filesystem that does not answer
-StateDirOption = Annotated[str | None, typer.Option(help="Shared directory of the drain limit (docs/node-states.md).")]
+StateDirOption = Annotated[
+    str | None, typer.Option(help="Shared directory that records drained nodes (docs/node-states.md).")
+]
 DrainShareOption = Annotated[float, typer.Option(min=0, max=1, help=DRAIN_SHARE_HELP)]
 DrainWindowOption = Annotated[
     float, typer.Option(min=1, metavar="MINUTES", help="Only drains of the last MINUTES count towards --drain-share.")
@@ -130,7 +132,9 @@ def _require_consistent(launcher: str, flags: Flags, reason_prefix: str, state_d
     if launcher == "kubernetes" and (flags.comment or reason_prefix):
         raise UsageError("--comment and --reason-prefix are for Slurm; in Kubernetes, --condition shows the decision")
     if flags.drain and not state_dir:
-        raise UsageError("--drain needs --state-dir, the shared directory of the drain limit: see docs/node-states.md")
+        raise UsageError(
+            "--drain needs --state-dir, the shared directory that records drained nodes: see docs/node-states.md"
+        )
     if reason_prefix and not flags.undrain:
         raise UsageError("--reason-prefix needs --undrain")
     if reason_prefix and not reason_prefix.strip():

@@ -50,8 +50,8 @@ class GpuFacts(Frozen):
 
     ``gpus``: the usable ones. ``failed_gpus``: index and error of GPUs that are lost or that the driver cannot open.
     ``permission_denied``: index and error of GPUs that this user may not open.
-    ``pci_devices``: addresses of all GPUs on the PCI bus. ``not_assigned``: those of them that belong to a virtual
-    machine or to other containers.
+    ``pci_devices``: addresses of all GPUs on the PCI bus. ``not_assigned``: the addresses of GPUs that belong to a
+    virtual machine or to other containers.
     ``topology``: the connection of each pair of ``gpus``, by the names of nvidia-smi topo -m; ``X`` for a GPU and
     itself, ``?`` if unreadable.
     """

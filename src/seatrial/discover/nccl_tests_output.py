@@ -281,7 +281,7 @@ class _Reader:
             self.table.devices.append(device)
 
     def _add_failure(self, text: str) -> None:
-        """Add a message to the table of the run that it ended: the current one, or if that has no line, the one before."""
+        """Add a message to the table of the run that it ended: the current one, or if it is empty the one before."""
         self.failure = self.failure or text
         table = self.tables[-1] if self.table.is_empty and self.tables else self.table
         table.failure = table.failure or text

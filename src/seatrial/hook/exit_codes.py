@@ -13,8 +13,8 @@ class Result(StrEnum):
     """How a hook ended.
 
     INCOMPLETE: no check failed, but something was not measured, such as a check that ran out of time. LIMITED: a check
-    failed, but the drain limit refuses to take one more node out of service; with ``fail_closed`` also if the result
-    would be INCOMPLETE.
+    failed (with ``fail_closed`` also: something was not measured), but the drain limit refuses to take one more node
+    out of service (node_state/drain_limit.py).
     """
 
     PASSED = "passed"

@@ -52,7 +52,7 @@ class Record(Frozen):
     not_judged: dict[str, str]  # GPU → reason
     failures: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
-    limit: str = ""  # what the drain limit allows, or why it was not asked; empty if the result takes no node out
+    limit: str = ""  # why the drain limit granted or refused to drain the node; empty if no drain was requested
 
     def text(self) -> str:
         """Return the record as lines for a person."""

@@ -105,10 +105,10 @@ def _expected(request: Request, deadline: float) -> tuple[Expected, str]:
     expected = Expected(request.gpus_per_node, request.gpu_model, request.nodes)
     if request.site is None or None not in expected:
         return expected, ""
-    answer, error = call_until(lambda: read_site(str(request.site)), deadline, f"{request.site}: no answer")
+    values, error = call_until(lambda: read_site(str(request.site)), deadline, f"{request.site}: no answer")
     if error:
         return expected, error
-    return expected.or_else(Expected(*answer)), ""
+    return expected.or_else(Expected(*values)), ""
 
 
 def read_site(site: str) -> Expected:
@@ -133,8 +133,8 @@ def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None
             answer.reason or f"drain limit: granted, {len(answer.drains)} of at most {limit.max_nodes}",
         ]
 
-    answer, error = call_until(ask, deadline, f"the directory {folder} does not answer")
-    return (False, error) if error else (answer[0], answer[1])
+    output, error = call_until(ask, deadline, f"the directory {folder} does not answer")
+    return (False, error) if error else (output[0], output[1])
 
 
 def _write(request: Request, record: Record, deadline: float) -> str:

@@ -88,7 +88,7 @@ class MeasurementGroup:
 
     @cached_property
     def invalid_shape(self) -> str:
-        """A message on the first fact that selects a reference value and is missing or invalid; empty if all are valid."""
+        """A message on the first missing or invalid fact of those that select a reference value; else empty."""
         for name in self._shape_facts:
             value = self.facts.get(name)
             is_model = name == self._shape_facts[0]

@@ -16,8 +16,9 @@ _MAX_NAMED = 8  # subjects listed in one message
 class RecordedPlan:
     """The jobs of a record, with the nodes and the ranks (GPUs) on which they were measured.
 
-    ``nodes`` are the nodes of the check ``nodes_check``, ``ranks`` the ranks of the check ``ranks_check``. Either check
-    is the first one without errors that every process of its job measured, or else the first one without errors.
+    ``nodes`` are the nodes of the check ``nodes_check``, ``ranks`` the ranks of the check ``ranks_check``. Each of the
+    two checks is the first one without errors that every process of its job measured. If there is none: the first one
+    without errors.
     """
 
     def __init__(self, config: Config, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]) -> None:

@@ -81,7 +81,7 @@ def check_access(settings: Config) -> None:
 
 
 def node_shortage(settings: Config) -> NodeShortage | None:
-    """Return the nodes that cannot run jobs now and do not return by themselves; None if enough others are left.
+    """Return the nodes that need an administrator or are reserved for others; None if enough other nodes are left.
 
     Without Slurm always None. Raises SeatrialError if the scheduler cannot be queried, ValueError on unexpected output.
     """

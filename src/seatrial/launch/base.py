@@ -20,7 +20,9 @@ class RenderedJob(Frozen):
 
 
 class NodeShortage(Frozen):
-    """Too few nodes for a job. ``missing``: lost, or not returning by themselves; ``usable``: number of others.
+    """Too few nodes for a job. ``missing``: nodes that are lost, need an administrator or are reserved for others.
+
+    ``usable``: the number of the remaining nodes.
 
     With cluster.min_nodes, the trial runs on the usable nodes if there are at least this many.
     """

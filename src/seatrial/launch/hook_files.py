@@ -22,7 +22,9 @@ class HookSite(NamedTuple):
     seatrial: str  # the executable
     records: str  # file of the hooks' records
     status: str  # file with the last result, which node-problem-detector reads
-    state_dir: str | None  # folder of the drain limit; None: failures are only recorded
+    state_dir: (
+        str | None
+    )  # folder that records drained nodes (node_state/drain_limit.py); None: failures are only recorded
     gpus_per_node: int | None  # None: unknown
     nodes: int | None  # None: unknown
     gpu_model: str | None = None

@@ -29,7 +29,7 @@ class CandidateNodes:
         return [node for node in self.nodes if not node.usable or self._blocked(node)]
 
     def shortage(self, needed: int) -> NodeShortage | None:
-        """Return the nodes that only an administrator or the end of a reservation makes usable again.
+        """Return the nodes that need an administrator, or that are reserved for others.
 
         None if there are no such nodes, or if the other nodes are at least ``needed``.
         """

@@ -328,7 +328,7 @@ def _nodes_and_gpus_per_node(
 ) -> tuple[int | None, int | None]:
     """Return the number of nodes, and of GPUs per node; None for one that is unknown.
 
-    Each comes from an option, else from NCCL's log or the list of devices, else from the other and ``ranks``.
+    Each comes from an option, else from NCCL's log or the list of devices, else from ``ranks`` and the other number.
     """
     nodes, gpus = options.nodes, options.gpus_per_node
     if nodes is None and len(output.comm_sizes) == 1:

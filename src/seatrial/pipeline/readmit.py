@@ -70,9 +70,9 @@ class Readmission(Frozen):
 class Options:
     """The options of `seatrial readmit`. ``nodes``: to readmit; ``overrides``: (origin, key, value) of the trial.
 
-    ``partners``: named by the user; empty: chosen by seatrial. ``state_dir``: folder of the drain limit, needed by
-    ``flags.drain``: at most ``drain_share`` (0 to 1) of the cluster's nodes, but always one, are taken out of service
-    within ``drain_window_s``.
+    ``partners``: named by the user; empty: chosen by seatrial. ``state_dir``: folder that records drained nodes
+    (node_state/drain_limit.py), needed by ``flags.drain``: at most ``drain_share`` (0 to 1) of the cluster's nodes,
+    but always one, are taken out of service within ``drain_window_s``.
     """
 
     nodes: tuple[str, ...]
@@ -135,7 +135,7 @@ def _drain_refusal(
 ) -> str:
     """Return why the drain limit does not let ``node`` be taken out of service; empty if it does."""
     if (folder := options.state_dir) is None:
-        return "no directory for the drain limit: set --state-dir"
+        return "no directory that records drained nodes: set --state-dir"
     limit = DrainLimit(options.drain_share, options.drain_window_s, cluster_nodes)
 
     def ask() -> DrainAnswer:

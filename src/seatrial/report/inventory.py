@@ -46,7 +46,7 @@ def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
     """``mounts`` with MAX_MOUNTS filesystems, and the number of the others by type.
 
     Filesystems that do not respond come first, then those that contain /dev/shm, /, the home directory and the
-    directory for temporary files. Of the others, large ones come first, and those of _CONTAINER_TYPES last.
+    directory for temporary files. The remaining ones follow in order of size, those of _CONTAINER_TYPES last.
     """
     filesystems = mounts["filesystems"]
     containing: set[str] = set()

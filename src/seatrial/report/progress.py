@@ -157,7 +157,7 @@ class Remaining:
             self._running, self._running_since = check, now
 
     def finish(self, check: str, seconds: float | None) -> None:
-        """Count ``check`` as finished. ``seconds``: its duration, which corrects the estimate; None if it was not measured."""
+        """Count ``check`` as finished. ``seconds``: its duration, for the estimate; None if it was not measured."""
         if check in self._unfinished:
             del self._unfinished[check]
             if check in self._typical and seconds is not None:
