@@ -100,7 +100,7 @@ def _dependencies() -> list[str]:
     """Return the names of the packages that seatrial requires without an extra."""
     try:
         requirements = metadata.requires("seatrial") or []
-    except metadata.PackageNotFoundError:  # on PYTHONPATH, without metadata
+    except metadata.PackageNotFoundError:  # found through PYTHONPATH, not installed
         return []
     names = (re.match(r"[\w.-]+", text) for text in requirements if "extra ==" not in text)
     return [name[0] for name in names if name]

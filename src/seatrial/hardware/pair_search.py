@@ -2,7 +2,7 @@
 
 ``pair_search`` yields steps of disjoint pairs, which run concurrently, and receives their rates: rounds of all nodes,
 then the suspects with good partners, then the slow paths, then each direction. ``conclude`` evaluates the same rates.
-A node or path that was slow in the first rounds may be slow by chance: only one that is slow again counts as slow.
+A node or path that was slow in the first rounds may be slow by chance: it counts as slow only if it is slow again.
 
 A transfer between two nodes is as fast as the slower of them, so a node is slow if all of its pairs are. Rates are
 compared on a logarithmic scale with the healthy pairs of the same rail in the same step. Two nodes are one pair: see
@@ -36,7 +36,7 @@ from seatrial.util.quantiles import deviation
 Key = TypeVar("Key")
 ROUNDS = 3
 REPEATS = 3  # repeats of each suspect, with another partner each time, and of each direction
-PATH_REPEATS = 4  # repeats of each slow path: of many pairs, more are slow by chance
+PATH_REPEATS = 4  # repeats of each slow path: there are more paths than nodes, so that more are slow by chance
 CONTROL_PAIRS = 4  # pairs of good nodes in a step with suspects, as the reference
 MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concurrently
 # Limits in standard deviations: for a suspect, and for a fault after the repetition. With noise of 1 %, a limit of 2.2
@@ -158,7 +158,7 @@ class _FirstRounds:
         return max(self.limits.log_deficit, _FAULT_Z * error)
 
     def slow_rails(self) -> dict[int, float]:
-        """Rail → its deficit relative to the fastest rail, where that is a fault."""
+        """Rail → its deficit relative to the fastest rail, for rails whose deficit is a fault."""
         fastest = max((rail.healthy for rail in self.by_rail), default=0.0)
         ratios = {index: log_ratio(rail.healthy, fastest) for index, rail in enumerate(self.by_rail)}
         pairs = max(1, len(self.rates))
@@ -180,7 +180,7 @@ def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     healthy = [residual for pair, residual in residuals.items() if slow.keys().isdisjoint(pair)]
     healthy = healthy or list(residuals.values())
     center = median(healthy)
-    # with few values, each of both estimates may be too high by chance; slow paths raise the second one too
+    # The lower one of two estimates: of few values, either may be too high by chance, and slow paths raise pstdev
     noise = max(limits.min_noise * (1 + 2 / len(healthy)), min(deviation(healthy), pstdev(healthy, center)))
     residuals = {pair: residual - center for pair, residual in residuals.items()}
     below = -max(limits.log_deficit / 2, _SUSPECT_Z * noise)
@@ -203,7 +203,7 @@ def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -
     while scores:
         node = min(scores, key=scores.__getitem__)
         if scores[node] > -max(limits.log_deficit * 2 / 3, _SUSPECT_Z * noise / sqrt(len(by_node[node]))):
-            # the others have a higher mean, but may have more pairs
+            # The other nodes have a higher mean, but may have more pairs
             del scores[node]
             if not scores or min(scores.values()) > -limits.log_deficit * 2 / 3:
                 return slow
@@ -215,7 +215,7 @@ def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -
             if partner in scores:
                 if by_node[partner]:
                     scores[partner] = fmean(by_node[partner].values())
-                else:  # all of its partners are slow, so nothing is known about it
+                else:  # all partners of this node are slow, so that nothing is known about the node
                     del scores[partner]
     return slow
 

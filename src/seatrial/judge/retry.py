@@ -191,7 +191,7 @@ def _with_samples(measurement: Measurement, more: Mapping[MetricAndSubject, tupl
 
 
 def _retry_problem(retries: Sequence[Measurement]) -> str:
-    """Why the retry is incomplete: its first error or skip, else its subjects, or "not run" without measurements."""
+    """Why the retry is incomplete: an error or skip, the other subjects that it measured, or "not run"."""
     errors = (
         f"{measurement.subject}: {measurement.error or measurement.skipped}"
         for measurement in retries

@@ -22,9 +22,8 @@ class RenderedJob(Frozen):
 class NodeShortage(Frozen):
     """Too few nodes for a job. ``missing``: nodes that are lost, need an administrator or are reserved for others.
 
-    ``usable``: the number of the remaining nodes.
-
-    With cluster.min_nodes, the trial runs on the usable nodes if there are at least this many.
+    ``usable``: the number of the remaining nodes. With cluster.min_nodes, the trial runs on these if there are at least
+    this many.
     """
 
     usable: int

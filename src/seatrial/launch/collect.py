@@ -39,7 +39,8 @@ RESTART_S = 3.0  # from the end of a step to the start of the next
 NO_DATA_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0  # limit for fetching the remaining files when a job is stopped early
-# Compressed size of the packages at the end of a job, all nodes together; the last files of `files` are cut off
+# Compressed size of the packages at the end of a job, all nodes together. Beyond it, the last files of the list `files`
+# are cut off
 LIMIT_BYTES = 64 * 2**20
 MAX_UNPACKED_BYTES = 64 * LIMIT_BYTES  # logs compress 10 to 20 times; more is a damaged or hostile package
 _MANIFEST_BYTES = 64 * 2**20
@@ -90,7 +91,7 @@ exit 0
 class Transport(Protocol):
     """Carries the lines of NODE_SCRIPT from the nodes of one job, and runs commands on them.
 
-    ``nodes``: the scheduler's node list, once known. ``test_command``: by which a user can test the transport.
+    ``nodes``: the scheduler's node list, once known. ``test_command``: a command by which a user can test the transport.
     ``starts_at_once``: the script starts with the job, so the first fetch need not wait. ``keeps_files``: the nodes
     keep the files, and need no message that all have arrived. ``needs_restart``: lines are missing, so the step must
     be started again.

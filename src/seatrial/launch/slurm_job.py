@@ -215,7 +215,7 @@ class SlurmJob:
             self._last_query = time.monotonic()  # after the response, which may take long
             if self._job is not None:
                 self._has_started = self._has_started or not self._job.pending
-                # only the first list has all nodes: a COMPLETING job has those that are not free yet
+                # keep the first list: for a COMPLETING job, Slurm lists only nodes that are not free yet
                 self._allocated = self._allocated or self._job.nodes
                 if _is_completing(self._job):
                     self._completing_since = self._completing_since or time.monotonic()

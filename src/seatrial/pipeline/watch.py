@@ -121,9 +121,8 @@ class Watcher:
             speed_note = f"no step in {folder / STEPS_FILE} yet"
         lines, log_note = _result_or_error(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
         last_lines = lines
-        if (
-            log and not lines and not log_note
-        ):  # with --lines 0: the last line tells whether the training was interrupted
+        # with --lines 0, the last line is read nevertheless: it tells whether the training was interrupted
+        if log and not lines and not log_note:
             last_lines, _ = _result_or_error(lambda: _last_lines(log, 1))
         ended = bool(folder and speed and _modified(folder / METRICS_FILE) >= _modified(folder / STEPS_FILE))
         return JobStatus(

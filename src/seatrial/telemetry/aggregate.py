@@ -88,7 +88,7 @@ class PhaseAxis:
     """
 
     def __init__(self, intervals: Intervals, hz: float) -> None:
-        """``intervals``: of the phase's checks, by node; at least one per node."""
+        """``intervals``: node → intervals of the phase's checks, at least one."""
         self.segments: dict[str, list[Segment]] = {node: [] for node in intervals}
         self.cuts: list[float] = []
         self.spans: list[Span] = []
