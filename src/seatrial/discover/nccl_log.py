@@ -83,7 +83,7 @@ class NcclLog(Frozen):
     def find_choice(self, operation: str, size: int) -> AlgorithmChoice | None:
         """NCCL's choice for an operation, such as ``AllReduce``, and a size in bytes; None if not logged.
 
-        If NCCL logged several different choices: the one that it logged for the first time last.
+        If the log has several different choices: the last one, by the order of their first lines.
         """
         matching = [choice for choice in self.choices if choice.size == size and choice.operation in (operation, None)]
         return matching[-1] if matching else None

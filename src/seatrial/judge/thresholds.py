@@ -199,7 +199,8 @@ class RuleEvaluator:
     def _below_peers(self, metric: Metric) -> Verdict | None:
         """The verdict on a metric below the limit of its peers, on its node or on all nodes; else None.
 
-        Noise that all GPUs of a node share, such as the temperature of the room, does not affect the first comparison.
+        Noise that all GPUs of a node share, such as the temperature of the room, does not affect the comparison on the
+        node.
         """
         for peers, limit in self._peer_limits:
             if metric.value < limit:

@@ -91,10 +91,10 @@ exit 0
 class Transport(Protocol):
     """Carries the lines of NODE_SCRIPT from the nodes of one job, and runs commands on them.
 
-    ``nodes``: the scheduler's node list, once known. ``test_command``: a command by which a user can test the transport.
-    ``starts_at_once``: the script starts with the job, so the first fetch need not wait. ``keeps_files``: the nodes
-    keep the files, and need no message that all have arrived. ``needs_restart``: lines are missing, so the step must
-    be started again.
+    ``nodes``: the scheduler's node list, once known. ``test_command``: a command by which a user can test the
+    transport. ``starts_at_once``: the script starts with the job, so the first fetch need not wait.
+    ``keeps_files``: the nodes keep the files, and need no message that all have arrived. ``needs_restart``: lines
+    are missing, so the step must be started again.
     """
 
     name: str

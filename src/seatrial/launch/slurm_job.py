@@ -56,7 +56,7 @@ class SlurmJob:
     _allocated: str = ""  # all nodes of the job, in Slurm's notation; empty before its start
     _completing_since: float = 0.0  # 0: not COMPLETING yet
     _completing_nodes: str = ""  # the nodes of the job when the message on COMPLETING was first shown
-    _nodes: CandidateNodes | None = None  # Slurm's last answer while the job is pending
+    _nodes: CandidateNodes | None = None  # nodes on which the pending job may run, from the last query
     _nodes_queried: float = -math.inf
 
     def poll(self) -> int | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from seatrial.train.progress import Step
 
 MIN_STEPS = 6  # the smallest sample whose median has a 95 % confidence interval
-MAX_STEPS = 200  # a rank reports the times of so many last steps: enough for an interval of a few percent
+MAX_STEPS = 200  # a rank reports the times of at most this many last steps: enough for an interval of a few percent
 _NAMES = ("compute_s", "data_wait_s", "seconds")  # fields that RankTimes, Step and metrics.json have in common
 
 
@@ -100,7 +100,7 @@ def slowdowns(ranks: Sequence[RankTimes]) -> dict[int, Slowdown]:
 
 
 def _ratios(seconds: Sequence[float]) -> Iterator[float]:
-    """Each value divided by the median of the others; 1 where that median is 0."""
+    """Each value divided by the median of the other values; 1 where that median is 0."""
     ordered = sorted(seconds)
     position = {value: index for index, value in enumerate(ordered)}
     count = len(seconds) - 1

@@ -55,12 +55,13 @@ def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
     (result,) = results[stage.name]
     if context.rank:
         return
-    samples = train_config.load(config, stage.overrides).data.samples  # an override of the options may change it
+    data_settings = train_config.load(config, stage.overrides).data  # the trial's overrides may change them
+    reads = reads_text(sequences, None if data_settings.path else data_settings.samples)
     yield from facts
     yield Fact(
         name="method",
         value=f"{config}, {settings.max_steps} steps on all ranks; each sequence ({4 * (settings.seq_len + 1)} bytes) "
-        f"is read {reads_text(sequences, samples)}, with one request, after the data was dropped from the page cache "
+        f"is read{reads}, with one request, after the data was dropped from the page cache "
         "of each node",
     )
     yield Fact(name="filesystem", value=read_volume(context.root, path).mount)
@@ -72,9 +73,11 @@ def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
     yield from _ranks.observations({}, _ranks.times_by_subject([result], subjects))
 
 
-def reads_text(sequences: int, samples: int) -> str:
-    """How often each of ``samples`` sequences is read in a training that reads ``sequences``."""
-    return "once" if sequences <= samples else f"{sequences / samples:.1f} times on average"
+def reads_text(sequences: int, samples: int | None) -> str:
+    """How often each of ``samples`` sequences is read in a training that reads ``sequences``; empty if unknown."""
+    if samples is None:
+        return ""
+    return " once" if sequences <= samples else f" {sequences / samples:.1f} times on average"
 
 
 def data_cold(cached: float | None) -> str:
