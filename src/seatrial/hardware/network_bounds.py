@@ -31,8 +31,8 @@ class NodeLinks:
     """The links of one node. Rates are unidirectional; None: unknown, or no such link.
 
     The node has ``ports`` network ports of ``port_gbps`` Gbit/s each; ``ports_text`` names them. ``nvlink`` (the rate
-    that NCCL plans with) and ``pcie`` are per GPU in GB/s. ``nvls_busbw``: bus bandwidth of an all-reduce inside one
-    node with NVLS. ``busbw``: the same for GPU models without NVLS.
+    that NCCL's topology search assumes) and ``pcie`` are per GPU in GB/s. ``nvls_busbw``: bus bandwidth of an
+    all-reduce inside one node with NVLS. ``busbw``: the same for GPU models without NVLS.
     """
 
     gpus: int

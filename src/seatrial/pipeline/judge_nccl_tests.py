@@ -72,7 +72,7 @@ def judge_output(
     operation: str = "",
     baseline: Baseline | None = None,
 ) -> BenchmarkJudgement:
-    """Return the verdicts on all tables. ``operation``: of --operation, or empty. Raises UsageError if unknown."""
+    """Return the verdicts on all tables. ``operation``: value of --operation, or empty. Raises UsageError if unknown."""
     if operation and operation not in OPERATIONS.values():
         raise UsageError(f"--operation {operation!r}: expected one of {', '.join(OPERATIONS.values())}")
     judged = [
@@ -246,7 +246,7 @@ def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
 def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str]) -> BenchmarkResult:
     """Return the result of a series that is not compared with reference values: FAIL for wrong data, else UNJUDGED.
 
-    ``operation``: of seatrial; empty if it is unknown or has no check.
+    ``operation``: its name in seatrial; empty if it is unknown or has no check.
     """
     verdicts = _wrong_data_verdicts(series, operation or "all_reduce")
     is_wrong = any(verdict.outcome is Outcome.FAIL for verdict in verdicts)
@@ -302,9 +302,9 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
 
 
 def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
-    """Return FAIL if a verdict fails; else UNJUDGED with a problem, or without a verdict on the bandwidth.
+    """Return FAIL if a verdict fails, else UNJUDGED if there is a problem, or a verdict is inconclusive or missing.
 
-    Else the worst outcome of the verdicts, and WARN instead of it if a verdict at another size (``others``) fails.
+    Otherwise WARN if a verdict at another size (``others``) fails, else the worst outcome of the verdicts.
     """
     outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
     if outcome is Outcome.FAIL:
@@ -427,7 +427,7 @@ def _path(candidate: _Candidate) -> str:
 def _bound(candidate: _Candidate, label: str) -> BenchmarkBound | None:
     """Return the highest bandwidth that the links allow; None if unknown.
 
-    On one node it is that of the links inside the node, at the size ``label``; on several that of the network.
+    On one node: the bound of the links inside the node, at the size ``label``; on several: the bound of the network.
     """
     if candidate.nodes == 1:
         lookup = metric_lookup(candidate.check, f"busbw.{label}", f"{candidate.operation}.busbw.{label}")

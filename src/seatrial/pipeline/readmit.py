@@ -149,7 +149,10 @@ def _drain_refusal(
 
 @dataclass
 class Session:
-    """One readmission: runs its trials in ``folder``, changes node states, and records both. ``pool``: of partners."""
+    """One readmission: runs its trials in ``folder``, changes node states, and records both.
+
+    ``pool``: the nodes that can be partners.
+    """
 
     options: Options
     candidates: Candidates

@@ -15,15 +15,15 @@ from seatrial.report.text import sanitized, single_line
 from seatrial.util.text import and_more, plural
 
 MAX_REASONS = 5
-_MAX_NAMED = 3  # checks, and subjects, in one line
+_MAX_NAMED = 3  # checks listed in one line, and subjects listed
 _MAX_TEXT = 1000  # characters of one text
 _BLOCKING = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED)
-_NEXT_STEPS = {  # for verdicts without a fix
+_NEXT_STEPS = {  # outcome → next step after a verdict without a fix
     Outcome.FAIL: "read the evidence: `seatrial judge RUN`",
     Outcome.ERROR: "read the logs in RUN/jobs, then `seatrial run --resume RUN`",
     Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` shows the rules of a check",
 }
-# RUN, where it is a placeholder for the run directory
+# Commands in which RUN is a placeholder for the run directory
 _RUN = re.compile(r"(\bjudge |--resume |\bin )RUN\b")
 
 

@@ -51,7 +51,7 @@ class GpuGauges:
         self._nvml, self._handle = nvml, handle
         self._reader = NvmlReader(nvml)
         self._link_queries = _queries_per_link(nvml, handle)
-        # Whether it is still unknown if the driver can return the sum over all links, which needs fewer queries
+        # True until it is known whether the driver returns correct sums over all links, which need fewer queries
         self._sum_untested = len(self._link_queries) > 2
         self._previous_nvlink: tuple[float, int, int] | None = None  # time, KiB received, KiB sent
         self._pcie: dict[str, Any] = {}  # rates read since the last sample, in GB/s
