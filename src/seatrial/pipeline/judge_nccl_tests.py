@@ -72,7 +72,7 @@ def judge_output(
     operation: str = "",
     baseline: Baseline | None = None,
 ) -> BenchmarkJudgement:
-    """Return the verdicts on all tables. ``operation``: value of --operation, or empty. Raises UsageError if unknown."""
+    """Return the verdicts on all tables. ``operation``: --operation, or empty. Raises UsageError if unknown."""
     if operation and operation not in OPERATIONS.values():
         raise UsageError(f"--operation {operation!r}: expected one of {', '.join(OPERATIONS.values())}")
     judged = [
