@@ -14,7 +14,9 @@ from typing import Any
 from seatrial.drill import catalog
 from seatrial.drill.base import DrillResult
 from seatrial.drill.clean import CONFIDENCE, CleanRuns
+from seatrial.drill.evaluate import MAX_CHARS
 from seatrial.drill.text import PARTS, part_text, totals
+from seatrial.util.text import cut_at_sentence
 
 ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "drills.md", ROOT / "docs" / "results" / "drills.json"
@@ -92,7 +94,8 @@ def page(document: dict[str, Any]) -> str:
 
 def _row(result: DrillResult) -> str:
     parts = [part_text(result, part).replace("NO", "**NO**") for part in PARTS]
-    cells = [f"`{result.name}`", _cell(result.title), *parts, f"{result.seconds:g}", _cell(result.finding)]
+    finding = cut_at_sentence(result.finding, MAX_CHARS - 1)  # earlier versions cut a message inside a command
+    cells = [f"`{result.name}`", _cell(result.title), *parts, f"{result.seconds:g}", _cell(finding)]
     return f"| {' | '.join(cells)} |"
 
 

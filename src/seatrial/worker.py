@@ -233,7 +233,7 @@ def _as_retry(measurement: Measurement, check: Check, job: Job) -> Measurement:
     if job.retry == 1 and job.placement == "ranks" and job.device == "cuda" and job.ranks_per_node > 1:
         difference = "same GPU, process of another rank"
         if check.scope is Scope.CLUSTER:
-            difference = "ranks in reverse order of each node's GPUs; NCCL chooses its own rings"
+            difference = "ranks assigned to the GPUs of each node in reverse order; NCCL may still use the same rings"
     elif check.scope is Scope.CLUSTER:
         difference = "same ranks on the same devices, new processes"
     return measurement.model_copy(update={"retry": job.retry, "facts": {**measurement.facts, "retry": difference}})

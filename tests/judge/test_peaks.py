@@ -50,7 +50,7 @@ def insights(*measurements: Measurement, mig_models: frozenset[str] = frozenset(
 
 def test_insight_of_one_gpu_names_peak_ratio_and_source() -> None:
     (insight,) = insights(gemm(673.0, "n/gpu0"))
-    for text in ("bf16 on NVIDIA H200", "673.0 of 989.5 TFLOP/s", "68.0%", "pytorch/torchtitan"):
+    for text in ("bf16 on NVIDIA H200", "n/gpu0 673.0 TFLOP/s (68.0 %)", "989.5 TFLOP/s", "pytorch/torchtitan"):
         assert text in insight.text
     assert (insight.check, insight.values["peak"]) == ("device.gemm", 989.5)
 
@@ -59,8 +59,14 @@ def test_insight_of_many_gpus_names_the_lowest() -> None:
     (insight,) = insights(*(gemm(660.0 + n % 10, f"n{n}/gpu0") for n in range(1000)), gemm(500.0, "n7/gpu3"))
     assert insight.values["measured"] == [500.0, 664.0, 669.0]
     assert insight.values["lowest"] == "n7/gpu3"
-    for text in ("500.0–664.0–669.0 of 989.5 TFLOP/s", "50.5–67.1–67.6%", "1,001", "n7/gpu3"):
+    for text in ("500.0 TFLOP/s (50.5 %) on n7/gpu3", "664.0 TFLOP/s (67.1 %)", "669.0 TFLOP/s (67.6 %)", "1,001"):
         assert text in insight.text
+
+
+def test_insight_of_two_gpus_names_both() -> None:
+    (insight,) = insights(gemm(668.9, "vm/gpu0"), gemm(315.4, "vm/gpu1"))
+    assert "vm/gpu1 315.4 TFLOP/s (31.9 %), vm/gpu0 668.9 TFLOP/s (67.6 %)" in insight.text
+    assert insight.values["lowest"] == "vm/gpu1"
 
 
 def test_each_model_and_data_type_has_an_insight() -> None:
@@ -108,7 +114,7 @@ def test_cpu_has_no_insight() -> None:
 
 def test_insights_of_a_recorded_trial_are_in_each_report() -> None:
     trial = rejudge(load_trial(RESULTS / EARLIER))
-    for text in ("663.6–670.2–676.8 of 989.5 TFLOP/s peak = 67.1–67.7–68.4%", "of 4800 GB/s peak = 91.0–"):
+    for text in ("663.6 TFLOP/s (67.1 %)", "670.2 TFLOP/s (67.7 %)", "676.8 TFLOP/s (68.4 %)", "peak 4800 GB/s"):
         for format in ("html", "markdown", "json"):
             assert text in render(trial, format), (text, format)
 

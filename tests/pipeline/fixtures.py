@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from seatrial.config.schema import CheckSettings, Cluster, Config
@@ -38,7 +38,15 @@ class SilentDisplay:
 
     def show_waiting(self, state: str, seconds: float) -> None: ...
 
-    def show_plan(self, jobs: tuple[Job, ...], run_dir: Path, excluded_checks: Mapping[str, str]) -> None: ...
+    def show_plan(
+        self,
+        jobs: tuple[Job, ...],
+        run_dir: Path,
+        excluded_checks: Mapping[str, str],
+        not_run: Sequence[str],
+        *,
+        as_root: bool,
+    ) -> None: ...
 
     def show_note(self, text: str) -> None:
         self.notes.append(text)

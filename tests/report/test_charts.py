@@ -45,6 +45,14 @@ def test_a_size_axis_is_logarithmic_with_a_label_at_each_measured_size() -> None
     assert chart.caption == "busbw in GB/s over message size"
 
 
+def test_the_labels_of_sizes_that_are_close_do_not_overlap() -> None:
+    """Each size has a mark; the label of one that is close to its neighbour is omitted."""
+    sizes = [2.0**10, 2.0**18, 2.0**20, 2.0**29, 2.0**30]
+    ticks = single_chart(series("busbw", sizes, [1, 2, 3, 4, 5], units="B GB/s")).x.ticks
+    assert labels(ticks) == ["1 KiB", "256 KiB", "", "", "1 GiB"]
+    assert len({position for position, _ in ticks}) == len(sizes)
+
+
 def test_an_axis_of_many_sizes_has_labels_at_powers_of_two() -> None:
     chart = single_chart(series("busbw", [2.0**n for n in range(10, 34)], [1.0] * 24, units="B GB/s"))
     assert labels(chart.x.ticks) == ["1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB", "1 GiB"]

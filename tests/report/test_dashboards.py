@@ -46,6 +46,12 @@ def test_a_line_is_interrupted_at_long_gaps_but_not_where_gpus_are_read_in_turn(
     assert panel.curves[0].path.count("M") == 2
 
 
+def test_the_summary_has_the_distance_of_the_points_of_gpus_that_are_read_in_turn() -> None:
+    assert "one point per 1 s" in board(track([1.0] * 9 + [None])).summary
+    values = [1.0, None, None, None, 2.0, None, None, None]
+    assert "one point per 4 s" in board(track(values), seconds=8).summary
+
+
 def test_a_line_is_interrupted_at_a_cut_of_the_time_axis() -> None:
     view = board(track([1.0] * 10), cuts=(5.0,))
     assert view.panels[0].curves[0].path.count("M") == 2

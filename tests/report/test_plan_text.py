@@ -39,6 +39,18 @@ def test_checks_of_unknown_duration_and_rights_are_named() -> None:
     assert "device.gemm: root, to lock clocks" in rights
 
 
+def test_root_is_not_told_to_become_root() -> None:
+    checks = {**catalog(), "device.gemm": replace(catalog()["device.gemm"], rights="root, to lock clocks")}
+    assert len([*plan_lines([JOB], {}, checks)]) == 2
+    (cost,) = plan_lines([JOB], {}, checks, as_root=True)
+    assert "2 checks" in cost
+
+
+def test_checks_that_cannot_run_are_counted() -> None:
+    cost, _ = plan_lines([JOB], {}, catalog(), ["slurm.nodes"])
+    assert cost.startswith("3 checks (1 of them ")
+
+
 def test_checks_excluded_by_the_time_limit_are_named_in_their_order() -> None:
     excluded = {"train.lora": "--skip", "train.failure": TIME_LIMIT, "train.parity": TIME_LIMIT}
     *_, last = plan_lines([JOB], excluded, catalog())

@@ -73,7 +73,7 @@ def test_the_same_error_of_several_ranks_is_one_line(live: Live, out: io.StringI
 
 def test_a_plan_lists_each_job_with_its_processes_and_limit(live: Live, out: io.StringIO) -> None:
     nodes = JOB.model_copy(update={"name": "hosts", "placement": "nodes"})
-    live.show_plan((JOB, nodes), Path("runs/x"), {})
+    live.show_plan((JOB, nodes), Path("runs/x"), {}, (), as_root=False)
     run, ranks, hosts, cost, _ = lines(out)
     assert run.endswith("runs/x")
     assert all(part in ranks for part in ("pair", "2 × 8", "cuda", "01:30", "a.one, a.two"))
@@ -105,12 +105,22 @@ def test_a_verdict_is_printed_with_its_reason_unless_it_passes(outcome: Outcome,
 
 
 def test_a_log_has_the_remaining_time_with_each_verdict(live: Live, out: io.StringIO) -> None:
-    live.show_plan((JOB,), Path("runs/x"), {})
+    live.show_plan((JOB,), Path("runs/x"), {}, (), as_root=False)
     live.show_outcome("a.one", Outcome.PASS, "", 20)
     live.show_outcome("a.two", Outcome.PASS, "", 200)
     first, last = lines(out)[-2:]
     assert first.startswith("[1/2, about 3 min left] PASS")
     assert last.startswith("[2/2] PASS")
+
+
+def test_a_check_that_no_job_can_run_is_counted_and_numbered(live: Live, out: io.StringIO) -> None:
+    live.show_plan((JOB,), Path("runs/x"), {}, ("a.three",), as_root=False)
+    live.show_outcome("a.three", Outcome.SKIP, "one node", 0)
+    live.show_outcome("a.one", Outcome.PASS, "", 20)
+    live.show_outcome("a.two", Outcome.PASS, "", 200)
+    cost, _, *outcomes = lines(out)[2:]
+    assert cost.split()[1:3] == ["3", "checks"]
+    assert [line.partition(",")[0].partition("]")[0] for line in outcomes] == ["[1/3", "[2/3", "[3/3"]
 
 
 def test_text_of_a_job_does_not_control_the_terminal(live: Live, out: io.StringIO) -> None:
@@ -135,7 +145,7 @@ class FullDisk(io.StringIO):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_full_disk_does_not_end_the_trial(terminal: bool) -> None:
     with Live(Console(file=FullDisk(), force_terminal=terminal, width=60)) as live:
-        live.show_plan((JOB,), Path("runs/x"), {})
+        live.show_plan((JOB,), Path("runs/x"), {}, (), as_root=False)
         live.show_status("a.one")
         live.show_outcome("a.one", Outcome.FAIL, "slow", 1)
 

@@ -117,7 +117,8 @@ def test_of_many_different_reasons_only_the_first_is_shown() -> None:
         ([("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")], [("busbw.1", Outcome.PASS)], "busbw.1 1 GB/s"),
         ([("only", 0, "count")], [], "only 0 (no threshold)"),
         ([("nodes", 2, "nodes")], [("nodes", Outcome.PASS)], "nodes 2"),
-        ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.PASS)], "speed 5 s (no threshold)"),
+        ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.PASS)], "wrong 0; speed 5 s (no threshold)"),
+        ([("wrong", 0, "count"), ("speed", 5, "s")], [("speed", Outcome.SKIP)], "speed 5 s (no threshold)"),
         ([("speed", 5, "s")], [("speed", Outcome.SKIP)], "speed 5 s (no threshold)"),
         ([], [], ""),
     ],
@@ -134,8 +135,8 @@ def test_the_key_figure_is_the_key_metric_else_a_performance_metric() -> None:
     view = check(("loss_drop", 5, "nats", "n"), ("speed", 9, "GB/s", "n"), ("accuracy", 98, "%", "n"), verdicts=passed)
     assert view.key_figure == "loss_drop 5 nats"
     view = replace(view, performance_metrics=("spe*",))
-    assert view.key_figure == "speed 9 GB/s (no threshold)"
-    assert replace(view, key_metric="accuracy").key_figure == "accuracy 98 % (no threshold)"
+    assert view.key_figure == "loss_drop 5 nats; speed 9 GB/s (no threshold)"
+    assert replace(view, key_metric="accuracy").key_figure == "loss_drop 5 nats; accuracy 98 % (no threshold)"
 
 
 def test_a_method_that_several_processes_share_is_shown_once() -> None:
@@ -210,7 +211,7 @@ def test_methods_that_differ_only_in_numbers_are_shown_once() -> None:
         for index, method in enumerate(methods)
     )
     assert replace(view, measurements=measured).methods == [
-        "9.9 s, 192 windows (1 other process: same method, other numbers)",
+        "9.9 s, 192 windows (1 other process used the same method; the numbers differ)",
         "not on gloo",
     ]
     assert replace(view, measurements=measured[:2]).methods == ["9.9 s, 192 windows"]

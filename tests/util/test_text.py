@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from seatrial.util.text import and_more, error_text, printable
+from seatrial.util.text import and_more, cut_at_sentence, error_text, printable
 
 
 def test_names_over_the_limit_are_counted() -> None:
@@ -36,3 +36,10 @@ def test_error_text_is_one_line(error: Exception, text: str) -> None:
 def test_unprintable_characters_become_escapes() -> None:
     assert printable(os.fsdecode(b"eth\xff\n")) == r"eth\udcff\n"
     assert printable("Zürich") == "Zürich"
+
+
+def test_a_long_text_ends_after_a_sentence_or_word() -> None:
+    assert cut_at_sentence("All of it. Run: df -h", 21) == "All of it. Run: df -h"
+    assert cut_at_sentence("All of it. Run: df -h", 20) == "All of it. …"
+    assert cut_at_sentence("one two three", 12) == "one two …"
+    assert cut_at_sentence("x" * 20, 10) == "x" * 9 + "…"

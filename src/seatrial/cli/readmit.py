@@ -217,7 +217,8 @@ def _print_dry_run(
     print(f"candidates: {', '.join(options.nodes)}")
     for partner in partners:
         print(f"partner {partner.node}: {partner.why}")
-    for line in (*plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog()), *preview.notes):
+    lines = plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog(), preview.not_run)
+    for line in (*lines, *preview.notes):
         print(line)
     for value, rows in changes.items():
         print(f"changes if every node is {value}: {'' if rows else 'none'}")

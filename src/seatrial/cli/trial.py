@@ -160,11 +160,12 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
     if as_json:
         print_json([job.model_dump(mode="json") for job, _ in preview.rendered])
         return
-    for line in plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog()):
+    plan = preview.plan
+    for line in plan_lines(plan.jobs, plan.excluded_checks, catalog(), preview.not_run, as_root=preview.as_root):
         print(f"# {line}")
-    for measurement in preview.plan.not_run:
+    for measurement in plan.not_run:
         print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")
-    for name, flag in preview.plan.excluded_checks.items():
+    for name, flag in plan.excluded_checks.items():
         if flag != TIME_LIMIT:  # plan_lines names those that the time limit excludes
             print(f"# excluded by {flag}: {name}")
     for line in preview.notes:
@@ -336,7 +337,10 @@ def report(
     run: RunPath,
     format: Annotated[str, typer.Option(help="html, junit, prometheus, json or markdown.")] = "markdown",
 ) -> None:
-    """Print the report of a run in one of the formats."""
+    """Print the report of a run in one of the formats, with the verdicts in its trial.json.
+
+    ``seatrial judge RUN`` judges the measurements again, with the rules and reference values of this version.
+    """
     from seatrial import report as reports
     from seatrial.pipeline.rejudge import with_derived_hardware
     from seatrial.pipeline.run_directory import load_trial

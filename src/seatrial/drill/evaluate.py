@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillResult, Expected
 from seatrial.model import DecisionValue, Finding, Trial, Verdict
+from seatrial.util.text import cut_at_sentence
 
-_MAX_CHARS = 300  # characters of a problem, or of a quoted message
+MAX_CHARS = 300  # characters of a problem, or of a quoted message
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ def evaluate(drill: Drill, evidence: Evidence) -> DrillResult:
     """Compare what the trial reported with what the drill expects."""
     result = DrillResult(name=drill.name, title=drill.title, machine=drill.machine, seconds=evidence.seconds)
     if evidence.failure:
-        return result.model_copy(update={"problems": (evidence.failure[:_MAX_CHARS],)})
+        return result.model_copy(update={"problems": (evidence.failure[:MAX_CHARS],)})
     if drill.expected.refusal:
         return _evaluate_refusal(result, drill.expected, evidence)
     if evidence.trial is None:
         lines = evidence.error_output.strip().splitlines() or ["empty"]
-        return result.model_copy(update={"problems": (f"no record; last line of stderr: {lines[-1][:_MAX_CHARS]}",)})
+        return result.model_copy(update={"problems": (f"no record; last line of stderr: {lines[-1][:MAX_CHARS]}",)})
     return _evaluate_record(result, drill.expected, evidence.trial)
 
 
@@ -71,7 +72,7 @@ def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> D
             "place": first.subject if first else ", ".join(dict.fromkeys(verdict.subject for verdict in shown)),
             "first_command": command,
             "problems": tuple(
-                f"not {name}: expected {differences[name]}"[:_MAX_CHARS]
+                f"not {name}: expected {differences[name]}"[:MAX_CHARS]
                 for name, holds in parts.items()
                 if holds is False
             ),
@@ -117,9 +118,9 @@ def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidenc
             **parts,
             "action_right": None,
             "decision": trial.decision.value.value if trial else "refused",
-            "finding": line.strip()[:_MAX_CHARS],
+            "finding": cut_at_sentence(line.strip(), MAX_CHARS),
             "problems": tuple(
-                f"not {name}: message: {(line or last)[:_MAX_CHARS]}" for name, holds in parts.items() if not holds
+                f"not {name}: message: {(line or last)[:MAX_CHARS]}" for name, holds in parts.items() if not holds
             ),
         }
     )

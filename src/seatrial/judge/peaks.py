@@ -51,9 +51,6 @@ def _insight(check: str, gpu: str, metrics: Sequence[Metric], peak: Spec | str) 
     name, unit = metrics[0].name.removeprefix("tflops."), metrics[0].unit
     lowest = min(metrics, key=lambda metric: metric.value)
     measured = [lowest.value, median(metric.value for metric in metrics), max(metric.value for metric in metrics)]
-    spread = f"min–median–max of {len(metrics):,}, lowest {lowest.subject}; " if len(metrics) > 1 else ""
-    shown = measured if spread else measured[:1]
-    measured_text = "–".join(f"{value:.1f}" for value in shown)
     values: dict[str, JsonValue] = {
         "gpu": gpu,
         "metric": name,
@@ -62,13 +59,32 @@ def _insight(check: str, gpu: str, metrics: Sequence[Metric], peak: Spec | str) 
         "lowest": lowest.subject,
     }
     if isinstance(peak, str):
-        text = f"{name} on {gpu}: {measured_text} {unit} ({spread}peak unknown: {peak})"
+        text = f"{name} on {gpu}: {_measured_text(metrics)}; peak unknown: {peak}"
     else:
         values["peak"] = peak.value
         values["ratios"] = [value / peak.value for value in measured]
-        percent = "–".join(f"{100 * value / peak.value:.1f}" for value in shown)
-        text = f"{name} on {gpu}: {measured_text} of {peak.value:g} {unit} peak = {percent}% ({spread}{peak.source})"
+        text = f"{name} on {gpu}: {_measured_text(metrics, peak.value)}; peak {peak.value:g} {unit} ({peak.source})"
     return Insight(check=check, title="achieved over peak", text=text, values=values)
+
+
+def _measured_text(metrics: Sequence[Metric], peak: float | None = None) -> str:
+    """The value of each of at most two subjects; of more subjects minimum, median and maximum. With shares of ``peak``.
+
+    ``vm/gpu1 315.4 TFLOP/s (31.9 %), vm/gpu0 668.9 TFLOP/s (67.6 %)``
+    """
+
+    def text(value: float) -> str:
+        return f"{value:.1f} {metrics[0].unit}" + (f" ({100 * value / peak:.1f} %)" if peak else "")
+
+    ordered = sorted(metrics, key=lambda metric: metric.value)
+    lowest, highest = ordered[0], ordered[-1]
+    if len(ordered) <= 2:
+        return ", ".join(f"{metric.subject} {text(metric.value)}" for metric in ordered)
+    middle = median(metric.value for metric in ordered)
+    return (
+        f"minimum of {len(ordered):,} values {text(lowest.value)} on {lowest.subject}, median {text(middle)}, "
+        f"maximum {text(highest.value)} on {highest.subject}"
+    )
 
 
 def values_above_peak(check: Check, measured: Sequence[Measurement], references: References) -> Iterator[Verdict]:

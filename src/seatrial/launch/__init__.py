@@ -5,6 +5,7 @@ A launcher is imported when a trial uses it: `seatrial render` starts faster wit
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ from seatrial.model import UsageError
 def runs_remotely(settings: Config) -> bool:
     """Return whether jobs run on other machines, or may: the GPUs of this host are not taken for the tested ones."""
     return settings.uses_slurm or settings.launcher in ("torchrun", "kubernetes")
+
+
+def runs_as_root(settings: Config) -> bool:
+    """Return whether jobs are known to run as root: on this host, without a container, by root."""
+    return not runs_remotely(settings) and settings.container.runtime == "none" and os.geteuid() == 0
 
 
 def node_prefix(settings: Config) -> str:

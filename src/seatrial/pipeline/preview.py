@@ -9,7 +9,7 @@ from seatrial.analysis.known_references import unjudged_metrics
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.judge import plausibility
-from seatrial.launch import runs_remotely, select_launcher
+from seatrial.launch import runs_as_root, runs_remotely, select_launcher
 from seatrial.model import Baseline, Job
 from seatrial.pipeline.plan import Plan, localization_job
 from seatrial.pipeline.planned_jobs import plan_request, planning_host, rendered_job
@@ -29,13 +29,19 @@ class Preview:
     """The plan of a run. ``rendered``: each job with its command as text, both without secrets.
 
     ``notes``: see ``planned_notes``. ``localization``: a job that starts only if a multi-node metric violates a
-    threshold.
+    threshold. ``as_root``: the jobs are known to run as root.
     """
 
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
     notes: tuple[str, ...] = ()
     localization: Job | None = None
+    as_root: bool = False
+
+    @property
+    def not_run(self) -> list[str]:
+        """The checks that no job can run."""
+        return [measurement.check for measurement in self.plan.not_run]
 
 
 def preview(request: Request) -> Preview:
@@ -46,7 +52,8 @@ def preview(request: Request) -> Preview:
     plan = plan_request(request, this_host)
     rendered = tuple(rendered_job(settings, job, Path("RUN")) for job in plan.jobs)
     search = localization_job(settings, catalog(), plan.jobs, request.time_limit_s)
-    return Preview(plan, rendered, planned_notes(settings, plan, this_host, baseline), search)
+    notes = planned_notes(settings, plan, this_host, baseline)
+    return Preview(plan, rendered, notes, search, runs_as_root(settings))
 
 
 def prepare(request: Request, path: Path) -> Preview:

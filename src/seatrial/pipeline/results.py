@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,15 @@ class Display(Protocol):
 
     def show_waiting(self, state: str, seconds: float) -> None: ...
 
-    def show_plan(self, jobs: tuple[Job, ...], run_dir: Path, excluded_checks: Mapping[str, str]) -> None: ...
+    def show_plan(
+        self,
+        jobs: tuple[Job, ...],
+        run_dir: Path,
+        excluded_checks: Mapping[str, str],
+        not_run: Sequence[str],
+        *,
+        as_root: bool,
+    ) -> None: ...
 
     def show_note(self, text: str) -> None: ...
 

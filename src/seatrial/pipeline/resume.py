@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seatrial import report
-from seatrial.launch import cancel_earlier_jobs, select_launcher
+from seatrial.launch import cancel_earlier_jobs, runs_as_root, select_launcher
 from seatrial.model import NOT_REPORTED, Machine, Measurement
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.planned_jobs import plan_request
@@ -77,7 +77,13 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
         results.measurements = [measurement for measurement in results.measurements if measurement.check not in partial]
         results.retries = [measurement for measurement in results.retries if measurement.check not in partial]
     remaining = startable_plan(results.run_dir.request, this_host, nodes, done)
-    results.display.show_plan(remaining.jobs, results.run_dir.path, remaining.excluded_checks)
+    results.display.show_plan(
+        remaining.jobs,
+        results.run_dir.path,
+        remaining.excluded_checks,
+        [measurement.check for measurement in remaining.not_run],
+        as_root=runs_as_root(results.settings),
+    )
     return remaining
 
 

@@ -241,7 +241,7 @@ def _run_job(job: Job, results: TrialResults) -> None:
         measurements = results.retries if job.retry else [*results.measurements, *results.localization]
         check_seconds = sum(_check_seconds(job.checks, measurements).values())
         overhead = max(0.0, result.seconds - check_seconds)
-        name = f"start and end of job {job.name}"
+        name = f"start and end of the job {job.name!r}"
         results.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
     if refused:  # after the loop, in which run_job raises KeyboardInterrupt if the attempt was also interrupted
         raise NodesRefused(refused)

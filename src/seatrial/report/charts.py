@@ -15,6 +15,7 @@ from seatrial.report.formatting import family, print_value, unit_text
 # Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit. Narrow screens have a
 # larger font: its digits count
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
+CHARACTER_WIDTH = 7.0  # mean of the characters of a label such as "256 KiB", with the font of narrow screens
 MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
 MAX_POINTS = 400  # points of a curve: about one per SVG unit of width
 MAX_MARKS = 40  # a curve with more points has no marks that show values on hovering
@@ -240,7 +241,31 @@ def _size_axis(values: Sequence[float], unit: str, start: float, end: float) -> 
     low, high = values[0], values[-1] if values[-1] > values[0] else values[0] * 2
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     powers = [2.0**n for n in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
-    return Axis(low, high, start, end, log=True).with_ticks(values if len(values) <= 6 else powers, unit)
+    axis = Axis(low, high, start, end, log=True).with_ticks(values if len(values) <= 6 else powers, unit)
+    return replace(axis, ticks=_without_overlaps(axis.ticks, end))
+
+
+def _without_overlaps(ticks: Sequence[tuple[float, str]], end: float) -> tuple[tuple[float, str], ...]:
+    """The ticks, without the labels that would overlap a neighbour; the first and the last label stay.
+
+    ``end``: end of the axis, at which the last label ends.
+    """
+    if len(ticks) < 3:
+        return tuple(ticks)
+    last_label = ticks[-1][1]
+    last = min(ticks[-1][0], end - len(last_label) * CHARACTER_WIDTH / 2)
+    shown = [ticks[0]]
+    for position, label in ticks[1:-1]:
+        before, label_before = next(tick for tick in reversed(shown) if tick[1])
+        overlaps = position - before < _label_distance(label_before, label)
+        overlaps = overlaps or last - position < _label_distance(label, last_label)
+        shown.append((position, "" if overlaps else label))
+    return (*shown, ticks[-1])
+
+
+def _label_distance(a: str, b: str) -> float:
+    """The minimum distance between the centres of two labels of an x axis, in SVG units."""
+    return (len(a) + len(b) + 1) / 2 * CHARACTER_WIDTH
 
 
 def tick_distance(span: float) -> float:

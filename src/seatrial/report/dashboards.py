@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from seatrial.model import Trial
 from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry
@@ -18,6 +19,7 @@ MIN_NUMBERED_WIDTH = 20.0  # a check that is narrower in the chart has no number
 # A line is interrupted if there is no sample for GAP_STEPS steps and for GAP_S seconds. Shorter gaps are late samples,
 # or GPUs that the sampler reads in turn.
 GAP_STEPS, GAP_S = 3, 10.0
+MIN_STEPS_PER_POINT = 1.5  # fewer are stated as one point per step
 MIN_AXIS_S = 0.1  # minimum length of the time axis
 _GIB = 2.0**30
 _TITLES = {"gpu": "GPU dashboard", "host": "CPU dashboard"}
@@ -83,7 +85,7 @@ def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> Da
     labels = ["median"] if has_band else sorted(devices, key=natural_key)
     styles = {label: n % 8 for n, label in enumerate(labels)}
     devices_text = plural(dashboard.devices, _DEVICES[dashboard.kind])
-    summary = f"{devices_text}, {dashboard.seconds:.0f} s, one point per {dashboard.step_s:.3g} s"
+    summary = f"{devices_text}, {dashboard.seconds:.0f} s, one point per {_point_distance_s(dashboard):.3g} s"
     return DashboardView(
         title=_TITLES[dashboard.kind],
         summary=summary,
@@ -96,6 +98,16 @@ def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> Da
         loads=loads,
         not_sampled=not_sampled,
     )
+
+
+def _point_distance_s(dashboard: Dashboard) -> float:
+    """Seconds between the points of a typical curve: more than a step if the sampler reads the GPUs in turn."""
+    point_counts = [sum(value is not None for value in track.values) for track in dashboard.tracks]
+    steps = max((len(track.values) for track in dashboard.tracks), default=0)
+    drawn = [count for count in point_counts if count > 1]
+    steps_per_point = steps / median(drawn) if drawn else 1.0
+    # a step without a sample at the end of a phase does not count
+    return dashboard.step_s * (round(steps_per_point, 1) if steps_per_point >= MIN_STEPS_PER_POINT else 1.0)
 
 
 def _axis_seconds(dashboard: Dashboard) -> float:
@@ -117,7 +129,7 @@ def _drawn_gauges(dashboard: Dashboard) -> Iterator[Gauge]:
     read = {track.gauge for track in dashboard.tracks if sum(value is not None for value in track.values) > 1}
     yield from (gauge for gauge in GAUGES[dashboard.kind] if gauge.name in read)
     if THROTTLED in read:
-        yield Gauge(THROTTLED, "GPUs", "Throttled at the last sample")
+        yield Gauge(THROTTLED, "", "Number of GPUs throttled, by reason")
 
 
 def _panel(gauge: Gauge, dashboard: Dashboard, x: Axis, styles: dict[str, int]) -> Chart:

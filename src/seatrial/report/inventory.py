@@ -23,7 +23,7 @@ MAX_MOUNTS = 12
 _CONTAINER_TYPES = ("overlay", "tmpfs", "squashfs")
 SCOPES = (
     "Scopes: CONTROL = once, on this host; NODE = once per node; GPU = one process per GPU, without communication; "
-    "CLUSTER = all ranks in one process group."
+    "CLUSTER = all ranks in one process group; if the title says one GPU, the other ranks wait."
 )
 
 
@@ -192,7 +192,9 @@ def _needs(check: Check) -> str:
 
 def _rule(rule: Rule) -> str:
     condition = (
-        f" if {' and '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}" if rule.applies_if else ""
+        f", if {' and '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}"
+        if rule.applies_if
+        else ""
     )
     condition += f" on {rule.nodes_text}" if rule.nodes_text else ""
     peers = f"FAIL unless >= {rule.peer_fail_below:.0%} of the median of its peer group" if rule.peer_fail_below else ""
@@ -210,5 +212,6 @@ def _rule(rule: Rule) -> str:
         return f"{text}; {peers}" if peers else text
     if rule.expect.unit == "bool":
         return f"{rule.outcome_if_violated} unless {'yes' if rule.expect.value else 'no'}{condition}"
-    threshold = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit)}"
+    unit = "" if rule.expect.unit == "x" else rule.expect.unit  # "1.25 x" would read as a variable
+    threshold = f"{rule.expect.op} {format_value(rule.expect.value, unit)}"
     return f"{rule.outcome_if_violated} unless {threshold}{condition}"

@@ -9,13 +9,25 @@ from seatrial.model import TIME_LIMIT, Job
 from seatrial.util.text import plural
 
 
-def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: Mapping[str, Check]) -> Iterator[str]:
-    """Yield lines of text: the cost of ``jobs``, sizes that are not timed, rights that checks need, excluded checks."""
+def plan_lines(
+    jobs: Sequence[Job],
+    excluded_checks: Mapping[str, str],
+    checks: Mapping[str, Check],
+    not_run: Sequence[str] = (),
+    *,
+    as_root: bool = False,
+) -> Iterator[str]:
+    """Yield lines of text: the cost of ``jobs``, sizes that are not timed, rights that checks need, excluded checks.
+
+    ``not_run``: the checks of the trial that no job can run. ``as_root``: the jobs are known to run as root.
+    """
     names = [name for job in jobs for name in job.checks]
     seconds = sum(job.expected_s for job in jobs)
     gpus = max((job.process_count for job in jobs if job.placement == "ranks" and job.device == "cuda"), default=0)
     cost = f" on {plural(gpus, 'GPU')}: {_hours(gpus * seconds)} GPU-hours" if gpus else ""
-    yield f"{plural(len(names), 'check')}, about {plural(max(1, round(seconds / 60)), 'minute')}{cost}"
+    count = plural(len(names) + len(not_run), "check")
+    skipped = f" ({len(not_run)} of them cannot run here)" if not_run else ""
+    yield f"{count}{skipped}, about {plural(max(1, round(seconds / 60)), 'minute')}{cost}"
     unknown = [f"{name} ({job.limits[name]:g} s)" for job in jobs for name in job.limits if name not in job.typical]
     if unknown:
         yield f"of unknown duration, counted with the time limit: {', '.join(unknown)}"
@@ -24,7 +36,10 @@ def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: 
         option = f"to measure the larger size too: --set checks.{name}.options.sizes=[1GiB, 8GiB]"
         yield f"{name} is judged at a smaller size, since {reason}; {option}"
     rights = [f"{name}: {checks[name].rights}" for name in names if name in checks and checks[name].rights]
-    yield f"needs more rights: {'; '.join(rights)}" if rights else "no check needs root or other special rights"
+    if not rights:
+        yield "no check needs root or other special rights"
+    elif not as_root:
+        yield f"needs more rights: {'; '.join(rights)}"
     if excluded := [name for name, option in excluded_checks.items() if option == TIME_LIMIT]:
         yield (
             f"excluded by {TIME_LIMIT}, so that the decision is INCOMPLETE (first the checks that are not required, "

@@ -61,15 +61,24 @@ class Live:
         with _errors_ignored():
             self._status.stop()
 
-    def show_plan(self, jobs: tuple[Job, ...], run_dir: Path, excluded_checks: Mapping[str, str]) -> None:
-        self._remaining = Remaining(jobs)
+    def show_plan(
+        self,
+        jobs: tuple[Job, ...],
+        run_dir: Path,
+        excluded_checks: Mapping[str, str],
+        not_run: Sequence[str],
+        *,
+        as_root: bool,
+    ) -> None:
+        """Show the jobs and their cost. ``not_run``: checks that no job can run; they count as finished ones later."""
+        self._remaining = Remaining(jobs, not_run)
         self._line(f"run directory {run_dir}")
         for job in jobs:
             per_node = job.ranks_per_node if job.placement == "ranks" else 1
             processes = f"{job.nodes} × {plural(per_node, 'process', 'processes')}"
             names = ", ".join(job.checks)
             self._line(f"plan    job {job.name} ({processes}, {job.device}, at most {_clock(job.limit_s)}): {names}")
-        for line in plan_lines(jobs, excluded_checks, catalog()):
+        for line in plan_lines(jobs, excluded_checks, catalog(), not_run, as_root=as_root):
             self._line(f"plan    {line}")
 
     def show_note(self, text: str) -> None:
@@ -139,10 +148,12 @@ class Live:
 class Remaining:
     """The number of finished checks, and the remaining time as estimated from typical durations."""
 
-    def __init__(self, jobs: Sequence[Job] = ()) -> None:
-        self._checks = frozenset(check for job in jobs for check in job.checks)
-        self._unfinished = dict.fromkeys(check for job in jobs for check in job.checks)
+    def __init__(self, jobs: Sequence[Job] = (), not_run: Sequence[str] = ()) -> None:
+        """``not_run``: further checks, which no job runs: they take no time."""
+        self._unfinished = dict.fromkeys([*not_run, *(check for job in jobs for check in job.checks)])
+        self._checks = frozenset(self._unfinished)
         self._typical = {check: seconds for job in jobs for check, seconds in job.typical.items()}
+        self._typical |= dict.fromkeys(not_run, 0.0)
         self._typical_done = self._measured_done = 0.0  # seconds of finished checks with a typical duration
         self._running, self._running_since = "", 0.0  # the check that runs, and when it started (monotonic clock)
         self.total = len(self._unfinished)
@@ -165,7 +176,7 @@ class Remaining:
                 self._measured_done += seconds
 
     def position(self, check: str) -> str:
-        """``3/11``: number of finished checks, and of all; empty for a check that no job measures."""
+        """``3/11``: number of finished checks, and of all; empty for a check that is not in the plan."""
         return f"{self.done}/{self.total}" if check in self._checks else ""
 
     def seconds(self, now: float) -> float:

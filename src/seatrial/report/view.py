@@ -105,6 +105,11 @@ class MetricRow:
         return format_range(self.spread, self.unit).removesuffix(f" {unit}") if len(set(self.spread)) > 1 else ""
 
     @property
+    def text(self) -> str:
+        """The name with the values of all subjects: ``busbw.1GiB 327 GB/s to 331 GB/s``."""
+        return f"{self.name} {format_range(self.values, '' if self.unit == self.name else self.unit)}"  # "nodes 2"
+
+    @property
     def outcomes(self) -> list[tuple[Outcome, int]]:
         """The number of verdicts by outcome, worst first; empty for a metric without a rule."""
         return outcome_counts(self.verdicts)
@@ -219,7 +224,7 @@ class CheckView:
 
         Of several such metrics the check's ``key_metric`` comes first, then performance metrics, then metrics with a
         rule. For a family without a rule, such as ``busbw.*``, the largest size is shown. "(no threshold)" marks a
-        metric that no rule evaluated: the outcome of the check, which is shown next to it, is that of other metrics.
+        metric that no rule evaluated. PASS is the outcome of other metrics then: the first of them precedes it.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
@@ -227,8 +232,10 @@ class CheckView:
         row = min(rows, key=self._key_figure_rank)
         if not row.outcomes:
             row = [other for other in rows if family(other.name) == family(row.name)][-1]
-        unit = "" if row.unit == row.name else row.unit  # "nodes 2", not "nodes 2 nodes"
-        return f"{row.name} {format_range(row.values, unit)}{'' if row.has_evaluated_rule else ' (no threshold)'}"
+        if row.has_evaluated_rule:
+            return row.text
+        judged = next((other for other in rows if other.has_evaluated_rule), None)
+        return f"{f'{judged.text}; ' if judged and self.outcome is Outcome.PASS else ''}{row.text} (no threshold)"
 
     def _key_figure_rank(self, row: MetricRow) -> tuple[int, bool, int, int]:
         """The sort key of rows by their suitability as key figure; the row with the lowest key is shown."""
@@ -417,7 +424,7 @@ def _merge_similar(texts: list[str]) -> Iterator[str]:
     for first, *others in groups.values():
         differing = sum(other != first for other in others)
         others_text = plural(differing, "other process", "other processes")
-        yield f"{first} ({others_text}: same method, other numbers)" if differing else first
+        yield f"{first} ({others_text} used the same method; the numbers differ)" if differing else first
 
 
 def _reading_key(reading: Reading) -> tuple[int, list[tuple[int, str]]]:

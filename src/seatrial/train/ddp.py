@@ -166,7 +166,7 @@ def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progr
     end = monotonic() + min_seconds
     while not windows[ddp] or any(world.gather(monotonic() < end)):  # the same decision on all ranks
         for number, steps in enumerate(window_lengths(settings.max_steps)):
-            progress(f"speed with DDP and of independent ranks, pair {len(windows[ddp]) + 1} of windows")
+            progress(f"speed with DDP and without communication, measurement {len(windows[ddp]) + 1}")
             # alternating order cancels drift
             for trainer in (independent, ddp) if number % 2 == 0 else (ddp, independent):
                 world.barrier()

@@ -25,6 +25,15 @@ def and_more(items: Sequence[str], limit: int, separator: str = ", ") -> str:
     return separator.join(items[:limit]) + others
 
 
+def cut_at_sentence(text: str, limit: int) -> str:
+    """Return the text; if it exceeds ``limit`` characters, its start up to the end of a sentence or word, and ``…``."""
+    if len(text) <= limit:
+        return text
+    start = text[: limit - 1]  # leaves one character for the ellipsis, which follows a blank
+    end = start.rfind(". ") + 1 or start.rfind(" ")
+    return f"{start[:end].rstrip()} …" if end > 0 else f"{start}…"
+
+
 def plural(count: int, noun: str, nouns: str = "") -> str:
     """Return the number with its noun: ``1 subject``, ``2 subjects``; ``nouns`` is an irregular plural."""
     return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"

@@ -17,7 +17,7 @@ def plant_metadata(injection: Injection) -> None:
 
 DRILL = Drill(
     name="version-differs",
-    title="metadata of torch 2.1.0 on the Python path of one of three nodes",
+    title="one of three nodes has a fake package entry (dist-info) of torch 2.1.0",
     machine="cluster",
     trial=DrillTrial(checks={"nodes.connectivity": {}}, settings=settings(3), launcher="slurm"),
     expected=Expected(
