@@ -157,6 +157,8 @@ def test_not_reproduced_failure_is_a_warning(tmp_path: Path, monkeypatch: pytest
     took = {timing.name: timing.seconds for timing in trial.timings}
     assert (took[SPEED], took[f"{SPEED} (retry)"]) == (1000, 0)
     assert took["start and end of the job 'ranks-retry'"] > 0
+    overhead = sum(timing.seconds for timing in trial.timings if timing.kind == "overhead")
+    assert took["report"] <= overhead <= trial.seconds == sum(session.seconds for session in trial.sessions)
     recorded = [item for item in load_trial(run_dir.path).verdicts if item.retry]
     assert [(item.reasons, item.retry) for item in recorded] == [
         ((Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED), Retry(0.5, 2, third_value=3))

@@ -348,7 +348,7 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
         with results.timed("report"):
             report.render_all(trial)
         # the first rendering is only timed: the reports written below include that time
-        trial = trial.model_copy(update={"timings": (*trial.timings, results.timings[-1])})
+        trial = _with_report_time(trial, results.timings[-1])
         report.write_all(trial, results.run_dir.path)
     except (OSError, report.NotWritten) as error:
         path = shlex.quote(str(results.run_dir.path))
@@ -365,3 +365,16 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
             trial = trial.model_copy(update={"decision": incomplete})
         report.write_some(trial, results.run_dir.path)
     return trial
+
+
+def _with_report_time(trial: Trial, timing: Timing) -> Trial:
+    """Return the trial with the time of its reports, also in its duration: the parts add up to it."""
+    last = trial.sessions[-1]
+    last = last.model_copy(update={"seconds": last.seconds + timing.seconds, "overhead": (*last.overhead, timing)})
+    return trial.model_copy(
+        update={
+            "timings": (*trial.timings, timing),
+            "seconds": trial.seconds + timing.seconds,
+            "sessions": (*trial.sessions[:-1], last),
+        }
+    )

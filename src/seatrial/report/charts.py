@@ -170,7 +170,7 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
         title=family(first.name) if len({entry.name for entry in group}) > 1 else first.name,
         x=x,
         y=y,
-        x_label="message size" if first.x_unit == "B" else unit_text(first.x_unit),
+        x_label={"B": "message size", "s": "time in s"}.get(first.x_unit) or unit_text(first.x_unit),
         y_label=unit_text(first.y_unit),
         curves=tuple(curve(entry, style) for style, entry in enumerate(group)) if len(group) <= MAX_CURVES else (),
     )

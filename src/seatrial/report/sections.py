@@ -29,16 +29,11 @@ class TimeBarPart:
 
 @dataclass(frozen=True)
 class TimeBar:
-    """The wall time of a trial, divided into checks and overhead: checks first, then overhead.
-
-    ``excess_seconds``: by how much the parts exceed the wall time, since each check counts with its slowest rank.
-    """
+    """The wall time of a trial, divided into checks and overhead: checks first, then overhead."""
 
     parts: tuple[TimeBarPart, ...]
     check_seconds: float
     overhead_seconds: float
-
-    excess_seconds: float = 0.0
 
     @property
     def overhead_percent(self) -> float:
@@ -63,8 +58,7 @@ def time_bar(trial: Trial) -> TimeBar:
         parts.append(TimeBarPart(timing.name, timing.kind, timing.seconds, left, width))
         left += width
     checks = sum(timing.seconds for timing in timings if timing.kind == "check")
-    accounted = sum(timing.seconds for timing in timings)
-    return TimeBar(tuple(parts), checks, accounted - checks, max(0.0, accounted - trial.seconds))
+    return TimeBar(tuple(parts), checks, sum(timing.seconds for timing in timings) - checks)
 
 
 @dataclass(frozen=True)
