@@ -33,7 +33,7 @@ HEADING = (
     "gradients, MiB",
     "Adam, MiB",
     "held per rank, MiB",
-    "of DDP",
+    "relative to DDP",
     "in memory of",
     "GPU peak, MiB",
     "loss difference",
