@@ -1,4 +1,4 @@
-"""Launchers implement the protocol."""
+"""Launchers implement the protocol; where jobs run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import inspect
 import pytest
 from pydantic import ValidationError
 
+from seatrial.config.schema import Config, Container
+from seatrial.launch import runs_as_root
 from seatrial.launch.base import Allocation, Launcher, RenderedJob, StartedJob, WaitState
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
@@ -63,3 +65,19 @@ def test_a_rendered_job_is_not_changed_and_has_nothing_else() -> None:
         RenderedJob.model_validate({"argv": ("sh",), "env": {}, "text": "sh", "shell": True})
     with pytest.raises(ValidationError):
         WaitState.model_validate({"reason": "Resources"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "uid", "expected"),
+    [
+        ({"launcher": "local"}, 0, True),
+        ({"launcher": "local"}, 1000, False),
+        ({"launcher": "local", "container": Container(runtime="podman", image="x")}, 0, False),
+        ({"launcher": "slurm"}, 0, False),
+    ],
+)
+def test_jobs_run_as_root_only_on_this_host(
+    overrides: dict[str, object], uid: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    assert runs_as_root(Config(name="t", checks={}).model_copy(update=overrides)) is expected
