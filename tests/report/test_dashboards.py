@@ -52,6 +52,11 @@ def test_the_summary_has_the_distance_of_the_points_of_gpus_that_are_read_in_tur
     assert "one point per 4 s" in board(track(values), seconds=8).summary
 
 
+def test_an_axis_that_counts_gpus_has_whole_numbers() -> None:
+    (panel,) = board(track([0.0, 2.0], gauge=THROTTLED, label="software power cap")).panels
+    assert [label for _, label in panel.y.ticks] == ["0", "1", "2", "3", "4"]
+
+
 def test_a_line_is_interrupted_at_a_cut_of_the_time_axis() -> None:
     view = board(track([1.0] * 10), cuts=(5.0,))
     assert view.panels[0].curves[0].path.count("M") == 2

@@ -19,6 +19,7 @@ MIN_NUMBERED_WIDTH = 20.0  # a check that is narrower in the chart has no number
 # A line is interrupted if there is no sample for GAP_STEPS steps and for GAP_S seconds. Shorter gaps are late samples,
 # or GPUs that the sampler reads in turn.
 GAP_STEPS, GAP_S = 3, 10.0
+MIN_COUNT_AXIS = 4.0  # least end of an axis that counts GPUs: its ticks are whole numbers
 MIN_STEPS_PER_POINT = 1.5  # fewer are stated as one point per step
 MIN_AXIS_S = 0.1  # minimum length of the time axis
 _GIB = 2.0**30
@@ -140,7 +141,8 @@ def _panel(gauge: Gauge, dashboard: Dashboard, x: Axis, styles: dict[str, int]) 
         if track.gauge == gauge.name
     ]
     samples = [value for _, values in tracks for value in values if value is not None]
-    y = linear([0.0, 100.0] if unit == "%" else [0.0, *samples], unit, *FRAME.y_range)
+    least_end = [MIN_COUNT_AXIS] if gauge.name == THROTTLED else []
+    y = linear([0.0, 100.0] if unit == "%" else [0.0, *samples, *least_end], unit, *FRAME.y_range)
     drawn = [(track, values) for track, values in tracks if track.role in ("device", "median")]
     not_in_legend = [track.label for track, _ in drawn if track.label not in styles]  # outliers, throttle reasons
     styles = styles | {label: n % 8 for n, label in enumerate(not_in_legend, len(drawn) - len(not_in_legend))}
