@@ -60,7 +60,7 @@ def test_retry_is_marked_and_has_its_own_artifacts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "device", "ranks", "difference"),
     [
-        ("collectives.all_reduce", "cuda", 8, "ranks in reverse order"),
+        ("collectives.all_reduce", "cuda", 8, "ranks assigned to the GPUs of each node in reverse order"),
         ("device.gemm", "cuda", 8, "same GPU, process of another rank"),
         ("device.gemm", "cuda", 1, "same device, new process"),
         ("collectives.all_reduce", "cpu", 2, "same ranks on the same devices"),
