@@ -45,13 +45,32 @@ checks:
   collectives.pairs: {options: {max_retries: 2}}
 """
 
+UNITS = {name: check.metrics for name, check in catalog().items()}
+
 
 def test_migrated_trial_keeps_comments_and_quotes() -> None:
-    text, changes = renames.migrated(OLD_TRIAL, "old.yaml")
+    text, changes = renames.migrated(OLD_TRIAL, "old.yaml", UNITS)
     assert text == NEW_TRIAL
     assert len(changes) == 13
     assert "line 2: silence_s -> heartbeat_timeout_s" in changes
-    assert renames.migrated(NEW_TRIAL, "new.yaml") == (NEW_TRIAL, [])
+    assert renames.migrated(NEW_TRIAL, "new.yaml", UNITS) == (NEW_TRIAL, [])
+
+
+def test_thresholds_of_a_migrated_trial_have_units() -> None:
+    trial = """\
+checks:
+  collectives.path:
+  collectives.all_reduce:
+    expect: {"busbw.1GiB": "> 350", device_latency.1MiB: "<30", wrong_elements: "== 0"}
+"""
+    text, changes = renames.migrated(trial, "old.yaml", UNITS)
+    expect = yaml.safe_load(text)["checks"]["collectives.all_reduce"]["expect"]
+    assert expect["busbw.1GiB"] == "> 350 GB/s"
+    assert expect["cuda_graph_latency.1MiB"] == "<30 us"
+    assert expect["wrong_elements"] == "== 0"
+    assert "line 4: > 350 -> > 350 GB/s" in changes
+    cnn = 'checks: {train.cnn: {expect: {accuracy: "> 0.95"}}}'
+    assert renames.migrated(cnn, "old.yaml", UNITS) == (cnn, []), "a ratio or a percentage: the user must decide"
 
 
 def test_migrated_training_config() -> None:
@@ -63,19 +82,19 @@ def test_migrated_training_config() -> None:
         "run_name: x\nuntimed_steps: 3\ndata: {layout: markov_chain, variable_length: true}\n"
         "learning_rate: {schedule: cosine, min_ratio: 0.1}\n"
     )
-    assert renames.migrated(old, "x")[0] == new
+    assert renames.migrated(old, "x", UNITS)[0] == new
     assert TrainConfig.model_validate({**yaml.safe_load(new), "model": {"name": "mistral-tiny"}}).untimed_steps == 3
 
 
 def test_migrated_baseline() -> None:
     old = "name: s\nlearned_from: []\nexpected:\n  transfer.h2d_alone:\n  - {gpus: 1, floor: 20}\n"
-    assert renames.migrated(old, "x")[0] == old.replace("h2d_alone", "h2d_single").replace("floor", "required")
+    assert renames.migrated(old, "x", UNITS)[0] == old.replace("h2d_alone", "h2d_single").replace("floor", "required")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: 1", "a: &x 1\nb: *x", "{", "checks: {\0}", "[" * 5000])
 def test_other_files_are_not_migrated(text: str) -> None:
     with pytest.raises(UsageError, match=r"mine\.yaml"):
-        renames.migrated(text, "mine.yaml")
+        renames.migrated(text, "mine.yaml", UNITS)
 
 
 def test_hint_has_the_new_name_of_an_old_name_only() -> None:

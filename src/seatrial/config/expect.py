@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel
 
-from seatrial.model import Threshold, parse_bytes, size_label
+from seatrial.model import Threshold, has_scale, parse_bytes, size_label
 
 
 def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) -> str:
@@ -48,8 +48,8 @@ def _spelling_error(member: str) -> str:
 
 def threshold_unit_error(threshold: Threshold, unit: str | None) -> str:
     """Return why ``threshold`` cannot apply to a metric with this unit; empty if it can."""
-    # a threshold may omit the unit, except for %: 0.9 could be a ratio or a percentage
-    if threshold.unit != unit and (threshold.unit or unit == "%"):
+    # without a unit, 350 could be GB/s or MB/s, and 0.9 a ratio or a percentage; a count or a ratio needs no unit
+    if threshold.unit != unit and (threshold.unit or has_scale(unit or "")):
         units = [f"the unit {text!r}" if text else "no unit" for text in (threshold.unit, unit)]
         return f"the threshold has {units[0]}; the metric has {units[1]}"
     if unit == "%" and not 0 <= threshold.value <= 100:

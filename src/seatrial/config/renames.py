@@ -1,4 +1,4 @@
-"""Names that changed since schema version 1, and the rewriting of YAML files that use the old ones."""
+"""Names that changed since schema version 1, and the rewriting of YAML files of earlier versions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from seatrial.config.expect import declared_unit
 from seatrial.config.strict_yaml import StrictLoader
-from seatrial.model import UsageError
+from seatrial.model import Threshold, UsageError, has_scale
 from seatrial.util import data_files
 
 Names = Mapping[str, str]
@@ -80,10 +81,11 @@ def hint(section: str, name: str, check: str = "") -> str:
     return "" if new == name else f"; it is now called {new!r}, and `seatrial migrate FILE` rewrites a file"
 
 
-def migrated(text: str, source: str) -> tuple[str, list[str]]:
-    """Return a trial file, training config or baseline with current names, and a line per change; keep comments.
+def migrated(text: str, source: str, units: Mapping[str, Names]) -> tuple[str, list[str]]:
+    """Return a trial file, training config or baseline as this version reads it, and a line per change; keep comments.
 
-    Raises UsageError if ``text`` is none of these.
+    Names become the current ones, and thresholds get the unit of their metric. ``units``: check → metric → unit.
+    Raises UsageError if ``text`` is none of these files.
     """
     try:
         root = yaml.compose(text, Loader=StrictLoader)
@@ -91,7 +93,7 @@ def migrated(text: str, source: str) -> tuple[str, list[str]]:
         raise UsageError(f"cannot read {source}: {error}") from error
     keys = {key.value for key, _ in root.value} if isinstance(root, yaml.MappingNode) else set()
     if "checks" in keys:
-        edits = list(_trial_edits(root))
+        edits = list(_trial_edits(root, units))
     elif "run_name" in keys:
         edits = list(_training_edits(root))
     elif "expected" in keys:
@@ -111,17 +113,30 @@ def migrated(text: str, source: str) -> tuple[str, list[str]]:
 _Edit = tuple[yaml.ScalarNode, str]
 
 
-def _trial_edits(root: yaml.Node | None) -> Iterator[_Edit]:
+def _trial_edits(root: yaml.Node | None, units: Mapping[str, Names]) -> Iterator[_Edit]:
     yield from _key_edits(root, table()["trial"])
     for check, settings in _items(_child(root, "checks")):
         yield from _edit(check, new_check(check.value))
-        for metric, _ in _items(_child(settings, "expect")):
-            yield from _edit(metric, new_metric(check.value, metric.value))
+        for metric, threshold in _items(_child(settings, "expect")):
+            name = new_metric(check.value, metric.value)
+            yield from _edit(metric, name)
+            for scalar in _scalars(threshold):
+                unit = declared_unit(name, units.get(new_check(check.value), {})) or ""
+                yield from _edit(scalar, _with_unit(scalar.value, unit))
         for option, value in _items(_child(settings, "options")):
             name = new_option(check.value, option.value)
             yield from _edit(option, name)
             for scalar in _scalars(value):
                 yield from _edit(scalar, new_option_value(check.value, name, scalar.value))
+
+
+def _with_unit(threshold: str, unit: str) -> str:
+    """Return a threshold with the unit that earlier versions assumed; they refused a % without its unit."""
+    try:
+        parsed = Threshold.parse(threshold)
+    except ValueError:  # reported when the trial is loaded
+        return threshold
+    return f"{threshold.rstrip()} {unit}" if not parsed.unit and unit != "%" and has_scale(unit) else threshold
 
 
 def _training_edits(root: yaml.Node | None) -> Iterator[_Edit]:

@@ -56,6 +56,7 @@ PLAUSIBLE_RANGES: Mapping[str, PlausibleRange] = {
     "TFLOP/s": PlausibleRange(0, 1e6),
     **dict.fromkeys(_COUNT_UNITS.split(), _COUNT),
 }
+_UNITS_WITH_A_SCALE = ("%", "nats", "s", "ms", "us", "B", "GiB", "°C", "W", "MHz")
 _RATE = PlausibleRange(0, 1e15)
 _ANY = PlausibleRange(-1e15, 1e15)
 _ABOVE_100_PERCENT = PlausibleRange(-1e6, 1e6)  # up to 10,000 times the reference
@@ -66,6 +67,11 @@ def plausible_range(unit: str, may_exceed_100: bool = False) -> PlausibleRange:
     if unit == "%" and may_exceed_100:
         return _ABOVE_100_PERCENT
     return PLAUSIBLE_RANGES.get(unit) or (_RATE if "/" in unit else _ANY)
+
+
+def has_scale(unit: str) -> bool:
+    """Whether the same quantity has other units, as GB/s has MB/s and % has a ratio; counts and ratios have none."""
+    return "/" in unit or unit in _UNITS_WITH_A_SCALE
 
 
 def parse_bytes(text: str | int) -> int:
