@@ -11,6 +11,23 @@ def test_plain_yaml_is_parsed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "position", "hint"),
+    [
+        ("checks:\n\thost.inventory:\n", "line 2, column 1", "indent with spaces"),
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1", "duplicate key 'a', also in line 1"),
+        ("a: \x01", "character 4", "not allowed"),
+        ("a: [1,\nb: 2\n", "line 3, column 1", "line 1"),
+    ],
+)
+def test_error_names_the_line_once(text: str, position: str, hint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_yaml(text, "mine.yaml")
+    assert f": {position}" in str(error.value)
+    assert hint in str(error.value)
+    assert "<unicode string>" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("a: 1\na: 2", "'a'"),

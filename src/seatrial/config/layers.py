@@ -108,9 +108,7 @@ def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, A
     """
     if not path.endswith(_YAML_SUFFIXES):
         raise UsageError(f"{path}: expected a .yaml file")
-    tree = parse_yaml(_read_file(path), path)
-    if not isinstance(tree, dict):
-        raise UsageError(f"{path}: expected a mapping with the keys {', '.join(model.model_fields)}")
+    tree = _parse_mapping(_read_file(path), path, model)
     origins: dict[str, str] = {}
     for origin, key, value in overrides:
         _assign(tree, tuple(key.split(".")), value, origin)
@@ -159,10 +157,16 @@ def _read_trial(trial: str) -> tuple[Tree, str]:
     else:
         hint = nearest(trial, names)
         raise UsageError(f"unknown trial {trial!r}{hint}; expected {', '.join(names)} or a .yaml file")
-    tree = parse_yaml(text, source)
-    if not isinstance(tree, dict):
-        raise UsageError(f"{source}: expected a mapping with the keys {', '.join(Config.model_fields)}")
+    tree = _parse_mapping(text, source, Config)
     return {"name": _UNPRINTABLE.sub("\ufffd", Path(trial).stem), **tree}, source
+
+
+def _parse_mapping(text: str, source: str, model: type[BaseModel]) -> Tree:
+    tree = parse_yaml(text, source)
+    if isinstance(tree, dict):
+        return tree
+    problem = f"{source} is empty" if tree is None else source
+    raise UsageError(f"{problem}: expected a mapping with the keys {', '.join(model.model_fields)}")
 
 
 def _read_file(path: str) -> str:

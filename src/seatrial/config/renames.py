@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from seatrial.config.expect import declared_unit
-from seatrial.config.strict_yaml import StrictLoader
+from seatrial.config.strict_yaml import StrictLoader, error_text
 from seatrial.model import Threshold, UsageError, has_scale
 from seatrial.util import data_files
 
@@ -90,7 +90,7 @@ def migrated(text: str, source: str, units: Mapping[str, Names]) -> tuple[str, l
     try:
         root = yaml.compose(text, Loader=StrictLoader)
     except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"cannot read {source}: {error}") from error
+        raise UsageError(f"cannot read {source}: not valid YAML: {error_text(error)}") from error
     keys = {key.value for key, _ in root.value} if isinstance(root, yaml.MappingNode) else set()
     if "checks" in keys:
         edits = list(_trial_edits(root, units))

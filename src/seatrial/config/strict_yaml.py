@@ -16,7 +16,20 @@ def parse_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=StrictLoader)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: an impossible date or number
-        raise UsageError(f"{source}: not valid YAML: {error}") from error
+        raise UsageError(f"{source}: not valid YAML: {error_text(error)}") from error
+
+
+def error_text(error: Exception) -> str:
+    """Return line, column and problem of an error of PyYAML; the text of any other error."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"character {error.position + 1} is {error.character!r}: {error.reason}"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    mark = error.problem_mark
+    text = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    if error.context and error.context_mark:
+        text += f" ({error.context}, line {error.context_mark.line + 1})"
+    return f"{text}; indent with spaces instead of tabs" if "'\\t'" in str(error.problem) else text
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -40,14 +53,14 @@ class StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = set()
+        lines: dict[str, int] = {}
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
                 raise yaml.constructor.ConstructorError(None, None, _key_problem(key), key.start_mark)
-            if key.value in keys:
-                problem = f"duplicate key {key.value!r}"
-                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-            keys.add(key.value)
+            if key.value in lines:
+                problem = f"duplicate key {key.value!r}, also in line {lines[key.value]}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
 
