@@ -183,6 +183,22 @@ def test_a_run_directory_that_cannot_be_created(tmp_path: Path, monkeypatch: pyt
         trial.new_run_folder("quick")
 
 
+def test_a_finished_run_has_nothing_to_resume(finished_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished_run, copy)
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    code, out, err = call("run", "--resume", copy)
+    assert (code, "nothing to resume" in out, "ACCEPTED" in out) == (0, True, True)
+    assert "plan" not in err
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    code, out, _ = call("run", "--resume", copy, "--json")
+    assert (code, out) == (0, (copy / "trial.json").read_text())
+    (copy / "metrics.prom").unlink()
+    assert "nothing to resume" not in call("run", "--resume", copy)[1]
+    assert (copy / "metrics.prom").exists(), "a missing report is written"
+    assert len(load(copy).sessions) == 2
+
+
 def test_the_report_is_printed_only_if_this_run_wrote_it(finished_run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished_run, copy)

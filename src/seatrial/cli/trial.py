@@ -99,6 +99,11 @@ def run(
     except SeatrialError:
         run_dir.remove_if_unused()
         raise
+    if run_dir.is_unchanged and not as_json:
+        print(
+            f"nothing to resume: all checks of the run are measured; decision {result.decision.value}\nReport: {report}"
+        )
+        raise typer.Exit(EXIT_CODES[result.decision.value])
     print_result(result, as_json, report if _file_identity(report) != earlier_report else None)
     if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):

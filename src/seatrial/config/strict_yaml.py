@@ -22,7 +22,7 @@ def parse_yaml(text: str, source: str) -> Any:
 def error_text(error: Exception) -> str:
     """Return line, column and problem of an error of PyYAML; the text of any other error."""
     if isinstance(error, yaml.reader.ReaderError):
-        return f"character {error.position + 1} is {error.character!r}: {error.reason}"
+        return f"character {error.position + 1} is {chr(error.character)!r}: {error.reason}"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error)
     mark = error.problem_mark

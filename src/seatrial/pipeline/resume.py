@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from seatrial import report
 from seatrial.launch import cancel_earlier_jobs, runs_as_root, select_launcher
-from seatrial.model import NOT_REPORTED, Machine, Measurement
+from seatrial.model import NOT_REPORTED, Machine, Measurement, SeatrialError, Trial
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.planned_jobs import plan_request
 from seatrial.pipeline.results import TrialResults
-from seatrial.pipeline.run_directory import Request
+from seatrial.pipeline.run_directory import Request, load_trial
 from seatrial.pipeline.this_host import ThisHost
 
 
@@ -77,13 +78,14 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
         results.measurements = [measurement for measurement in results.measurements if measurement.check not in partial]
         results.retries = [measurement for measurement in results.retries if measurement.check not in partial]
     remaining = startable_plan(results.run_dir.request, this_host, nodes, done)
-    results.display.show_plan(
-        remaining.jobs,
-        results.run_dir.path,
-        remaining.excluded_checks,
-        [measurement.check for measurement in remaining.not_run],
-        as_root=runs_as_root(results.settings),
-    )
+    if remaining.jobs or remaining.not_run:
+        results.display.show_plan(
+            remaining.jobs,
+            results.run_dir.path,
+            remaining.excluded_checks,
+            [measurement.check for measurement in remaining.not_run],
+            as_root=runs_as_root(results.settings),
+        )
     return remaining
 
 
@@ -96,3 +98,16 @@ def completed_checks(plan: Plan, measurements: Sequence[Measurement]) -> list[st
         if measurement.rank is not None:  # no rank: an earlier plan did not run the check
             ranks[measurement.check].add(measurement.rank)
     return [name for name, measured in ranks.items() if name in not_run or len(measured) >= expected.get(name, 1)]
+
+
+def finished_record(run_dir: Path, trial: Trial) -> Trial | None:
+    """Return the recorded trial if it and its reports are complete and have the verdicts and decision of ``trial``."""
+    try:
+        recorded = load_trial(run_dir)
+        texts = report.render_all(recorded)
+        complete = all((run_dir / name).read_text(encoding="utf-8") == text for name, text in texts.items())
+    except (SeatrialError, OSError, UnicodeDecodeError):
+        return None
+    fields = ("measurements", "retries", "localization", "verdicts", "missing_nodes", "decision", "stop_reason")
+    same = all(getattr(recorded, name) == getattr(trial, name) for name in fields)
+    return recorded if complete and same else None

@@ -44,7 +44,7 @@ from seatrial.pipeline.plan import LOCALIZATION_JOB, Plan, jobs_as_run, retry_jo
 from seatrial.pipeline.preview import planned_notes
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.results import Display, NodesRefused, TrialResults
-from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
+from seatrial.pipeline.resume import finished_record, load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, discover
 from seatrial.util import processes, secrets, signals
@@ -57,7 +57,8 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     """Run the trial of ``run_dir``, or its remaining checks, and write the reports into it.
 
     After Ctrl-C, an OSError (such as a full disk) or a failed preflight, the measurements so far are still judged and
-    reported.
+    reported. If nothing is left to measure and the record is complete, it is returned, and no file is changed:
+    ``run_dir.is_unchanged`` is then true.
     """
     results = TrialResults(run_dir, run_dir.request.config, display, show_completed_check)
     results.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
@@ -76,10 +77,11 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     def run_job_on_same_nodes(job: Job) -> None:
         _run_job(_on_same_nodes(job, results, nodes), results)
 
+    nothing_measured = False
     with _record_stop_reason(results):
         load_earlier_sessions(results, this_host.machine(results.settings))
         remaining = remaining_plan(plan, results, this_host, nodes)
-        for line in planned_notes(results.settings, plan, this_host, baseline):
+        for line in planned_notes(results.settings, plan, this_host, baseline) if remaining.jobs else ():
             display.show_note(line)
         for measurement in remaining.not_run:
             results.add_measurement(measurement)
@@ -90,12 +92,16 @@ def run(run_dir: RunDir, display: Display) -> Trial:
             for job in _retry_jobs(plan, results, baseline, number):
                 run_job_on_same_nodes(job)
         localize(plan, results, baseline, nodes, run_job_on_same_nodes)
+        nothing_measured = not (results.jobs or remaining.not_run)
     plan = replace(plan, jobs=jobs_as_run(plan.jobs, results.jobs))
     # a Ctrl-C between two report files would leave files that contradict each other
     with signals.stop_signals_ignored():
         results.sort()
-        assessment = _assess(plan, results, baseline)
-        return _write_reports(_trial(results, plan, this_host, assessment, process_start), results)
+        trial = _trial(results, plan, this_host, _assess(plan, results, baseline), process_start)
+        if nothing_measured and (recorded := finished_record(results.run_dir.path, trial)):
+            run_dir.is_unchanged = True
+            return recorded
+        return _write_reports(trial, results)
 
 
 def show_completed_check(results: TrialResults, check: str) -> None:

@@ -62,6 +62,7 @@ class RunDir:
     def __init__(self, path: Path, request: Request) -> None:
         self.path = path
         self.request = request
+        self.is_unchanged = False  # set by a resumed run that had nothing to measure and kept the recorded trial
         self._journal = Journal(path / "measurements.jsonl")
         self._lock()
 
