@@ -122,7 +122,7 @@ def test_out_folder_not_empty(trial: Path, tmp_path: Path) -> None:
 
 
 def test_out_is_a_file(trial: Path) -> None:
-    assert "cannot write to --out" in refused("run", trial, "--out", trial)
+    assert "is a file" in refused("run", trial, "--out", trial)
 
 
 def test_read_only_out_folder(trial: Path, tiny_disk: Path) -> None:

@@ -62,3 +62,14 @@ def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
         (tmp_path / "x.yaml").write_bytes(content)
         assert call("migrate", str(tmp_path / "x.yaml"))[0] == 2
     assert call("migrate", str(tmp_path / "absent.yaml"))[0] == 2
+
+
+def test_several_files_are_converted_or_none(tmp_path: Path) -> None:
+    files = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    for file in files:
+        file.write_text(OLD_TRIAL)
+    code, _, err = call("migrate", *files, tmp_path)
+    assert (code, "is a directory" in err) == (2, True)
+    assert [file.read_text() for file in files] == [OLD_TRIAL, OLD_TRIAL]
+    assert call("migrate", *files)[0] == 0
+    assert [file.read_text() for file in files] == [NEW_TRIAL, NEW_TRIAL]

@@ -338,7 +338,7 @@ def test_set_reads_yaml() -> None:
     ("override", "environ", "message"),
     [
         (("--set", "slurm.partitoin", "x"), {}, "--set: unknown key 'slurm.partitoin'"),
-        (("--nodes", "cluster.nodes", 0), {}, "--nodes: cluster.nodes: "),
+        (("--nodes", "cluster.nodes", 0), {}, "--nodes: Input"),
         (
             ("--set", "kubernetes.image_pull_secrets", "x"),
             {},
@@ -377,3 +377,16 @@ def test_fabric_from_the_command_line() -> None:
         resolve_trial("quick", rate)
     with pytest.raises(UsageError, match=r"cluster\.fabric\.speed"):
         resolve_trial("quick", kind, ("--set", "cluster.fabric.speed", 1))
+
+
+def test_error_of_an_option_names_its_key_once(tmp_path: Path) -> None:
+    path = trial_file(tmp_path, HOST)
+    with pytest.raises(UsageError, match=r"^--nodes: Input should be greater than or equal to 1"):
+        resolve_trial(path, ("--nodes", "cluster.nodes", 0))
+    with pytest.raises(UsageError, match=r"^--set: cluster\.nodes: Input"):
+        resolve_trial(path, ("--set", "cluster.nodes", 0))
+
+
+def test_directory_instead_of_a_trial(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory: give a trial, .* --resume"):
+        resolve_trial(str(tmp_path))

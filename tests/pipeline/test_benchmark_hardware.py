@@ -85,6 +85,11 @@ def test_gpu_model_that_contradicts_the_output() -> None:
     assert judgement.outcome is Outcome.PASS
 
 
+def test_unknown_gpu_model_that_contradicts_the_output() -> None:
+    with pytest.raises(UsageError, match=r"^--gpus 8xH300: .* lists NVIDIA H100 80GB HBM3; .*H200 SXM"):
+        judged(DEVICES + table(470), gpus="8xH300", nics="8x400")
+
+
 def test_part_of_the_name_of_a_model_without_data() -> None:
     judgement = judged(DEVICES.replace("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-32GB") + table(100), gpus="8xV100")
     assert judgement.contradictions == ()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from seatrial.model import Trial, UsageError
-from seatrial.pipeline.run_directory import load_trial
+from seatrial.pipeline.run_directory import RunDir, load_trial
+from tests.pipeline.fixtures import request
 from tests.report import samples
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "results"
@@ -50,8 +52,8 @@ def test_damaged_record_gives_one_message(tmp_path: Path, name: str) -> None:
 
 def test_directory_instead_of_a_record(tmp_path: Path) -> None:
     (tmp_path / "trial.json").mkdir()
-    for path in (tmp_path, tmp_path / "trial.json"):
-        with pytest.raises(UsageError, match="cannot read"):
+    for path, problem in ((tmp_path, "cannot read"), (tmp_path / "trial.json", "is a directory without")):
+        with pytest.raises(UsageError, match=problem):
             load_trial(path)
 
 
@@ -63,6 +65,28 @@ def test_folder_of_run_directories_instead_of_a_run(tmp_path: Path) -> None:
         UsageError, match=f"contains run directories: name one of them, such as {tmp_path}/20260102-quick"
     ):
         load_trial(tmp_path)
+
+
+def test_directory_without_a_record(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory without trial.json: give a run directory, or one file"):
+        load_trial(tmp_path)
+    with pytest.raises(UsageError, match="cannot read .*/absent: No such file"):
+        load_trial(tmp_path / "absent")
+
+
+def test_run_in_progress_is_named_until_it_ends(tmp_path: Path) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    with pytest.raises(UsageError, match=f"the run is not finished; .* seatrial watch {tmp_path}/out$"):
+        load_trial(tmp_path / "out")
+    os.close(run_dir._journal.fileno())  # releases the lock
+    with pytest.raises(UsageError, match=f"seatrial run --resume {tmp_path}/out$"):
+        load_trial(tmp_path / "out")
+
+
+def test_another_json_file_is_not_a_record(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"results": [], "host": "a"}')
+    with pytest.raises(UsageError, match=r"x\.json is not a trial\.json: .*'results', 'host'"):
+        load_trial(tmp_path / "x.json")
 
 
 def test_record_is_loaded_by_folder_or_file(tmp_path: Path) -> None:

@@ -129,3 +129,19 @@ def test_retry_only_in_a_rank_journal_replaces_its_error(tmp_path: Path) -> None
         saved = run_dir.recover()
         assert saved.measurements == [measured("a", 0)], "the run_dir measurement is not lost"
         assert saved.retries == [retried("a", 0, started=7.0)]
+
+
+def test_path_that_is_no_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"^--resume .*: not a run directory: it has no run.json$"):
+        RunDir.reopen(tmp_path)
+    with pytest.raises(UsageError, match=r"^--resume .*: is a file"):
+        RunDir.reopen(tmp_path / "file")
+    with pytest.raises(UsageError, match=r"^--resume .*: no such directory"):
+        RunDir.reopen(tmp_path / "absent")
+    (tmp_path / "run1").mkdir()
+    (tmp_path / "run1" / "run.json").touch()
+    with pytest.raises(UsageError, match=f"contains run directories: name one of them, such as {tmp_path}/run1"):
+        RunDir.reopen(tmp_path)
+    with pytest.raises(UsageError, match=r"^--out .* is a file: name a new or empty directory"):
+        RunDir.create(tmp_path / "file", REQUEST)

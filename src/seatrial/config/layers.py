@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from seatrial.config import node_selection, renames
+from seatrial.config.argument_paths import is_folder
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_unit_error
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
@@ -61,6 +62,12 @@ class Source:
         children = [key for key in self.origins if parts and key.startswith(f"{parents[0]}.")]
         origins = (self.origins[key] for key in [*parents, *children] if key in self.origins)
         return next((origin for origin in origins if origin != self.file), self.file)
+
+    def place(self, path: Iterable[str]) -> str:
+        """Return the origin of ``path`` and its dotted key, for a message; an option such as --nodes names its key."""
+        key, origin = ".".join(path), self.origin(path)
+        is_option = origin.startswith("--") and origin != "--set" and self.origins.get(key) == origin
+        return origin if is_option else f"{origin}: {key or 'trial'}"
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,11 @@ def _read_trial(trial: str) -> tuple[Tree, str]:
         text, source = (_shipped_trials() / f"{trial}.yaml").read_text(encoding="utf-8"), f"trial {trial}"
     elif trial.endswith(_YAML_SUFFIXES):
         text, source = _read_file(trial), trial
+    elif is_folder(Path(trial)):
+        raise UsageError(
+            f"{trial} is a directory: give a trial, {', '.join(names)} or a .yaml file; "
+            f"to continue a run: --resume {trial}"
+        )
     else:
         hint = nearest(trial, names)
         raise UsageError(f"unknown trial {trial!r}{hint}; expected {', '.join(names)} or a .yaml file")
@@ -317,7 +329,7 @@ def _validate_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
     elif isinstance(value, str) and path != ("description",) and _UNPRINTABLE.search(value):
         problem = f"control characters and line breaks are not allowed (got {value[:80]!r})"
     if problem:
-        raise UsageError(f"{source.origin(path)}: {'.'.join(path) or 'trial'}: {problem}")
+        raise UsageError(f"{source.place(path)}: {problem}")
 
 
 def _validate_keys(tree: Mapping[str, Any], model: type[BaseModel], source: Source, path: tuple[str, ...]) -> None:
@@ -353,9 +365,7 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         if first["type"] == "tuple_type":  # pydantic's word for a list of YAML
             message = "expected a list, such as [a, b]"
         if location:  # without a location, the rejected input is the whole file
-            message = f"{'.'.join(location)}: {message} (got {str(first['input'])[:80]!r})"
+            raise UsageError(f"{source.place(location)}: {message} (got {str(first['input'])[:80]!r})") from error
         raise UsageError(f"{source.origin(location)}: {message}") from error
     except OverflowError as error:
-        raise UsageError(
-            f"{source.origin(path)}: {'.'.join(path) or 'trial'}: a number is too large: {error}"
-        ) from error
+        raise UsageError(f"{source.place(path)}: a number is too large: {error}") from error

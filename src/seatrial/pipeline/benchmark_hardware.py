@@ -169,11 +169,19 @@ class GpuName:
 
 
 def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
-    """Return the name of the GPUs: from the output if it lists them (``listed``), else from --gpus."""
+    """Return the name of the GPUs: from the output if it lists them (``listed``), else from --gpus.
+
+    Raises UsageError for a model in --gpus that has no data and contradicts the output: its name is probably misspelled.
+    """
     names = sorted({name for name in listed if name and name not in _GENERIC_NAMES})
     if names:
         text = f"--gpus {options.gpus_text} contradicts the output, which lists {', '.join(names)}; judged as listed"
         contradicts = bool(options.models) and not all(_is_one_of(name, options.models) for name in names)
+        if contradicts and not any(sku in skus() for sku in options.models):
+            raise UsageError(
+                f"--gpus {options.gpus_text}: no data of this GPU model, and the output lists {', '.join(names)}; "
+                f"{known_models()}"
+            )
         return GpuName(MODEL_SEPARATOR.join(names), "output", text if contradicts else "")
     if len(options.models) > 1:
         several = ", ".join(sku.name for sku in options.models)

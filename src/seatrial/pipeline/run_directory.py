@@ -27,8 +27,11 @@ from seatrial.util.files import atomic_write, remove_incomplete
 from seatrial.util.input_files import MAX_RECORD_BYTES, parse_json, read_text
 from seatrial.util.journal import Journal
 from seatrial.util.secrets import PRIVATE
+from seatrial.util.text import and_more
 
 VERSIONS = ("1", "2")  # supported schema versions of trial.json; upgrade() converts to the last
+_JOURNAL = "measurements.jsonl"
+_RECORD_KEYS = {"schema_version", "seatrial", "measurements", "verdicts", "seconds"}  # any of them: a trial.json
 _DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
 
 
@@ -63,12 +66,14 @@ class RunDir:
         self.path = path
         self.request = request
         self.is_unchanged = False  # set by a resumed run that had nothing to measure and kept the recorded trial
-        self._journal = Journal(path / "measurements.jsonl")
+        self._journal = Journal(path / _JOURNAL)
         self._lock()
 
     @classmethod
     def create(cls, path: Path, request: Request) -> RunDir:
         """Create a run directory. Raises UsageError if ``path`` is not empty, not writable or in use."""
+        if path_exists(path) and not is_folder(path):
+            raise UsageError(f"--out {path} is a file: name a new or empty directory")
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -100,6 +105,8 @@ class RunDir:
             run_dir = cls(path.resolve(), request)
             remove_incomplete(run_dir.path)
             return run_dir
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise UsageError(f"--resume {path}: {_missing_run(path)}") from error
         except OSError as error:
             raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
         except ValidationError as error:
@@ -190,7 +197,7 @@ def record_format() -> str:
 
 def _check_format(path: Path) -> None:
     """Raise UsageError if the journal was begun by a build of seatrial that writes other records than this one."""
-    begun = [record for record in journal.read(path / "measurements.jsonl")[0] if "request" in record]
+    begun = [record for record in journal.read(path / _JOURNAL)[0] if "request" in record]
     if begun and begun[0].get("format") != record_format():
         version = begun[0].get("seatrial")
         writer = f"seatrial {reprlib.repr(version)}" if version else "an older seatrial"
@@ -202,7 +209,7 @@ def _check_format(path: Path) -> None:
 
 def _check_unchanged(path: Path, text: str) -> None:
     """Raise UsageError unless measurements.jsonl has the digest of ``text``, the content of run.json."""
-    digests = [record["request"] for record in journal.read(path / "measurements.jsonl")[0] if "request" in record]
+    digests = [record["request"] for record in journal.read(path / _JOURNAL)[0] if "request" in record]
     if digests != [_digest(text)]:
         reason = "was changed since the trial started" if digests else "has no matching measurements.jsonl"
         raise UsageError(f"--resume {path}: run.json {reason}; start a new run: seatrial run")
@@ -258,19 +265,26 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
 def load_trial(path: Path) -> Trial:
     """Return the trial recorded in ``path``, a run directory or a trial.json. Raises UsageError."""
     file = path / "trial.json" if is_folder(path) else path
-    has_journal = path_exists(file.parent / "measurements.jsonl")
+    has_journal = path_exists(file.parent / _JOURNAL)
     hint = f"; its measurements may be intact: seatrial run --resume {file.parent}" if has_journal else ""
+    if has_journal and journal.is_locked(file.parent / _JOURNAL):
+        hint = f"; the run is in progress: seatrial watch {file.parent}"
     text = ""
     try:
         from seatrial.pipeline.upgrade import upgrade  # it imports checks, which new runs do not need here
 
         text = read_text(file, MAX_RECORD_BYTES)
         document = parse_json(text)
+        if isinstance(document, dict) and not document.keys() & _RECORD_KEYS:
+            keys = and_more([reprlib.repr(key) for key in document], 3) or "no keys"
+            raise UsageError(f"{file} is not a trial.json: it is a JSON object with {keys}, without 'seatrial'")
         _check_version(document, file)
         return Trial.model_validate(upgrade(document))
+    except FileNotFoundError as error:
+        if file == path:
+            raise UsageError(f"cannot read {file}: {error.strerror}{hint}") from error
+        raise UsageError(f"{path} {_missing_record(path)}{hint}") from error
     except OSError as error:
-        if runs := sorted(path.glob("*/trial.json")) if isinstance(error, FileNotFoundError) else []:
-            hint = f"; {path} contains run directories: name one of them, such as {runs[-1].parent}"
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         raise UsageError(
@@ -280,6 +294,30 @@ def load_trial(path: Path) -> Trial:
         if not file.name.endswith("trial.json") and not text.lstrip().startswith("{"):  # such as report.html
             raise UsageError(f"{file} is not a trial.json; give the run directory") from error
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
+
+
+def _missing_run(path: Path) -> str:
+    """Return why a path without run.json is not a run directory."""
+    if not path_exists(path):
+        return "no such directory"
+    if not is_folder(path):
+        return "is a file, not a run directory"
+    if runs := _directories_with("run.json", path):
+        return f"contains run directories: name one of them, such as {runs[-1]}"
+    return "not a run directory: it has no run.json"
+
+
+def _missing_record(folder: Path) -> str:
+    """Return what a directory without trial.json is, for an error message after its path."""
+    if runs := _directories_with("trial.json", folder):
+        return f"contains run directories: name one of them, such as {runs[-1]}"
+    if path_exists(folder / _JOURNAL):
+        return "has no trial.json: the run is not finished"
+    return "is a directory without trial.json: give a run directory, or one file"
+
+
+def _directories_with(name: str, folder: Path) -> list[Path]:
+    return sorted(file.parent for file in folder.glob(f"*/{name}"))
 
 
 def _check_version(document: object, file: Path) -> None:

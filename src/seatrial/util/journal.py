@@ -61,6 +61,18 @@ def lock(descriptor: int, path: Path) -> bool:
     return True
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether another process holds the lock of the file; False if that cannot be known."""
+    try:
+        with open_file(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """Return the records of a journal, and one warning for each line that is not a JSON object.
 
