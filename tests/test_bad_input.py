@@ -166,7 +166,7 @@ def test_corrupt_trial_json_names_the_next_step(out: Path) -> None:
 
 
 def test_judge_of_another_file(tmp_path: Path) -> None:
-    assert "cannot read" in refused("judge", tmp_path)
+    assert "is a directory without trial.json" in refused("judge", tmp_path)
     (tmp_path / "trial.json").write_bytes(b"\xff\xfe\x00")
     assert "is damaged" in refused("judge", tmp_path)
 

@@ -388,5 +388,5 @@ def test_error_of_an_option_names_its_key_once(tmp_path: Path) -> None:
 
 
 def test_directory_instead_of_a_trial(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is a directory: give a trial, .* --resume"):
+    with pytest.raises(UsageError, match=r"is a directory: give a trial, .* --resume"):
         resolve_trial(str(tmp_path))

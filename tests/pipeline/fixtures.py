@@ -56,6 +56,8 @@ class SilentDisplay:
 
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
+    def show_not_run(self, checks: Sequence[str], outcome: Outcome, reason: str) -> None: ...
+
     def warn(self, text: str) -> None:
         self.warnings.append(text)
 

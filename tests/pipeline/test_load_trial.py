@@ -68,9 +68,9 @@ def test_folder_of_run_directories_instead_of_a_run(tmp_path: Path) -> None:
 
 
 def test_directory_without_a_record(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is a directory without trial.json: give a run directory, or one file"):
+    with pytest.raises(UsageError, match=r"is a directory without trial\.json: give a run directory, or one file"):
         load_trial(tmp_path)
-    with pytest.raises(UsageError, match="cannot read .*/absent: No such file"):
+    with pytest.raises(UsageError, match=r"cannot read .*/absent: No such file"):
         load_trial(tmp_path / "absent")
 
 

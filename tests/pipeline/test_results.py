@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, JobState, M
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run import show_completed_check
 from seatrial.pipeline.run_directory import Request, RunDir
-from tests.pipeline.fixtures import JOB, SilentDisplay
+from tests.pipeline.fixtures import JOB, SilentDisplay, request
 
 
 class RecordingDisplay(SilentDisplay):
@@ -20,9 +21,27 @@ class RecordingDisplay(SilentDisplay):
     def __init__(self) -> None:
         super().__init__()
         self.reason, self.count = "", 0
+        self.not_run: list[tuple[list[str], Outcome, str]] = []
 
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
         self.reason, self.count = reason, self.count + 1
+
+    def show_not_run(self, checks: Sequence[str], outcome: Outcome, reason: str) -> None:
+        self.not_run.append((list(checks), outcome, reason))
+
+
+def test_checks_that_cannot_run_for_the_same_reason_are_shown_together(tmp_path: Path) -> None:
+    display = RecordingDisplay()
+    run_dir = RunDir.create(tmp_path / "run", request())
+    results = TrialResults(run_dir, run_dir.request.config, display, show_completed_check)
+    no_gpu = [
+        Measurement(check=name, subject="cluster", error="8 GPUs expected") for name in ("device.gemm", "train.cnn")
+    ]
+    results.add_not_run([*no_gpu, Measurement(check="slurm.gres", subject="cluster", skipped="no Slurm")])
+    errors = (["device.gemm", "train.cnn"], Outcome.ERROR, "8 GPUs expected")
+    assert display.not_run == [errors, (["slurm.gres"], Outcome.SKIP, "no Slurm")]
+    assert display.count == 0
+    assert run_dir.recover().measurements == results.measurements
 
 
 def test_outcome_is_shown_once_after_all_ranks(tmp_path: Path) -> None:

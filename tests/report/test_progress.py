@@ -191,6 +191,20 @@ def test_remaining_time_follows_the_running_check() -> None:
     assert remaining.text(1300) == "2 of 2 checks"
 
 
+def test_short_checks_are_not_late_from_the_start() -> None:
+    remaining = Remaining([JOB.model_copy(update={"typical": dict.fromkeys(JOB.checks, 0.0)})])
+    assert remaining.text(1000) == "0 of 2 checks, about 10 s left"
+    remaining.start(JOB.checks[0], 1000)
+    assert remaining.text(1005) == "0 of 2 checks, about 10 s left"
+    assert remaining.text(1050) == "0 of 2 checks, longer than expected"
+
+
+def test_checks_that_cannot_run_are_one_line(live: Live, out: io.StringIO) -> None:
+    live.show_not_run([f"a.check{number}" for number in range(36)], Outcome.ERROR, "8 GPUs expected, 0 usable")
+    (line,) = out.getvalue().splitlines()
+    assert "36 checks not run: 8 GPUs expected, 0 usable" in line
+
+
 def test_progress_names_the_number_of_checks_of_unknown_duration() -> None:
     remaining = Remaining([JOB.model_copy(update={"typical": {"a.two": 200}})])
     assert remaining.seconds(0) == 200

@@ -176,7 +176,8 @@ def test_the_same_error_of_several_checks_is_one_group() -> None:
         assert "Checks: a.one, b.two, c.three" in text
     screen = io.StringIO()
     summary(trial, Console(file=screen, width=100))
-    assert screen.getvalue().count("sbatch: invalid account") == 3, "once for the three errors, twice for the failures"
+    details = screen.getvalue().partition("verdicts:")[2]
+    assert details.count("sbatch: invalid account") == 3, "once for the three errors, twice for the failures"
 
 
 def test_a_meaning_that_all_verdicts_of_a_group_share_is_shown_once() -> None:

@@ -25,6 +25,7 @@ from seatrial.util.text import and_more
 
 _MAX_NAMED = 6  # counters or subjects listed in one message
 _UNKNOWN_INCREASE = "they may have increased"
+_NO_COUNTERS_IN_RECORD = "the record was made without error counters, as by earlier versions: run the trial again"
 _HEALTHY_KEYS = {"counters_read", "not_supported"}  # the only keys of a fact if counters were read and none increased
 _MALFORMED = (TypeError, ValueError, KeyError, AttributeError)  # what reading a malformed fact raises
 
@@ -50,7 +51,7 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
                 yield _error(check.name, measurement.subject, f"malformed fact {ERROR_COUNTERS}: {fact!s:.200}")
         elif required and "/gpu" in measurement.subject and not measurement.skipped:
             detail = f"the error counters of this GPU were not read; {_UNKNOWN_INCREASE}"
-            yield _error(check.name, measurement.subject, detail)
+            yield _error(check.name, measurement.subject, detail, _NO_COUNTERS_IN_RECORD)
     for reason, names in unavailable.items() if no_error else ():
         detail = f"{and_more(list(names), _MAX_NAMED)}: {reason}"
         yield Verdict(check.name, CLUSTER, Outcome.SKIP, reasons=(Reason.COUNTERS_UNAVAILABLE,), detail=detail)
@@ -154,8 +155,8 @@ def _increase_verdict(
     )
 
 
-def _error(check: str, subject: str, detail: str) -> Verdict:
-    return Verdict(check, subject, Outcome.ERROR, reasons=(Reason.COUNTERS_NOT_READ,), detail=detail)
+def _error(check: str, subject: str, detail: str, fix: str = "") -> Verdict:
+    return Verdict(check, subject, Outcome.ERROR, reasons=(Reason.COUNTERS_NOT_READ,), detail=detail, fix=fix)
 
 
 class _CheckSummary:

@@ -234,9 +234,9 @@ def invalid_common_facts(facts: Mapping[str, JsonValue]) -> Iterator[str]:
 
 
 def fact_text(name: str, facts: Mapping[str, JsonValue], expected: str) -> str:
-    """A message with the name, the value and the expected value of a fact."""
+    """A message with the name, the value and the expected value of a fact; for a missing fact only with its name."""
     if name not in facts:
-        return f"the fact {name} is missing, expected {expected}"
+        return f"the record has no fact {name}"
     value = json.dumps(facts[name], ensure_ascii=False)
     shown = value if len(value) <= _MAX_VALUE_CHARS else f"{value[:_MAX_VALUE_CHARS]}…"
     return f"the fact {name} is {shown}, expected {expected}"

@@ -307,7 +307,10 @@ class _RuleEvaluation:
 
 
 def _invalid_fact_error(check: str, subject: str, metric: str, detail: str) -> Verdict:
-    fix = f"Measure again: seatrial run --only {check}. If the fact is invalid again, correct the check"
+    fix = (
+        f"run the check again: `seatrial run TRIAL --only {check}`; records of earlier versions can lack a fact. "
+        "If it is missing or invalid in a new record too, report a defect of seatrial"
+    )
     return Verdict(check, subject, Outcome.ERROR, metric, (Reason.FACT_INVALID,), detail, fix=fix)
 
 

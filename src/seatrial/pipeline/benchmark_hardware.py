@@ -171,7 +171,7 @@ class GpuName:
 def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
     """Return the name of the GPUs: from the output if it lists them (``listed``), else from --gpus.
 
-    Raises UsageError for a model in --gpus that has no data and contradicts the output: its name is probably misspelled.
+    Raises UsageError for a model in --gpus that has no data and contradicts the output: a wrong name.
     """
     names = sorted({name for name in listed if name and name not in _GENERIC_NAMES})
     if names:

@@ -42,6 +42,8 @@ class Display(Protocol):
 
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
+    def show_not_run(self, checks: Sequence[str], outcome: Outcome, reason: str) -> None: ...
+
     def warn(self, text: str) -> None: ...
 
 
@@ -91,14 +93,22 @@ class TrialResults:
     def warn(self, text: str) -> None:
         self.display.warn(text)
 
+    def add_not_run(self, measurements: Iterable[Measurement]) -> None:
+        """Add the ERROR or SKIP of checks that no job can run; show those with the same reason together."""
+        checks: dict[tuple[Outcome, str], list[str]] = {}
+        for measurement in map(self._without_secrets, measurements):
+            self.run_dir.save_measurement(measurement)
+            self.measurements.append(measurement)
+            outcome = Outcome.ERROR if measurement.error else Outcome.SKIP
+            reason = measurement.error or measurement.skipped or ""
+            checks.setdefault((outcome, reason), []).append(measurement.check)
+        for (outcome, reason), names in checks.items():
+            self.display.show_not_run(names, outcome, reason)
+
     def add_measurement(self, measurement: Measurement) -> None:
         if self.jobs and self.jobs[-1].retry:  # the ERROR measurements of run_job do not have the number of the retry
             measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
-        if measurement.error:
-            measurement = measurement.model_copy(update={"error": redacted(measurement.error, self._secret_values)})
-        if JOB_FAILURES in measurement.facts:
-            failures = redacted(measurement.facts[JOB_FAILURES], self._secret_values)
-            measurement = measurement.model_copy(update={"facts": {**measurement.facts, JOB_FAILURES: failures}})
+        measurement = self._without_secrets(measurement)
         self.run_dir.save_measurement(measurement)
         if measurement.check not in self.settings.checks:
             self.localization.append(measurement)
@@ -109,6 +119,14 @@ class TrialResults:
         process_count = next((job.process_count for job in jobs if measurement.check in job.checks), 1)
         if measurement.error or self._counts[measurement.check, measurement.retry] == process_count:
             self.on_complete(self, measurement.check)
+
+    def _without_secrets(self, measurement: Measurement) -> Measurement:
+        if measurement.error:
+            measurement = measurement.model_copy(update={"error": redacted(measurement.error, self._secret_values)})
+        if JOB_FAILURES in measurement.facts:
+            failures = redacted(measurement.facts[JOB_FAILURES], self._secret_values)
+            measurement = measurement.model_copy(update={"facts": {**measurement.facts, JOB_FAILURES: failures}})
+        return measurement
 
     def add_job_result(self, result: JobResult) -> None:
         # messages of a scheduler can quote variables and arguments of the job

@@ -18,7 +18,7 @@ from seatrial.checks import catalog
 from seatrial.model import Job, Outcome
 from seatrial.report.plan_text import plan_lines
 from seatrial.report.text import clean
-from seatrial.util.text import plural
+from seatrial.util.text import and_more, plural
 
 STYLES = {
     Outcome.PASS: "green",
@@ -31,7 +31,10 @@ STYLES = {
 # The speed of finished checks scales the estimate of the remaining time if their typical durations exceed this sum
 MIN_TYPICAL_DONE_S = 10.0
 SECONDS_BELOW_S = 90.0  # an estimate below this is shown in seconds, rounded up to tens
+LATE_S = 10.0  # beyond its typical duration, a check takes longer than expected
 WAITING_LINE_S = 60.0  # seconds between log lines about the same state of the scheduler
+
+_MAX_NAMED = 4  # checks listed in one line
 
 
 class Live:
@@ -126,6 +129,13 @@ class Live:
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
         self._print(f"{progress}{name} ({seconds:.1f} s){escape(clean(detail))}")
 
+    def show_not_run(self, checks: Sequence[str], outcome: Outcome, reason: str) -> None:
+        """Show checks that no job can run, all for the same reason."""
+        for check in checks:
+            self._remaining.finish(check, None)
+        text = f"{plural(len(checks), 'check')} not run: {reason}: {and_more(checks, _MAX_NAMED)}"
+        self._print(f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(clean(text))}")
+
     def warn(self, text: str) -> None:
         self._print(f"[bold red]{escape(clean(text))}[/]")
 
@@ -187,6 +197,11 @@ class Remaining:
             expected[self._running] = max(0.0, expected[self._running] - (now - self._running_since))
         return sum(expected.values())
 
+    def _is_late(self, now: float) -> bool:
+        """Whether the running check has exceeded its typical duration by more than LATE_S."""
+        typical = self._typical.get(self._running, 0.0)
+        return self._running in self._unfinished and now - self._running_since > typical + LATE_S
+
     def text(self, now: float) -> str:
         """The number of finished checks and the remaining time: ``3 of 11 checks, about 4 min left``."""
         return f"{self.done} of {plural(self.total, 'check')}{self.estimate(now)}" if self.total else ""
@@ -199,8 +214,8 @@ class Remaining:
             seconds = self.seconds(now)
             if seconds >= SECONDS_BELOW_S:
                 parts = [f"about {round(seconds / 60)} min left"]
-            elif seconds:
-                parts = [f"about {10 * math.ceil(seconds / 10)} s left"]
+            elif seconds or not self._is_late(now):
+                parts = [f"about {10 * math.ceil(max(seconds, 1) / 10)} s left"]
             else:
                 parts = ["longer than expected"]
         parts += [f"{plural(len(unknown), 'check')} of unknown duration"] if unknown else []

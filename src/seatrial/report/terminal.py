@@ -92,7 +92,7 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
         Text(f"  {check.name}"),
         Text(check.subjects_text, "dim"),
         Text(outcome, STYLES[outcome]),
-        Text(single_line(shorten(check.skip_reason, 72, placeholder=" …") or check.key_figure)),
+        Text(single_line(shorten(check.skip_reason or check.error_reason, 72, placeholder=" …") or check.key_figure)),
     )
 
 

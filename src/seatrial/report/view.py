@@ -219,6 +219,12 @@ class CheckView:
         return self.verdicts[0].message if self.outcome is Outcome.SKIP else ""
 
     @property
+    def error_reason(self) -> str:
+        """The first reason if the outcome of the check is ERROR; otherwise empty."""
+        messages = (verdict.message for verdict in self.verdicts if verdict.outcome is Outcome.ERROR)
+        return next(messages, "") if self.outcome is Outcome.ERROR else ""
+
+    @property
     def key_figure(self) -> str:
         """The metric with the worst outcome, and its range. If none is bad, a metric that is neither zero nor boolean.
 
