@@ -222,7 +222,17 @@ def test_a_run_that_is_given_twice_is_learned_once(tmp_path: Path, monkeypatch: 
     code, text, err = call("baseline", "learn", a, b, tmp_path / "b" / ".." / "a", a, "--out", out)
     assert (code, text) == (0, f"{out}: 1 reference value from 2 runs\n")
     assert learned == [[a, b]]
-    assert err == f"seatrial: {a} is given 3 times and counts as one run\n"
+    assert err.startswith(f"seatrial: {a} is given 3 times and counts as one run\n")
+
+
+@pytest.mark.parametrize(("number", "hint"), [(1, True), (2, True), (3, False)])
+def test_a_baseline_of_few_runs_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: bool
+) -> None:
+    monkeypatch.setattr("seatrial.pipeline.rejudge.learn", lambda _name, _runs: "gpus: 8\n")
+    runs = [tmp_path / str(run) for run in range(number)]
+    code, _, err = call("baseline", "learn", *runs, "--out", tmp_path / "lab.yaml")
+    assert (code, "fewer than 3 runs" in err) == (0, hint)
 
 
 def test_a_cpu_only_run_has_nothing_to_learn(finished_run: Path, tmp_path: Path) -> None:

@@ -130,7 +130,8 @@ def test_invalid_value_is_an_error_with_name_value_and_expected_values(value: An
     assert "backend" in verdict.detail
     assert "nccl|gloo" in verdict.detail
     assert verdict.fix
-    assert Reason.FACT_INVALID in one(CONDITIONAL).reasons, "a missing fact"
+    missing = one(CONDITIONAL)
+    assert (missing.reasons, missing.detail) == ((Reason.FACT_INVALID,), "the record has no fact backend")
 
 
 def test_missing_fact_of_a_rule_that_does_not_apply_is_no_error() -> None:

@@ -46,7 +46,9 @@ def test_longest_job_of_the_partition(
 def test_number_of_gpus_that_slurm_cannot_give(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSlurm({NODES: failure("scontrol: fatal: Could not establish a configuration source")}).install(monkeypatch)
     several = config(nodes=4)  # launcher auto: Slurm starts the jobs
-    with pytest.raises(SlurmUnavailable, match=r"--gpus-per-node is not set, and Slurm.*: .*no slurm\.conf"):
+    with pytest.raises(
+        SlurmUnavailable, match=r"cluster\.gpus_per_node \(--gpus-per-node\) is not set, and Slurm.*: .*no slurm\.conf"
+    ):
         this_host().node_gpus(several)
     assert this_host().node_gpus(config(nodes=4, gpus_per_node=8)).usable_gpus == 8
 

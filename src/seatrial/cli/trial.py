@@ -320,6 +320,7 @@ def learn(
     name: Annotated[str | None, typer.Option(help="Name of the site; by default that of the file.")] = None,
 ) -> None:
     """Learn reference values from accepted runs, for `run --set baseline=FILE` and `judge RUN --baseline FILE`."""
+    from seatrial.judge.thresholds import MIN_BASELINE_RUNS
     from seatrial.pipeline.rejudge import learn as learn_baseline
     from seatrial.util.text import plural
 
@@ -336,6 +337,12 @@ def learn(
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from error
     print(f"{out}: {plural(text.count('gpus:'), 'reference value')} from {plural(len(distinct), 'run')}")
+    if len(distinct) < MIN_BASELINE_RUNS:
+        print(
+            f"seatrial: a baseline of fewer than {MIN_BASELINE_RUNS} runs gives WARN instead of PASS to a metric without "
+            "a published reference value",
+            file=sys.stderr,
+        )
 
 
 def report(
