@@ -339,8 +339,8 @@ def learn(
     print(f"{out}: {plural(text.count('gpus:'), 'reference value')} from {plural(len(distinct), 'run')}")
     if len(distinct) < MIN_BASELINE_RUNS:
         print(
-            f"seatrial: a baseline of fewer than {MIN_BASELINE_RUNS} runs gives WARN instead of PASS to a metric without "
-            "a published reference value",
+            f"seatrial: a baseline of fewer than {MIN_BASELINE_RUNS} runs gives WARN instead of PASS to a metric "
+            "without a published reference value",
             file=sys.stderr,
         )
 

@@ -144,7 +144,10 @@ def _slurm_gpus(partition: str | None) -> int:
     try:
         return slurm.gpus_per_node(partition)
     except slurm.SlurmUnavailable as error:
-        question = "cluster.gpus_per_node (--gpus-per-node) is not set, and Slurm, which starts jobs on several nodes, cannot be queried for it"
+        question = (
+            "cluster.gpus_per_node (--gpus-per-node) is not set, and Slurm, which starts jobs on several nodes, "
+            "cannot be queried for it"
+        )
         raise type(error)(f"{question}: {error}") from error
 
 
