@@ -268,7 +268,7 @@ def load_trial(path: Path) -> Trial:
     has_journal = path_exists(file.parent / _JOURNAL)
     hint = f"; its measurements may be intact: seatrial run --resume {file.parent}" if has_journal else ""
     if has_journal and journal.is_locked(file.parent / _JOURNAL):
-        hint = f"; the run is in progress: seatrial watch {file.parent}"
+        hint = f"; it is in progress: seatrial watch {file.parent}"
     text = ""
     try:
         from seatrial.pipeline.upgrade import upgrade  # it imports checks, which new runs do not need here
