@@ -88,11 +88,14 @@ def _table(trial: Trial, width: int) -> Table:
 
 def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
     outcome = check.outcome
+    skip_reason, error_reason = (
+        shorten(reason, 72, placeholder=" …") for reason in (check.skip_reason, check.error_reason)
+    )
     return (
         Text(f"  {check.name}"),
         Text(check.subjects_text, "dim"),
         Text(outcome, STYLES[outcome]),
-        Text(single_line(shorten(check.skip_reason or check.error_reason, 72, placeholder=" …") or check.key_figure)),
+        Text(single_line(skip_reason or check.key_figure or error_reason)),
     )
 
 

@@ -220,7 +220,7 @@ class CheckView:
 
     @property
     def error_reason(self) -> str:
-        """The first reason if the outcome of the check is ERROR; otherwise empty."""
+        """The first reason if the outcome of the check is ERROR, for a check without a key figure; otherwise empty."""
         messages = (verdict.message for verdict in self.verdicts if verdict.outcome is Outcome.ERROR)
         return next(messages, "") if self.outcome is Outcome.ERROR else ""
 
