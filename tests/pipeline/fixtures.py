@@ -54,6 +54,8 @@ class SilentDisplay:
     def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None:
         self.retry_reasons = {job.name: reasons[job.checks[0]]}
 
+    def show_not_run(self, checks: Sequence[str], reason: str) -> None: ...
+
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
     def warn(self, text: str) -> None:

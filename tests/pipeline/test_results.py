@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,13 @@ class RecordingDisplay(SilentDisplay):
     def __init__(self) -> None:
         super().__init__()
         self.reason, self.count = "", 0
+        self.not_run: list[tuple[tuple[str, ...], str]] = []
 
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
         self.reason, self.count = reason, self.count + 1
+
+    def show_not_run(self, checks: Sequence[str], reason: str) -> None:
+        self.not_run.append((tuple(checks), reason))
 
 
 def test_outcome_is_shown_once_after_all_ranks(tmp_path: Path) -> None:
@@ -126,3 +131,21 @@ def test_measurements_are_sorted_by_rank(tmp_path: Path) -> None:
         unsorted[2],
     ]
     assert [measurement.rank for measurement in results.retries] == [0, 1]
+
+
+def test_several_checks_that_cannot_run_for_one_reason_are_shown_once(tmp_path: Path) -> None:
+    names = ("device.gemm", "device.memory", "train.ddp")
+    config = Config(name="t", checks={name: CheckSettings() for name in (*names, "transfer.peers", "train.fsdp")})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    display = RecordingDisplay()
+    results = TrialResults(RunDir.create(tmp_path / "run", request), config, display, show_completed_check)
+    measurements = [
+        *(Measurement(check=name, subject="cluster", error="8 GPUs expected, 0 usable") for name in names),
+        Measurement(check="train.fsdp", subject="cluster", error="another error"),
+        Measurement(check="transfer.peers", subject="cluster", skipped="needs 2 ranks"),
+    ]
+    results.add_not_run(measurements)
+    assert display.not_run == [(names, "8 GPUs expected, 0 usable")]
+    assert display.count == 2
+    assert {measurement.check for measurement in results.measurements} == set(config.checks)
+    assert {measurement.check for measurement in results.run_dir.recover().measurements} == set(config.checks)

@@ -203,3 +203,9 @@ def test_a_check_that_was_not_measured_does_not_scale_the_estimate() -> None:
     remaining = Remaining([JOB])
     remaining.finish("a.one", None)
     assert remaining.seconds(0) == 200
+
+
+def test_checks_that_are_not_run_are_one_line(live: Live, out: io.StringIO) -> None:
+    live.show_not_run([f"a.{number}" for number in range(36)], "8 GPUs expected, 0 usable")
+    (line,) = lines(out)
+    assert "36 checks not run (a.0, a.1, a.2, a.3 and 32 more): 8 GPUs expected, 0 usable" in line

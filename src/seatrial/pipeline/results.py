@@ -42,6 +42,8 @@ class Display(Protocol):
 
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
+    def show_not_run(self, checks: Sequence[str], reason: str) -> None: ...
+
     def warn(self, text: str) -> None: ...
 
 
@@ -91,7 +93,33 @@ class TrialResults:
     def warn(self, text: str) -> None:
         self.display.warn(text)
 
+    def add_not_run(self, measurements: Iterable[Measurement]) -> None:
+        """Add the measurements of checks that no job can run; several checks with the same error are shown once."""
+        by_error: dict[str, list[Measurement]] = {}
+        for measurement in measurements:
+            if measurement.error:
+                by_error.setdefault(measurement.error, []).append(measurement)
+            else:
+                self.add_measurement(measurement)
+        for same_error in by_error.values():
+            if len(same_error) == 1:
+                self.add_measurement(same_error[0])
+                continue
+            stored = [self._store(measurement) for measurement in same_error]
+            self.display.show_not_run([measurement.check for measurement in stored], stored[0].error or "")
+
     def add_measurement(self, measurement: Measurement) -> None:
+        measurement = self._store(measurement)
+        if measurement.check not in self.settings.checks:
+            return
+        self._counts[measurement.check, measurement.retry] += 1
+        jobs = reversed(self.jobs)  # after the loss of a node, a check runs in a smaller job
+        process_count = next((job.process_count for job in jobs if measurement.check in job.checks), 1)
+        if measurement.error or self._counts[measurement.check, measurement.retry] == process_count:
+            self.on_complete(self, measurement.check)
+
+    def _store(self, measurement: Measurement) -> Measurement:
+        """Write the measurement to disk and add it to the results; return it with its retry and without secrets."""
         if self.jobs and self.jobs[-1].retry:  # the ERROR measurements of run_job do not have the number of the retry
             measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
         if measurement.error:
@@ -102,13 +130,9 @@ class TrialResults:
         self.run_dir.save_measurement(measurement)
         if measurement.check not in self.settings.checks:
             self.localization.append(measurement)
-            return
-        (self.retries if measurement.retry else self.measurements).append(measurement)
-        self._counts[measurement.check, measurement.retry] += 1
-        jobs = reversed(self.jobs)  # after the loss of a node, a check runs in a smaller job
-        process_count = next((job.process_count for job in jobs if measurement.check in job.checks), 1)
-        if measurement.error or self._counts[measurement.check, measurement.retry] == process_count:
-            self.on_complete(self, measurement.check)
+        else:
+            (self.retries if measurement.retry else self.measurements).append(measurement)
+        return measurement
 
     def add_job_result(self, result: JobResult) -> None:
         # messages of a scheduler can quote variables and arguments of the job

@@ -81,8 +81,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         remaining = remaining_plan(plan, results, this_host, nodes)
         for line in planned_notes(results.settings, plan, this_host, baseline):
             display.show_note(line)
-        for measurement in remaining.not_run:
-            results.add_measurement(measurement)
+        results.add_not_run(remaining.not_run)
         for job in remaining.jobs:
             run_job_on_same_nodes(job)
         _discard_incomplete_retries(results)

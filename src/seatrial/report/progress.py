@@ -18,7 +18,7 @@ from seatrial.checks import catalog
 from seatrial.model import Job, Outcome
 from seatrial.report.plan_text import plan_lines
 from seatrial.report.text import clean
-from seatrial.util.text import plural
+from seatrial.util.text import and_more, plural
 
 STYLES = {
     Outcome.PASS: "green",
@@ -31,6 +31,7 @@ STYLES = {
 # The speed of finished checks scales the estimate of the remaining time if their typical durations exceed this sum
 MIN_TYPICAL_DONE_S = 10.0
 SECONDS_BELOW_S = 90.0  # an estimate below this is shown in seconds, rounded up to tens
+MAX_NAMED = 4  # checks of one line
 WAITING_LINE_S = 60.0  # seconds between log lines about the same state of the scheduler
 
 
@@ -125,6 +126,13 @@ class Live:
         progress = escape(f"[{position}] ") if position and self._remaining.total else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
         self._print(f"{progress}{name} ({seconds:.1f} s){escape(clean(detail))}")
+
+    def show_not_run(self, checks: Sequence[str], reason: str) -> None:
+        """Show the error for which several checks are not run."""
+        names = and_more(checks, MAX_NAMED)
+        error = Outcome.ERROR
+        text = escape(clean(f"{plural(len(checks), 'check')} not run ({names}): {reason}"))
+        self._print(f"[{STYLES[error]}]{error:<8}[/] {text}")
 
     def warn(self, text: str) -> None:
         self._print(f"[bold red]{escape(clean(text))}[/]")

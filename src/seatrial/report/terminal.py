@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import shorten
-
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -92,7 +90,7 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
         Text(f"  {check.name}"),
         Text(check.subjects_text, "dim"),
         Text(outcome, STYLES[outcome]),
-        Text(single_line(shorten(check.skip_reason, 72, placeholder=" …") or check.key_figure)),
+        Text(single_line(check.overview_text)),
     )
 
 
