@@ -55,7 +55,7 @@ from seatrial.pipeline.nccl_tests_table import (
     variant_text,
     wrong_elements,
 )
-from seatrial.pipeline.next_step import with_next_step
+from seatrial.pipeline.next_step import with_next_steps
 
 _NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # sizes with reference values of one node in data/skus
 # The fix of the check's rule on wrong elements names a fact that nccl-tests does not report
@@ -183,13 +183,6 @@ class _Candidate:
         return isinstance(reference, Reference)
 
     @cached_property
-    def sku_reference_sizes(self) -> list[str]:
-        """The labels of the sizes with a reference value of the GPU model on this hardware, ascending."""
-        prefix = f"{self.operation}.busbw."
-        labels = [key.removeprefix(prefix) for key in (self.sku.expected if self.sku else ()) if key.startswith(prefix)]
-        return sorted(filter(self.has_reference, labels), key=parse_bytes)
-
-    @cached_property
     def rule(self) -> Rule:
         """The check's rule on the bus bandwidth on this number of nodes."""
         rules = [rule for rule in self.check.rules if rule.metric.startswith("busbw.")]
@@ -301,12 +294,7 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
         path=_path(candidate),
         measured=measured_sizes(candidate.rows),
         bound=_bound(candidate, label) if label else None,
-        verdicts=tuple(
-            with_next_step(
-                verdict, hardware.gpu, needs_ports=needs_ports, reference_sizes=candidate.sku_reference_sizes
-            )
-            for verdict in verdicts
-        ),
+        verdicts=with_next_steps(verdicts, hardware.gpu, candidate.operation, candidate.has_reference, needs_ports),
         other_sizes=others,
         problems=tuple(problems),
         notes=(*notes, *table_notes(series.table, series.rows)),

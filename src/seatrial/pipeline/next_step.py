@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from seatrial.hardware.references import MODEL_SEPARATOR, skus
-from seatrial.model import Outcome, Reason, Verdict
+from seatrial.model import Outcome, Reason, Verdict, parse_bytes
 from seatrial.pipeline.benchmark_hardware import known_models
+
+
+def with_next_steps(
+    verdicts: Iterable[Verdict], gpu: str, operation: str, has_reference: Callable[[str], bool], needs_ports: bool
+) -> tuple[Verdict, ...]:
+    """Return the verdicts on an operation of nccl-tests, with a ``fix`` as by ``with_next_step``.
+
+    ``has_reference``: whether there is a reference value at a size, such as 8GiB, on this hardware.
+    """
+    prefix = f"{operation}.busbw."
+    keys = {key for sku in skus() if gpu in sku.nvml_names for key in sku.expected if key.startswith(prefix)}
+    sizes = sorted(filter(has_reference, (key.removeprefix(prefix) for key in keys)), key=parse_bytes)
+    return tuple(with_next_step(verdict, gpu, needs_ports=needs_ports, reference_sizes=sizes) for verdict in verdicts)
 
 
 def with_next_step(
