@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.node_state.drain_limit import prepare
-from tests.fakes.slurm import NODES, FakeSlurm, cluster, success
+from tests.fakes.slurm import NO_CONFIGURATION, NODES, FakeSlurm, cluster, failure, success
 from tests.node_state.test_slurm import OTHERS, OURS, nodes_text
 from tests.processes import call
 
@@ -105,3 +105,14 @@ def test_a_node_that_cannot_be_tested_ends_incomplete(
     assert (code, error in err) == (3, True)
     assert not out.exists()
     assert all(" show " in command for command in slurm.commands)
+
+
+def test_a_host_without_slurm_names_the_other_launcher(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("seatrial.discover.slurm._CONFIGURATION_FILES", ())
+    monkeypatch.setattr("psutil.process_iter", lambda _fields: [])
+    slurm.replies = {"scontrol": failure(NO_CONFIGURATION)}
+    code, _, err = call("readmit", "node1", "--gpus-per-node", "0", "--dry-run")
+    assert code == 2
+    assert "--launcher kubernetes" in err

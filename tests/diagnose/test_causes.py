@@ -20,6 +20,7 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict, VerdictKey
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
+from tests.fakes.slurm import NO_CONFIGURATION
 from tests.paths import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -386,3 +387,20 @@ def test_error_that_quotes_the_fact_of_a_cause_is_no_finding_of_its_own(tmp_path
 
     assert findings("nvml_unavailable") == [("driver_unusable", "")]
     assert findings("another_fact") == [("gpus_missing", ""), ("", "driver.nvml_library")]
+
+
+def test_a_failure_in_errors_is_their_cause_unless_a_cause_explains_them(tmp_path: Path) -> None:
+    """An unusable driver on a node without slurm.conf: the driver is no cause of the errors of Slurm's checks."""
+    slurm_checks = ("slurm.gres", "slurm.nodes", "slurm.jobs")
+    no_configuration = f"SlurmUnavailable: this machine has no slurm.conf for the cluster ({NO_CONFIGURATION})"
+    no_driver = f"8 GPUs expected, 0 usable: {NVML}"
+    errors = {**dict.fromkeys(slurm_checks, ("n0", no_configuration)), "train.ddp": (CLUSTER, no_driver)}
+    inventory = Measurement(check="gpu.inventory", subject="n0", facts={"nvml_unavailable": NVML})
+    measurements = [Measurement(check=name, subject=place, error=text) for name, (place, text) in errors.items()]
+    verdicts = [Verdict(name, place, Outcome.ERROR, detail=text) for name, (place, text) in errors.items()]
+    verdicts.append(bad("gpu.inventory", "n0", "gpus_missing"))
+    driver, slurm = diagnose([], [*measurements, inventory], [], verdicts, catalog(), tmp_path)
+    assert driver.cause == "driver_unusable"
+    assert explained(driver) == {("gpu.inventory", "n0"), ("train.ddp", CLUSTER)}
+    assert slurm.signature == "slurm.configuration_missing"
+    assert explained(slurm) == {(name, "n0") for name in slurm_checks}

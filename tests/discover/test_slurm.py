@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +12,7 @@ from seatrial.model import SeatrialError, UsageError
 from seatrial.util.processes import CommandResult
 from tests.fakes.slurm import (
     NEWER_NODES,
+    NO_CONFIGURATION,
     NODES,
     PARTITIONS,
     RECORDED,
@@ -236,3 +239,53 @@ class TestAccounts:
         install({self.ARGV: success("physics\n")})
         with pytest.raises(slurm.SlurmRefused, match="unexpected output of sacctmgr"):
             slurm.accounts("ada", "c1", "gpu")
+
+
+class TestNotConfigured:
+    """A machine that has Slurm's client, but belongs to no cluster."""
+
+    @pytest.fixture(autouse=True)
+    def no_trace_of_slurm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("seatrial.discover.slurm._CONFIGURATION_FILES", ())
+        monkeypatch.setattr("psutil.process_iter", lambda _fields: [])
+
+    def error(self, install: Install, stderr: str = NO_CONFIGURATION) -> SeatrialError:
+        install({"scontrol": failure(stderr)})
+        with pytest.raises(slurm.SlurmUnavailable) as caught:
+            slurm.ping()
+        return caught.value
+
+    def test_no_trace_of_slurm(self, install: Install) -> None:
+        assert isinstance(self.error(install), slurm.NotConfigured)
+
+    @pytest.mark.parametrize("name", ["SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID"])
+    def test_a_variable_of_slurm(self, install: Install, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        monkeypatch.setenv(name, "7")
+        assert not isinstance(self.error(install), slurm.NotConfigured)
+
+    def test_a_configuration_that_the_client_does_not_read(
+        self, install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "slurm.conf").touch()
+        monkeypatch.setattr("seatrial.discover.slurm._CONFIGURATION_FILES", (str(tmp_path / "slurm.conf"),))
+        assert not isinstance(self.error(install), slurm.NotConfigured)
+
+    @pytest.mark.parametrize("name", ["slurmd", "slurmctld", "sackd"])
+    def test_a_daemon_of_slurm(self, install: Install, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        process = SimpleNamespace(info={"name": name})
+        monkeypatch.setattr("psutil.process_iter", lambda _fields: [process])
+        assert not isinstance(self.error(install), slurm.NotConfigured)
+
+    @pytest.mark.parametrize(
+        "stderr",
+        [
+            NO_CONFIGURATION.replace("Unknown host", "Host name lookup failure"),  # DNS does not answer
+            # DNS announces a controller that does not answer
+            "\n".join(line for line in NO_CONFIGURATION.splitlines() if "DNS" not in line and "dns" not in line),
+            "scontrol: error: s_p_parse_file: unable to status file /etc/slurm/slurm.conf: Permission denied",
+        ],
+    )
+    def test_unknown_or_unreadable_configuration(self, install: Install, stderr: str) -> None:
+        assert not isinstance(self.error(install, stderr), slurm.NotConfigured)

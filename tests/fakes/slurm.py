@@ -22,6 +22,14 @@ NODES = "scontrol --all --details show nodes"
 PARTITIONS = "scontrol --all show partitions"
 NEWER_NODES = FIXTURES / "slurm-24.11/scontrol-show-nodes.txt"
 
+# of a client without slurm.conf, on a machine whose DNS knows no controller
+NO_CONFIGURATION = """\
+scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+scontrol: error: fetch_config: DNS SRV lookup failed
+scontrol: error: _establish_config_source: failed to fetch config
+scontrol: fatal: Could not establish a configuration source
+"""
+
 Reply = CommandResult | Exception | Callable[[Sequence[str]], CommandResult]
 
 

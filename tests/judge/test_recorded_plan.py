@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from seatrial.checks.base import SLURM_ABSENT
 from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.model import GPUS_USED, Measurement, Reason
 from tests.judge.test_coverage import check, config, errors, gpu_job, job, mismatches, on, on_gpus
@@ -94,3 +95,13 @@ def test_after_the_loss_of_a_node_checks_may_run_on_the_others() -> None:
     elsewhere = [on(rank, node="n0" if rank < 2 else "n9") for rank in range(4)]
     (error,) = errors(*on_three, *elsewhere, settings=settings, jobs=jobs)
     assert "n9" in error
+
+
+def test_no_slurm_is_an_error_if_slurm_starts_the_jobs() -> None:
+    """Also for a check that Slurm's settings may exclude, which the record does not contain."""
+    isolation = check(skipped_if=("no Slurm", "not verifiable from the record"))
+    skipped = [on(rank, skipped="one job per node") for rank in range(4)]
+    absent = [each.model_copy(update={"facts": {SLURM_ABSENT: "no slurm.conf"}}) for each in skipped]
+    assert errors(*skipped, judged=isolation, settings=config("slurm")) == []
+    assert errors(*absent, judged=isolation, settings=config("slurm"), reason=Reason.PLAN_MISMATCH)
+    assert errors(*absent, judged=isolation, settings=config("local")) == []

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from seatrial.config.schema import Cluster, Config, Container, Environment, Slurm
-from seatrial.discover.slurm import ControllerDown, SlurmUnavailable
+from seatrial.discover.slurm import ControllerDown, NotConfigured, SlurmUnavailable
+from seatrial.launch import check_access
 from seatrial.launch.slurm import SlurmLauncher, require_client
 from seatrial.model import Job, Preflight, UsageError
 from tests import paths
@@ -169,3 +171,17 @@ def test_a_host_without_slurm_conf_is_refused_and_a_controller_that_is_down_is_n
     monkeypatch.setattr("seatrial.discover.slurm.ping", fail)
     with pytest.raises(UsageError, match="no slurm") if refused else nullcontext():
         require_client()
+
+
+@pytest.mark.parametrize(("launcher", "names_the_choice"), [("auto", True), ("slurm", False)])
+def test_a_host_without_slurm_conf_names_the_launcher_that_auto_chose(
+    launcher: Literal["auto", "slurm"], names_the_choice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise NotConfigured("this machine has no slurm.conf")
+
+    monkeypatch.setattr("seatrial.discover.slurm.ping", fail)
+    config = Config(name="t", checks={}, launcher=launcher, cluster=Cluster(nodes=2))
+    with pytest.raises(UsageError, match=r"no slurm\.conf") as caught:
+        check_access(config)
+    assert ("--nodes 2 needs a launcher" in str(caught.value)) is names_the_choice

@@ -73,3 +73,13 @@ def test_summary_names_both_values_of_a_retry(retry: Retry | None, reason: Reaso
 )
 def test_basis_text_names_source_and_limits(basis: Basis, values: tuple[str, ...]) -> None:
     assert all(value in str(basis) for value in values)
+
+
+@pytest.mark.parametrize(
+    ("op", "unit", "text"),
+    [("==", "GPUs", ", must be 0 GPUs"), (">=", "GPUs", ", expected >= 0 GPUs"), ("==", "bool", ", expected no")],
+)
+def test_an_expected_number_is_not_read_as_the_expected_change(op: str, unit: str, text: str) -> None:
+    basis = Basis(BasisKind.RULE, expected=0, unit=unit, op=op)
+    verdict = replace(BAD, metric="gpus_missing", value=8, unit=unit, basis=basis)
+    assert verdict.summary.endswith(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from seatrial.model import Outcome
+from tests.paths import FIXTURES
 from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
 
 
@@ -21,3 +22,11 @@ def test_the_next_step_of_an_unknown_model_lists_the_known_ones() -> None:
     fixes = [verdict.fix for verdict in result.verdicts if verdict.fix]
     assert fixes
     assert all("models with reference values: A100 PCIe 40GB" in fix and "H200 SXM" in fix for fix in fixes)
+
+
+def test_the_next_step_of_another_size_names_the_sizes_with_a_reference_value() -> None:
+    output = (FIXTURES / "nccl-tests/all_reduce_perf.txt").read_text()  # 4 GPUs, up to 1 GiB
+    fixes = {verdict.fix for verdict in only_result(judged(output)).verdicts if verdict.fix}
+    (fix,) = fixes
+    assert "run again with -e 8G;" in fix
+    assert "`seatrial skus 'H200 SXM'`" in fix

@@ -32,8 +32,10 @@ class RecordingDisplay(SilentDisplay):
 
 def test_checks_that_cannot_run_for_the_same_reason_are_shown_together(tmp_path: Path) -> None:
     display = RecordingDisplay()
-    run_dir = RunDir.create(tmp_path / "run", request())
-    results = TrialResults(run_dir, run_dir.request.config, display, show_completed_check)
+    names = ("device.gemm", "train.cnn", "slurm.gres")
+    config = Config(name="t", checks={name: CheckSettings() for name in names})
+    run_dir = RunDir.create(tmp_path / "run", request().model_copy(update={"config": config}))
+    results = TrialResults(run_dir, config, display, show_completed_check)
     no_gpu = [
         Measurement(check=name, subject="cluster", error="8 GPUs expected") for name in ("device.gemm", "train.cnn")
     ]

@@ -14,6 +14,7 @@ from seatrial.model import DecisionValue, Measurement, Metric, Outcome, ReasonCo
 from seatrial.report import html_page, junit, markdown, prometheus
 from seatrial.report.terminal import summary
 from seatrial.report.view import (
+    MAX_OVERVIEW,
     CheckView,
     chapters,
     grouped,
@@ -176,9 +177,8 @@ def test_the_same_error_of_several_checks_is_one_group() -> None:
         assert "Checks: a.one, b.two, c.three" in text
     screen = io.StringIO()
     summary(trial, Console(file=screen, width=100))
-    overview, _, details = screen.getvalue().partition("verdicts:")
-    assert overview.count("sbatch: invalid account") == 1, "c.three has no value, and no FAIL"
-    assert details.count("sbatch: invalid account") == 3, "once for the three errors, twice for the failures"
+    _, _, below_the_table = screen.getvalue().partition("verdicts:")
+    assert below_the_table.count("sbatch: invalid account") == 3, "once for the three errors, twice for the failures"
 
 
 def test_a_meaning_that_all_verdicts_of_a_group_share_is_shown_once() -> None:
@@ -259,3 +259,32 @@ def test_headline_names_unknown_gpus() -> None:
     update = {"value": DecisionValue.INCOMPLETE, "unknown_gpus": ("NVIDIA X999",)}
     trial = trial.model_copy(update={"decision": trial.decision.model_copy(update=update)})
     assert headline(trial) == "INCOMPLETE (unknown GPU model NVIDIA X999)"
+
+
+class TestOverviewText:
+    CPU_BUSY = Metric(name="cpu_busy", value=53.8, unit="%", subject="n")
+
+    def text(self, outcome: Outcome, detail: str, *metrics: Metric) -> str:
+        verdict = Verdict("x", "n", outcome, detail=detail)
+        return CheckView(
+            "x", "X", "Other", (verdict,), (Measurement(check="x", subject="n", metrics=metrics),)
+        ).overview_text
+
+    def test_a_skipped_check_has_its_reason(self) -> None:
+        assert self.text(Outcome.SKIP, "the node has no NVIDIA GPU", self.CPU_BUSY) == "the node has no NVIDIA GPU"
+
+    def test_an_error_without_a_key_figure_has_its_reason(self) -> None:
+        assert self.text(Outcome.ERROR, "8 GPUs expected, 0 usable") == "8 GPUs expected, 0 usable"
+        assert len(self.text(Outcome.ERROR, "word " * 40)) <= MAX_OVERVIEW
+
+    def test_other_checks_have_their_key_figure(self) -> None:
+        assert self.text(Outcome.ERROR, "timed out", self.CPU_BUSY).startswith("cpu_busy")
+        assert self.text(Outcome.PASS, "", self.CPU_BUSY).startswith("cpu_busy")
+
+
+def test_markdown_has_the_reason_of_a_skipped_check() -> None:
+    verdict = Verdict("host.load", "n", Outcome.SKIP, detail="the node has no NVIDIA GPU")
+    measurement = Measurement(check="host.load", subject="n", metrics=(TestOverviewText.CPU_BUSY,))
+    trial = samples.accepted().model_copy(update={"verdicts": (verdict,), "measurements": (measurement,)})
+    (row,) = (line for line in report.render(trial, "markdown").splitlines() if line.startswith("| host.load"))
+    assert "the node has no NVIDIA GPU" in row

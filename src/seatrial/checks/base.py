@@ -64,6 +64,9 @@ SubjectKind = Literal[
     "gpu",  # each GPU in the fact gpus_used of a NODE check
     "port",  # each port in the fact ports_used of a CLUSTER check
 ]
+# Fact of a check that was skipped because this machine has no Slurm: the reason. If Slurm starts the jobs of the trial,
+# the judge does not accept this SKIP.
+SLURM_ABSENT = "slurm_absent"
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
 # Values that any fact in Check.rule_facts may have: the machine lacks the property, or the user may not read it
 NOT_SUPPORTED, PERMISSION_DENIED = "not_supported", "permission_denied"

@@ -150,6 +150,7 @@ def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str
         from seatrial.node_state.kubernetes import KubernetesCandidates
 
         return KubernetesCandidates(options.nodes, options.flags, run_id, config.kubernetes)
+    from seatrial.discover.slurm import NotConfigured
     from seatrial.node_state.slurm import SlurmCandidates
 
     try:
@@ -161,6 +162,10 @@ def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str
             partition=config.slurm.partition,
             reservation=config.slurm.reservation,
         )
+    except NotConfigured as error:
+        raise NotConfigured(
+            f"readmit reads the state of nodes from Slurm (from Kubernetes: --launcher kubernetes), but {error}"
+        ) from error
     except ValueError as error:
         raise SeatrialError(f"unexpected output of scontrol: {error}. Run first: scontrol show nodes") from error
 

@@ -33,7 +33,7 @@ def watch(
     changed: GPU use is read by nvidia-smi in an overlapping step of the Slurm job (srun --overlap), or from the
     telemetry of the run directory. docs/watch.md explains the fields.
 
-    Exit codes: 0 the status was shown, 2 unknown job or directory, 3 Slurm does not answer.
+    Exit codes: 0 the status was shown, 2 unknown job or directory or no slurm.conf, 3 Slurm does not answer.
     """
     from seatrial.pipeline.watch import Watcher
 

@@ -20,6 +20,7 @@ from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
 from seatrial.diagnose.signatures import Match, search_lines
+from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.util.input_files import open_file
@@ -71,6 +72,7 @@ def diagnose(
     failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
     jobs = frozenset(result.job for result in results)
     others = without_quotes([*hangs, *findings.values()], causes, measurements)
+    others = _with_explained_errors(others, verdicts, (*failures, *causes))
     return (*missing_nodes, *failures, *merge(causes, others, jobs), *localize(verdicts, measurements, checks))
 
 
@@ -201,6 +203,31 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
         if measurement.error:
             for match in _matches_to_report(search_lines(measurement.error.splitlines(), measurement.check)):
                 yield _finding(match, measurement.subject, "high")
+
+
+def _with_explained_errors(
+    findings: Sequence[Finding], verdicts: Iterable[Verdict], causes: Iterable[Finding]
+) -> list[Finding]:
+    """The findings; a root of a failure explains the ERRORs at its place that show it and that have no cause."""
+    root_ids = {signature.id for signature in known_signatures() if signature.role == "root"}
+    places = {finding.subject for finding in findings if finding.signature in root_ids and not finding.explains}
+    explained = {key for cause in causes for key in cause.explains}
+    shown_in_text: dict[str, set[str]] = {}  # many checks may have the same error
+    explained_by: dict[tuple[str, str], list[VerdictKey]] = {}  # (signature, place) → verdicts
+    for verdict in verdicts:
+        key = VerdictKey.from_verdict(verdict)
+        if verdict.outcome is Outcome.ERROR and verdict.subject in places and key not in explained:
+            if verdict.detail not in shown_in_text:
+                matches = search_lines(verdict.detail.splitlines(), verdict.check)
+                shown_in_text[verdict.detail] = {match.signature.id for match in matches} & root_ids
+            for signature in shown_in_text[verdict.detail]:
+                explained_by.setdefault((signature, verdict.subject), []).append(key)
+    return [
+        finding.model_copy(
+            update={"explains": finding.explains or tuple(explained_by.get((finding.signature, finding.subject), ()))}
+        )
+        for finding in findings
+    ]
 
 
 def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:

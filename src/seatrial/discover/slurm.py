@@ -29,10 +29,28 @@ from seatrial.util.processes import CommandResult
 COMMAND_TIMEOUT_S = 90.0
 SLURMD_RUNS = "slurmd runs"  # the answer of slurmd_answer ends with it if slurmd accepts connections
 _SLURMD_TIMEOUT_S = 3.0  # Linux repeats a lost SYN after 1 s
+_CONFIGURATION_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID")
+# A client that was built with another --sysconfdir does not find these: the defaults of packages and of the source, and
+# the copies of a configless slurmd
+_CONFIGURATION_FILES = (
+    "/etc/slurm/slurm.conf",
+    "/etc/slurm-llnl/slurm.conf",
+    "/usr/local/etc/slurm.conf",
+    "/opt/slurm/etc/slurm.conf",
+    "/run/slurm/conf",
+    "/var/spool/slurmd/conf-cache",
+)
+_DAEMONS = {"slurmd", "slurmctld", "sackd"}
+# DNS announces no controller (hstrerror of HOST_NOT_FOUND and NO_DATA); after another error this is unknown
+_NO_SRV_RECORD = {"Unknown host", "No address associated with name"}
 
 
 class SlurmUnavailable(SeatrialError):
     """Slurm's client cannot work on this machine; the message has the reason and the first command to run."""
+
+
+class NotConfigured(SlurmUnavailable, UsageError):
+    """This machine belongs to no Slurm cluster: it has Slurm's client, but no configuration and no daemon of Slurm."""
 
 
 class ControllerDown(SlurmUnavailable):
@@ -235,7 +253,24 @@ def command_error(argv: Sequence[str], result: CommandResult) -> SeatrialError:
     output = "; ".join(dict.fromkeys(lines)) or f"exit code {result.code}, no output"
     if message := first_match(messages().unreachable, result.err):
         error_type = ControllerDown if message.controller else SlurmUnavailable
+        if _is_not_configured(result.err):
+            error_type = NotConfigured
         return error_type(f"{message.meaning} ({output}). Run first: {message.first_command}")
     if message := first_match(messages().refused, output):
         return SlurmRefused(f"{message.meaning} ({output}). Run first: {message.first_command}")
     return SlurmRefused(f"Slurm refused the request ({output}). Run first: {shlex.join(argv)}")
+
+
+def _is_not_configured(stderr: str) -> bool:
+    """Whether the client searched all sources of a configuration, and nothing else on this machine belongs to Slurm."""
+    import psutil  # takes 6 ms
+
+    dns_errors = re.findall(r"res_nsearch error: ([^\n]+)", stderr)
+    return (
+        "Could not establish a configuration source" in stderr
+        and bool(dns_errors)
+        and _NO_SRV_RECORD.issuperset(map(str.strip, dns_errors))
+        and not any(name in os.environ for name in _CONFIGURATION_VARIABLES)
+        and not any(map(os.path.lexists, _CONFIGURATION_FILES))
+        and _DAEMONS.isdisjoint(process.info["name"] for process in psutil.process_iter(["name"]))
+    )

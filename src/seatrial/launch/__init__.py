@@ -83,7 +83,15 @@ def check_access(settings: Config) -> None:
     elif settings.uses_slurm:
         from seatrial.launch.slurm import require_client
 
-        require_client()
+        try:
+            require_client()
+        except UsageError as error:
+            if settings.launcher != "auto":
+                raise
+            raise UsageError(
+                f"--nodes {settings.cluster.nodes} needs a launcher for several nodes: --launcher slurm, torchrun or "
+                f"kubernetes. auto has chosen slurm, but {error}"
+            ) from error
 
 
 def node_shortage(settings: Config) -> NodeShortage | None:

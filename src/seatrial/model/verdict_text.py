@@ -121,6 +121,14 @@ def _threshold(basis: Basis) -> str:
     return f"must be {value}" if basis.unit == "bool" else f"{basis.op} {value}"
 
 
+def _expected(basis: Basis) -> str:
+    """The condition of a violated threshold; "8 GPUs, expected 0 GPUs" could be read as the number of missing GPUs."""
+    value = format_value(basis.expected or 0.0, basis.unit)
+    if basis.op == "==":
+        return f", expected {value}" if basis.unit == "bool" else f", must be {value}"
+    return f", expected {_threshold(basis).removeprefix('must be ')}"
+
+
 def _reference(verdict: Verdict) -> str:
     """The value that ``ratio`` refers to; ``detail`` names it for verdicts with a threshold."""
     basis = verdict.basis
@@ -142,7 +150,7 @@ def _template_fields(verdict: Verdict) -> dict[str, str]:
         "not_applicable": f"not applicable: {verdict.detail}" if verdict.metric else verdict.detail,
         "not_evaluated": f"{verdict.metric} not evaluated: " if verdict.metric else "",
         "threshold": threshold,
-        "expected": f", expected {threshold.removeprefix('must be ').removeprefix('== ')}" if threshold else "",
+        "expected": _expected(basis) if basis and basis.op else "",
         "expected_rate": f"at most {basis.expected:g} per minute" if basis and basis.expected else "none",
         "retry_in_brackets": "",
     }

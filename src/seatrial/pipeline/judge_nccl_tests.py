@@ -55,7 +55,7 @@ from seatrial.pipeline.nccl_tests_table import (
     variant_text,
     wrong_elements,
 )
-from seatrial.pipeline.next_step import with_next_step
+from seatrial.pipeline.next_step import with_next_steps
 
 _NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # sizes with reference values of one node in data/skus
 # The fix of the check's rule on wrong elements names a fact that nccl-tests does not report
@@ -294,7 +294,7 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
         path=_path(candidate),
         measured=measured_sizes(candidate.rows),
         bound=_bound(candidate, label) if label else None,
-        verdicts=tuple(with_next_step(verdict, hardware.gpu, needs_ports=needs_ports) for verdict in verdicts),
+        verdicts=with_next_steps(verdicts, hardware.gpu, candidate.operation, candidate.has_reference, needs_ports),
         other_sizes=others,
         problems=tuple(problems),
         notes=(*notes, *table_notes(series.table, series.rows)),

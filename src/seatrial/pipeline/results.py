@@ -96,9 +96,7 @@ class TrialResults:
     def add_not_run(self, measurements: Iterable[Measurement]) -> None:
         """Add the ERROR or SKIP of checks that no job can run; show those with the same reason together."""
         checks: dict[tuple[Outcome, str], list[str]] = {}
-        for measurement in map(self._without_secrets, measurements):
-            self.run_dir.save_measurement(measurement)
-            self.measurements.append(measurement)
+        for measurement in map(self._store, measurements):
             outcome = Outcome.ERROR if measurement.error else Outcome.SKIP
             reason = measurement.error or measurement.skipped or ""
             checks.setdefault((outcome, reason), []).append(measurement.check)
@@ -106,26 +104,29 @@ class TrialResults:
             self.display.show_not_run(names, outcome, reason)
 
     def add_measurement(self, measurement: Measurement) -> None:
-        if self.jobs and self.jobs[-1].retry:  # the ERROR measurements of run_job do not have the number of the retry
-            measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
-        measurement = self._without_secrets(measurement)
-        self.run_dir.save_measurement(measurement)
+        measurement = self._store(measurement)
         if measurement.check not in self.settings.checks:
-            self.localization.append(measurement)
             return
-        (self.retries if measurement.retry else self.measurements).append(measurement)
         self._counts[measurement.check, measurement.retry] += 1
         jobs = reversed(self.jobs)  # after the loss of a node, a check runs in a smaller job
         process_count = next((job.process_count for job in jobs if measurement.check in job.checks), 1)
         if measurement.error or self._counts[measurement.check, measurement.retry] == process_count:
             self.on_complete(self, measurement.check)
 
-    def _without_secrets(self, measurement: Measurement) -> Measurement:
+    def _store(self, measurement: Measurement) -> Measurement:
+        """Write the measurement to disk and add it to the results; return it with its retry and without secrets."""
+        if self.jobs and self.jobs[-1].retry:  # the ERROR measurements of run_job do not have the number of the retry
+            measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
         if measurement.error:
             measurement = measurement.model_copy(update={"error": redacted(measurement.error, self._secret_values)})
         if JOB_FAILURES in measurement.facts:
             failures = redacted(measurement.facts[JOB_FAILURES], self._secret_values)
             measurement = measurement.model_copy(update={"facts": {**measurement.facts, JOB_FAILURES: failures}})
+        self.run_dir.save_measurement(measurement)
+        if measurement.check not in self.settings.checks:
+            self.localization.append(measurement)
+        else:
+            (self.retries if measurement.retry else self.measurements).append(measurement)
         return measurement
 
     def add_job_result(self, result: JobResult) -> None:

@@ -76,7 +76,7 @@ def _row(check: CheckView) -> str:
     outcomes = (
         ", ".join(f"{count} {outcome}" for outcome, count in outcome_counts(check.verdicts)) or "UNJUDGED: no verdict"
     )
-    return f"| {_cell(check.name)} | {_cell(check.subjects_text)} | {outcomes} | {_cell(check.key_figure)} |"
+    return f"| {_cell(check.name)} | {_cell(check.subjects_text)} | {outcomes} | {_cell(check.overview_text)} |"
 
 
 def _scaling(trial: Trial) -> list[str]:

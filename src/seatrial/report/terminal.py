@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import shorten
-
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -88,14 +86,11 @@ def _table(trial: Trial, width: int) -> Table:
 
 def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
     outcome = check.outcome
-    skip_reason, error_reason = (
-        shorten(reason, 72, placeholder=" …") for reason in (check.skip_reason, check.error_reason)
-    )
     return (
         Text(f"  {check.name}"),
         Text(check.subjects_text, "dim"),
         Text(outcome, STYLES[outcome]),
-        Text(single_line(skip_reason or check.key_figure or error_reason)),
+        Text(single_line(check.overview_text)),
     )
 
 

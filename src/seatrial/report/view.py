@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import median
+from textwrap import shorten
 from typing import TypeVar
 
 from seatrial.checks import catalog
@@ -45,6 +46,7 @@ from seatrial.util.text import plural
 
 OTHER = "Other"  # chapter of checks that this version does not have, such as those of an old run
 MAX_REMARKS = 2  # different remarks that a row shows; of more remarks it shows only the first
+MAX_OVERVIEW = 72  # characters of a reason in the table of checks
 METHOD = "method"  # fact: the measured quantity, path, number of samples and precision, as text
 _NUMBER = re.compile(r"\d[\d.,]*")
 NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
@@ -219,10 +221,12 @@ class CheckView:
         return self.verdicts[0].message if self.outcome is Outcome.SKIP else ""
 
     @property
-    def error_reason(self) -> str:
-        """The first reason if the outcome of the check is ERROR, for a check without a key figure; otherwise empty."""
-        messages = (verdict.message for verdict in self.verdicts if verdict.outcome is Outcome.ERROR)
-        return next(messages, "") if self.outcome is Outcome.ERROR else ""
+    def overview_text(self) -> str:
+        """One line for a table of checks: why the check was skipped, its key figure, or why it was not measured."""
+        if not self.skip_reason and (key_figure := self.key_figure):
+            return key_figure
+        errors = (verdict.message for verdict in self.verdicts if verdict.outcome is Outcome.ERROR)
+        return shorten(self.skip_reason or next(errors, ""), MAX_OVERVIEW, placeholder=" …")
 
     @property
     def key_figure(self) -> str:

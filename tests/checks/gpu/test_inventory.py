@@ -410,7 +410,7 @@ class TestMissing:
         (runner.root / "sys/bus").mkdir(parents=True)
         measurement = runner.measure(FakeNvml(init=nvml_error("LibraryNotFound")))
         assert measurement.error is None
-        assert (measurement.skipped or "").startswith("no NVIDIA GPU on this machine")
+        assert (measurement.skipped or "").startswith("no NVIDIA GPU on this machine, and --gpus-per-node is not set")
 
     def test_failed_detection_is_an_error(self, runner: InventoryRunner) -> None:
         measurement = runner.measure(FakeNvml(init=nvml_error("LibraryNotFound")))
@@ -418,7 +418,8 @@ class TestMissing:
         assert measurement.skipped is None
 
     def test_zero_expected_gpus(self, runner: InventoryRunner) -> None:
-        assert runner.measure(FakeNvml(init=nvml_error("LibraryNotFound")), expected=0).skipped
+        skipped = runner.measure(FakeNvml(init=nvml_error("LibraryNotFound")), expected=0).skipped
+        assert "--gpus-per-node is 0" in (skipped or "")
 
     @pytest.mark.parametrize("kind", ["LibraryNotFound", "DriverNotLoaded", "LibRmVersionMismatch"])
     @pytest.mark.parametrize("expected", [None, 0, 2])

@@ -41,6 +41,6 @@ def test_another_model_or_an_unreadable_name_fails(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_a_gpu_or_an_expected_model_it_does_not_apply(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "no model is expected" in (measured(FakeNvml(h200(0)), monkeypatch, tmp_path, None).skipped or "")
+    assert "set --gpu-model" in (measured(FakeNvml(h200(0)), monkeypatch, tmp_path, None).skipped or "")
     unavailable = FakeNvml(init=nvml_error("DriverNotLoaded"))
     assert "no usable GPU" in (measured(unavailable, monkeypatch, tmp_path).skipped or "")

@@ -95,7 +95,8 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
         raise SeatrialError(inventory.detection_error)
     if not inventory.gpus and not inventory.installed_gpus and not expected:
         reason = f" ({inventory.nvml_unavailable})" if inventory.nvml_unavailable else ""
-        raise NotApplicable(f"no NVIDIA GPU on this machine, and --gpus-per-node expects none{reason}")
+        expects = "is not set" if context.expected_gpus is None else "is 0"
+        raise NotApplicable(f"no NVIDIA GPU on this machine, and --gpus-per-node {expects}{reason}")
     yield from _inventory_facts(inventory)
     # If GPUs are expected, the PCI bus does not count: it also shows GPUs that the scheduler has not allocated.
     required = max(expected, len(inventory.gpus) + len(inventory.failed_gpus)) if expected else inventory.installed_gpus

@@ -20,7 +20,9 @@ class ModelOptions(Options):
 def measure(context: Context, options: ModelOptions) -> Iterator[Observation]:
     """Yield the number of GPUs of other models. Raises NotApplicable without a usable GPU or an expected model."""
     if options.expected is None:
-        raise NotApplicable("no model is expected: set the option expected of gpu.model, such as H200")
+        raise NotApplicable(
+            "no model is expected: in a hook set --gpu-model, in a trial the option expected of gpu.model"
+        )
     inventory = gpu.read(context.root)
     if not inventory.gpus:
         raise NotApplicable("no usable GPU; gpu.inventory reports missing GPUs")

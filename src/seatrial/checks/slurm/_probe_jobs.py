@@ -7,17 +7,24 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from typing import TypeVar
 
 from pydantic import Field
 
-from seatrial.checks.base import Context, Options
+from seatrial.checks.base import SLURM_ABSENT, Context, Options
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
-from seatrial.model import Fact, NotApplicable, SeatrialError
+from seatrial.model import Fact, NotApplicable, Observation, SeatrialError
 
 RUN_TIMEOUT_S = 120  # limit for the end of a running probe job
 POLL_S = 1.0
+NO_CLIENT = "no Slurm client (sinfo) on this machine"
+NO_CLUSTER = "this machine belongs to no Slurm cluster: no slurm.conf, no slurmd, no controller announced in DNS"
 _TIME_LIMIT_MIN = 5  # --time of probe jobs; most take seconds
+
+_Options = TypeVar("_Options", bound=Options)
+_Measure = Callable[[Context, _Options], Iterator[Observation]]
 
 
 class SubmitOptions(Options):
@@ -112,10 +119,24 @@ def condition_fact(name: str, reason: str) -> Fact:
     return Fact(name=name, value=f"no: {reason}" if reason else "yes")
 
 
-def require_client() -> None:
-    """Raise NotApplicable on a machine without Slurm client."""
-    if not slurm.installed():
-        raise NotApplicable("no Slurm client (sinfo) on this machine")
+def needs_slurm(measure: _Measure[_Options]) -> _Measure[_Options]:
+    """Return ``measure``, which raises NotApplicable on a machine without Slurm client or configuration of Slurm.
+
+    If Slurm starts the jobs of the trial, the fact SLURM_ABSENT makes the judge turn the SKIP into an ERROR.
+    """
+
+    @wraps(measure)
+    def measure_with_slurm(context: Context, options: _Options) -> Iterator[Observation]:
+        if not slurm.installed():
+            yield Fact(name=SLURM_ABSENT, value=NO_CLIENT)
+            raise NotApplicable(NO_CLIENT)
+        try:
+            yield from measure(context, options)
+        except slurm.NotConfigured as error:
+            yield Fact(name=SLURM_ABSENT, value=NO_CLUSTER)
+            raise NotApplicable(NO_CLUSTER) from error
+
+    return measure_with_slurm
 
 
 @contextmanager

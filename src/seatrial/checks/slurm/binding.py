@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, RuleFact, metrics
-from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, open_probe_jobs, require_client
+from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
@@ -127,14 +127,15 @@ class BindingOptions(SubmitOptions):
     devices: str = Field(default="/dev/nvidia[0-9]*", description="glob pattern of the GPU device files")
 
 
+@needs_slurm
 def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
     """Yield the CPU, memory and GPU metrics of each task of a probe job.
 
-    Raises NotApplicable without Slurm client, SeatrialError with Slurm's reason if the probe job does not run.
+    Raises NotApplicable without Slurm client or configuration, SeatrialError with Slurm's reason if the probe job does
+    not run.
     """
     from seatrial.discover import slurm_task
 
-    require_client()
     settings = slurm.settings()
     gpus, no_gpus_reason = _gpus_per_node(context, options, settings)
     nodes, tasks = options.nodes or context.expected_nodes, gpus or _CPU_ONLY_TASKS

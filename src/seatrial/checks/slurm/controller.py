@@ -6,7 +6,7 @@ import resource
 from collections.abc import Iterator
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metrics
-from seatrial.checks.slurm._probe_jobs import require_client
+from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
@@ -113,12 +113,12 @@ RULES = (
 )
 
 
+@needs_slurm
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the states of the controllers and the settings with rules.
 
-    Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.
+    Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.
     """
-    require_client()
     controllers = slurm.ping()
     yield Fact(name="controllers", value=[controller.model_dump() for controller in controllers])
     try:

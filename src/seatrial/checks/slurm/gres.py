@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metrics
+from seatrial.checks.base import SLURM_ABSENT, Check, Context, Options, RuleFact, facts, metrics
+from seatrial.checks.slurm._probe_jobs import NO_CLIENT, NO_CLUSTER
 from seatrial.discover import gpu as discover
 from seatrial.discover import slurm
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.slurm_facts import SlurmNode
-from seatrial.model import NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
+from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
 
 METRICS = {
     "gpus_configured": "GPUs",
@@ -54,7 +55,11 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     Raises NotApplicable on a machine that is not a Slurm node, and SeatrialError in MIG mode or if the job has only a
     part of the node's GPUs.
     """
-    node = _this_node(context, os.environ)
+    try:
+        node = _this_node(context, os.environ)
+    except slurm.NotConfigured as error:  # not raised in a job
+        yield Fact(name=SLURM_ABSENT, value=NO_CLUSTER)
+        raise NotApplicable(NO_CLUSTER) from error
     inventory = discover.read(context.root)
     configured, detected, expected = node.gpus, len(inventory.gpus), context.expected_gpus or 0
     if not configured and not inventory.installed_gpus and not expected:
@@ -98,7 +103,7 @@ def _this_node(context: Context, env: Mapping[str, str]) -> SlurmNode:
                 f"job {job} on {name}: no Slurm client (sinfo) to read the configured GPUs. Next: command -v scontrol; "
                 "in a container, mount the Slurm client, /etc/slurm and the munge socket"
             )
-        raise NotApplicable("no Slurm client (sinfo) on this machine")
+        raise NotApplicable(NO_CLIENT)
     node = slurm.node(name)
     if node:
         return node

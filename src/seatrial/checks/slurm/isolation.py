@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, RuleFact, metrics
-from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, open_probe_jobs, require_client
+from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord, Partition, Settings
 from seatrial.model import (
@@ -71,6 +71,7 @@ class IsolationOptions(SubmitOptions):
     devices: str = Field(default="/dev/nvidia[0-9]*", description="glob pattern of the GPU device files")
 
 
+@needs_slurm
 def measure(context: Context, options: IsolationOptions) -> Iterator[Observation]:
     """Yield the number of GPUs and CPUs that two jobs on one node share.
 
@@ -78,7 +79,6 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
     """
     from seatrial.discover import slurm_task
 
-    require_client()
     # a --partition in the option ``extra`` is not read
     settings, partition = slurm.settings(), slurm.partition_of_jobs(options.partition)
     reason = f"SelectType={settings.select_type} allocates whole nodes" if settings.allocates_whole_nodes else ""

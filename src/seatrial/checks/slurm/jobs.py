@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, RuleFact, facts, metrics
-from seatrial.checks.slurm._probe_jobs import POLL_S, ProbeJobs, SubmitOptions, open_probe_jobs, require_client
+from seatrial.checks.slurm._probe_jobs import POLL_S, ProbeJobs, SubmitOptions, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
@@ -139,12 +139,13 @@ class JobsOptions(SubmitOptions):
     time_limit: bool = Field(default=False, description="also test the time limit: takes two minutes or more")
 
 
+@needs_slurm
 def measure(context: Context, options: JobsOptions) -> Iterator[Observation]:
     """Yield exit codes, environment, directory, signal delivery and limits of the probe jobs.
 
-    Raises NotApplicable without Slurm client, SeatrialError with Slurm's reason if a probe job does not run.
+    Raises NotApplicable without Slurm client or configuration, SeatrialError with Slurm's reason if a probe job does
+    not run.
     """
-    require_client()
     settings = slurm.settings()
     yield Fact(name="directory", value=os.getcwd())
     with open_probe_jobs(context, options) as jobs:

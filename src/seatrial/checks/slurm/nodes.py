@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from seatrial.checks.base import Check, Context, Options, facts, metrics
-from seatrial.checks.slurm._probe_jobs import require_client
+from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import SlurmNode
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
@@ -63,12 +63,12 @@ class NodesOptions(Options):
     reservation: str | None = None
 
 
+@needs_slurm
 def measure(context: Context, options: NodesOptions) -> Iterator[Observation]:
     """Yield the node counts, and the state of each node.
 
-    Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.
+    Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.
     """
-    require_client()
     nodes = slurm.nodes()
     reserved = {node.name for node in nodes if node.blocked_by_reservation(options.reservation)}
     usable = sum(node.usable and node.name not in reserved for node in nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from seatrial.checks.base import Check, Context, Options, facts, metrics
-from seatrial.checks.slurm._probe_jobs import require_client
+from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Partition
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
@@ -52,12 +52,12 @@ RULES = (
 )
 
 
+@needs_slurm
 def measure(_context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the partition counts, and the number of nodes without partition.
 
-    Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.
+    Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.
     """
-    require_client()
     partitions, nodes = slurm.partitions(), slurm.nodes()
     up = {partition.name for partition in partitions if partition.up}
     without_partition = [node.name for node in nodes if not up & set(node.partitions)]
