@@ -27,6 +27,7 @@ from seatrial.config.expect import declared_unit, metric_error, nearest, thresho
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Threshold, UsageError
+from seatrial.util import data_files
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
 ENV_PREFIX = "SEATRIAL_SET_"
@@ -153,13 +154,12 @@ def _read_trial(trial: str) -> tuple[Tree, str]:
     """Return the content of a shipped trial or of a trial file, and its name for messages. Raises UsageError."""
     names = trial_names()
     if trial in names:
-        text, source = (_shipped_trials() / f"{trial}.yaml").read_text(encoding="utf-8"), f"trial {trial}"
+        tree, source = data_files.read(f"trials/{trial}.yaml"), f"trial {trial}"
     elif trial.endswith(_YAML_SUFFIXES):
-        text, source = _read_file(trial), trial
+        tree, source = parse_yaml(_read_file(trial), trial), trial
     else:
         hint = nearest(trial, names)
         raise UsageError(f"unknown trial {trial!r}{hint}; expected {', '.join(names)} or a .yaml file")
-    tree = parse_yaml(text, source)
     if not isinstance(tree, dict):
         raise UsageError(f"{source}: expected a mapping with the keys {', '.join(Config.model_fields)}")
     return {"name": _UNPRINTABLE.sub("\ufffd", Path(trial).stem), **tree}, source
@@ -273,6 +273,9 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
         hint = renames.hint("checks", name) or f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
         raise UsageError(f"{source.origin(['checks', name])}: unknown check {name!r}{hint}")
     path = ("checks", name)
+    option_model, metrics = schemas[name].options, schemas[name].metrics
+    if settings == {} and not any(field.is_required() for field in option_model.model_fields.values()):
+        return {}  # defaults are valid; building the option models of the trial acceptance takes 10 ms
     if not isinstance(settings, dict):
         valid = ", ".join(CheckSettings.model_fields)
         raise UsageError(
@@ -280,7 +283,6 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
         )
     _validate_keys(settings, CheckSettings, source, path)
     validated = _build(CheckSettings, settings, source, path)
-    option_model, metrics = schemas[name].options, schemas[name].metrics
     _validate_keys(validated.options, option_model, source, (*path, "options"))
     options = _build(option_model, validated.options, source, (*path, "options"))
     _validate_values(options.model_dump(), source, (*path, "options"))  # pydantic has converted the text "inf"
@@ -348,7 +350,9 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "tuple_type":  # pydantic's word for a list of YAML
             message = "expected a list, such as [a, b]"
-        if location:  # without a location, the rejected input is the whole file
+        if first["type"] == "missing":  # pydantic's input is then the group of keys
+            message = f"{'.'.join(location)}: required key is missing"
+        elif location:  # without one, the input is the whole file
             message = f"{'.'.join(location)}: {message} (got {str(first['input'])[:80]!r})"
         raise UsageError(f"{source.origin(location)}: {message}") from error
     except OverflowError as error:
