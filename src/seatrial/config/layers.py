@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -326,9 +326,22 @@ def _validate_keys(tree: Mapping[str, Any], model: type[BaseModel], source: Sour
             valid = ", ".join(model.model_fields) or "none"
             hint = _rename_hint(model, path, key) or nearest(key, model.model_fields)
             raise UsageError(f"{source.origin([*path, key])}: unknown key {name!r}{hint} (valid: {valid})")
-        inner = field.annotation
-        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
-            _validate_keys(value, inner, source, (*path, key))
+        if inner := _nested_model(field.annotation):
+            items = (
+                {f"{key}.{index}": item for index, item in enumerate(value)}
+                if isinstance(value, list)
+                else {key: value}
+            )
+            for name, item in items.items():
+                if isinstance(item, dict):
+                    _validate_keys(item, inner, source, (*path, name))
+
+
+def _nested_model(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of ``Model``, ``Model | None`` or ``tuple[Model, ...]``; None for other types."""
+    types = () if get_origin(annotation) is dict else (annotation, *get_args(annotation))
+    models = [each for each in types if isinstance(each, type) and issubclass(each, BaseModel)]
+    return models[0] if len(models) == 1 else None
 
 
 def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str:
@@ -341,19 +354,26 @@ def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str
     return renames.hint(section, ".".join((*path, key)))
 
 
+_EXPECTED_TYPES = {  # of pydantic's errors, in the words of YAML
+    "tuple_type": "expected a list, such as [a, b]",
+    "dict_type": "expected a mapping, such as {key: value}",
+    "model_type": "expected a mapping, such as {key: value}",
+    "missing": "required key is missing",
+}
+
+
 def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...]) -> Model:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         location = (*path, *(str(part) for part in first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "tuple_type":  # pydantic's word for a list of YAML
-            message = "expected a list, such as [a, b]"
-        if first["type"] == "missing":  # pydantic's input is then the group of keys
-            message = f"{'.'.join(location)}: required key is missing"
-        elif location:  # without one, the input is the whole file
-            message = f"{'.'.join(location)}: {message} (got {str(first['input'])[:80]!r})"
+        message = _EXPECTED_TYPES.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+        # a group of keys is too long to show; a validator may have named the wrong part of it already
+        if location and first["type"] != "missing" and "(got " not in message:
+            message += f" (got {str(first['input'])[:80]!r})"
+        if location:  # without one, the input is the whole file
+            message = f"{'.'.join(location)}: {message}"
         raise UsageError(f"{source.origin(location)}: {message}") from error
     except OverflowError as error:
         raise UsageError(
