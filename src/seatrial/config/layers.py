@@ -327,14 +327,10 @@ def _validate_keys(tree: Mapping[str, Any], model: type[BaseModel], source: Sour
             hint = _rename_hint(model, path, key) or nearest(key, model.model_fields)
             raise UsageError(f"{source.origin([*path, key])}: unknown key {name!r}{hint} (valid: {valid})")
         if inner := _nested_model(field.annotation):
-            items = (
-                {f"{key}.{index}": item for index, item in enumerate(value)}
-                if isinstance(value, list)
-                else {key: value}
-            )
-            for name, item in items.items():
+            in_list = isinstance(value, list)
+            for index, item in enumerate(value if in_list else [value]):
                 if isinstance(item, dict):
-                    _validate_keys(item, inner, source, (*path, name))
+                    _validate_keys(item, inner, source, (*path, key, str(index)) if in_list else (*path, key))
 
 
 def _nested_model(annotation: Any) -> type[BaseModel] | None:
