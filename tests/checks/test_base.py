@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from seatrial.checks import catalog
-from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs, RuleFact
+from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs, Options, RuleFact
 from seatrial.model import Observation, Phase, Rule, Scope, SeatrialError, Threshold
 
 
@@ -114,6 +114,19 @@ def test_check_that_may_skip_itself_declares_when(name: str) -> None:
     skips_itself = "raise NotApplicable" in source or "@needs_slurm" in source or "options.settings()" in source
     assert not skips_itself or check.skipped_if or check.needs != Needs()
     assert skips_itself or not check.skipped_if
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        check.options
+        for check in catalog().values()
+        if not any(field.is_required() for field in check.options.model_fields.values())
+    ],
+)
+def test_default_options_are_valid(options: type[Options]) -> None:
+    """The settings of a check without any are not validated when a trial is loaded."""
+    assert options.model_validate(options().model_dump()) == options()
 
 
 def test_a_check_by_name_imports_only_files_of_that_name() -> None:

@@ -80,7 +80,7 @@ def test_declarations_import_nothing_that_only_measurements_need() -> None:
     program = "import sys; from seatrial.checks import catalog; list(catalog()); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     facts = ("fabric", "filesystem", "host", "kubernetes", "nccl_log", "perftest", "settings", "slurm_task", "software")
-    heavy = {"jinja2", "jsonschema", "numpy", "psutil", "pynvml", "rich", "torch"}
+    heavy = {"concurrent.futures", "jinja2", "jsonschema", "logging", "numpy", "psutil", "pynvml", "rich", "torch"}
     heavy |= {"seatrial.hardware.references", "seatrial.telemetry", "seatrial.train.train_config"}
     heavy |= {f"seatrial.discover.{name}" for name in facts}
     assert heavy & set(done.stdout.split()) == set()

@@ -14,6 +14,7 @@ from seatrial.config.layers import ResolvedTrial, load_as, parse_assignment, res
 from seatrial.config.schema import Config
 from seatrial.hardware.references import skus
 from seatrial.model import Threshold, UsageError
+from seatrial.util import data_files
 
 SCHEMAS = catalog()
 
@@ -35,6 +36,14 @@ def test_shipped_trials_resolve(name: str) -> None:
     assert resolve_trial(name).config.name == name
 
 
+@pytest.mark.parametrize("name", trial_names())
+def test_shipped_trials_have_no_yaml_that_is_rejected_in_a_users_file(name: str, tmp_path: Path) -> None:
+    """A faster parser reads them, which accepts duplicate keys."""
+    copy = tmp_path / f"{name}.yaml"
+    copy.write_text(data_files.text(f"trials/{name}.yaml"))
+    assert resolve_trial(copy).config == resolve_trial(name).config
+
+
 def test_names_of_the_shipped_trials() -> None:
     assert trial_names() == ["acceptance", "burn-in", "hook", "quick", "readmit", "training"]
 
@@ -50,6 +59,12 @@ def test_acceptance_has_its_five_thresholds() -> None:
     assert checks["train.ddp"].expect["scaling_efficiency"] == Threshold.parse("> 90 %")
     assert checks["train.cnn"].expect["accuracy"] == Threshold.parse("> 95 %")
     assert checks["train.cnn"].expect["seconds"] == Threshold.parse("< 180 s")
+
+
+def test_a_missing_required_option_is_an_error(tmp_path: Path) -> None:
+    path = trial_file(tmp_path, "checks: {train.failing_job: }\n")
+    with pytest.raises(UsageError, match=re.escape(f"{path}: checks.train.failing_job.options.fault: required")):
+        resolve_trial(path)
 
 
 def test_priority_of_sources_and_origin_of_values(tmp_path: Path) -> None:

@@ -57,19 +57,20 @@ def test_token_is_in_objects_but_not_in_the_shown_command(attempt: Attempt) -> N
 
 
 @pytest.mark.parametrize(
-    ("scenario", "workload", "expected"),
+    ("scenario", "kubernetes", "expected"),
     [
-        ({"refused": ["create jobs.batch", "get pods/log"]}, "job", "may not create jobs.batch, get pods/log in names"),
-        ({}, "jobset", "the cluster has no jobsets of jobset.x-k8s.io: install JobSet"),
-        ({}, "trainjob", "install Kubeflow Trainer, or set kubernetes.workload to job"),
+        ({"refused": ["create jobs.batch", "get pods/log"]}, {}, "may not create jobs.batch, get pods/log in names"),
+        ({}, {"workload": "jobset"}, "the cluster has no jobsets of jobset.x-k8s.io: install JobSet"),
+        ({}, {"workload": "trainjob"}, "install Kubeflow Trainer, or set kubernetes.workload to job"),
+        ({}, {"kueue": {"queue": "gpus"}}, "no workloads of kueue.x-k8s.io: install Kueue, or remove kubernetes.kueue"),
     ],
 )
 def test_missing_permissions_and_operators_are_found_before_the_first_job(
-    attempt: Attempt, scenario: dict[str, Any], workload: str, expected: str
+    attempt: Attempt, scenario: dict[str, Any], kubernetes: dict[str, Any], expected: str
 ) -> None:
     attempt.install(**scenario)
     with pytest.raises(UsageError, match=expected):
-        check_access(settings(workload=workload))
+        check_access(settings(**kubernetes))
 
 
 def test_no_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_overrides_have_priority(tmp_path: Path) -> None:
         ("run_name: a\nmodel: {name: mistral-tiny}\nmax_steps: 3\n", [], "max_steps 3"),
         ("run_name: a\nmodel: {name: mistral-tiny}\nparallel: {cpu_offload: true}\n", [], "require strategy fsdp2"),
         ("- a\n", [], "expected a mapping"),
-        ("run_name: a\n", [], "model: Field required"),
+        ("run_name: a\n", [], "model: required key is missing"),
     ],
 )
 def test_errors_name_the_key_or_value(tmp_path: Path, text: str, overrides: list[str], message: str) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,6 +28,7 @@ from seatrial.config.expect import declared_unit, metric_error, nearest, thresho
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Threshold, UsageError
+from seatrial.util import data_files
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
 ENV_PREFIX = "SEATRIAL_SET_"
@@ -158,9 +159,9 @@ def _read_trial(trial: str) -> tuple[Tree, str]:
     """Return the content of a shipped trial or of a trial file, and its name for messages. Raises UsageError."""
     names = trial_names()
     if trial in names:
-        text, source = (_shipped_trials() / f"{trial}.yaml").read_text(encoding="utf-8"), f"trial {trial}"
+        tree, source = data_files.read(f"trials/{trial}.yaml"), f"trial {trial}"
     elif trial.endswith(_YAML_SUFFIXES):
-        text, source = _read_file(trial), trial
+        tree, source = _parse_mapping(_read_file(trial), trial, Config), trial
     elif is_folder(Path(trial)):
         raise UsageError(
             f"{trial} is a directory: give a trial, {', '.join(names)} or a .yaml file; "
@@ -169,7 +170,6 @@ def _read_trial(trial: str) -> tuple[Tree, str]:
     else:
         hint = nearest(trial, names)
         raise UsageError(f"unknown trial {trial!r}{hint}; expected {', '.join(names)} or a .yaml file")
-    tree = _parse_mapping(text, source, Config)
     return {"name": _UNPRINTABLE.sub("\ufffd", Path(trial).stem), **tree}, source
 
 
@@ -289,6 +289,9 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
         hint = renames.hint("checks", name) or f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
         raise UsageError(f"{source.origin(['checks', name])}: unknown check {name!r}{hint}")
     path = ("checks", name)
+    option_model, metrics = schemas[name].options, schemas[name].metrics
+    if settings == {} and not any(field.is_required() for field in option_model.model_fields.values()):
+        return {}  # defaults are valid; building the option models of the trial acceptance takes 10 ms
     if not isinstance(settings, dict):
         valid = ", ".join(CheckSettings.model_fields)
         raise UsageError(
@@ -296,7 +299,6 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
         )
     _validate_keys(settings, CheckSettings, source, path)
     validated = _build(CheckSettings, settings, source, path)
-    option_model, metrics = schemas[name].options, schemas[name].metrics
     _validate_keys(validated.options, option_model, source, (*path, "options"))
     options = _build(option_model, validated.options, source, (*path, "options"))
     _validate_values(options.model_dump(), source, (*path, "options"))  # pydantic has converted the text "inf"
@@ -340,9 +342,18 @@ def _validate_keys(tree: Mapping[str, Any], model: type[BaseModel], source: Sour
             valid = ", ".join(model.model_fields) or "none"
             hint = _rename_hint(model, path, key) or nearest(key, model.model_fields)
             raise UsageError(f"{source.origin([*path, key])}: unknown key {name!r}{hint} (valid: {valid})")
-        inner = field.annotation
-        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
-            _validate_keys(value, inner, source, (*path, key))
+        if inner := _nested_model(field.annotation):
+            in_list = isinstance(value, list)
+            for index, item in enumerate(value if in_list else [value]):
+                if isinstance(item, dict):
+                    _validate_keys(item, inner, source, (*path, key, str(index)) if in_list else (*path, key))
+
+
+def _nested_model(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of ``Model``, ``Model | None`` or ``tuple[Model, ...]``; None for other types."""
+    types = () if get_origin(annotation) is dict else (annotation, *get_args(annotation))
+    models = [each for each in types if isinstance(each, type) and issubclass(each, BaseModel)]
+    return models[0] if len(models) == 1 else None
 
 
 def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str:
@@ -355,17 +366,26 @@ def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str
     return renames.hint(section, ".".join((*path, key)))
 
 
+_EXPECTED_TYPES = {  # of pydantic's errors, in the words of YAML
+    "tuple_type": "expected a list, such as [a, b]",
+    "dict_type": "expected a mapping, such as {key: value}",
+    "model_type": "expected a mapping, such as {key: value}",
+    "missing": "required key is missing",
+}
+
+
 def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...]) -> Model:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         location = (*path, *(str(part) for part in first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "tuple_type":  # pydantic's word for a list of YAML
-            message = "expected a list, such as [a, b]"
+        message = _EXPECTED_TYPES.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+        # a group of keys is too long to show; a validator may have named the wrong part of it already
+        if location and first["type"] != "missing" and "(got " not in message:
+            message += f" (got {str(first['input'])[:80]!r})"
         if location:  # without a location, the rejected input is the whole file
-            raise UsageError(f"{source.place(location)}: {message} (got {str(first['input'])[:80]!r})") from error
+            raise UsageError(f"{source.place(location)}: {message}") from error
         raise UsageError(f"{source.origin(location)}: {message}") from error
     except OverflowError as error:
         raise UsageError(f"{source.place(path)}: a number is too large: {error}") from error

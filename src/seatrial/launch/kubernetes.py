@@ -33,7 +33,12 @@ from seatrial.model import Job, SeatrialError, UsageError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
 
-_OPERATORS = {"JobSet": "JobSet", "TrainJob": "Kubeflow Trainer"}
+# Setting → the resource that it needs, the operator that brings it, and what else the user can do
+_OPERATORS = {
+    "kubernetes.workload is jobset": (RESOURCES["JobSet"], "JobSet", "set kubernetes.workload to job"),
+    "kubernetes.workload is trainjob": (RESOURCES["TrainJob"], "Kubeflow Trainer", "set kubernetes.workload to job"),
+    "kubernetes.kueue is set": ("workloads.kueue.x-k8s.io", "Kueue", "remove kubernetes.kueue"),
+}
 _TOKEN_VARIABLE = "SEATRIAL_TOKEN"
 
 
@@ -87,17 +92,17 @@ class KubernetesLauncher:
 
 def require_access(settings: Config) -> None:
     """Raise UsageError if the API server does not answer, or if this user may not run the trial's workload."""
-    client, kind = kubectl(settings), workload_kind(settings)
-    resource = RESOURCES[kind]
+    client, resource = kubectl(settings), RESOURCES[workload_kind(settings)]
+    used = [f"kubernetes.workload is {settings.kubernetes.workload}"]
+    used += ["kubernetes.kueue is set"] if settings.kubernetes.kueue else []
     try:
-        if kind in _OPERATORS:
-            plural, _, group = resource.partition(".")
-            kinds = client.run("api-resources", f"--api-group={group}", "--output=name").split()
-            if resource not in kinds:
+        for setting in filter(_OPERATORS.__contains__, used):
+            needed_resource, operator, alternative = _OPERATORS[setting]
+            plural, _, group = needed_resource.partition(".")
+            if needed_resource not in client.run("api-resources", f"--api-group={group}", "--output=name").split():
                 raise UsageError(
-                    f"kubernetes.workload is {settings.kubernetes.workload}, but the cluster has no {plural} of "
-                    f"{group}: install {_OPERATORS[kind]}, or set kubernetes.workload to job. "
-                    "Run first: kubectl api-resources"
+                    f"{setting}, but the cluster has no {plural} of {group}: install {operator}, or {alternative}. "
+                    f"Run first: {client.command_text('api-resources', f'--api-group={group}')}"
                 )
         needed = [(verb, each) for each in (resource, "services") for verb in ("create", "list", "delete")]
         refused = client.refusals(*needed, ("list", "pods"), ("get", "pods/log"))

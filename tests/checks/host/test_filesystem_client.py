@@ -162,8 +162,8 @@ def test_a_path_that_does_not_answer(node: Node, monkeypatch: pytest.MonkeyPatch
         raise TimeoutError
 
     node.mount("home", "nfs", "hard")
-    module = "seatrial.checks.host.filesystem_client"
-    monkeypatch.setattr(f"{module}.start_in_thread", lambda call: type("Hung", (), {"result": staticmethod(hang)}))
+    hung = type("Hung", (), {"result": staticmethod(hang)})
+    monkeypatch.setattr("seatrial.util.threads.start_in_thread", lambda call: hung)
     assert node.outcomes()["paths_not_found"] == {Outcome.FAIL}
 
 

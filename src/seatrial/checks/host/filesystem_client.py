@@ -20,7 +20,6 @@ from seatrial.checks.host._tiers import TierOptions, tiers
 from seatrial.discover.file_readers import read_text
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope, format_bytes
 from seatrial.util.text import error_text, printable
-from seatrial.util.threads import start_in_thread
 
 if TYPE_CHECKING:
     from seatrial.discover.filesystem import MountEntry
@@ -91,6 +90,7 @@ def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root:
     parent.
     """
     from seatrial.discover import filesystem_kind
+    from seatrial.util.threads import start_in_thread
 
     def existing() -> Path:
         parents = () if must_exist else Path(path).parents
