@@ -45,11 +45,11 @@ def test_overrides_have_priority(tmp_path: Path) -> None:
     [
         ("run_name: a\nmodel: {name: mistral-tiny}\nbzs: 3\n", [], "unknown key 'bzs'; did you mean 'bsz'"),
         ("run_name: a\nmodel: {name: mistral-tiny}\n", ["parallel.offload=1"], "'parallel.offload'"),
-        ("run_name: a\nmodel: {name: mistral-tiny}\n", ["bsz=0"], "bsz: Input should be greater than 0"),
+        ("run_name: a\nmodel: {name: mistral-tiny}\n", ["bsz=0"], "bsz=0: Input should be greater than 0"),
         ("run_name: a\nmodel: {name: mistral-tiny}\n", ["bsz"], "expected key=value"),
         ("run_name: a\nmodel: {name: mistral-tiny}\n", ["data.path="], "data.path"),
         ("run_name: a\nmodel: {name: mistral-tiny}\n", ["learning_rate.peak=inf"], "should be a finite number"),
-        ("run_name: a\nmodel: {name: mistral-tiny}\n", ["timeout_s=inf"], "timeout_s: Input should be a finite number"),
+        ("run_name: a\nmodel: {name: mistral-tiny}\n", ["timeout_s=inf"], "timeout_s=inf: Input should be a finite"),
         ("run_name: a\nmodel: {name: mistral-tiny}\n", ["seq_len=257"], "seq_len 257: expected at most 256"),
         ("run_name: a\nmodel: {name: qwen2-tiny}\n", ["seq_len=513"], "seq_len 513: the model has 512"),
         ("run_name: a\nmodel: {name: mistral-8b}\n", [], "'mistral-8b': expected one of markov, mistral-7b"),

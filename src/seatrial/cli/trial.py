@@ -39,8 +39,9 @@ from seatrial.util.gc_pause import gc_ignores_imports
 
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
+    from seatrial.model import Trial
     from seatrial.pipeline.preview import Preview
-    from seatrial.pipeline.run_directory import Request
+    from seatrial.pipeline.run_directory import Request, RunDir
 
 RENDERED = ("slurm", "local", "torchrun", "kubernetes", "jobset", "trainjob", "oumi")  # values of LAUNCHER for render
 
@@ -99,17 +100,21 @@ def run(
     except SeatrialError:
         run_dir.remove_if_unused()
         raise
+    _print_end(result, run_dir, as_json, report if _file_identity(report) != earlier_report else None)
+    interrupted = result.stop_reason == pipeline.INTERRUPTED
+    raise typer.Exit(EXIT_INTERRUPTED if interrupted else EXIT_CODES[result.decision.value])
+
+
+def _print_end(result: Trial, run_dir: RunDir, as_json: bool, new_report: Path | None) -> None:
+    """Print the result of a run; for a --resume that had nothing to measure, only the decision."""
     if run_dir.is_unchanged and not as_json:
-        print(
-            f"nothing to resume: all checks of the run are measured; decision {result.decision.value}\nReport: {report}"
-        )
-        raise typer.Exit(EXIT_CODES[result.decision.value])
-    print_result(result, as_json, report if _file_identity(report) != earlier_report else None)
+        print(f"nothing to resume: all checks of the run are measured; decision {result.decision.value}")
+        print(f"Report: {run_dir.path / 'report.html'}")
+        return
+    print_result(result, as_json, new_report)
     if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
             print(f"To measure the missing checks: seatrial run --resume {run_dir.path}", file=sys.stderr)
-    interrupted = result.stop_reason == pipeline.INTERRUPTED
-    raise typer.Exit(EXIT_INTERRUPTED if interrupted else EXIT_CODES[result.decision.value])
 
 
 def _request(

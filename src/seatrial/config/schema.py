@@ -16,7 +16,7 @@ Seconds = Annotated[float, Field(gt=0, le=31 * 24 * 3600)]
 
 def _folder_name(name: str) -> str:
     if not name.strip() or "/" in name or len(name.encode()) > MAX_NAME_BYTES:
-        raise ValueError(f"the run directory gets this name: expected 1 to {MAX_NAME_BYTES} bytes without '/'")
+        raise ValueError(f"part of the run directory's name: expected 1 to {MAX_NAME_BYTES} bytes without '/'")
     return name
 
 
@@ -100,12 +100,13 @@ class CheckSettings(Frozen):
     expect: dict[str, ParsedThreshold] = {}
     override: bool = Field(
         default=False,
-        description="the thresholds in `expect` replace the check's rules on the same metrics; the decision names them",
+        description="the thresholds in `expect` replace the check's rules on the same metrics, except those without "
+        "which broken hardware would pass; the decision names the replaced rules",
     )
     # off by default: if a check does not apply here, nothing proves that its thresholds are met
     may_skip: bool = Field(
         default=False,
-        description="do not prevent ACCEPTED if this check has thresholds but does not apply here; listed there",
+        description="if the check does not apply here, its thresholds do not prevent ACCEPTED; the decision lists it",
     )
     options: dict[str, JsonValue] = {}
 
@@ -207,7 +208,7 @@ class Config(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _kubernetes_has_an_image(self) -> Self:
+    def _kubernetes_settings_are_consistent(self) -> Self:
         if self.launcher != "kubernetes":
             return self
         if not self.kubernetes.image:

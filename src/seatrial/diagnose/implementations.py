@@ -1,4 +1,4 @@
-"""Compares the speeds of several implementations of the same work: is the machine slow, or one software? Pure."""
+"""Compares several implementations of the same work: is the machine slow, or one implementation? Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REFERENCES = (BasisKind.SKU, BasisKind.SITE)
 def implementation_findings(
     verdicts: Sequence[Verdict], checks: Mapping[str, Check], causes: Sequence[Finding]
 ) -> Iterator[Finding]:
-    """One finding per check: all implementations are slow, or some are slow and another is as fast as its reference.
+    """At most one finding per check: all implementations are slow, or some are slow and another reaches its reference.
 
     An implementation is slow if its speed FAILs, and fast if it PASSes against a reference value of the SKU or the
     site; other outcomes show neither. There is no finding for a slow machine if ``causes`` with high confidence explain

@@ -39,7 +39,7 @@ class Record(Frozen):
     run_id: str
     time: float  # Unix seconds
     node: str
-    kind: str
+    kind: str  # prolog, epilog or health
     caller: str  # what started the hook: slurm, soperator, npd or systemd
     job: str  # Slurm's job id, or empty
     result: Result
@@ -47,7 +47,7 @@ class Record(Frozen):
     reason: str
     seconds: float
     measured: dict[str, float]  # check → seconds
-    not_measured: dict[str, str]  # check, or "site" → reason
+    not_measured: dict[str, str]  # check → reason; "site": why the trial file of the site cannot be used
     not_applicable: dict[str, str] = {}  # check → why this node has nothing to measure
     not_judged: dict[str, str]  # GPU → reason
     failures: tuple[Problem, ...]
@@ -67,7 +67,7 @@ class Record(Frozen):
 
 
 def reason_text(run_id: str, failures: tuple[Problem, ...], not_measured: dict[str, str]) -> str:
-    """Return ``seatrial RUN_ID: CAUSE`` in one line, for the Reason of a drained node."""
+    """Return ``seatrial RUN_ID: CAUSE`` in one line: the reason of the record, and of a node that is drained."""
     causes = [f"{each.subject} {each.text}" for each in failures]
     if not causes and not_measured:
         causes = [f"not measured: {', '.join(not_measured)}"]

@@ -22,7 +22,7 @@ ALGORITHMS = {name.casefold(): name for name in ("Ring", "Tree", "NVLS", "NVLSTr
 _GPUS = re.compile(r"([1-9]\d{0,3})\s*[x×]\s*([A-Za-z].*\S)")  # 8xH200
 # 8x400: ports x Gbit/s of each; 4x2x200: NICs x ports of each x Gbit/s of a port
 _NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
-_MAX_PORTS, _MIN_PORT_GBPS = 32, 1  # ports of a node, and Gbit/s of each: other numbers are probably swapped
+_MAX_PORTS = 32  # of a node; more ports, or less than 1 Gbit/s of each: the numbers are probably swapped
 _GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # names of GPUs that the driver does not know
 _SEVERAL_PROCESSES = (
     "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
@@ -62,10 +62,7 @@ class HardwareOptions:
 
 @dataclass
 class TableHardware:
-    """The hardware of one table. ``contradictions``: between options and output, as text for the reader.
-
-    ``problems``: why the table cannot be judged.
-    """
+    """The hardware of one table, contradictions of options and output, and why the table cannot be judged (texts)."""
 
     hardware: BenchmarkHardware
     contradictions: list[str] = field(default_factory=list)
@@ -92,10 +89,10 @@ def hardware_options(
     if nodes is not None and nodes < 1:
         raise UsageError(f"--nodes {nodes}: expected a positive number")
     ports = _NICS.fullmatch(nics.strip()) if nics is not None else None
-    if nics is not None and not (ports and _is_plausible(_port_count(ports), float(ports[3]))):
+    if nics is not None and not (ports and _port_count(ports) in range(1, _MAX_PORTS + 1) and float(ports[3]) >= 1):
         raise UsageError(
             f"--nics {nics or repr('')}: expected PORTSxGb/s of each port, such as 8x400: 1 to {_MAX_PORTS} ports of a "
-            f"node, each from {_MIN_PORT_GBPS} Gb/s on"
+            f"node, each from 1 Gb/s on"
         )
     if fabric is not None and fabric not in FABRICS:
         raise UsageError(f"--fabric {fabric!r}: expected one of {', '.join(FABRICS)}")
@@ -117,10 +114,6 @@ def hardware_options(
 
 def _port_count(nics: re.Match[str]) -> int:
     return int(nics[1]) * int(nics[2] or 1)
-
-
-def _is_plausible(ports: int, gbps: float) -> bool:
-    return 1 <= ports <= _MAX_PORTS and gbps >= _MIN_PORT_GBPS
 
 
 def known_models() -> str:
@@ -178,14 +171,12 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
         text = f"--gpus {options.gpus_text} contradicts the output, which lists {', '.join(names)}; judged as listed"
         contradicts = bool(options.models) and not all(_is_one_of(name, options.models) for name in names)
         if contradicts and not any(sku in skus() for sku in options.models):
-            raise UsageError(
-                f"--gpus {options.gpus_text}: no data of this GPU model, and the output lists {', '.join(names)}; "
-                f"{known_models()}"
-            )
+            unknown = f"--gpus {options.gpus_text}: no data of this GPU model, and the output lists {', '.join(names)}"
+            raise UsageError(f"{unknown}; {known_models()}")
         return GpuName(MODEL_SEPARATOR.join(names), "output", text if contradicts else "")
     if len(options.models) > 1:
-        several = ", ".join(sku.name for sku in options.models)
-        return GpuName(problem=f"--gpus {options.gpus_text} can mean several GPU models: {several}; name one of them")
+        models = ", ".join(sku.name for sku in options.models)
+        return GpuName(problem=f"--gpus {options.gpus_text} can mean several GPU models: {models}")
     if not options.models:
         return GpuName(problem="the output does not name the GPU model: give --gpus, such as --gpus 8xH200")
     return GpuName(options.models[0].nvml_names[0], "--gpus")

@@ -112,7 +112,7 @@ def make_plan(
 
 
 def _in_start_order(jobs: list[Job]) -> tuple[Job, ...]:
-    """Return the jobs in start order: one job on nodes, since its preflight must be first, the control job, others."""
+    """Return the jobs in start order: a job on nodes (its preflight must be first), the control job, then others."""
     on_nodes = [job for job in jobs if job.placement != "control"]
     control = [job for job in jobs if job.placement == "control"]
     return (*on_nodes[:1], *control, *on_nodes[1:])
@@ -133,7 +133,8 @@ def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ..
     """Return the planned jobs, but checks that ran on fewer nodes after the loss of a node are in jobs of their own."""
     nodes = {check: job.nodes for job in planned for check in job.checks}
     on_fewer = [job for job in started if not job.retry and any(job.nodes < nodes.get(name, 0) for name in job.checks)]
-    smaller = {job.name: job for job in reversed(on_fewer)}  # of several, the first: it has all checks
+    # Of attempts with the same name the one that started first: later ones have only its remaining checks
+    smaller = {job.name: job for job in reversed(on_fewer)}
     job_names = {check: job.name for job in (*planned, *reversed(smaller.values())) for check in job.checks}
     jobs = [
         job.model_copy(update={"checks": tuple(check for check in job.checks if job_names[check] == job.name)})
@@ -156,8 +157,8 @@ def localization_job(
     """Return the job that searches for slow nodes, on the nodes of the last job of ``jobs`` with ranks.
 
     None if the config turns it off, the trial has the check itself, the nodes are too few, or it does not fit into
-    ``time_limit_s``. Two nodes without GPUs are too few: their only pair is compared with itself, and over TCP on CPUs
-    healthy rates differ by a factor of 6 (docs/collectives.md).
+    ``time_limit_s``. On two nodes only rails and directions can be compared. Two nodes without GPUs are too few: they
+    have one rail, and the rates of the two directions of healthy CPU nodes over TCP differ too much.
     """
     jobs = list(jobs)
     check = next((check for check in checks.values() if check.localizes), None)
@@ -278,7 +279,8 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
 
     A default applies if the check has the option, and the trial does not set it. ``reservation``: slurm.reservation.
     ``kubernetes``: the settings kubernetes.*, only with this launcher. ``limit_s``: longer on a slow network.
-    ``sizes``: also the sizes that have thresholds and take too long on a slow network.
+    ``sizes``, on a TCP network: the sizes that are timed by default, and those with a threshold of the trial that would
+    otherwise be omitted because the network is too slow for them.
     """
     defaults: dict[str, JsonValue] = {}
     settings = config.checks[check.name]
@@ -301,7 +303,7 @@ def _job_of_placement(
     placement: Placement, runnable: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int
 ) -> Job:
     checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
-    expected_gpus = config.cluster.gpus_per_node
+    configured_gpus = config.cluster.gpus_per_node
     ranks_per_node = _ranks_per_node(config, node_gpus)
     network = configured_network(
         config, nodes, ranks_per_node, on_gpus=placement == "ranks" and bool(node_gpus.usable_gpus)
@@ -323,7 +325,7 @@ def _job_of_placement(
         ranks_per_node=ranks_per_node if placement == "ranks" else 1,
         checks=tuple(check.name for check in checks),
         options=options,
-        expected_gpus=node_gpus.expected_gpus if expected_gpus is None else expected_gpus,
+        expected_gpus=node_gpus.expected_gpus if configured_gpus is None else configured_gpus,
         expected_nodes=nodes,
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),
@@ -339,7 +341,7 @@ def _job_of_placement(
 def _left_out_sizes(
     checks: Sequence[Check], options: Mapping[str, Mapping[str, JsonValue]], network: Network
 ) -> Iterator[tuple[str, str]]:
-    """Yield each check with sizes left out, and as text these sizes: the network is too slow for them."""
+    """Yield (check, reasons) for each check that omits sizes because the network is too slow for them."""
     if not isinstance(network, TcpNetwork):
         return
     for check in checks:

@@ -80,13 +80,16 @@ def _run_families(trial: Trial) -> Iterator[_Family]:
     for confidence in ("high", "medium", "low"):
         count = sum(finding.confidence == confidence for finding in trial.findings)
         findings.add(count, trial=trial.name, confidence=confidence)
-    lax = _Family("seatrial_lax_thresholds", "Number of thresholds that a large slowdown would pass.")
+    lax = _Family("seatrial_lax_thresholds", "Number of thresholds that a much slower cluster would still meet.")
     lax.add(len(lax_thresholds(trial.verdicts)), trial=trial.name)
     yield from (ended, duration, decision, cpu_only, time, findings, lax)
 
 
 def _verdicts(trial: Trial) -> _Family:
-    family = _Family("seatrial_verdict", "Number of verdicts of a check on a subject, by outcome; none for zero.")
+    family = _Family(
+        "seatrial_verdict",
+        "Number of verdicts of a check on a subject; an outcome without verdicts has no sample.",
+    )
     by_subject: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in trial.verdicts:
         by_subject.setdefault((verdict.check, verdict.subject), []).append(verdict)

@@ -68,7 +68,7 @@ def _row(
     for metric in (metric for measurement in measured for metric in measurement.metrics):
         values.setdefault(metric.name, []).append(metric.value)
         texts[metric.name] = print_value(median(values[metric.name]), metric.unit)
-    cluster = metrics.cluster.format(nodes=nodes)
+    cluster_metric = metrics.cluster.format(nodes=nodes)  # the name may contain {nodes}
     base = next((median(values[part]) for part in (metrics.node, metrics.gpu) if part in values), 0.0)
     outcomes: dict[str, list[Outcome]] = {}
     for verdict in verdicts:
@@ -79,7 +79,7 @@ def _row(
         texts.get(metrics.gpu, ""),
         texts.get(metrics.node, ""),
         texts.get(metrics.two_nodes, ""),
-        texts.get(cluster, ""),
-        f"{100 * median(values[cluster]) / base:.1f} %" if base and cluster in values else "",
+        texts.get(cluster_metric, ""),
+        f"{100 * median(values[cluster_metric]) / base:.1f} %" if base and cluster_metric in values else "",
         tuple((metric, texts.get(metric, "not measured"), worst(of_metric)) for metric, of_metric in outcomes.items()),
     )

@@ -37,7 +37,7 @@ def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
             nodes_by_domain[domain].append(node)
     without_domain = [subject for subject, domain in domains.items() if not domain]
     split_nodes = [node for node, node_domains in domains_by_node.items() if len(node_domains - {""}) > 1]
-    # The rules do not apply to several nodes with an HGX board each: no NVLink domain spans two of them
+    # A single node shows only whether its GPUs are in one domain. GPUs of HGX boards are in no domain
     spans_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())
     rules_apply = spans_nodes or (len(domains_by_node) == 1 and bool(nodes_by_domain))
     yield from facts(
@@ -98,7 +98,9 @@ CHECK = Check(
         ),
     ),
     rule_facts={
-        "nvlink_across_nodes": RuleFact(reason="no NVLink domain (cluster UUID and clique) has GPUs of two nodes")
+        "nvlink_across_nodes": RuleFact(
+            reason="the GPUs are in no NVLink domain (cluster UUID and clique) across nodes"
+        )
     },
     measure=measure,
     limit_s=60,

@@ -15,8 +15,8 @@ from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, R
 
 CONFIG, PREFIX = "ddp", "seatrial-input-"
 OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
-# 0.5 GB of data. On more than 136 GPUs a sequence is read by several ranks, mostly on different nodes, so that it is
-# rarely in the page cache of the node that reads it
+# 0.5 GB of data. A rank reads 64 sequences in each of 30 steps. With more than 136 ranks these are more than 2^18: then
+# several ranks read a sequence, mostly on different nodes, so that it is rarely in the page cache of the node
 MAX_SEQUENCES = 2**18
 MAX_CACHED = 10  # percent; with more of the data in the page cache, the filesystem was not measured
 # Percent of the step time. MLPerf Storage requires 90 % accelerator utilization for 3D U-Net and ResNet-50. A GPU
@@ -81,9 +81,12 @@ def reads_text(sequences: int, samples: int | None) -> str:
 
 
 def data_cold(cached: float | None) -> str:
-    """The fact ``data_cold``, which the rule requires: whether the data came from the filesystem, not from memory."""
+    """The fact ``data_cold``: whether the data came from the filesystem, not from memory.
+
+    ``no: REASON`` makes the rules SKIP, ``not_supported: REASON`` makes them UNJUDGED.
+    """
     if cached is None:
-        return "no: the training failed"
+        return "no: the share in the page cache was not measured (the training failed, or data.cold is false)"
     if 100 * cached <= MAX_CACHED:
         return "yes"
     return f"not_supported: {cached:.0%} of the data stayed in the page cache, as on tmpfs"
@@ -120,7 +123,7 @@ CHECK = Check(
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, CONFIG),
     options=InputOptions,
-    child_tasks=("all",),  # one training on all ranks
+    child_tasks=("all",),  # each rank has one child process; together they run one training
     limit_s=700.0,
     performance_metrics=(*_results.PERFORMANCE, _ranks.DATA_WAIT),
 )

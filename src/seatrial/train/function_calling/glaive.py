@@ -1,8 +1,9 @@
 """Converts rows of glaive-function-calling-v2 to messages with tools, the input of chat templates.
 
-A row has two strings. ``system`` contains the functions as concatenated JSON objects, not as a JSON list. ``chat`` has
-the turns ``USER:``, ``ASSISTANT:`` and ``FUNCTION RESPONSE:``; a turn of the assistant ends with ``<|endoftext|>``, and
-a call is ``<functioncall> {"name": "f", "arguments": '{"k": "v"}'}``, which is not JSON because of the single quotes.
+A row has two strings. ``system`` contains the functions as concatenated JSON objects; a JSON list is accepted too.
+``chat`` has the turns ``USER:``, ``ASSISTANT:`` and ``FUNCTION RESPONSE:``; a turn of the assistant ends with
+``<|endoftext|>``, and a call is ``<functioncall> {"name": "f", "arguments": '{"k": "v"}'}``, which is not JSON because
+of the single quotes.
 A row that cannot be parsed unambiguously is rejected with a reason from REJECTION_REASONS.
 """
 
@@ -25,7 +26,7 @@ REJECTION_REASONS = {
     "functions_unreadable": "the text after the prompt is not a sequence of JSON objects",
     "functions_missing": "the prompt announces functions but contains none",
     "function_invalid": "a function without a name, with a duplicate name, or with an invalid JSON Schema",
-    "turns_unreadable": "text before the first turn, or an empty turn",
+    "turns_unreadable": "no turn, text before the first turn, an empty turn, or an end of turn inside a turn",
     "turn_order": "turns in an invalid order, such as two consecutive turns of the user",
     "truncated": "the last turn is not a complete turn of the assistant",
     "call_unreadable": "a call that cannot be parsed, or text after a call",
@@ -48,7 +49,7 @@ class RejectedRow(ValueError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """``messages`` of user, assistant (with ``tool_calls``, arguments are dicts) and tool; ``tools``: the functions."""
+    """``messages``: roles user, assistant and tool; arguments in ``tool_calls`` are dicts. ``tools``: the functions."""
 
     messages: list[Message]
     tools: list[Message]
@@ -173,7 +174,7 @@ _ADD_TURN = {"USER": _add_user, "ASSISTANT": _add_assistant, "FUNCTION RESPONSE"
 
 
 def _open_calls(messages: list[Message]) -> list[str]:
-    """Names of the functions in the last message with calls for which ``messages`` has no response yet."""
+    """Names of the functions that the last assistant message called and that have no response yet, in order."""
     answered = 0
     while messages and answered < len(messages) and messages[-1 - answered]["role"] == "tool":
         answered += 1
