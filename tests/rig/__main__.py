@@ -17,14 +17,24 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rig", description=__doc__)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--gpus-per-node", type=int, default=0, help="fake GPUs per node")
+    parser.add_argument("--real-gpus", action="store_true", help="node N has GPU N of this machine")
+    parser.add_argument("--rate", help="rate of each node's link, in both directions, such as 20gbit")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     if reason := Cluster.reason_unavailable():
         parser.exit(1, f"cannot start a Slurm test cluster: {reason}\n")
     with (
         tempfile.TemporaryDirectory(prefix="rig") as folder,
-        Cluster(nodes=options.nodes, gpus_per_node=options.gpus_per_node, folder=Path(folder)) as cluster,
+        Cluster(
+            nodes=options.nodes,
+            gpus_per_node=options.gpus_per_node,
+            folder=Path(folder),
+            real_gpus=options.real_gpus,
+        ) as cluster,
     ):
+        if options.rate:
+            for node in cluster.nodes:
+                cluster.slow_link(node, options.rate, burst="64mbit")
         return _run(options.command, {**cluster.env, CLUSTER_VARIABLE: str(_access_file(cluster))})
 
 

@@ -45,12 +45,33 @@ mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs {folder}/dev
 gpu=0
 for minor in {gpus}; do mknod {folder}/dev/gpu$gpu c 1 $minor; gpu=$((gpu + 1)); done
-mount --bind {folder}/hosts /etc/hosts
+{own_gpu}mount --bind {folder}/hosts /etc/hosts
 hostname {name}
 ip link set lo up
 echo ready
 sleep infinity &
 while :; do wait; done
+"""
+
+
+# As a container does it: /dev has one GPU, and the driver's libraries do not create the files of the others.
+_OWN_GPU = """\
+mount -t tmpfs tmpfs {folder}/own-dev
+for path in /dev/*; do
+  case $path in
+    /dev/nvidia[0-9]*) ;;
+    /dev/shm | /dev/pts | /dev/mqueue | /dev/hugepages)
+      mkdir {folder}/own-dev/${{path#/dev/}}
+      mount --rbind $path {folder}/own-dev/${{path#/dev/}} ;;
+    *) cp -a $path {folder}/own-dev/ ;;
+  esac
+done
+cp -a /dev/nvidia{gpu} {folder}/own-dev/
+mount --move {folder}/own-dev /dev
+if [ -e /proc/driver/nvidia/params ]; then
+  sed 's/^ModifyDeviceFiles: 1/ModifyDeviceFiles: 0/' /proc/driver/nvidia/params > {folder}/run/params-{gpu}
+  mount --bind {folder}/run/params-{gpu} /proc/driver/nvidia/params
+fi
 """
 
 
@@ -76,11 +97,20 @@ class Cluster(Faults):
     ``confined``: affinity and cgroups limit jobs to their CPUs, memory and devices. A node then has two real CPUs and
     at most four GPUs. Only one confined rig can run at a time, as nodes with the same name share their cgroups.
 
+    ``real_gpus``: node N has GPU N of this machine, and an equal part of its CPUs and memory.
+
     Node names resolve to the node's own cluster on a node, and to the newest rig on the host.
     """
 
     def __init__(
-        self, *, nodes: int, folder: Path, gpus_per_node: int = 0, extra: str = "", confined: bool = False
+        self,
+        *,
+        nodes: int,
+        folder: Path,
+        gpus_per_node: int = 0,
+        extra: str = "",
+        confined: bool = False,
+        real_gpus: bool = False,
     ) -> None:
         self.folder = folder.resolve()
         self.nodes = [f"node{number}" for number in range(nodes)]
@@ -88,6 +118,7 @@ class Cluster(Faults):
         self._gpus = gpus_per_node
         self._extra = extra
         self._confined = confined
+        self._real_gpus = real_gpus
         self._machines: dict[str, Node] = {}
 
     @classmethod
@@ -175,7 +206,12 @@ class Cluster(Faults):
         stack.callback(host.clean_up_slot, slot)
         self.env[host.TAG] = str(slot)
         network = f"10.77.{slot}"
-        files.write(self.folder, network, 7000 + slot, self.nodes, self._gpus, self._extra, self._confined)
+        size = (
+            files.real_gpu_node(self.nodes)
+            if self._real_gpus
+            else files.fake_node(self.folder, self._gpus, self._confined)
+        )
+        files.write(self.folder, network, 7000 + slot, self.nodes, size, self._extra, self._confined)
         if self._confined:
             stack.callback(host.lock_cgroups().close)
             stack.callback(host.remove_cgroups)
@@ -184,7 +220,7 @@ class Cluster(Faults):
         self.start_munge()
         stack.callback(self.stop_munge)
         for number, name in enumerate(self.nodes):
-            init = self._boot(name)
+            init = self._boot(name, number)
             self._machines[name] = Node(name, host.link(slot, number), _child(init))
             stack.callback(self._power_off, self._machines[name], init)
             self._connect(self._machines[name], host.bridge(slot), f"{files.address(network, number)}/24")
@@ -199,10 +235,11 @@ class Cluster(Faults):
         require_success(self.run(["ip", "address", "add", address, "dev", bridge]))
         require_success(self.run(["ip", "link", "set", bridge, "up"]))
 
-    def _boot(self, name: str) -> subprocess.Popen[bytes]:
+    def _boot(self, name: str, number: int) -> subprocess.Popen[bytes]:
         """Starts the init process of a node and waits until its namespaces are ready."""
         minors = [*_GPU_MINORS, *[_NULL] * self._gpus][: self._gpus]
-        script = _INIT.format(folder=self.folder, name=name, gpus=" ".join(map(str, minors)))
+        own_gpu = _OWN_GPU.format(folder=self.folder, gpu=number) if self._real_gpus else ""
+        script = _INIT.format(folder=self.folder, name=name, gpus=" ".join(map(str, minors)), own_gpu=own_gpu)
         namespaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--uts", "--net", "--ipc"]
         init = self._daemon(f"init-{name}", ["unshare", *namespaces, "sh", "-c", script], subprocess.PIPE)
         assert init.stdout

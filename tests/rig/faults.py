@@ -26,9 +26,12 @@ class Faults(abc.ABC):
 
     # The network
 
-    def slow_link(self, node: str, rate: str) -> None:
-        """Limits a node's link in both directions to ``rate`` in the format of tc(8): ``200mbit``."""
-        shape = ["root", "tbf", "rate", rate, "burst", "256kbit", "latency", "100ms"]
+    def slow_link(self, node: str, rate: str, burst: str = "256kbit") -> None:
+        """Limits a node's link in both directions to ``rate`` in the format of tc(8): ``200mbit``.
+
+        ``burst``: sent at once. Above 1 Gb/s it must hold many packets of 64 KiB, else the shaper splits each of them.
+        """
+        shape = ["root", "tbf", "rate", rate, "burst", burst, "latency", "100ms"]
         require_success(self.run(["tc", "qdisc", "replace", "dev", self.link(node), *shape]))
         require_success(self.run_on(node, ["tc", "qdisc", "replace", "dev", "eth0", *shape]))
 

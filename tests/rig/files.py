@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 _SLURM_CONF = """\
 ClusterName=seatrial
@@ -49,23 +52,43 @@ _TASK_PROLOG = """\
 _CONFINE = "ConstrainCores=yes\nConstrainDevices=yes\nConstrainRAMSpace=yes\n"
 
 
+class NodeSize(NamedTuple):
+    """The hardware of each node for slurm.conf, and the lines of gres.conf."""
+
+    hardware: str
+    gres: list[str]
+
+
+def fake_node(folder: Path, gpus: int, confined: bool) -> NodeSize:
+    """A node with 8 GB and fake GPUs; ``confined``: with two CPUs, which exist."""
+    gres = f" Gres=gpu:fake:{gpus}" if gpus else ""
+    hardware = f"CPUs={2 if confined else 8} RealMemory=8000{gres}"
+    return NodeSize(hardware, [f"Name=gpu Type=fake File={folder}/dev/gpu{number}" for number in range(gpus)])
+
+
+def real_gpu_node(nodes: list[str]) -> NodeSize:
+    """A node with one real GPU and an equal part of this machine's CPUs and memory."""
+    cpus = (os.cpu_count() or 1) // len(nodes)
+    memory_mib = psutil.virtual_memory().total // len(nodes) >> 20
+    gres = [f"NodeName={node} Name=gpu File=/dev/nvidia{gpu}" for gpu, node in enumerate(nodes)]
+    return NodeSize(f"CPUs={cpus} RealMemory={memory_mib} Gres=gpu:1", gres)
+
+
 def write(
-    folder: Path, network: str, port: int, nodes: list[str], gpus: int, extra: str, confined: bool = False
+    folder: Path, network: str, port: int, nodes: list[str], size: NodeSize, extra: str, confined: bool = False
 ) -> None:
     """Writes all files; FileExistsError if ``folder`` has the state of a cluster. ``extra``: lines of slurm.conf."""
-    for name in ("log", "run", "state", "cgroup", "dev", *(f"spool/{node}" for node in nodes)):
+    for name in ("log", "run", "state", "cgroup", "dev", "own-dev", *(f"spool/{node}" for node in nodes)):
         (folder / name).mkdir(parents=True)
-    gres = f" Gres=gpu:fake:{gpus}" if gpus else ""
-    size = f"Port=6818 CPUs={2 if confined else 8} RealMemory=8000{gres} State=UNKNOWN"
-    lines = [f"NodeName={n} NodeAddr={address(network, i)} NodeHostname={n} {size}" for i, n in enumerate(nodes)]
+    rest = f"Port=6818 {size.hardware} State=UNKNOWN"
+    lines = [f"NodeName={n} NodeAddr={address(network, i)} NodeHostname={n} {rest}" for i, n in enumerate(nodes)]
     lines += ["PartitionName=gpu Nodes=ALL Default=YES MaxTime=60 State=UP", extra]
     plugin = "task/affinity,task/cgroup" if confined else "task/none"
     conf = _SLURM_CONF.format(folder=folder, network=network, port=port, task_plugin=plugin)
     (folder / "task-prolog").write_text(_TASK_PROLOG.format(folder=folder))
     (folder / "task-prolog").chmod(0o755)
     (folder / "slurm.conf").write_text(conf + "\n".join(lines) + "\n")
-    devices = [f"Name=gpu Type=fake File={folder}/dev/gpu{number}\n" for number in range(gpus)]
-    (folder / "gres.conf").write_text("".join(devices))
+    (folder / "gres.conf").write_text("".join(f"{line}\n" for line in size.gres))
     # the v2 plugin needs systemd
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n" + (_CONFINE if confined else ""))
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names(network, nodes), ""]))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number
+from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number, read_text
 from seatrial.model import Frozen
 from seatrial.util.text import printable
 
@@ -149,7 +149,7 @@ def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
     return Nic(
         name=printable(folder.name),
         state=reader("state", lambda: read_line(folder / "operstate")),
-        speed_mbit_s=reader("speed_mbit_s", lambda: _speed(folder)),
+        speed_mbit_s=reader("speed_mbit_s", lambda: _speed(folder, physical)),
         mtu=reader("mtu", lambda: read_number(folder / "mtu")),
         mac=reader("mac", lambda: read_line(folder / "address")),
         driver=reader("driver", lambda: printable(driver.resolve(strict=True).name)) if physical else None,
@@ -159,8 +159,14 @@ def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
     )
 
 
-def _speed(folder: Path) -> int:
-    """Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError."""
+def _speed(folder: Path, physical: bool) -> int:
+    """Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError.
+
+    The drivers of veth (10 Gb/s, as in pods) and of tun report a constant. The kernel gives these interfaces no DEVTYPE;
+    bonds, bridges, VLANs and macvlans have one, and report the speed of the interfaces below.
+    """
+    if not physical and "DEVTYPE=" not in read_text(folder / "uevent"):
+        raise ValueError(f"{folder}: a virtual interface without the speed of a link")
     speed = read_number(folder / "speed")
     if speed < 0:
         raise ValueError(f"{folder / 'speed'}: {speed}, the driver reports no speed")

@@ -124,8 +124,11 @@ def _network(links: Links, tcp: TcpFabric | None) -> tuple[int, float, str] | st
     if tcp is None:
         return "sockets between nodes have no reference value; without an RDMA network set cluster.fabric: {kind: tcp}"
     interfaces = ", ".join(links.tcp.names) if links.tcp else "TCP"
-    if links.tcp and links.tcp.gbps:
-        return 1, links.tcp.gbps, f"{interfaces}, rate read from the interface"
+    read_gbps = links.tcp.gbps if links.tcp else None
+    # The rate of the trial counts first: a port that negotiated a lower rate must not lower its own threshold.
     if tcp.gbps:
-        return 1, tcp.gbps, f"{interfaces}, rate from cluster.fabric.rate"
+        differs = f"; the interface reports {read_gbps:g} Gb/s" if read_gbps not in (None, tcp.gbps) else ""
+        return 1, tcp.gbps, f"{interfaces}, rate from cluster.fabric.rate{differs}"
+    if read_gbps:
+        return 1, read_gbps, f"{interfaces}, rate read from the interface"
     return f"the rate of {interfaces} cannot be read, or differs between nodes: set cluster.fabric.rate, e.g. 100 Gb/s"
