@@ -58,7 +58,7 @@ def skus(
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a GPU model, or part of it.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List GPU models with their numbers of metrics with a reference value; with MODEL, show values and sources."""
+    """List GPU models, each with its number of reference values; with MODEL, show the values and their sources."""
     from seatrial.analysis.known_references import reference_metrics
     from seatrial.checks import catalog
     from seatrial.hardware import references

@@ -14,8 +14,8 @@ from seatrial.config.strict_yaml import StrictLoader, error_text
 from seatrial.model import Threshold, UsageError, has_scale
 from seatrial.util import data_files
 
-Names = Mapping[str, str]
-_REFERENCE_FIELDS = {"floor": "required"}  # fields of a reference value in a baseline
+Names = Mapping[str, str]  # old name → new name
+_REFERENCE_FIELDS: Names = {"floor": "required"}  # of a reference value in a baseline
 
 
 @cache
@@ -81,7 +81,7 @@ def hint(section: str, name: str, check: str = "") -> str:
     return "" if new == name else f"; it is now called {new!r}, and `seatrial migrate FILE` rewrites a file"
 
 
-def migrated(text: str, source: str, units: Mapping[str, Names]) -> tuple[str, list[str]]:
+def migrated(text: str, source: str, units: Mapping[str, Mapping[str, str]]) -> tuple[str, list[str]]:
     """Return a trial file, training config or baseline as this version reads it, and a line per change; keep comments.
 
     Names become the current ones, and thresholds get the unit of their metric. ``units``: check → metric → unit.
@@ -110,10 +110,10 @@ def migrated(text: str, source: str, units: Mapping[str, Names]) -> tuple[str, l
     return text, changes
 
 
-_Edit = tuple[yaml.ScalarNode, str]
+_Edit = tuple[yaml.ScalarNode, str]  # a scalar of the file, and its new text
 
 
-def _trial_edits(root: yaml.Node | None, units: Mapping[str, Names]) -> Iterator[_Edit]:
+def _trial_edits(root: yaml.Node | None, units: Mapping[str, Mapping[str, str]]) -> Iterator[_Edit]:
     yield from _key_edits(root, table()["trial"])
     for check, settings in _items(_child(root, "checks")):
         yield from _edit(check, new_check(check.value))
@@ -131,7 +131,10 @@ def _trial_edits(root: yaml.Node | None, units: Mapping[str, Names]) -> Iterator
 
 
 def _with_unit(threshold: str, unit: str) -> str:
-    """Return a threshold with the unit that earlier versions assumed; they refused a % without its unit."""
+    """Return a threshold with the unit that earlier versions assumed.
+
+    Earlier versions assumed no %: they rejected a percentage without its unit.
+    """
     try:
         parsed = Threshold.parse(threshold)
     except ValueError:  # reported when the trial is loaded
@@ -165,20 +168,24 @@ def _key_edits(root: yaml.Node | None, renamed: Names) -> Iterator[_Edit]:
 
 
 def _edit(node: yaml.ScalarNode, new: str | None) -> Iterator[_Edit]:
+    """Yield the edit of ``node``; nothing if its text is ``new`` already, or ``new`` is empty."""
     if new and node.value != new:
         yield node, new
 
 
 def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    """Return the value of the key ``name``; None if the node is no mapping with this key."""
     return next((value for key, value in _items(node) if key.value == name), None)
 
 
 def _items(node: yaml.Node | None) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Return keys and values of a mapping; empty for any other node."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     return [(key, value) for key, value in pairs if isinstance(key, yaml.ScalarNode)]
 
 
 def _scalars(node: yaml.Node | None) -> list[yaml.ScalarNode]:
+    """Return a scalar, or the scalars of a list; empty for any other node."""
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
     return [scalar for scalar in nodes if isinstance(scalar, yaml.ScalarNode)]
 
@@ -194,6 +201,7 @@ def _names(section: str, check: str) -> dict[str, str]:
 
 
 def _matches(pattern: str, check: str) -> bool:
+    """Return whether ``pattern`` matches the name of the check, or is its old name."""
     return fnmatchcase(check, pattern) or check == table()["checks"].get(pattern)
 
 
