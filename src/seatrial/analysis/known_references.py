@@ -109,6 +109,7 @@ def _facts(metric: ReferenceMetric, check: Check, config: Config, gpus: Sequence
     if check.needs.min_ranks > ranks or ("one node" in check.skipped_if and config.cluster.nodes == 1):
         return {}
     lookup = metric_lookup(check, metric.name, metric.key)
+    # metrics without a bound of a check with scope CLUSTER are those of training: they count all ranks
     if lookup.bounded_by or check.scope is not Scope.CLUSTER:
         ranks, nodes = metric_shape(check, lookup, ranks, nodes)
     return {"gpu": MODEL_SEPARATOR.join(sorted(set(gpus))), "world_size": ranks, "nodes": nodes}

@@ -128,7 +128,8 @@ def _selected(names: list[str], all_drills: bool) -> list[Drill]:
     def matches(item: Drill, name: str) -> bool:
         return name == item.machine or fnmatch(item.name, name)
 
-    if unknown := [name for name in names if not any(matches(item, name) for item in drills)]:
+    unknown = [name for name in names if not any(matches(item, name) for item in drills)]
+    if unknown:
         hint = nearest(unknown[0], (item.name for item in drills))
         raise UsageError(f"no drill matches {', '.join(unknown)}{hint}; list all drills: seatrial drill --list")
     return [item for item in drills if any(matches(item, name) for name in names)]

@@ -251,7 +251,9 @@ def _hook_site(folder: Path, site: str | None, from_options: Expected, state_dir
 
 def _next_steps(site: HookSite, callers: Collection[str]) -> list[str]:
     """Return what the person who installs hooks does next: one line for the drain limit, and one per caller."""
-    drain_record = site.state_dir and f"{site.state_dir}/drains"
+    limit_text = (
+        f"{site.state_dir}/drains" if site.state_dir else "no --state-dir was given: failures are only recorded"
+    )
     timer = f"systemctl link {site.folder}/systemd/seatrial-health.*; systemctl enable --now seatrial-health.timer"
     steps = {
         "slurm": f"Slurm: copy lines of {site.folder}/slurm.conf.lines to slurm.conf, then: scontrol reconfigure",
@@ -259,7 +261,6 @@ def _next_steps(site: HookSite, callers: Collection[str]) -> list[str]:
         "npd": f"node-problem-detector: on each node {timer}; put npd/ into NPD's ConfigMap, see docs/hooks.md",
         "soperator": "soperator: helm upgrade with soperator/values.yaml, see docs/hooks.md",
     }
-    limit_text = drain_record or "no --state-dir was given: failures are only recorded"
     return [f"Drain limit: {limit_text}", *(step for name, step in steps.items() if name in callers)]
 
 

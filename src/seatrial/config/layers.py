@@ -98,7 +98,7 @@ def resolve(
     origins: dict[str, str] = {}
     _record_origins(tree, file, (), origins)
     # Slurm may have allocated fewer GPUs than the trial expects: the number of the trial stays
-    from_scheduler = [override for override in _scheduler_overrides(environ) if override[1] not in origins]
+    from_scheduler = [(origin, key, gpus) for origin, key, gpus in _scheduler_overrides(environ) if key not in origins]
     for origin, key, value in [*from_scheduler, *_environment_overrides(environ), *overrides]:
         path = _split_key(key, schemas)
         _require_no_contradiction(tree, path, value, origin, origins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -104,13 +104,16 @@ def migrated(text: str, source: str, units: Mapping[str, Mapping[str, str]]) -> 
             "or a trial.json"
         )
     changes = [f"line {node.start_mark.line + 1}: {node.value} -> {new}" for node, new in edits]
-    for node, new in sorted(edits, key=lambda edit: edit[0].start_mark.index, reverse=True):
+    # from the end of the text, so that the positions of the other edits stay valid
+    for node, new in sorted(edits, key=lambda edit: edit.node.start_mark.index, reverse=True):
         old = text[node.start_mark.index : node.end_mark.index]
         text = text[: node.start_mark.index] + old.replace(node.value, new) + text[node.end_mark.index :]
     return text, changes
 
 
-_Edit = tuple[yaml.ScalarNode, str]  # a scalar of the file, and its new text
+class _Edit(NamedTuple):
+    node: yaml.ScalarNode  # a key or value of the file
+    new: str  # its new text
 
 
 def _trial_edits(root: yaml.Node | None, units: Mapping[str, Mapping[str, str]]) -> Iterator[_Edit]:
@@ -170,7 +173,7 @@ def _key_edits(root: yaml.Node | None, renamed: Names) -> Iterator[_Edit]:
 def _edit(node: yaml.ScalarNode, new: str | None) -> Iterator[_Edit]:
     """Yield the edit of ``node``; nothing if its text is ``new`` already, or ``new`` is empty."""
     if new and node.value != new:
-        yield node, new
+        yield _Edit(node, new)
 
 
 def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:

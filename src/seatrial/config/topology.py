@@ -134,7 +134,8 @@ def _topology(
     ancestors = _ancestors(switches)
     leaf_by_node: dict[str, str] = {}
     for switch in switches:
-        below = {node for other in switches if switch.name in ancestors[other.name] for node in other.nodes}
+        lower_switches = [other for other in switches if switch.name in ancestors[other.name]]
+        below = {node for lower in lower_switches for node in lower.nodes}
         for node in switch.nodes:
             if node in below:  # scontrol lists all nodes below a switch
                 continue
@@ -175,7 +176,9 @@ def _above(name: str, parents: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return the switches above ``name``, nearest first. Raises ValueError for a cycle."""
     above: dict[str, None] = {}
     level = [name]
-    while level := [parent for child in level for parent in parents[child] if parent not in above]:
+    while level:
+        next_level = [parent for child in level for parent in parents[child]]
+        level = [switch for switch in next_level if switch not in above]
         if name in level:
             raise ValueError(f"the switches form a cycle: {' → '.join([name, *above, name])}")
         above |= dict.fromkeys(level)

@@ -49,8 +49,9 @@ class KubernetesCandidates:
         if unknown := [name for name in names if name not in self._nodes_by_name]:
             raise UsageError(f"Kubernetes has no node {and_more(unknown, 8)}. Run first: kubectl get nodes")
         self._candidates = [self._nodes_by_name[name] for name in names]
-        if refusals := [f"{node.name}: {why}" for node in self._candidates if (why := self._refusal(node))]:
-            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refusals)}")
+        refusals = {node.name: self._refusal(node) for node in self._candidates}
+        if refused := [f"{name}: {why}" for name, why in refusals.items() if why]:
+            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refused)}")
 
     @property
     def cluster_node_count(self) -> int:
@@ -58,16 +59,21 @@ class KubernetesCandidates:
         return len([node for node in self._nodes_by_name.values() if node.has_gpus]) or len(self._nodes_by_name)
 
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
-        """Return ``names``, or all schedulable nodes with the condition True. Raises UsageError."""
+        """Return ``names``, by default all schedulable nodes with the condition True.
+
+        Raises UsageError if one of ``names`` cannot be a partner.
+        """
         if names:
-            if wrong := [f"{name}: {why}" for name in names if (why := self._partner_refusal(name))]:
-                raise UsageError(f"--partner {'; '.join(wrong)}")
+            refusals = {name: self._partner_refusal(name) for name in names}
+            if refused := [f"{name}: {why}" for name, why in refusals.items() if why]:
+                raise UsageError(f"--partner {'; '.join(refused)}")
             return [Partner(node=name, why="--partner") for name in names]
-        return [
-            Partner(node=name, why=str(condition))
-            for name, node in self._nodes_by_name.items()
-            if not self._partner_refusal(name) and (condition := _condition(node)) and condition.status == "True"
-        ]
+        partners = []
+        for name, node in self._nodes_by_name.items():
+            condition = _condition(node)
+            if condition and condition.status == "True" and not self._partner_refusal(name):
+                partners.append(Partner(node=name, why=str(condition)))
+        return partners
 
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
         """Return the settings that run the jobs on ``nodes``, also on cordoned ones and those with the taint."""

@@ -72,8 +72,9 @@ class SlurmCandidates:
         self._partition = partition or self._common_partition()
         # drained, down or failed: Slurm starts no job on them before a resume
         self._drained = [node for node in self._candidates if node.needs_administrator]
-        if refusals := [f"{node.name} is {node}: {why}" for node in self._candidates if (why := self._refusal(node))]:
-            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refusals)}")
+        refusals = [(node, self._refusal(node)) for node in self._candidates]
+        if refused := [f"{node.name} is {node}: {why}" for node, why in refusals if why]:
+            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refused)}")
         if self._drained and reservation:
             raise UsageError("slurm.reservation: drained nodes are tested in a reservation of their own: unset it")
         self._require_equal_hardware()
@@ -89,8 +90,9 @@ class SlurmCandidates:
         Raises UsageError if one of ``names`` cannot be a partner.
         """
         if names:
-            if wrong := [f"{name}: {why}" for name in names if (why := self._partner_refusal(name))]:
-                raise UsageError(f"--partner {'; '.join(wrong)}")
+            refusals = {name: self._partner_refusal(name) for name in names}
+            if refused := [f"{name}: {why}" for name, why in refusals.items() if why]:
+                raise UsageError(f"--partner {'; '.join(refused)}")
             return [Partner(node=name, why="--partner") for name in names]
         possible = [node for name, node in self._nodes_by_name.items() if not self._partner_refusal(name)]
         possible.sort(key=lambda node: not _accepted(node))
