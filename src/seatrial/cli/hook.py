@@ -63,6 +63,9 @@ WindowOption = Annotated[
 TimeLimitOption = Annotated[
     float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends within this time.")
 ]
+WholeTimeLimitOption = Annotated[
+    int, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="Each hook ends within this time.")
+]
 FailClosedOption = Annotated[
     bool, typer.Option("--fail-closed", help="An unmeasured check counts as failed; by default it passes.")
 ]
@@ -163,7 +166,7 @@ def install(
     state_dir: StateOption = None,
     share: ShareOption = 0.1,
     window_min: WindowOption = 60,
-    time_limit_s: Annotated[int, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50)] = 8,
+    time_limit_s: WholeTimeLimitOption = 8,
     fail_closed: FailClosedOption = False,
     records: RecordsOption = _RECORDS,
     soperator_cluster: Annotated[

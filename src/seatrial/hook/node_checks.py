@@ -83,6 +83,7 @@ def check_node(
 def _measure(
     checks: Mapping[str, Check], config: Config, expected_gpus: int | None, deadline: float, root: Path
 ) -> Iterator[Measurement]:
+    """Yield one measurement per check, with an error if the check has no result at ``deadline``."""
     with tempfile.TemporaryDirectory(
         prefix="seatrial-hook-", dir=_scratch_folder(), ignore_cleanup_errors=True
     ) as folder:

@@ -61,7 +61,7 @@ def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            # only after a timeout: a job that sbatch started on this host inherits the tag, and must continue
+            # not after a normal end: a job that sbatch started on this host inherits the tag, and must continue
             if child.poll() is None:
                 stop(child, grace_s=1)
         return CommandResult(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
