@@ -47,8 +47,8 @@ def rejected_share(slowdown: float, limit: float, noise: float, samples: float) 
         if u1 > 0:
             density = exp(-((u1 - distance) ** 2) / 2) / sqrt(2 * pi)
             both_bad += step * density * _NORMAL.cdf(distance - max(0.0, 2 * half_width - u1))
-    one_and_third_bad = 2 * bad * (1 - bad) * bad
-    return both_bad + one_and_third_bad
+    third_decides = 2 * bad * (1 - bad) * bad  # either of the first two, and the third
+    return both_bad + third_decides
 
 
 def detectable_slowdown(limit: float, noise: float, samples: float) -> float:
