@@ -1,6 +1,6 @@
 # Two commands, each does all its own set-up in .venv:
 #   make trial   run seatrial on this machine
-#   make test    lint, types, and all tests but those of the next two
+#   make test    lint, types, and all tests except those of test-training and test-cluster
 #   make test-training   trains small models and measures, mostly with several ranks
 #   make docs   the pages of docs/ as a site in build/site
 #   make wheelhouse   download all wheels for machines without a network (docs/install.md)

@@ -81,7 +81,7 @@ def test_commands_pick_checks_that_their_trial_has(document: Path) -> None:
     known = catalog()
     for trial, options in re.findall(r"seatrial run ([a-z-]+) (--only [^\n`#]+)", document.read_text()):
         has = resolve(trial, environ={}, schemas=known).config.checks
-        for pattern in ",".join(re.findall(r"--only (\S+)", options)).split(","):
+        for pattern in ",".join(re.findall(r"--only '?([^\s']+)", options)).split(","):
             assert fnmatch.filter(has, pattern), f"{document.name}: {trial} has no {pattern}"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from seatrial.analysis.algorithms import AlgorithmProtocol
 from seatrial.analysis.collective import NVLINK, PORT, Collective, build_collective
 from seatrial.hardware.links import Links
 from seatrial.hardware.references import References, skus
@@ -16,7 +17,7 @@ REFERENCES = References(skus=skus())
 H200: dict[str, Any] = {"backend": "nccl", "gpu": "NVIDIA H200", "world_size": 8, "nodes": 1}
 LINKS = Links(nvlinks=18, nvlink_gb_s=478.1)
 EIGHT_GPUS = Collective(
-    "c", "all_reduce", 8, 1, {"1GiB": ("NVLS", "Simple")}, LINKS, planned_nvlink_gb_s=None, nvls=True
+    "c", "all_reduce", 8, 1, {"1GiB": AlgorithmProtocol("NVLS", "Simple")}, LINKS, planned_nvlink_gb_s=None, nvls=True
 )
 
 
@@ -74,7 +75,10 @@ def test_nvls_is_assumed_above_the_bandwidth_of_ring() -> None:
     assert replace(EIGHT_GPUS, operation="all_gather").intra_node_algorithm("2GiB", 1.01 * achievable) == "Ring"
     assert replace(EIGHT_GPUS, links=Links()).intra_node_algorithm("2GiB", 1.01 * achievable) == "Ring"
     assert (
-        replace(EIGHT_GPUS, choices={"2GiB": ("Tree", "LL")}).intra_node_algorithm("2GiB", 1.01 * achievable) == "Tree"
+        replace(EIGHT_GPUS, choices={"2GiB": AlgorithmProtocol("Tree", "LL")}).intra_node_algorithm(
+            "2GiB", 1.01 * achievable
+        )
+        == "Tree"
     )
 
 

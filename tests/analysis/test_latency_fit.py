@@ -15,7 +15,7 @@ def points(
     sizes: list[float], alpha: float, gbps: float, name: str = "", noise: float = 0.0, seed: int = 1
 ) -> list[Point]:
     rng = random.Random(seed)
-    return [(size, (alpha + size / gbps / 1e3) * (1 + rng.gauss(0, noise)), name) for size in sizes]
+    return [Point(size, (alpha + size / gbps / 1e3) * (1 + rng.gauss(0, noise)), name) for size in sizes]
 
 
 def test_exact_points_recover_the_parameters() -> None:
@@ -47,9 +47,9 @@ def test_two_sizes_have_no_line(count: int) -> None:
 
 
 def test_parameters_that_cannot_be_fitted_are_none() -> None:
-    (large,) = fit_regimes([(2.0**30, 4000, ""), (2.0**31, 8100, ""), (2.0**32, 16400, "")])
+    (large,) = fit_regimes([Point(2.0**30, 4000, ""), Point(2.0**31, 8100, ""), Point(2.0**32, 16400, "")])
     assert isinstance(large, FittedLine)
     assert large.alpha_us is None
-    (flat,) = fit_regimes([(1024.0, 20, ""), (2048.0, 20, ""), (4096.0, 19, "")])
+    (flat,) = fit_regimes([Point(1024.0, 20, ""), Point(2048.0, 20, ""), Point(4096.0, 19, "")])
     assert isinstance(flat, FittedLine)
     assert flat.gbps is None

@@ -41,9 +41,9 @@ def test_a_good_node_passes_and_lists_what_was_measured(monkeypatch: pytest.Monk
     result = looked(monkeypatch, h200(0), h200(1), expected=2)
     assert failures(result) == set()
     assert result.not_measured == {}
-    assert {"host.inventory", "gpu.inventory"} <= set(result.seconds)
-    assert not set(result.seconds) & set(result.not_applicable)
-    assert {*result.seconds, *result.not_applicable} == {
+    assert {"host.inventory", "gpu.inventory"} <= set(result.seconds_by_check)
+    assert not set(result.seconds_by_check) & set(result.not_applicable)
+    assert {*result.seconds_by_check, *result.not_applicable} == {
         "host.inventory",
         "gpu.inventory",
         "gpu.model",
@@ -56,8 +56,8 @@ def test_checks_without_anything_to_measure_are_not_applicable(monkeypatch: pyte
     result = looked(monkeypatch)
     assert "no NVIDIA GPU" in result.not_applicable["gpu.inventory"]
     assert "gpu.model" in result.not_applicable
-    assert "host.inventory" in result.seconds
-    assert not set(result.seconds) & set(result.not_applicable)
+    assert "host.inventory" in result.seconds_by_check
+    assert not set(result.seconds_by_check) & set(result.not_applicable)
     assert failures(result) == set()
 
 
@@ -126,7 +126,7 @@ def test_a_driver_that_hangs_is_not_measured_in_time_and_the_others_are(monkeypa
     assert time.monotonic() - started < 30
     assert list(result.not_measured) == ["gpu.inventory"]
     assert "no result within" in result.not_measured["gpu.inventory"]
-    assert "host.inventory" in result.seconds
+    assert "host.inventory" in result.seconds_by_check
 
 
 def test_a_check_that_kills_its_process_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_reading_that_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) -
     gpus = [h200(index, nvmlDeviceGetRemappedRows=nvml_error("Unknown")) for index in range(2)]
     result = looked(monkeypatch, *gpus, expected=2)
     assert "gpu.inventory" in result.not_measured
-    assert "gpu.inventory" not in result.seconds
+    assert "gpu.inventory" not in result.seconds_by_check
 
 
 def test_metrics_that_are_not_judged_exist() -> None:

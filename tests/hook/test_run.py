@@ -192,7 +192,9 @@ def test_an_unmeasured_check_makes_no_entry_in_the_drain_record(
 
 
 def test_text_names_checks_that_do_not_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_result(monkeypatch, replace(GOOD, seconds={"host.inventory": 0.1}, not_applicable={"gpu.model": "no GPU"}))
+    set_result(
+        monkeypatch, replace(GOOD, seconds_by_check={"host.inventory": 0.1}, not_applicable={"gpu.model": "no GPU"})
+    )
     record, _ = run(request(tmp_path))
     assert record.result == Result.PASSED
     assert "  not applicable: gpu.model: no GPU\n  measured: host.inventory, in " in record.text()

@@ -125,7 +125,7 @@ def test_partners_have_the_condition_or_are_given(site: Site) -> None:
     candidates = site.candidates(node("new", OUR_TAINT), *others)
     assert [partner.node for partner in candidates.partners()] == ["good"]
     assert [partner.node for partner in candidates.partners(["fresh"])] == ["fresh"]
-    assert candidates.cluster_nodes == len(others) + 1
+    assert candidates.cluster_node_count == len(others) + 1
     for name, why in (("new", "candidate"), ("none", "no such"), ("small", "GPUs"), ("cordoned", "cordoned")):
         with pytest.raises(UsageError, match=why):
             candidates.partners([name])

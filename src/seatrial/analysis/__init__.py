@@ -1,4 +1,4 @@
-"""Insights from the measurements of a trial: pure functions above the judge that change no outcome."""
+"""Insights from the measurements of a trial, such as the smallest detectable fault. They change no outcome. Pure."""
 
 from __future__ import annotations
 

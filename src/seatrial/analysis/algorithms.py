@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.hardware.links import NCCL_ALGO_NAMES, FactRole, HasFactRoles, measurements_with_roles, role_facts
 from seatrial.model import Measurement, size_label
 
-AlgorithmProtocol = tuple[str, str]  # algorithm and protocol; empty where not logged
+
+class AlgorithmProtocol(NamedTuple):
+    """Names in NCCL's log; empty where not logged."""
+
+    algorithm: str
+    protocol: str
+
+
 OperationKey = tuple[str, str, str]  # operation, dtype, buffers
 Choices = Mapping[OperationKey, Mapping[str, AlgorithmProtocol]]  # → size label → algorithm and protocol
 
@@ -58,10 +65,12 @@ def _choices_by_size(by_size: Mapping[str, Any]) -> Iterator[tuple[str, Algorith
         if algorithm.startswith(_NO_ALGORITHM):
             continue
         protocol = str(choice.get("protocol") or "")
-        pair = NCCL_ALGO_NAMES.get(algorithm, algorithm), "" if protocol in _NO_ALGORITHM else protocol
-        yield name, pair
+        logged = AlgorithmProtocol(
+            NCCL_ALGO_NAMES.get(algorithm, algorithm), "" if protocol in _NO_ALGORITHM else protocol
+        )
+        yield name, logged
         if isinstance(size := choice.get("bytes"), int):
-            yield size_label(size), pair
+            yield size_label(size), logged
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

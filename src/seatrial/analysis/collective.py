@@ -30,13 +30,14 @@ class Collective:
     nodes: int
     choices: Mapping[str, AlgorithmProtocol]  # size label → algorithm and protocol, from NCCL's log
     links: Links
-    planned_nvlink_gb_s: float | None  # GB/s that NCCL plans for a GPU's NVLinks; None: unknown
+    planned_nvlink_gb_s: float | None  # bandwidth that NCCL plans for a GPU's NVLinks; None: unknown
     nvls: bool = False
 
     def algorithm(self, label: str) -> str:
         """The logged algorithm, else NCCL's default: Tree for all-reduce on two nodes (NVIDIA/nccl#812), else Ring."""
-        usual = "Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring"
-        return self.choices[label][0] if label in self.choices else usual
+        if label in self.choices:
+            return self.choices[label].algorithm
+        return "Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring"
 
     def algorithm_text(self, label: str) -> str:
         """The algorithm as text, marked where it is assumed."""
@@ -49,17 +50,17 @@ class Collective:
 
         Without a log it is NVLS if NCCL's default algorithm would need more than the NVLinks can carry.
         """
-        algorithm, line = self.algorithm(label), self.links.nvlink_gb_s
-        if line is None or label in self.choices or not self.nvls or self.operation != "all_reduce":
+        algorithm, line_rate = self.algorithm(label), self.links.nvlink_gb_s
+        if line_rate is None or label in self.choices or not self.nvls or self.operation != "all_reduce":
             return algorithm
         needed = expected * nvlink_to_busbw_ratio(self.operation, algorithm, self.ranks, self.nodes)
-        return "NVLS" if needed > self.achievable_gb_s(NVLINK, line) else algorithm
+        return "NVLS" if needed > self.achievable_gb_s(NVLINK, line_rate) else algorithm
 
-    def achievable_gb_s(self, link: str, rate: float) -> float:
-        """Bandwidth in GB/s of a link with line rate ``rate`` (GB/s) when it is the bottleneck of a collective."""
-        return (
-            self.planned_nvlink_gb_s if self.planned_nvlink_gb_s and link == NVLINK else _ACHIEVABLE_SHARE[link] * rate
-        )
+    def achievable_gb_s(self, link: str, line_rate: float) -> float:
+        """The bandwidth of a link when it is the bottleneck of a collective. Both are in GB/s."""
+        if link == NVLINK and self.planned_nvlink_gb_s:
+            return self.planned_nvlink_gb_s
+        return _ACHIEVABLE_SHARE[link] * line_rate
 
 
 def build_collective(
@@ -76,10 +77,15 @@ def build_collective(
         return None
     if not isinstance(ranks, int) or not isinstance(nodes, int) or ranks < 2:
         return None
-    sku = references.sku(str(facts.get("gpu") or ""))
-    if isinstance(sku, str):
-        return Collective(measurement.check, operation, ranks, nodes, choices, links, None)
-    spec = sku.spec.get("nvlink_nccl")
+    sku = references.sku(str(facts.get("gpu") or ""))  # for an unknown GPU model, the reason
+    planned_nvlink = None if isinstance(sku, str) else sku.spec.get("nvlink_nccl")
     return Collective(
-        measurement.check, operation, ranks, nodes, choices, links, spec.value if spec else None, sku.nvls
+        check=measurement.check,
+        operation=operation,
+        ranks=ranks,
+        nodes=nodes,
+        choices=choices,
+        links=links,
+        planned_nvlink_gb_s=planned_nvlink.value if planned_nvlink else None,
+        nvls=not isinstance(sku, str) and sku.nvls,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.analysis import algorithms, latency_fit, power, sensitivity
 from seatrial.analysis.collective import NVLINK, PORT, Collective, build_collective
@@ -32,7 +32,7 @@ def performance_insights(
     insights += sensitivity.per_node_insights(measurements, config, checks, references, links)
     operations = {name: check.operation for name, check in checks.items() if check.operation}
     for measurement in measurements:
-        # one rank of a check has the curves of all ranks
+        # one rank records the series of a check, for all ranks
         if not measurement.series or measurement.check not in operations:
             continue
         series = {curve.name: curve for curve in measurement.series}
@@ -54,15 +54,16 @@ def performance_insights(
 
 def _latency(collective: Collective, busbw: Series, latency: Series) -> Iterator[Insight]:
     """Latency α and bandwidth β of each regime, from times in a CUDA graph: these include the smallest sizes."""
-    points = [
-        (size, us, "/".join(filter(None, collective.choices.get(size_label(size), ()))))
-        for size, us in zip(latency.x, latency.y, strict=True)
-        if us > 0
-    ]
+    points = []
+    for size, us in zip(latency.x, latency.y, strict=True):
+        if us > 0:
+            choice = collective.choices.get(size_label(size), ())
+            points.append(latency_fit.Point(size, us, regime="/".join(filter(None, choice))))
     lines = latency_fit.fit_regimes(points)
     if not lines or len(busbw.x) != len(latency.x):
         return
-    busbw_over_algbw = busbw.y[-1] * latency.y[-1] * 1e3 / latency.x[-1]
+    algbw = latency.x[-1] / latency.y[-1] / 1e3  # bytes/us → GB/s
+    busbw_over_algbw = busbw.y[-1] / algbw
     text = "; ".join(_line_text(line, busbw_over_algbw) for line in lines)
     regimes = [{**asdict(line), "sizes": list(line.sizes)} for line in lines]
     values: dict[str, Any] = {"busbw_over_algbw": busbw_over_algbw, "regimes": regimes}
@@ -80,41 +81,48 @@ def _line_text(line: latency_fit.FittedLine, busbw_over_algbw: float) -> str:
     )
 
 
-def _bandwidth_limit(collective: Collective, busbw: Series) -> Iterator[Insight]:
+class _LinkLoad(NamedTuple):
+    """The load of a link: ``over_busbw`` times the bus bandwidth of the collective."""
+
+    over_busbw: float
+    line_rate: float  # GB/s
+
+
+def _bandwidth_limit(collective: Collective, curve: Series) -> Iterator[Insight]:
     """The load of each link at the largest size relative to its line rate, and the link that limits the bandwidth."""
-    label, value = size_label(busbw.x[-1]), busbw.y[-1]
+    label, busbw = size_label(curve.x[-1]), curve.y[-1]
     loads = _link_loads(collective, label)
     if not loads:
-        text = f"{value:.4g} GB/s at {label}: limit unknown, no line rate of NVLinks or network ports was read"
+        text = f"{busbw:.4g} GB/s at {label}: limit unknown, no line rate of NVLinks or network ports was read"
         yield Insight(check=collective.check, title="bandwidth limit", text=text, values={"limiter": "unknown"})
         return
-    shares = {link: value * ratio / line_rate for link, (ratio, line_rate) in loads.items()}
+    shares = {link: busbw * load.over_busbw / load.line_rate for link, load in loads.items()}
     load_texts = []
-    for link, (ratio, line_rate) in loads.items():
-        load, planned, of_planned = value * ratio, collective.planned_nvlink_gb_s, ""
+    for link, (over_busbw, line_rate) in loads.items():
+        load, planned, of_planned = busbw * over_busbw, collective.planned_nvlink_gb_s, ""
         if planned and link == NVLINK:
             of_planned = f", {load / planned:.0%} of NCCL's planned {planned:g} GB/s"
         load_texts.append(f"{link} carries {load:.4g} of {line_rate:.4g} GB/s ({shares[link]:.0%}{of_planned})")
-    limiter = _limiter(collective, loads, value)
+    limiter = _limiter(collective, loads, busbw)
     if limiter == "unknown":
         conclusion = "no link saturated; limited by protocol, GPU or unknown"
     else:
         conclusion = f"limited by {limiter}"
     text = (
-        f"{value:.4g} GB/s busbw at {label} {collective.algorithm_text(label)}: {'; '.join(load_texts)}; {conclusion}"
+        f"{busbw:.4g} GB/s busbw at {label} {collective.algorithm_text(label)}: {'; '.join(load_texts)}; {conclusion}"
     )
     values: dict[str, Any] = {
         "limiter": limiter,
         "shares": shares,
-        "algorithm": collective.choices[label][0] if label in collective.choices else None,
+        "algorithm": collective.choices[label].algorithm if label in collective.choices else None,
     }
     yield Insight(check=collective.check, title="bandwidth limit", text=text, values=values)
 
 
-def _limiter(collective: Collective, loads: Mapping[str, tuple[float, float]], value: float) -> str:
+def _limiter(collective: Collective, loads: Mapping[str, _LinkLoad], busbw: float) -> str:
     """The saturated links; if there is none, the slow transport in NCCL's log; else ``unknown``."""
     utilization = {
-        link: value * ratio / collective.achievable_gb_s(link, line_rate) for link, (ratio, line_rate) in loads.items()
+        link: busbw * load.over_busbw / collective.achievable_gb_s(link, load.line_rate) for link, load in loads.items()
     }
     if saturated := [link for link, share in utilization.items() if share >= _SATURATED]:
         return " or ".join(saturated)
@@ -123,14 +131,14 @@ def _limiter(collective: Collective, loads: Mapping[str, tuple[float, float]], v
     return "PCIe and host memory (transport SHM)" if "SHM" in collective.links.intra_node_transports else "unknown"
 
 
-def _link_loads(collective: Collective, label: str) -> dict[str, tuple[float, float]]:
-    """Link → ratio of its load to the bus bandwidth, and its line rate in GB/s."""
+def _link_loads(collective: Collective, label: str) -> dict[str, _LinkLoad]:
+    """The loads of NVLINK and PORT, without links whose line rate or traffic is unknown."""
     links, algorithm = collective.links, collective.algorithm(label)
     operation, ranks, nodes = collective.operation, collective.ranks, collective.nodes
     loads = {}
     if links.nvlink_gb_s and ranks > nodes:
-        loads[NVLINK] = (nvlink_to_busbw_ratio(operation, algorithm, ranks, nodes), links.nvlink_gb_s)
+        loads[NVLINK] = _LinkLoad(nvlink_to_busbw_ratio(operation, algorithm, ranks, nodes), links.nvlink_gb_s)
     ratio = network_to_busbw_ratio(operation, algorithm, ranks, nodes) if nodes > 1 else None
     if links.ports and links.network == "rdma" and ratio is not None:
-        loads[PORT] = (ratio / links.ports.count, links.ports.gbps / 8)
+        loads[PORT] = _LinkLoad(ratio / links.ports.count, links.ports.gbps / 8)  # Gb/s → GB/s
     return loads

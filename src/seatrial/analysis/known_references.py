@@ -42,21 +42,21 @@ class UnjudgedMetric:
 
 def reference_metrics(checks: Mapping[str, Check]) -> tuple[ReferenceMetric, ...]:
     """All metrics that rules compare with reference values, in the order of the checks."""
-    rows = (
-        ReferenceMetric(
-            check.name,
-            rule.metric,
-            rule.reference,
-            rule.reference_optional,
-            check.per_node,
-            rule.min_nodes,
-            rule.max_nodes,
-        )
-        for check in checks.values()
-        for rule in check.rules
-        if rule.reference
-    )
-    return tuple(dict.fromkeys(rows))
+    metrics: dict[ReferenceMetric, None] = {}
+    for check in checks.values():
+        for rule in check.rules:
+            if rule.reference:
+                metric = ReferenceMetric(
+                    check=check.name,
+                    name=rule.metric,
+                    key=rule.reference,
+                    is_optional=rule.reference_optional,
+                    is_per_node=check.per_node,
+                    min_nodes=rule.min_nodes,
+                    max_nodes=rule.max_nodes,
+                )
+                metrics[metric] = None
+    return tuple(metrics)
 
 
 def values_by_metric(sku: Sku, metrics: Sequence[ReferenceMetric]) -> dict[ReferenceMetric, tuple[ReferenceValue, ...]]:
@@ -82,20 +82,22 @@ def unjudged_metrics(
     if not gpus:
         return ()
     planned, references = set(planned), References(site, skus())
-    return tuple(
-        UnjudgedMetric(metric.check, metric.name, _fabrics(metric, facts, references))
-        for metric in reference_metrics(checks)
-        if metric.check in planned and not _has_threshold(metric, config)
-        if (facts := _facts(metric, checks[metric.check], config, gpus)) and not _is_judged(metric, facts, references)
-    )
+    unjudged = []
+    for metric in reference_metrics(checks):
+        if metric.check not in planned or _has_threshold(metric, config):
+            continue
+        facts = _facts(metric, checks[metric.check], config, gpus)
+        if facts and not _is_judged(metric, facts, references):
+            unjudged.append(UnjudgedMetric(metric.check, metric.name, _fabrics(metric, facts, references)))
+    return tuple(unjudged)
 
 
 def _has_threshold(metric: ReferenceMetric, config: Config) -> bool:
     """Whether the trial has a threshold on the metric, or sets ``sizes`` and has one on another size."""
-    setting, family = config.checks[metric.check], metric.name.rpartition(".")[0]
-    if setting.options.get("sizes") and family:
-        return any(metric.rpartition(".")[0] == family for metric in setting.expect)
-    return metric.name in setting.expect
+    settings, family = config.checks[metric.check], metric.name.rpartition(".")[0]
+    if settings.options.get("sizes") and family:
+        return any(name.rpartition(".")[0] == family for name in settings.expect)
+    return metric.name in settings.expect
 
 
 def _facts(metric: ReferenceMetric, check: Check, config: Config, gpus: Sequence[str]) -> dict[str, JsonValue]:
@@ -107,6 +109,7 @@ def _facts(metric: ReferenceMetric, check: Check, config: Config, gpus: Sequence
     if check.needs.min_ranks > ranks or ("one node" in check.skipped_if and config.cluster.nodes == 1):
         return {}
     lookup = metric_lookup(check, metric.name, metric.key)
+    # metrics without a bound of a check with scope CLUSTER are those of training: they count all ranks
     if lookup.bounded_by or check.scope is not Scope.CLUSTER:
         ranks, nodes = metric_shape(check, lookup, ranks, nodes)
     return {"gpu": MODEL_SEPARATOR.join(sorted(set(gpus))), "world_size": ranks, "nodes": nodes}

@@ -10,9 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 MIN_SIZES = 3  # a line through two points always fits
-Point = tuple[float, float, str]  # bytes, us, algorithm and protocol ("" where unknown)
+
+
+class Point(NamedTuple):
+    """The measured time of one size."""
+
+    size: float  # bytes
+    us: float
+    regime: str  # algorithm and protocol; empty if unknown
 
 
 @dataclass(frozen=True)
@@ -36,19 +44,24 @@ def fit_regimes(points: Sequence[Point]) -> tuple[FittedLine, ...]:
 
     ``points`` are sorted by size, with times above zero.
     """
-    regimes = [(name, list(regime)) for name, regime in groupby(points, key=lambda point: point[2])]
+    regimes = [(name, list(regime)) for name, regime in groupby(points, key=lambda point: point.regime)]
     return tuple(_line(name, regime) for name, regime in regimes if len(regime) >= MIN_SIZES)
 
 
 def _line(regime: str, points: Sequence[Point]) -> FittedLine:
     """The line with the least squares of relative errors: each point has the weight 1/T²."""
-    weights = [us**-2 for _, us, _ in points]
-    total = sum(weights)
-    mean_size = sum(w * x for w, (x, _, _) in zip(weights, points, strict=True)) / total
-    mean_us = sum(w * y for w, (_, y, _) in zip(weights, points, strict=True)) / total
-    covariance = sum(w * (x - mean_size) * (y - mean_us) for w, (x, y, _) in zip(weights, points, strict=True))
-    slope = covariance / sum(w * (x - mean_size) ** 2 for w, (x, _, _) in zip(weights, points, strict=True))
+    weighted = [(point.us**-2, point) for point in points]
+    total = sum(weight for weight, _ in weighted)
+    mean_size = sum(weight * point.size for weight, point in weighted) / total
+    mean_us = sum(weight * point.us for weight, point in weighted) / total
+    covariance = sum(weight * (point.size - mean_size) * (point.us - mean_us) for weight, point in weighted)
+    slope = covariance / sum(weight * (point.size - mean_size) ** 2 for weight, point in weighted)  # us per byte
     alpha = mean_us - slope * mean_size
-    residual = max(abs((alpha + slope * x) / us - 1) for x, us, _ in points)
-    gbps = 1 / slope / 1e3 if slope > 0 else None  # B/us → GB/s
-    return FittedLine(regime, tuple(x for x, _, _ in points), alpha if alpha > 0 else None, gbps, residual)
+    residual = max(abs((alpha + slope * point.size) / point.us - 1) for point in points)
+    return FittedLine(
+        regime=regime,
+        sizes=tuple(point.size for point in points),
+        alpha_us=alpha if alpha > 0 else None,
+        gbps=1 / slope / 1e3 if slope > 0 else None,  # B/us → GB/s
+        max_relative_error=residual,
+    )

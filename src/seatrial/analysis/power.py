@@ -2,7 +2,7 @@
 
 A value is the median of n samples with relative noise s, so its standard error is sqrt(pi/2)·s/sqrt(n). A trial is
 rejected in two cases (judge/retry.py). First: a measurement, its retry, and the 95 % interval of all their samples are
-below the limit. Second: only one of both measurements is below the limit, and a third measurement is below it too.
+below the limit. Second: of a measurement and its retry one is below the limit, and a third measurement is below it too.
 benchmarks/decision_power.py compares this model with the decisions on whole records.
 """
 
@@ -41,13 +41,14 @@ def rejected_share(slowdown: float, limit: float, noise: float, samples: float) 
     # distances below the limit in standard errors of one measurement
     half_width = noise * expected_half_width(max(2, round(2 * samples))) / error
     step = 12 / _STEPS  # from 6 standard errors below the mean to 6 above
-    both = 0.0
+    both_bad = 0.0
     for index in range(_STEPS):
-        first = distance - 6 + (index + 0.5) * step
-        if first > 0:
-            density = exp(-((first - distance) ** 2) / 2) / sqrt(2 * pi)
-            both += step * density * _NORMAL.cdf(distance - max(0.0, 2 * half_width - first))
-    return both + 2 * bad * (1 - bad) * bad  # the second term: one of two measurements is bad, and the third is bad too
+        u1 = distance - 6 + (index + 0.5) * step
+        if u1 > 0:
+            density = exp(-((u1 - distance) ** 2) / 2) / sqrt(2 * pi)
+            both_bad += step * density * _NORMAL.cdf(distance - max(0.0, 2 * half_width - u1))
+    third_decides = 2 * bad * (1 - bad) * bad  # either of the first two, and the third
+    return both_bad + third_decides
 
 
 def detectable_slowdown(limit: float, noise: float, samples: float) -> float:
@@ -78,7 +79,7 @@ def samples_needed(slowdown: float, limit: float, noise: float) -> int | None:
 
 
 def samples_table(limit: float) -> dict[float, dict[float, int | None]]:
-    """Return the samples needed by noise and slowdown, for slowdowns 1 to 10 percentage points beyond ``limit``."""
+    """Return noise → slowdown → samples needed, for slowdowns 1 to 10 percentage points beyond ``limit``."""
     slowdowns = [round(1 - limit + beyond, 4) for beyond in (0.01, 0.02, 0.03, 0.05, 0.10)]
     return {
         noise: {slowdown: samples_needed(slowdown, limit, noise) for slowdown in slowdowns}
@@ -102,9 +103,9 @@ class _Sensitivity:
     samples: int
 
     def __str__(self) -> str:
-        text = f"{self.metric} {self.detectable:.1%} (limit {self.at_limit:.1%}, noise {self.noise:.2%}, "
-        text += f"{self.samples} samples)"
-        return text + (": take more samples" if self.detectable > MAX_RATIO * self.at_limit else "")
+        basis = f"limit {self.at_limit:.1%}, noise {self.noise:.2%}, {self.samples} samples"
+        advice = ": take more samples" if self.detectable > MAX_RATIO * self.at_limit else ""
+        return f"{self.metric} {self.detectable:.1%} ({basis}){advice}"
 
 
 def sensitivity_insights(
@@ -113,10 +114,11 @@ def sensitivity_insights(
     """Yield for each check the slowdowns that its limits reject in 99 % of trials with the noise of its samples."""
     sampled_by_check: dict[str, _SampledMetrics] = {}
     for measurement in measurements:
-        if measurement.check in checks and measurement.metrics:
-            if (sampled := sampled_by_check.get(measurement.check)) is None:
-                sampled = sampled_by_check[measurement.check] = _SampledMetrics(checks[measurement.check].rules)
-            sampled.add(measurement)
+        name = measurement.check
+        if name in checks and measurement.metrics:
+            if name not in sampled_by_check:
+                sampled_by_check[name] = _SampledMetrics(checks[name].rules)
+            sampled_by_check[name].add(measurement)
     for name, sampled in sampled_by_check.items():
         results = (_sensitivity(rule, metrics, references) for rule, metrics in sampled.by_rule)
         if sensitivities := list(filter(None, results)):
@@ -133,6 +135,7 @@ class _SampledMetrics:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.by_rule: list[tuple[Rule, list[_WithFacts]]] = []
+        # metric → for each rule on it: the facts that the rule requires, and its list in ``by_rule``
         self._by_metric: dict[str, list[tuple[dict[str, str], list[_WithFacts]]]] = {}
         for rule in rules:
             if rule.reference and not rule.compare_with_peers:
@@ -143,8 +146,8 @@ class _SampledMetrics:
     def add(self, measurement: Measurement) -> None:
         facts = measurement.facts
         for metric in measurement.metrics:
-            if (rules := self._by_metric.get(metric.name)) and len(metric.samples) > 1:
-                for required_facts, metrics in rules:
+            if len(metric.samples) > 1:
+                for required_facts, metrics in self._by_metric.get(metric.name, ()):
                     if required_facts.items() <= facts.items():
                         metrics.append((metric, facts))
 
@@ -157,7 +160,12 @@ def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: Referenc
     healthy = median(metric.value for metric, _ in metrics) if metrics else 0.0
     if healthy <= 0:
         return None
-    noisiest, facts = max(metrics, key=lambda pair: max(pair[0].samples) - min(pair[0].samples))
+
+    def sample_range(with_facts: _WithFacts) -> float:
+        metric, _ = with_facts
+        return max(metric.samples) - min(metric.samples)
+
+    noisiest, facts = max(metrics, key=sample_range)
     limit = _limit(rule, references.applicable(rule.reference or "", facts), healthy) / healthy
     if limit >= 1:
         return None

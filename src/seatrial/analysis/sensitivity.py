@@ -67,10 +67,10 @@ def threshold_insights(
     """Yield the smallest detectable fault of each lower bound on busbw; ``measured``: GB/s by metric."""
     rules = checks[collective.check].rules if collective.check in checks else ()
     thresholds = dict(_rule_thresholds(rules, measured, facts, references))
-    if setting := config.checks.get(collective.check):
-        for metric, threshold in setting.expect.items():
+    if settings := config.checks.get(collective.check):
+        for metric, threshold in settings.expect.items():
             by_rule = thresholds.get(metric)
-            if by_rule is None or setting.override or threshold.value > by_rule.value:  # the stricter decides
+            if by_rule is None or settings.override or threshold.value > by_rule.value:  # the stricter decides
                 thresholds[metric] = threshold
     for metric, threshold in thresholds.items():
         if metric.startswith("busbw.") and threshold.op in _LOWER_BOUNDS:
@@ -95,13 +95,13 @@ def per_node_insights(
             key = measurement.check, str(facts.get("gpu")), str(facts.get("world_size"))
             groups.setdefault(key, []).append(measurement)
     for (check, gpu, _), node_measurements in groups.items():
-        first, sku = node_measurements[0], references.sku(gpu)
+        measurement, sku = node_measurements[0], references.sku(gpu)
         # The NVLinks of this model: ``links`` has those of the GPU with the lowest rate in the trial
         model_nvlinks = 0 if isinstance(sku, str) else sku.nvlinks
         node_links = replace(links, nvlinks=model_nvlinks) if links.nvlinks and model_nvlinks else links
-        if collective := build_collective(first, checks[check].operation, {}, node_links, references):
+        if collective := build_collective(measurement, checks[check].operation, {}, node_links, references):
             medians = _busbw_medians(node_measurements)
-            yield from threshold_insights(collective, first.facts, medians, config, checks, references)
+            yield from threshold_insights(collective, measurement.facts, medians, config, checks, references)
 
 
 def _busbw_medians(measurements: Sequence[Measurement]) -> dict[str, float]:
@@ -117,8 +117,10 @@ def _rule_thresholds(
     rules: Sequence[Rule], measured: Mapping[str, float], facts: Mapping[str, Any], references: References
 ) -> Iterator[tuple[str, Threshold]]:
     """Yield (metric, threshold): the value below which the rule FAILs, from its reference."""
-    for rule in (rule for rule in rules if rule.reference and rule.metric in measured):
-        if applied := references.applicable(rule.reference or "", facts):
+    for rule in rules:
+        if not rule.reference or rule.metric not in measured:
+            continue
+        if applied := references.applicable(rule.reference, facts):
             required = max(reference.required_value(rule.fail_below) for reference in applied)
             yield rule.metric, Threshold(op=">=", value=float(f"{required:.4g}"), unit=applied[0].unit)
 
@@ -162,7 +164,7 @@ def _nvlink_fault(
     algorithm = collective.intra_node_algorithm(label, expected)
     required = threshold * nvlink_to_busbw_ratio(collective.operation, algorithm, collective.ranks, collective.nodes)
     sufficient_share = min(share, required / collective.achievable_gb_s(NVLINK, links.nvlink_gb_s))
-    undetected = int(links.nvlinks * (1 - sufficient_share) + 1e-9)
+    undetected = int(links.nvlinks * (1 - sufficient_share) + 1e-9)  # 1e-9: more than the rounding error
     values["undetected_nvlinks_down"] = undetected
     nvls = " (with NVLS)" if algorithm == "NVLS" else ""
     return f"{undetected + 1} of a GPU's {links.nvlinks} NVLinks down{nvls}"
@@ -179,16 +181,16 @@ def _port_load_text(collective: Collective, label: str, threshold: float, values
         return f"network load unknown: no model of the traffic of {collective.operation}"
     if not ports:
         return "network load unknown: the nodes do not have the same known RDMA ports"
-    required = threshold * ratio / ports.count * 8
-    values["port_share_needed"] = required / ports.gbps
+    required_gbps = threshold * ratio / ports.count * 8  # Gb/s per port
+    values["port_share_needed"] = required_gbps / ports.gbps
     derivation = (
-        f"{threshold:g} GB/s × {ratio:.3g} ÷ {ports.count} ports = {required:.0f} of {ports.gbps:g} Gb/s per port"
+        f"{threshold:g} GB/s × {ratio:.3g} ÷ {ports.count} ports = {required_gbps:.0f} of {ports.gbps:g} Gb/s per port"
     )
     algorithm_text = collective.algorithm_text(label)
-    if required > ports.gbps:
+    if required_gbps > ports.gbps:
         return f"{algorithm_text}: the threshold needs more than the line rate: {derivation}"
-    passes_at = f"passes with ports at {required / ports.gbps:.0%} of their line rate"
-    if required >= _NETWORK_SHARE_TESTED * ports.gbps:
+    passes_at = f"passes with ports at {required_gbps / ports.gbps:.0%} of their line rate"
+    if required_gbps >= _NETWORK_SHARE_TESTED * ports.gbps:
         return f"{algorithm_text}: {derivation}; {passes_at}"
     advice = "; force NCCL_ALGO=Ring to test the network" if algorithm in HIERARCHICAL_ALGORITHMS else ""
     return f"{algorithm_text}, hardly tests the network: {derivation}; {passes_at}{advice}"

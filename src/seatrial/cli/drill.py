@@ -46,15 +46,15 @@ def drill(
         typer.Option(
             "--ignore",
             metavar="CHECK:METRIC",
-            help="With --clean: do not count alarms that match this pattern, since they are true on this machine.",
+            help="With --clean: do not count alarms that match this pattern, such as for a real fault of this machine.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Start one trial per fault, inject the fault, and check that the report names place, cause and first command.
 
-    Changes only its own processes, files and mounts, and in drills on several nodes the test cluster. Undoes all
-    changes.
+    Changes only its own processes, files and mounts; a drill on several nodes also changes the test cluster. Undoes
+    all changes.
 
     Exit codes: 0 all reports name the injected faults as expected, 1 a report does not, 3 all reports do, but a drill
     could not run here. With --clean: 0 no alarm, 1 at least one.
@@ -71,17 +71,16 @@ def drill(
             print_list(rows, stdout())
         return
     if ignored and not clean:
-        raise UsageError("--ignore needs --clean: drills compare with their own expectation")
+        raise UsageError("--ignore needs --clean: only --clean counts alarms")
     if out:
         create_out_folder(out)
     folder = out or Path(tempfile.mkdtemp(prefix="seatrial-drill-"))
     try:
-        raise typer.Exit(
-            _run_clean(selected, clean, ignored or [], folder, as_json) if clean else _run(selected, folder, as_json)
-        )
+        code = _run_clean(selected, clean, ignored or [], folder, as_json) if clean else _run(selected, folder, as_json)
     finally:
         if not out:
             shutil.rmtree(folder, ignore_errors=True)
+    raise typer.Exit(code)
 
 
 def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
@@ -111,25 +110,26 @@ def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Pat
     return EXIT_MISSED if result.alarms else EXIT_ALL_HOLD
 
 
-def _selected(names: list[str], every: bool) -> list[Drill]:
-    """Return the drills with these names, or ``every`` drill, in the order of the catalog.
+def _selected(names: list[str], all_drills: bool) -> list[Drill]:
+    """Return the drills with these names, or ``all_drills``, in the order of the catalog.
 
-    Raises UsageError if a name matches no drill, or for names together with --all.
+    Raises UsageError if a name matches no drill, for names together with --all, or for neither.
     """
     from seatrial.config.expect import nearest
     from seatrial.drill import catalog
 
     drills = list(catalog().values())
-    if every and not names:
+    if all_drills and not names:
         return drills
-    if every or not names:
-        wrong = "give names of drills or --all, not both" if every else "give the name of a drill, or --all"
-        raise UsageError(f"{wrong}; list all drills: seatrial drill --list")
+    if all_drills or not names:
+        problem = "give names of drills or --all, not both" if all_drills else "give the name of a drill, or --all"
+        raise UsageError(f"{problem}; list all drills: seatrial drill --list")
 
     def matches(item: Drill, name: str) -> bool:
         return name == item.machine or fnmatch(item.name, name)
 
-    if unknown := [name for name in names if not any(matches(item, name) for item in drills)]:
+    unknown = [name for name in names if not any(matches(item, name) for item in drills)]
+    if unknown:
         hint = nearest(unknown[0], (item.name for item in drills))
         raise UsageError(f"no drill matches {', '.join(unknown)}{hint}; list all drills: seatrial drill --list")
     return [item for item in drills if any(matches(item, name) for name in names)]

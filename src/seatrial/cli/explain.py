@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
 
 import typer
 
@@ -59,12 +59,12 @@ def explain(
     logs = _Logs()
     failures = explain_matches(match for path in paths for match in logs.matches(path))
     hangs, notes = recorder_findings(logs.dumps, logs.errors)
-    if logs.binary:
-        logs.errors.append(f"binary files that are not read: {len(logs.binary)}, such as {logs.binary[0]}")
+    if logs.binary_files:
+        logs.errors.append(f"binary files that are not read: {len(logs.binary_files)}, such as {logs.binary_files[0]}")
     for message in (*logs.errors, *notes):
         print(f"seatrial: {clean(message)}", file=sys.stderr)
     findings = (*hangs, *failures)
-    if not findings and not notes and not logs.read:
+    if not findings and not notes and not logs.searched:
         raise typer.Exit(EXIT_USAGE)
     if as_json:
         print_json([finding.model_dump(mode="json") for finding in findings])
@@ -76,13 +76,16 @@ def explain(
 
 
 def _print_first_errors(logs: _Logs, file: TextIO) -> None:
-    """Print the first lines that look like errors, from a second reading: not of standard input and pipes."""
+    """Print the first lines that look like errors.
+
+    Reads the logs a second time, so lines of standard input and pipes are not printed.
+    """
     from seatrial.diagnose.first_errors import first_errors
     from seatrial.diagnose.log_files import open_log
     from seatrial.report.text import clean
 
     lines: list[tuple[str, str]] = []
-    for log, in_folder in logs.read:
+    for log, in_folder in logs.searched:
         if log.is_file() and len(lines) < _MAX_ERROR_LINES:
             try:
                 with open_log(log, in_folder) as (stream, name):
@@ -95,14 +98,19 @@ def _print_first_errors(logs: _Logs, file: TextIO) -> None:
         print(f"  {clean(source)}: {clean(text)}", file=file)
 
 
+class _SearchedLog(NamedTuple):
+    path: Path
+    in_folder: bool  # whether the user gave a folder that contains the log, not the log itself
+
+
 class _Logs:
     """Searches logs one by one. Errors are collected, so that the other logs are still read."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
-        self.binary: list[str] = []  # one message per binary file
+        self.binary_files: list[str] = []
         self.dumps: dict[Path, None] = {}  # dumps of torch's flight recorder, in the order in which they were found
-        self.read: list[tuple[Path, bool]] = []  # (log, whether a folder was given that contains it)
+        self.searched: list[_SearchedLog] = []
 
     def matches(self, path: Path) -> Iterator[Match]:
         """Yield the known failures in a log, or in the logs of a folder."""
@@ -122,9 +130,9 @@ class _Logs:
             try:
                 with open_log(log, in_folder) as (stream, name):
                     yield from search(stream, name)
-                self.read.append((log, in_folder))
+                self.searched.append(_SearchedLog(log, in_folder))
             except BinaryFileError as error:
-                self.binary.append(str(error))
+                self.binary_files.append(str(error))  # the text of the error is the log's name
             except (UsageError, ValueError) as error:
                 self.errors.append(str(error))
 
@@ -137,7 +145,7 @@ def _follow(paths: list[Path], as_json: bool) -> None:
     from seatrial.report.inventory import print_findings
 
     if as_json or len(paths) != 1 or is_folder(paths[0]):
-        raise UsageError("--follow reads one log, and not with --json")
+        raise UsageError("--follow reads exactly one log, not a directory; --json cannot be used with it")
     has_findings = False
     try:
         with ExitStack() as stack:
@@ -148,7 +156,7 @@ def _follow(paths: list[Path], as_json: bool) -> None:
             for match in search(stream, name):
                 findings = explain_matches([match])
                 has_findings = has_findings or bool(findings)
-                print_findings(findings, 0, stdout())
+                print_findings(findings, pattern_count=0, console=stdout())
                 sys.stdout.flush()
     except OSError as error:
         raise UsageError(f"cannot read {paths[0]}: {error.strerror or error}") from error

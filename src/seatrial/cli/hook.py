@@ -63,6 +63,9 @@ WindowOption = Annotated[
 TimeLimitOption = Annotated[
     float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends within this time.")
 ]
+WholeTimeLimitOption = Annotated[
+    int, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="Each hook ends within this time.")
+]
 FailClosedOption = Annotated[
     bool, typer.Option("--fail-closed", help="An unmeasured check counts as failed; by default it passes.")
 ]
@@ -135,7 +138,7 @@ _add_command("health", "systemd", f"Check this node at any time, also while jobs
 def _run(request: Request, as_json: bool) -> None:
     from seatrial.hook.run import run
 
-    record, not_written = run(request)
+    record, write_error = run(request)
     try:
         if as_json:
             print_json(record.model_dump(mode="json"))
@@ -145,8 +148,8 @@ def _run(request: Request, as_json: bool) -> None:
     except OSError:  # no reader, or a full disk. Keep the exit code of the record: another one could drain the node
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with contextlib.suppress(OSError):
-        if not_written:
-            print(f"seatrial: the record could not be written: {not_written}", file=sys.stderr)
+        if write_error:
+            print(f"seatrial: the record could not be written: {write_error}", file=sys.stderr)
     if request.caller == "soperator" and record.exit_code:
         with contextlib.suppress(OSError):  # started by a person, without descriptor 3
             os.write(_DETAIL_DESCRIPTOR, record.reason.encode())
@@ -163,7 +166,7 @@ def install(
     state_dir: StateOption = None,
     share: ShareOption = 0.1,
     window_min: WindowOption = 60,
-    time_limit_s: Annotated[int, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50)] = 8,
+    time_limit_s: WholeTimeLimitOption = 8,
     fail_closed: FailClosedOption = False,
     records: RecordsOption = _RECORDS,
     soperator_cluster: Annotated[
@@ -189,8 +192,8 @@ def install(
     callers = caller or CALLERS
     if unknown := sorted(set(callers) - set(CALLERS)):
         raise UsageError(f"--caller {unknown[0]}: expected {', '.join(CALLERS)}")
-    given = Expected(gpus_per_node, gpu_model, nodes)
-    described = _hook_site(folder, site, given, state_dir, records)._replace(
+    from_options = Expected(gpus_per_node, gpu_model, nodes)
+    hook_site = _hook_site(folder, site, from_options, state_dir, records)._replace(
         drain_share=share,
         drain_window_min=window_min,
         time_limit_s=time_limit_s,
@@ -198,9 +201,9 @@ def install(
         soperator_cluster=soperator_cluster,
         soperator_tag=soperator_tag,
     )
-    files = render(described, callers)
+    files = render(hook_site, callers)
     if dry_run:
-        print("\n".join(f"===== {described.folder}/{name}\n{text}" for name, text in files.items()), end="")
+        print("\n".join(f"===== {hook_site.folder}/{name}\n{text}" for name, text in files.items()), end="")
         return
     if state_dir is not None:
         try:
@@ -209,26 +212,28 @@ def install(
             raise UsageError(
                 f"--state-dir {state_dir}: {error.strerror}; expected an existing shared directory"
             ) from error
-    installation.install(Path(described.folder), files, __version__)
+    installation.install(Path(hook_site.folder), files, __version__)
     for name in sorted(files):
-        print(f"{described.folder}/{name}")
-    print("\n".join(_next_steps(described, callers)))
+        print(f"{hook_site.folder}/{name}")
+    print("\n".join(_next_steps(hook_site, callers)))
 
 
-def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str | None, records: str) -> HookSite:
+def _hook_site(folder: Path, site: str | None, from_options: Expected, state_dir: str | None, records: str) -> HookSite:
     """Return the settings of an installation. Raises UsageError.
 
-    Options come first; values that they leave out are taken from the trial ``site``.
+    Values that the options do not set are taken from the trial file ``site``.
     """
     from seatrial.hook.run import read_site
     from seatrial.launch.hook_files import HookSite
 
-    expected = given.or_else(read_site(site)) if site else given
+    expected = from_options.or_else(read_site(site)) if site else from_options
     if state_dir is not None and expected.nodes is None:
         raise UsageError(
             "--state-dir needs the number of nodes, of which --drain-share is a share: set --nodes or --site"
         )
-    paths = [os.path.abspath(path) for path in (str(folder), records, *([state_dir] if state_dir else []))]
+    folder_path, records_path = os.path.abspath(folder), os.path.abspath(records)
+    state_path = os.path.abspath(state_dir) if state_dir else None
+    paths = filter(None, (folder_path, records_path, state_path))
     if unusable := [path for path in paths if not re.fullmatch(r"[\w./+@=-]+", path)]:
         raise UsageError(f"{unusable[0]!r}: slurm.conf and systemd need a path of letters, digits and ./_+@=-")
     if expected.model and not re.fullmatch(r"[\w .,()/+-]+", expected.model):
@@ -236,11 +241,11 @@ def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str |
             f"--gpu-model {expected.model!r}: expected letters, digits, spaces and .,()/+- of a GPU's name"
         )
     return HookSite(
-        folder=paths[0],
+        folder=folder_path,
         seatrial=os.path.abspath(Path(sys.prefix) / "bin" / "seatrial"),
-        records=paths[1],
-        status=str(Path(paths[1]).with_name("health.status")),
-        state_dir=paths[2] if state_dir else None,
+        records=records_path,
+        status=str(Path(records_path).with_name("health.status")),
+        state_dir=state_path,
         gpus_per_node=expected.gpus,
         gpu_model=expected.model,
         nodes=expected.nodes,
@@ -248,7 +253,10 @@ def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str |
 
 
 def _next_steps(site: HookSite, callers: Collection[str]) -> list[str]:
-    limit = f"{site.state_dir}/drains" if site.state_dir else "no --state-dir was given: failures are only recorded"
+    """Return what the person who installs hooks does next: one line for the drain limit, and one per caller."""
+    limit_text = (
+        f"{site.state_dir}/drains" if site.state_dir else "no --state-dir was given: failures are only recorded"
+    )
     timer = f"systemctl link {site.folder}/systemd/seatrial-health.*; systemctl enable --now seatrial-health.timer"
     steps = {
         "slurm": f"Slurm: copy lines of {site.folder}/slurm.conf.lines to slurm.conf, then: scontrol reconfigure",
@@ -256,7 +264,7 @@ def _next_steps(site: HookSite, callers: Collection[str]) -> list[str]:
         "npd": f"node-problem-detector: on each node {timer}; put npd/ into NPD's ConfigMap, see docs/hooks.md",
         "soperator": "soperator: helm upgrade with soperator/values.yaml, see docs/hooks.md",
     }
-    return [f"Drain limit: {limit}", *(step for name, step in steps.items() if name in callers)]
+    return [f"Drain limit: {limit_text}", *(step for name, step in steps.items() if name in callers)]
 
 
 @hook.command()

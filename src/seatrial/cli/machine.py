@@ -39,8 +39,13 @@ def checks(
     from seatrial.config.expect import nearest
     from seatrial.report.inventory import checks_as_json, print_check_list, print_checks, print_power
 
-    selected = {name: check for name, check in catalog().items() if not names or _matches(name, names)}
-    if unknown := [pattern for pattern in names or () if not any(_matches(name, [pattern]) for name in selected)]:
+    selected = {
+        name: check
+        for name, check in catalog().items()
+        if not names or any(fnmatch(name, pattern) for pattern in names)
+    }
+    unknown = [pattern for pattern in names or () if not any(fnmatch(name, pattern) for name in selected)]
+    if unknown:
         hint = nearest(unknown[0], catalog())
         raise UsageError(f"no check matches {', '.join(unknown)}{hint}; list all checks: seatrial checks")
     if as_json:
@@ -58,7 +63,7 @@ def skus(
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a GPU model, or part of it.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List GPU models with their numbers of metrics with a reference value; with MODEL, show values and sources."""
+    """List GPU models, each with its number of reference values; with MODEL, show the values and their sources."""
     from seatrial.analysis.known_references import reference_metrics
     from seatrial.checks import catalog
     from seatrial.hardware import references
@@ -75,7 +80,3 @@ def skus(
     else:
         for sku in selected:
             known_references.print_model(sku, all_metrics, stdout())
-
-
-def _matches(name: str, patterns: list[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)

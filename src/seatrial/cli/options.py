@@ -89,8 +89,8 @@ def collect_overrides(
         ("--topology", "cluster.topology", topology),
         ("--no-localize", "localize", False if no_localize else None),
     ]
-    set_flags = [(flag, key, value) for flag, key, value in flags if value is not None]
-    return [("--set", *parse_assignment(text)) for text in assignments or ()] + set_flags
+    given_flags = [(flag, key, value) for flag, key, value in flags if value is not None]
+    return [("--set", *parse_assignment(text)) for text in assignments or ()] + given_flags
 
 
 def check_names(values: list[str] | None) -> tuple[str, ...]:

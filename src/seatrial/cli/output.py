@@ -19,7 +19,7 @@ def print_json(value: object) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines. A terminal wraps them between words, except a line that ends with a command, which stays whole."""
+    """Print lines. On a terminal, wrap them between words; a line that ends with a command in backticks stays whole."""
     console = stdout()
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + 2)

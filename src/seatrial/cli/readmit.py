@@ -142,7 +142,10 @@ def _require_consistent(launcher: str, flags: Flags, reason_prefix: str, state_d
 
 
 def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str) -> Candidates:
-    """Return the candidates at their scheduler. Raises SeatrialError if one of them cannot be tested."""
+    """Return the nodes to test, with their state in Slurm or Kubernetes.
+
+    Raises SeatrialError if one of them cannot be tested.
+    """
     from seatrial.pipeline.planned_jobs import resolve
 
     config = resolve(options.trial, [*options.overrides, ("--launcher", "launcher", launcher)]).config
@@ -215,7 +218,9 @@ def _print_dry_run(
                 "candidates": options.nodes,
                 "partners": [partner.model_dump(mode="json") for partner in partners],
                 "jobs": [job.model_dump(mode="json") for job, _ in preview.rendered],
-                "changes": {value: [each.model_dump(mode="json") for each in rows] for value, rows in changes.items()},
+                "changes": {
+                    decision: [change.model_dump(mode="json") for change in rows] for decision, rows in changes.items()
+                },
             }
         )
         return
@@ -225,8 +230,8 @@ def _print_dry_run(
     lines = plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog(), preview.not_run)
     for line in (*lines, *preview.notes):
         print(line)
-    for value, rows in changes.items():
-        print(f"changes if every node is {value}: {'' if rows else 'none'}")
+    for decision, rows in changes.items():
+        print(f"changes if every node is {decision}: {'' if rows else 'none'}")
         for change in rows:
             print(f"  {change}")
 

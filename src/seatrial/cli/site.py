@@ -38,13 +38,13 @@ def init(
         "venv": None if venv is None else os.path.abspath(venv),
     }
     print("reading Slurm's partitions and nodes (a client without a controller may wait for a minute)", file=sys.stderr)
-    described = site.describe(folder, options)
-    files = site_folder.render(described)
+    described_site = site.describe(folder, options)
+    files = site_folder.render(described_site)
     site.write(folder, files)
     for name in sorted(files):
         print(folder / name)
-    for name, setting in described.settings().items():
+    for name, setting in described_site.settings().items():
         print(f"{name}: {'not set' if setting.value is None else setting.value} ({setting.note})")
-    if described.slurm_error:
-        print(f"Slurm could not be read: {described.slurm_error}", file=sys.stderr)
+    if described_site.slurm_error:
+        print(f"Slurm could not be read: {described_site.slurm_error}", file=sys.stderr)
     print(f"Next: read {folder}/README.md")

@@ -341,7 +341,8 @@ def learn(
             file.write(text)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from error
-    print(f"{out}: {plural(text.count('gpus:'), 'reference value')} from {plural(len(distinct), 'run')}")
+    value_count = text.count("gpus:")  # a key that each reference value has once
+    print(f"{out}: {plural(value_count, 'reference value')} from {plural(len(distinct), 'run')}")
     if len(distinct) < MIN_BASELINE_RUNS:
         print(
             f"seatrial: a baseline of fewer than {MIN_BASELINE_RUNS} runs gives WARN instead of PASS to a metric "

@@ -14,7 +14,8 @@ def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) ->
     """Return why the check with these ``options`` does not measure ``metric``; empty if it does."""
     name, _, member = metric.partition(".")
     if member in ("", "*") and f"{name}.*" in metrics:
-        return f"expected one of {name}.*, such as {name}.{next(iter(_members(options, name) or ['1GiB']))}"
+        example, *_ = _members(options, name) or ["1GiB"]
+        return f"expected one of {name}.*, such as {name}.{example}"
     if declared_unit(metric, metrics) is None:
         return f"unknown metric of this check{nearest(metric, metrics)}"
     if metric in metrics:
@@ -28,12 +29,13 @@ def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) ->
 def _members(options: BaseModel, metric: str) -> list[str] | None:
     """Return the members of a family of metrics such as ``busbw.*``; None if the options do not list them.
 
-    Members are the values of the option ``paths``, else of ``sizes`` or of the option that the check's
-    ``size_option_by_metric`` names for the family.
+    Members are the values of the option ``paths``. Without this option they are the values of the option that
+    ``size_option_by_metric`` of the options names for the family, by default ``sizes``.
     """
     if "paths" in type(options).model_fields:
-        return list(getattr(options, "paths", ())) or ["run_directory"]
-    sizes = getattr(options, getattr(options, "size_option_by_metric", {}).get(metric, "sizes"), None)
+        return list(getattr(options, "paths", ())) or ["run_directory"]  # measured if no path is given
+    size_option = getattr(options, "size_option_by_metric", {}).get(metric, "sizes")
+    sizes = getattr(options, size_option, None)
     return None if sizes is None else [size_label(size) for size in sizes]
 
 

@@ -34,7 +34,7 @@ def pod_spec(config: Kubernetes, container: Object) -> Object:
         "containers": [container],
         "volumes": _volumes(config),
     }
-    return set_fields(spec)
+    return without_empty(spec)
 
 
 def pod_annotations(config: Kubernetes) -> dict[str, str]:
@@ -44,7 +44,7 @@ def pod_annotations(config: Kubernetes) -> dict[str, str]:
         "kueue.x-k8s.io/podset-required-topology": kueue.required_topology if kueue else None,
         "kueue.x-k8s.io/podset-preferred-topology": kueue.preferred_topology if kueue else None,
     }
-    return set_fields({**topology, **config.overlay.annotations})
+    return without_empty({**topology, **config.overlay.annotations})
 
 
 def container(config: Kubernetes, gpus: int | None) -> Object:
@@ -63,7 +63,7 @@ def container(config: Kubernetes, gpus: int | None) -> Object:
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    return set_fields(fields)
+    return without_empty(fields)
 
 
 def container_name(config: Kubernetes) -> str:
@@ -76,11 +76,11 @@ def image(config: Kubernetes) -> str:
     name = config.image or ""
     if config.registry is None:
         return name
-    first, slash, path = name.partition("/")
+    prefix, slash, path = name.partition("/")
     if not slash:
-        return f"{config.registry}/library/{name}"  # the folder of such names on Docker Hub
-    names_registry = "." in first or ":" in first or first == "localhost"
-    return f"{config.registry}/{path if names_registry else name}"
+        return f"{config.registry}/library/{name}"  # Docker Hub has images without a prefix in the folder library
+    has_registry = "." in prefix or ":" in prefix or prefix == "localhost"
+    return f"{config.registry}/{path if has_registry else name}"
 
 
 def results_path(config: Kubernetes) -> str:
@@ -115,6 +115,6 @@ def _volumes(config: Kubernetes) -> list[Object]:
     return [{"name": "shm", "emptyDir": memory}, {"name": "results", **results}]
 
 
-def set_fields(fields: Object) -> Object:
-    """Return the fields that are set: neither None nor empty."""
+def without_empty(fields: Object) -> Object:
+    """Return ``fields`` without those that are None, an empty list or an empty mapping."""
     return {key: value for key, value in fields.items() if value not in (None, [], {})}

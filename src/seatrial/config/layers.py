@@ -33,7 +33,8 @@ from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
 ENV_PREFIX = "SEATRIAL_SET_"
 _YAML_SUFFIXES = (".yaml", ".yml")
-# Characters that no value may contain: they end a line of a job script, or cannot be encoded in UTF-8
+# Characters that no value may contain: control characters except the tab, since some end a line of a job script, and
+# surrogates, which cannot be encoded in UTF-8
 _UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 Tree = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,7 +58,10 @@ class Source:
     origins: Mapping[str, str]
 
     def origin(self, path: Iterable[str]) -> str:
-        """Return the flag or variable that set ``path`` or the nearest key above it, or a key below; else the file."""
+        """Return the flag or variable that set ``path``, else the nearest key above it, else a key below it.
+
+        Return the file if neither a flag nor a variable set one of them.
+        """
         parts = list(path)
         parents = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
         children = [key for key in self.origins if parts and key.startswith(f"{parents[0]}.")]
@@ -94,7 +98,7 @@ def resolve(
     origins: dict[str, str] = {}
     _record_origins(tree, file, (), origins)
     # Slurm may have allocated fewer GPUs than the trial expects: the number of the trial stays
-    from_scheduler = [override for override in _scheduler_overrides(environ) if override[1] not in origins]
+    from_scheduler = [(origin, key, gpus) for origin, key, gpus in _scheduler_overrides(environ) if key not in origins]
     for origin, key, value in [*from_scheduler, *_environment_overrides(environ), *overrides]:
         path = _split_key(key, schemas)
         _require_no_contradiction(tree, path, value, origin, origins)
@@ -218,11 +222,11 @@ def _split_key(key: str, schemas: Mapping[str, CheckSchema]) -> tuple[str, ...]:
     """Return a dotted key as a path. Names of checks and metrics contain dots; each is one element of the path."""
     if not key.startswith("checks."):
         return tuple(key.split("."))
-    rest = key.removeprefix("checks.")
-    name = ".".join(rest.split(".")[:2])  # a check name has two parts, such as device.gemm
+    name_and_setting = key.removeprefix("checks.")
+    name = ".".join(name_and_setting.split(".")[:2])  # a check name has two parts, such as device.gemm
     if name not in schemas:
         raise UsageError(f"{key}: unknown check{renames.hint('checks', name) or nearest(name, schemas)}")
-    setting = rest.removeprefix(name).removeprefix(".")
+    setting = name_and_setting.removeprefix(name).removeprefix(".")
     parts = setting.split(".", 1) if setting.startswith(("expect.", "options.")) else [setting]
     return ("checks", name, *(part for part in parts if part))
 
@@ -360,9 +364,9 @@ def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str
     """Return the end of an error message with the new name of a renamed key; empty if it was not renamed."""
     if path and path[0] == "checks":
         return renames.hint("options", key, path[1])
-    section = (
-        "training" if "run_name" in model.model_fields or (path and path[0] in ("data", "learning_rate")) else "trial"
-    )
+    # the key run_name and the groups data and learning_rate are in training configs only
+    is_training = "run_name" in model.model_fields or (path and path[0] in ("data", "learning_rate"))
+    section = "training" if is_training else "trial"
     return renames.hint(section, ".".join((*path, key)))
 
 
@@ -378,12 +382,12 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        location = (*path, *(str(part) for part in first["loc"]))
-        message = _EXPECTED_TYPES.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+        details = error.errors()[0]
+        location = (*path, *(str(part) for part in details["loc"]))
+        message = _EXPECTED_TYPES.get(details["type"]) or details["msg"].removeprefix("Value error, ")
         # a group of keys is too long to show; a validator may have named the wrong part of it already
-        if location and first["type"] != "missing" and "(got " not in message:
-            message += f" (got {str(first['input'])[:80]!r})"
+        if location and details["type"] != "missing" and "(got " not in message:
+            message += f" (got {str(details['input'])[:80]!r})"
         if location:  # without a location, the rejected input is the whole file
             raise UsageError(f"{source.place(location)}: {message}") from error
         raise UsageError(f"{source.origin(location)}: {message}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -14,8 +14,8 @@ from seatrial.config.strict_yaml import StrictLoader, error_text
 from seatrial.model import Threshold, UsageError, has_scale
 from seatrial.util import data_files
 
-Names = Mapping[str, str]
-_REFERENCE_FIELDS = {"floor": "required"}  # fields of a reference value in a baseline
+Names = Mapping[str, str]  # old name → new name
+_REFERENCE_FIELDS: Names = {"floor": "required"}  # of a reference value in a baseline
 
 
 @cache
@@ -81,7 +81,7 @@ def hint(section: str, name: str, check: str = "") -> str:
     return "" if new == name else f"; it is now called {new!r}, and `seatrial migrate FILE` rewrites a file"
 
 
-def migrated(text: str, source: str, units: Mapping[str, Names]) -> tuple[str, list[str]]:
+def migrated(text: str, source: str, units: Mapping[str, Mapping[str, str]]) -> tuple[str, list[str]]:
     """Return a trial file, training config or baseline as this version reads it, and a line per change; keep comments.
 
     Names become the current ones, and thresholds get the unit of their metric. ``units``: check → metric → unit.
@@ -104,16 +104,19 @@ def migrated(text: str, source: str, units: Mapping[str, Names]) -> tuple[str, l
             "or a trial.json"
         )
     changes = [f"line {node.start_mark.line + 1}: {node.value} -> {new}" for node, new in edits]
-    for node, new in sorted(edits, key=lambda edit: edit[0].start_mark.index, reverse=True):
+    # from the end of the text, so that the positions of the other edits stay valid
+    for node, new in sorted(edits, key=lambda edit: edit.node.start_mark.index, reverse=True):
         old = text[node.start_mark.index : node.end_mark.index]
         text = text[: node.start_mark.index] + old.replace(node.value, new) + text[node.end_mark.index :]
     return text, changes
 
 
-_Edit = tuple[yaml.ScalarNode, str]
+class _Edit(NamedTuple):
+    node: yaml.ScalarNode  # a key or value of the file
+    new: str  # its new text
 
 
-def _trial_edits(root: yaml.Node | None, units: Mapping[str, Names]) -> Iterator[_Edit]:
+def _trial_edits(root: yaml.Node | None, units: Mapping[str, Mapping[str, str]]) -> Iterator[_Edit]:
     yield from _key_edits(root, table()["trial"])
     for check, settings in _items(_child(root, "checks")):
         yield from _edit(check, new_check(check.value))
@@ -131,7 +134,10 @@ def _trial_edits(root: yaml.Node | None, units: Mapping[str, Names]) -> Iterator
 
 
 def _with_unit(threshold: str, unit: str) -> str:
-    """Return a threshold with the unit that earlier versions assumed; they refused a % without its unit."""
+    """Return a threshold with the unit that earlier versions assumed.
+
+    Earlier versions assumed no %: they rejected a percentage without its unit.
+    """
     try:
         parsed = Threshold.parse(threshold)
     except ValueError:  # reported when the trial is loaded
@@ -165,20 +171,24 @@ def _key_edits(root: yaml.Node | None, renamed: Names) -> Iterator[_Edit]:
 
 
 def _edit(node: yaml.ScalarNode, new: str | None) -> Iterator[_Edit]:
+    """Yield the edit of ``node``; nothing if its text is ``new`` already, or ``new`` is empty."""
     if new and node.value != new:
-        yield node, new
+        yield _Edit(node, new)
 
 
 def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    """Return the value of the key ``name``; None if the node is no mapping with this key."""
     return next((value for key, value in _items(node) if key.value == name), None)
 
 
 def _items(node: yaml.Node | None) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Return keys and values of a mapping; empty for any other node."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     return [(key, value) for key, value in pairs if isinstance(key, yaml.ScalarNode)]
 
 
 def _scalars(node: yaml.Node | None) -> list[yaml.ScalarNode]:
+    """Return a scalar, or the scalars of a list; empty for any other node."""
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
     return [scalar for scalar in nodes if isinstance(scalar, yaml.ScalarNode)]
 
@@ -194,6 +204,7 @@ def _names(section: str, check: str) -> dict[str, str]:
 
 
 def _matches(pattern: str, check: str) -> bool:
+    """Return whether ``pattern`` matches the name of the check, or is its old name."""
     return fnmatchcase(check, pattern) or check == table()["checks"].get(pattern)
 
 

@@ -36,6 +36,8 @@ class _Switch:
 
 
 class _SwitchEntry(Frozen):
+    """The value of a switch in a YAML file. Each field is a hostlist."""
+
     nodes: str = ""
     switches: str = ""
     rails: str = Field(default="", description="one switch per rail, in the order of the GPUs, for a leaf switch")
@@ -66,14 +68,15 @@ def parse_conf(text: str, source: str) -> Topology:
     for number, line in enumerate(lines, 1):
         fields = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         pairs = {key.lower(): value for key, _, value in (field.partition("=") for field in fields)}
-        name = next((key for key in pairs if key in _NAME_KEYS), "")
-        unknown = [key for key in pairs if key not in {*_IGNORED_KEYS, "nodes", "switches", name}]
-        if unknown or (pairs and not name and not pairs.keys() <= _IGNORED_KEYS):
+        name_key = next((key for key in pairs if key in _NAME_KEYS), "")
+        unknown = [key for key in pairs if key not in {*_IGNORED_KEYS, "nodes", "switches", name_key}]
+        if unknown or (pairs and not name_key and not pairs.keys() <= _IGNORED_KEYS):
             expected = "SwitchName= with Nodes= or Switches=, or BlockName= with Nodes="
             raise ValueError(f"line {number}: {line.strip()[:80]!r}: expected {expected}")
-        if name:
-            children = pairs[name] if name == "aggregatedblock" else pairs.get("switches", "")
-            switches.append(_Switch(pairs[name], _expand(pairs.get("nodes", "")), _expand(children)))
+        if name_key:
+            # an aggregated block is named after its blocks, which are below it
+            children = pairs[name_key] if name_key == "aggregatedblock" else pairs.get("switches", "")
+            switches.append(_Switch(pairs[name_key], _expand(pairs.get("nodes", "")), _expand(children)))
     return _topology(switches, source)
 
 
@@ -94,21 +97,23 @@ def _parse_yaml(text: str, source: str) -> Topology:
 def _slurm_switches(topologies: list[Any]) -> Iterable[_Switch]:
     """Return the switches of the default topology in topology.yaml, else of its first one with a tree or blocks."""
     supported = [each for each in topologies if isinstance(each, Mapping) and ("tree" in each or "block" in each)]
-    selected = next(
-        (each for each in supported if each.get("cluster_default") is True), supported[0] if supported else None
-    )
-    if selected is None:
+    if not supported:
         raise ValueError("no topology with the key tree or block")
-    kind, key, children = ("tree", "switch", "children") if "tree" in selected else ("block", "block", "")
-    entries = (
-        selected[kind].get("switches" if kind == "tree" else "blocks") if isinstance(selected[kind], dict) else None
-    )
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get(key) for entry in entries):
-        raise ValueError(f"topology {selected.get('topology')}: expected a list of entries with the key {key}")
-    return [
-        _Switch(str(entry[key]), _expand(str(entry.get("nodes") or "")), _expand(str(entry.get(children) or "")))
-        for entry in entries
-    ]
+    selected = next((each for each in supported if each.get("cluster_default") is True), supported[0])
+    if "tree" in selected:
+        plugin, list_key, name_key = selected["tree"], "switches", "switch"
+    else:
+        plugin, list_key, name_key = selected["block"], "blocks", "block"
+    entries = plugin.get(list_key) if isinstance(plugin, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get(name_key) for entry in entries):
+        raise ValueError(f"topology {selected.get('topology')}: expected a list of entries with the key {name_key}")
+    switches = []
+    for entry in entries:
+        children = entry.get("children") if name_key == "switch" else None
+        switches.append(
+            _Switch(str(entry[name_key]), _expand(str(entry.get("nodes") or "")), _expand(str(children or "")))
+        )
+    return switches
 
 
 def _expand(text: str) -> tuple[str, ...]:
@@ -127,28 +132,29 @@ def _topology(
     """
     switches = list(switches)
     ancestors = _ancestors(switches)
-    leaf_of: dict[str, str] = {}
+    leaf_by_node: dict[str, str] = {}
     for switch in switches:
-        below = {node for other in switches if switch.name in ancestors[other.name] for node in other.nodes}
+        lower_switches = [other for other in switches if switch.name in ancestors[other.name]]
+        below = {node for lower in lower_switches for node in lower.nodes}
         for node in switch.nodes:
             if node in below:  # scontrol lists all nodes below a switch
                 continue
-            if node in leaf_of:
+            if node in leaf_by_node:
                 hint = "expected one; the key rails of a switch lists one switch per rail"
-                raise ValueError(f"node {node} is on two leaf switches, {leaf_of[node]} and {switch.name}: {hint}")
-            leaf_of[node] = switch.name
-    rack_of: dict[str, str] = {}
+                raise ValueError(f"node {node} is on two leaf switches, {leaf_by_node[node]} and {switch.name}: {hint}")
+            leaf_by_node[node] = switch.name
+    rack_by_node: dict[str, str] = {}
     for rack, nodes in (racks or {}).items():
         for node in nodes:
-            if node in rack_of:
-                raise ValueError(f"node {node} is in two racks, {rack_of[node]} and {rack}")
-            rack_of[node] = rack
-    if unconnected := [node for node in rack_of if leaf_of and node not in leaf_of]:
+            if node in rack_by_node:
+                raise ValueError(f"node {node} is in two racks, {rack_by_node[node]} and {rack}")
+            rack_by_node[node] = rack
+    if unconnected := [node for node in rack_by_node if leaf_by_node and node not in leaf_by_node]:
         raise ValueError(f"no switch for {and_more(unconnected, _MAX_NAMED)}, which a rack contains")
-    if not leaf_of and not rack_of:
+    if not leaf_by_node and not rack_by_node:
         raise ValueError("no node: expected switches with nodes, or racks")
-    paths = {node: (leaf, *ancestors[leaf]) for node, leaf in leaf_of.items()}
-    return Topology(source=source, switches=paths, racks=rack_of, rails=dict(rails or {}))
+    paths = {node: (leaf, *ancestors[leaf]) for node, leaf in leaf_by_node.items()}
+    return Topology(source=source, switches=paths, racks=rack_by_node, rails=dict(rails or {}))
 
 
 def _ancestors(switches: Sequence[_Switch]) -> dict[str, tuple[str, ...]]:
@@ -170,7 +176,9 @@ def _above(name: str, parents: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return the switches above ``name``, nearest first. Raises ValueError for a cycle."""
     above: dict[str, None] = {}
     level = [name]
-    while level := [parent for child in level for parent in parents[child] if parent not in above]:
+    while level:
+        next_level = [parent for child in level for parent in parents[child]]
+        level = [switch for switch in next_level if switch not in above]
         if name in level:
             raise ValueError(f"the switches form a cycle: {' → '.join([name, *above, name])}")
         above |= dict.fromkeys(level)

@@ -59,7 +59,7 @@ def uninstall(folder: Path, dry_run: bool) -> list[Path]:
             f"{folder}: changed since `seatrial hook install`: {', '.join(sorted(changed))}. Nothing was removed: copy "
             "your changes, and remove these files yourself"
         )
-    paths = [path for name in manifest.files if (path := folder / name).exists()] + [folder / MANIFEST]
+    paths = [*filter(Path.exists, (folder / name for name in manifest.files)), folder / MANIFEST]
     if not dry_run:
         try:
             for path in paths:  # the manifest last: after an error the same command continues

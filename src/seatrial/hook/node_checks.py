@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -34,7 +35,7 @@ _GPU_PROCESSES = "foreign_processes"  # fact of gpu.inventory: processes that co
 class NodeResult:
     """The results of the checks. ``failures``, ``warnings``: verdicts FAIL and WARN of the checks' own rules."""
 
-    seconds: Mapping[str, float]  # check → duration of its measurement; without checks that do not apply
+    seconds_by_check: Mapping[str, float]  # durations of the measurements; without checks that do not apply
     not_measured: Mapping[str, str]  # check → reason
     not_judged: Mapping[str, str]  # GPU → reason
     failures: tuple[Verdict, ...]
@@ -49,31 +50,32 @@ def check_node(
 
     ``expected_gpus``, ``gpu_model``: None if not known. ``ended_job``: for an epilog, the Slurm job that has ended.
     """
-    given = [
-        ("--gpus-per-node", "cluster.gpus_per_node", expected_gpus),
-        ("--gpu-model", f"checks.{MODEL_CHECK}.options.expected", gpu_model),
-    ]
-    fixed = [("hook", "cluster.nodes", 1), ("hook", "launcher", "local")]
-    config = resolve(TRIAL, [*fixed, *(override for override in given if override[2] is not None)]).config
+    overrides: list[tuple[str, str, Any]] = [("hook", "cluster.nodes", 1), ("hook", "launcher", "local")]
+    if expected_gpus is not None:
+        overrides.append(("--gpus-per-node", "cluster.gpus_per_node", expected_gpus))
+    if gpu_model is not None:
+        overrides.append(("--gpu-model", f"checks.{MODEL_CHECK}.options.expected", gpu_model))
+    config = resolve(TRIAL, overrides).config
     checks = {name: catalog()[name] for name in config.checks}
     measurements = list(_measure(checks, config, expected_gpus, deadline, root))
     plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))
     verdicts = judge(config, plan.jobs, measurements, checks, {})
     used_gpus = _used_gpus(measurements, ended_job, root)
     policy = data_files.read("hooks.yaml")  # metrics that no hook judges, or only on GPUs without processes
-    bad: dict[Outcome, list[Verdict]] = {Outcome.FAIL: [], Outcome.WARN: []}
-    for verdict in verdicts:
-        if verdict.outcome not in bad or verdict.metric in policy["not_of_a_job"]:
-            continue
-        if verdict.subject in used_gpus and verdict.metric in policy["idle_gpu_only"]:
-            continue
-        bad[verdict.outcome].append(verdict)
+    judged = [
+        verdict
+        for verdict in verdicts
+        if verdict.metric not in policy["not_of_a_job"]
+        and not (verdict.metric in policy["idle_gpu_only"] and verdict.subject in used_gpus)
+    ]
     return NodeResult(
-        seconds={each.check: round(each.seconds, 3) for each in measurements if not each.error and not each.skipped},
+        seconds_by_check={
+            each.check: round(each.seconds, 3) for each in measurements if not each.error and not each.skipped
+        },
         not_measured=_not_measured(measurements, verdicts),
         not_judged=used_gpus,
-        failures=tuple(bad[Outcome.FAIL]),
-        warnings=tuple(bad[Outcome.WARN]),
+        failures=tuple(verdict for verdict in judged if verdict.outcome is Outcome.FAIL),
+        warnings=tuple(verdict for verdict in judged if verdict.outcome is Outcome.WARN),
         not_applicable={each.check: printable(each.skipped) for each in measurements if each.skipped},
     )
 
@@ -81,6 +83,7 @@ def check_node(
 def _measure(
     checks: Mapping[str, Check], config: Config, expected_gpus: int | None, deadline: float, root: Path
 ) -> Iterator[Measurement]:
+    """Yield one measurement per check, with an error if the check has no result at ``deadline``."""
     with tempfile.TemporaryDirectory(
         prefix="seatrial-hook-", dir=_scratch_folder(), ignore_cleanup_errors=True
     ) as folder:
@@ -117,9 +120,10 @@ def _scratch_folder() -> str:
 
 
 def _used_gpus(measurements: Sequence[Measurement], ended_job: str, root: Path) -> dict[str, str]:
-    """Return GPU → the owners of its processes, for the GPUs with processes that all have an owner or are not visible.
+    """Return GPU → the owners of its processes as text, for GPUs that something uses legitimately.
 
-    A GPU with a process that no job, pod or service owns is omitted: the process should have ended with its job.
+    Each process of such a GPU has an owner or is not visible here. A GPU with a process that no job, pod or service
+    owns is omitted: the process should have ended with its job.
     """
     owners_by_gpu: dict[str, list[str | None]] = {}
     for measurement in measurements:

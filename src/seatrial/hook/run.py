@@ -34,7 +34,7 @@ class Request:
     started: float  # start of this process (time.monotonic), at which the time limit begins
     records: Path
     status: Path | None = None  # file for node-problem-detector
-    site: str | None = None  # the site's trial file: source of those of the next three values that are None
+    site: str | None = None  # the site's trial file, from which the next three values are read where they are None
     gpus_per_node: int | None = None
     gpu_model: str | None = None
     nodes: int | None = None  # nodes of the cluster, of which drain_share is a share
@@ -59,10 +59,10 @@ def run(request: Request) -> tuple[Record, str]:
     run_id = uuid.uuid4().hex[:8]
     reason = reason_text(run_id, failures, not_measured)
     result = Result.FAILED if failures else Result.INCOMPLETE if not_measured else Result.PASSED
-    limit = ""
+    limit_answer = ""
     code = exit_code(request.caller, result, request.fail_closed)
     if code == EXIT_FAILED and changes_node_state(request.caller, request.kind):
-        granted, limit = _request_drain(request, run_id, reason, expected.nodes, deadline - RESERVED_S / 2)
+        granted, limit_answer = _request_drain(request, run_id, reason, expected.nodes, deadline - RESERVED_S / 2)
         result = result if granted else Result.LIMITED
     record = Record(
         run_id=run_id,
@@ -75,13 +75,13 @@ def run(request: Request) -> tuple[Record, str]:
         exit_code=exit_code(request.caller, result, request.fail_closed),
         reason=reason,
         seconds=round(time.monotonic() - request.started, 3),
-        measured=dict(node.seconds),
+        measured=dict(node.seconds_by_check),
         not_measured=not_measured,
         not_applicable=dict(node.not_applicable),
         not_judged=dict(node.not_judged),
         failures=failures,
         warnings=tuple(map(Problem.of_verdict, node.warnings)),
-        limit=limit,
+        limit=limit_answer,
     )
     return record, "" if request.dry_run else _write(request, record, deadline)
 
@@ -119,7 +119,10 @@ def read_site(site: str) -> Expected:
 
 
 def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None, deadline: float) -> tuple[bool, str]:
-    """Return whether the drain limit allows to take the node out of service, and the answer as text."""
+    """Return whether the drain limit allows to take the node out of service, and the answer as text.
+
+    ``nodes``: the number of nodes of the cluster.
+    """
     if request.state_dir is None:
         return False, "no --state-dir: a failure is only recorded"
     folder, limit = request.state_dir, DrainLimit(request.drain_share, request.drain_window_s, nodes or 1)

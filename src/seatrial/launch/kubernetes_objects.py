@@ -14,7 +14,7 @@ import yaml
 
 from seatrial.config import kubernetes_pod
 from seatrial.config.kubernetes import Kubernetes
-from seatrial.config.kubernetes_pod import Object, set_fields
+from seatrial.config.kubernetes_pod import Object, without_empty
 from seatrial.config.schema import Config
 from seatrial.launch import script
 from seatrial.launch.collect_logs import send_results
@@ -81,7 +81,7 @@ def _metadata(settings: Config, name: str, labels: dict[str, str], *, queued: bo
     """Return the metadata of an object; ``queued``: Kueue admits it."""
     kueue = settings.kubernetes.kueue
     queue = {"kueue.x-k8s.io/queue-name": kueue.queue} if kueue and queued else {}
-    return set_fields({"name": name, "namespace": settings.kubernetes.namespace, "labels": {**labels, **queue}})
+    return without_empty({"name": name, "namespace": settings.kubernetes.namespace, "labels": {**labels, **queue}})
 
 
 def _service(settings: Config, name: str, labels: dict[str, str]) -> Object:
@@ -170,7 +170,7 @@ def _pod_template(settings: Config, job: Job, labels: dict[str, str], container:
         "affinity": _affinity(settings.kubernetes, job, labels),
     }
     metadata = {"labels": labels, "annotations": kubernetes_pod.pod_annotations(settings.kubernetes)}
-    return {"metadata": set_fields(metadata), "spec": spec}
+    return {"metadata": without_empty(metadata), "spec": spec}
 
 
 def _affinity(config: Kubernetes, job: Job, labels: dict[str, str]) -> Object:

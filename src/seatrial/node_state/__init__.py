@@ -1,1 +1,1 @@
-"""Changes of a node's state outside seatrial: each by a command of its own, never by a check."""
+"""Changes of node states in Slurm and Kubernetes by `seatrial readmit`, and the drain limit of readmit and hooks."""

@@ -1,4 +1,4 @@
-"""Changes of a node's state in Slurm or Kubernetes: planned, made and recorded, and the interface to both."""
+"""Records of changes of node states in Slurm or Kubernetes, and the interface of the classes that make them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NodeChange(Frozen):
         return f"{self.outcome}: {self.action}: {and_more(list(self.nodes), 8)}{detail}: {shlex.join(self.command)}"
 
 
-# Values of NodeChange.action
+# Values of NodeChange.action; END_RESERVATION can be followed by the nodes that return to service
 RESERVE, RESUME, DRAIN_AGAIN = "reserve for the test", "resume in the reservation", "drain again"
 DRAIN, COMMENT, END_RESERVATION = "drain", "comment", "end the reservation"
 CONDITION, ADD_TAINT, REMOVE_TAINT = "set the condition", "add the taint", "remove the taint"
@@ -77,11 +77,11 @@ class Candidates(Protocol):
     """
 
     @property
-    def cluster_nodes(self) -> int:
+    def cluster_node_count(self) -> int:
         """The number of nodes of the cluster; the drain limit allows a share of them."""
 
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
-        """Return the partners ``names``, by default all possible ones, the preferred first. Raises SeatrialError."""
+        """Return the partners ``names``, by default all possible partners, best first. Raises SeatrialError."""
 
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
         """Return (origin, key, value) of the trial's settings that select ``nodes``."""
@@ -95,7 +95,7 @@ class Candidates(Protocol):
     def changed_meanwhile(self) -> dict[str, str]:
         """Return the state of each candidate that something else took out of service during the test.
 
-        The changes after the test keep a drain of someone else. Raises SeatrialError, ValueError.
+        The changes after the test keep a drain that someone else made. Raises SeatrialError, ValueError.
         """
 
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:

@@ -44,7 +44,7 @@ class DrainLimit:
 
 
 class Drain(Frozen):
-    """An entry of the record. ``time``: seconds since 1970 by the clock of the node that wrote it."""
+    """The content of an entry of the record. ``time``: seconds since 1970 by the clock of the node that wrote it."""
 
     node: str
     run_id: str
@@ -53,7 +53,7 @@ class Drain(Frozen):
 
 
 class _Entry(NamedTuple):
-    """An entry. ``written``: the earliest time (seconds since 1970) at which it can have been written.
+    """An entry as read. ``written``: the earliest time (seconds since 1970) at which it can have been written.
 
     A node whose clock is behind writes a time that would end the window too early. But an entry is younger than all
     entries before it, and many file servers date the file by their own clock. So ``written`` is the latest of: the time
@@ -100,9 +100,10 @@ def request_drain(
         now = now if dry_run else min(now, _filesystem_time(folder))  # this node's clock may be ahead of the server's
         entries = _read_entries(folder)
         recent = [entry.drain for entry in entries.values() if entry.written > now - limit.window_s]
-        for number in range(max(entries, default=0) + 1, max(entries, default=0) + 1 + _MAX_TRIES):
-            if decided := _decision(recent, node, limit, now):
-                return decided
+        next_number = max(entries, default=0) + 1
+        for number in range(next_number, next_number + _MAX_TRIES):
+            if answer := _answer_without_entry(recent, node, limit, now):
+                return answer
             if dry_run or _create(folder, number, new):
                 _remove_old(folder, entries, now - _KEPT_WINDOWS * limit.window_s)
                 return DrainAnswer(True, "", (*recent, new))
@@ -124,8 +125,8 @@ def read(state_dir: Path) -> list[Drain]:
         raise SeatrialError(f"the drain record cannot be read: {error}") from error
 
 
-def _decision(recent: list[Drain], node: str, limit: DrainLimit, now: float) -> DrainAnswer | None:
-    """Return the answer that needs no new entry; None if the node may get one."""
+def _answer_without_entry(recent: list[Drain], node: str, limit: DrainLimit, now: float) -> DrainAnswer | None:
+    """Return the answer if the node has an entry already or the limit is reached; None if the node may get an entry."""
     nodes = sorted({drain.node for drain in recent})
     if node in nodes:
         return DrainAnswer(True, "", tuple(recent))
@@ -187,7 +188,7 @@ def _create(folder: Path, number: int, entry: Drain) -> bool:
             os.fsync(descriptor)
         try:
             os.link(name, _path(folder, number))
-        except FileExistsError:  # also the second attempt of an NFS client whose first answer was lost
+        except FileExistsError:  # also if an NFS client repeats a request whose answer was lost: then the link is ours
             return os.stat(name).st_nlink == 2
         return True
     finally:

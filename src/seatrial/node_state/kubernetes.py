@@ -45,29 +45,35 @@ class KubernetesCandidates:
         self._flags, self._run_id = flags, run_id
         self._kubectl = Kubectl(config.namespace, config.context)
         self._tolerations = (*config.tolerations, *_TOLERATED)
-        self._every_node = {node.name: node for node in read_nodes(self._kubectl)}
-        if unknown := [name for name in names if name not in self._every_node]:
+        self._nodes_by_name = {node.name: node for node in read_nodes(self._kubectl)}
+        if unknown := [name for name in names if name not in self._nodes_by_name]:
             raise UsageError(f"Kubernetes has no node {and_more(unknown, 8)}. Run first: kubectl get nodes")
-        self._nodes = [self._every_node[name] for name in names]
-        if refusals := [f"{node.name}: {why}" for node in self._nodes if (why := self._refusal(node))]:
-            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refusals)}")
+        self._candidates = [self._nodes_by_name[name] for name in names]
+        refusals = {node.name: self._refusal(node) for node in self._candidates}
+        if refused := [f"{name}: {why}" for name, why in refusals.items() if why]:
+            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refused)}")
 
     @property
-    def cluster_nodes(self) -> int:
+    def cluster_node_count(self) -> int:
         """The number of nodes with GPUs, or of all nodes if none has GPUs."""
-        return len([node for node in self._every_node.values() if node.has_gpus]) or len(self._every_node)
+        return len([node for node in self._nodes_by_name.values() if node.has_gpus]) or len(self._nodes_by_name)
 
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
-        """Return ``names``, or all schedulable nodes with the condition True. Raises UsageError."""
+        """Return ``names``, by default all schedulable nodes with the condition True.
+
+        Raises UsageError if one of ``names`` cannot be a partner.
+        """
         if names:
-            if wrong := [f"{name}: {why}" for name in names if (why := self._partner_refusal(name))]:
-                raise UsageError(f"--partner {'; '.join(wrong)}")
+            refusals = {name: self._partner_refusal(name) for name in names}
+            if refused := [f"{name}: {why}" for name, why in refusals.items() if why]:
+                raise UsageError(f"--partner {'; '.join(refused)}")
             return [Partner(node=name, why="--partner") for name in names]
-        return [
-            Partner(node=name, why=str(condition))
-            for name, node in self._every_node.items()
-            if not self._partner_refusal(name) and (condition := _condition(node)) and condition.status == "True"
-        ]
+        partners = []
+        for name, node in self._nodes_by_name.items():
+            condition = _condition(node)
+            if condition and condition.status == "True" and not self._partner_refusal(name):
+                partners.append(Partner(node=name, why=str(condition)))
+        return partners
 
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
         """Return the settings that run the jobs on ``nodes``, also on cordoned ones and those with the taint."""
@@ -94,7 +100,7 @@ class KubernetesCandidates:
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
         """Return the changes of condition and taint; of each node first the condition, which controllers read."""
         changes = []
-        for node in self._nodes:
+        for node in self._candidates:
             result = results[node.name]
             tainted = any((taint.key, taint.effect) == (TAINT, EFFECT) for taint in node.spec.taints)
             if self._flags.condition:
@@ -107,8 +113,8 @@ class KubernetesCandidates:
 
     def execute(self, change: NodeChange) -> None:
         """Run the command. Raises KubectlError if the API server refuses it."""
-        prefix = len(self._kubectl.command())
-        self._kubectl.run(*change.command[prefix:])
+        prefix = self._kubectl.command()  # kubectl with its context and namespace, which ``run`` adds again
+        self._kubectl.run(*change.command[len(prefix) :])
 
     def _set_condition(self, node: KubernetesNode, result: NodeResult) -> NodeChange:
         """Return the change of the condition; lastTransitionTime changes only with the status, as by the kubelet."""
@@ -141,17 +147,17 @@ class KubernetesCandidates:
 
     def _partner_refusal(self, name: str) -> str:
         """Return why the node cannot be a partner; empty if it can."""
-        node, candidate = self._every_node.get(name), self._nodes[0]
+        node, candidate = self._nodes_by_name.get(name), self._candidates[0]
         if node is None:
             return "Kubernetes has no such node"
-        if node in self._nodes:
+        if node in self._candidates:
             return "it is a candidate"
         if node.spec.unschedulable or any(taint.key in (TAINT, *READINESS_TAINTS) for taint in node.spec.taints):
             return "it is cordoned or not accepted"
         if why := self._refusal(node):
             return why
-        same = node.allocatable(GPU_RESOURCE) == candidate.allocatable(GPU_RESOURCE)
-        return "" if same else f"it has another number of GPUs than {candidate.name}"
+        same_gpu_count = node.allocatable(GPU_RESOURCE) == candidate.allocatable(GPU_RESOURCE)
+        return "" if same_gpu_count else f"it has another number of GPUs than {candidate.name}"
 
 
 def _condition(node: KubernetesNode) -> Condition | None:

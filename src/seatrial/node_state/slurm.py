@@ -38,10 +38,10 @@ from seatrial.node_state.change import (
 )
 from seatrial.util.text import and_more
 
-# States and flags of a node: drained; with jobs; without new jobs, although it is not drained
+# States and flags of a node
 _DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
-_BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
-_NO_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}
+_BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}  # jobs run on it
+_NO_NEW_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}  # although it is not drained
 _RESPONSE_LIMIT_S = 60.0  # slurmctld asks a resumed node within a few seconds
 _MAX_RESERVATION_NAME = 60  # characters
 
@@ -65,37 +65,40 @@ class SlurmCandidates:
     ) -> None:
         self._flags, self._run_id, self._reason_prefix = flags, run_id, reason_prefix
         self._reservation, self._drained_meanwhile = reservation, set[str]()
-        self._every_node = {node.name: node for node in slurm.nodes()}
-        if unknown := [name for name in names if name not in self._every_node]:
+        self._nodes_by_name = {node.name: node for node in slurm.nodes()}
+        if unknown := [name for name in names if name not in self._nodes_by_name]:
             raise UsageError(f"Slurm has no node {and_more(unknown, 8)}. Run first: sinfo --Node")
-        self._nodes = [self._every_node[name] for name in names]
+        self._candidates = [self._nodes_by_name[name] for name in names]
         self._partition = partition or self._common_partition()
-        self._drained = [node for node in self._nodes if node.needs_administrator]
-        if refusals := [f"{node.name} is {node}: {why}" for node in self._nodes if (why := self._refusal(node))]:
-            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refusals)}")
+        # drained, down or failed: Slurm starts no job on them before a resume
+        self._drained = [node for node in self._candidates if node.needs_administrator]
+        refusals = [(node, self._refusal(node)) for node in self._candidates]
+        if refused := [f"{node.name} is {node}: {why}" for node, why in refusals if why]:
+            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refused)}")
         if self._drained and reservation:
             raise UsageError("slurm.reservation: drained nodes are tested in a reservation of their own: unset it")
         self._require_equal_hardware()
 
     @property
-    def cluster_nodes(self) -> int:
+    def cluster_node_count(self) -> int:
         """The number of nodes in Slurm."""
-        return len(self._every_node)
+        return len(self._nodes_by_name)
 
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
-        """Return ``names``, or all idle nodes in service with the candidates' hardware, sorted: accepted ones first.
+        """Return ``names``, by default all idle nodes in service with the candidates' hardware; accepted ones first.
 
         Raises UsageError if one of ``names`` cannot be a partner.
         """
         if names:
-            if wrong := [f"{name}: {why}" for name in names if (why := self._partner_refusal(name))]:
-                raise UsageError(f"--partner {'; '.join(wrong)}")
+            refusals = {name: self._partner_refusal(name) for name in names}
+            if refused := [f"{name}: {why}" for name, why in refusals.items() if why]:
+                raise UsageError(f"--partner {'; '.join(refused)}")
             return [Partner(node=name, why="--partner") for name in names]
-        pool = [node for name, node in self._every_node.items() if not self._partner_refusal(name)]
-        pool.sort(key=lambda node: not _accepted(node))
+        possible = [node for name, node in self._nodes_by_name.items() if not self._partner_refusal(name)]
+        possible.sort(key=lambda node: not _accepted(node))
         return [
             Partner(node=node.name, why=f"idle; {node.comment if _accepted(node) else 'no comment of a readmission'}")
-            for node in pool
+            for node in possible
         ]
 
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
@@ -113,7 +116,7 @@ class SlurmCandidates:
             return []
         names, states = tuple(_names(self._drained)), "; ".join(f"{node.name} is {node}" for node in self._drained)
         user = pwd.getpwuid(os.getuid()).pw_name
-        reserved = (*_names(self._nodes), *partners)
+        reserved = (*_names(self._candidates), *partners)
         reserve = (
             *("scontrol", "create", "reservation", f"ReservationName={self._reservation_name}"),
             *(f"Nodes={','.join(reserved)}", f"Users={user}", "StartTime=now", "Duration=UNLIMITED"),
@@ -141,7 +144,7 @@ class SlurmCandidates:
         ``after_test`` leaves such a drain as it is.
         """
         changed = {}
-        for name in _names(self._nodes):
+        for name in _names(self._candidates):
             node = slurm.node(name)
             if node is None or node.needs_administrator:
                 changed[name] = "unknown to Slurm" if node is None else str(node)
@@ -152,13 +155,13 @@ class SlurmCandidates:
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
         """Return drains and comments, and last the end of the reservation, which returns accepted nodes."""
         changes = []
-        for node in self._nodes:
+        for node in self._candidates:
             result = results[node.name]
             accepted = result.decision is DecisionValue.ACCEPTED
             drain = result.decision is DecisionValue.REJECTED and self._flags.drain
             text = reason_text(self._run_id, result.decision, "" if accepted else result.reason)
             if node.name in self._drained_meanwhile:
-                pass
+                pass  # the drain that someone else made stays
             elif node in self._drained and not accepted:
                 reason = text if drain else node.reason
                 changes.append(_update(node, DRAIN_AGAIN, "State=DRAIN", f"Reason={reason}"))
@@ -180,10 +183,10 @@ class SlurmCandidates:
 
     def _partner_refusal(self, name: str) -> str:
         """Return why the node cannot be a partner; empty if it can."""
-        node = self._every_node.get(name)
+        node = self._nodes_by_name.get(name)
         if node is None:
             return "Slurm has no such node"
-        if node in self._nodes:
+        if node in self._candidates:
             return "it is a candidate"
         if self._partition not in node.partitions:
             return f"it is not in partition {self._partition}"
@@ -191,14 +194,16 @@ class SlurmCandidates:
             return f"it is {node}"
         if node.comment.startswith(SEATRIAL_PREFIX) and f": {DecisionValue.REJECTED}" in node.comment:
             return f"its comment is {node.comment!r}"
-        return "" if _hardware(node) == _hardware(self._nodes[0]) else "its CPUs, memory or GRES differ"
+        return "" if _hardware(node) == _hardware(self._candidates[0]) else "its CPUs, memory or GRES differ"
 
     @property
     def _reservation_name(self) -> str:
         return re.sub(r"[^A-Za-z0-9_-]", "_", f"seatrial-{self._run_id}")[:_MAX_RESERVATION_NAME]
 
     def _common_partition(self) -> str:
-        shared = [name for name in self._nodes[0].partitions if all(name in node.partitions for node in self._nodes)]
+        shared = [
+            name for name in self._candidates[0].partitions if all(name in node.partitions for node in self._candidates)
+        ]
         default = next((partition.name for partition in slurm.partitions() if partition.default), "")
         if not shared:
             raise UsageError("no partition has all these nodes: readmit the nodes of each partition separately")
@@ -221,7 +226,7 @@ class SlurmCandidates:
             )
         if "NOT_RESPONDING" in node.states:
             return f"its slurmd does not respond. Run first: scontrol show node {node.name}"
-        if states := node.states & (_NO_JOBS | RETURNING_STATES):
+        if states := node.states & (_NO_NEW_JOBS | RETURNING_STATES):
             return f"Slurm starts no job on a node that is {' and '.join(sorted(states))}"
         if states := node.states & _BUSY:
             return f"jobs run on it ({' and '.join(sorted(states))}); repeat when they have ended"
@@ -232,10 +237,10 @@ class SlurmCandidates:
         return ""
 
     def _require_equal_hardware(self) -> None:
-        if different := [node.name for node in self._nodes if _hardware(node) != _hardware(self._nodes[0])]:
+        if different := [node.name for node in self._candidates if _hardware(node) != _hardware(self._candidates[0])]:
             raise UsageError(
-                f"CPUs, memory or GRES of {and_more(different, 8)} differ from those of {self._nodes[0].name}: readmit "
-                "nodes of each kind separately, with partners of the same kind"
+                f"CPUs, memory or GRES of {and_more(different, 8)} differ from those of {self._candidates[0].name}: "
+                "readmit nodes of each kind separately, with partners of the same kind"
             )
 
 

@@ -126,17 +126,17 @@ def planned_changes(
 def _as_limited(change: NodeChange, options: Options, candidates: Candidates) -> NodeChange:
     if change.action not in TAKES_OUT:
         return change
-    refusal = _drain_refusal(options, candidates.cluster_nodes, change.nodes[0], "RUN", "CAUSE", dry_run=True)
+    refusal = _drain_refusal(options, candidates.cluster_node_count, change.nodes[0], "RUN", "CAUSE", dry_run=True)
     return change.model_copy(update={"outcome": "refused", "detail": refusal}) if refusal else change
 
 
 def _drain_refusal(
-    options: Options, cluster_nodes: int, node: str, run_id: str, reason: str, *, dry_run: bool = False
+    options: Options, cluster_node_count: int, node: str, run_id: str, reason: str, *, dry_run: bool = False
 ) -> str:
     """Return why the drain limit does not let ``node`` be taken out of service; empty if it does."""
     if (folder := options.state_dir) is None:
         return "no directory that records drained nodes: set --state-dir"
-    limit = DrainLimit(options.drain_share, options.drain_window_s, cluster_nodes)
+    limit = DrainLimit(options.drain_share, options.drain_window_s, cluster_node_count)
 
     def ask() -> DrainAnswer:
         return request_drain(folder, node, run_id, reason, limit, time.time(), dry_run=dry_run)
@@ -253,7 +253,7 @@ class Session:
             return f"{failed[0].action} of {', '.join(failed[0].nodes)} failed; make that change by hand, then this one"
         if change.action not in TAKES_OUT:
             return ""
-        (node,), nodes = change.nodes, self.candidates.cluster_nodes
+        (node,), nodes = change.nodes, self.candidates.cluster_node_count
         return _drain_refusal(self.options, nodes, node, self.folder.name, self.results[node].reason)
 
     def _execute(self, change: NodeChange) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: the process limit (ulimit -f)
-_INCOMPLETE = re.compile(r"\.incomplete-(\d+|[a-z0-9_]{8})$")  # with the pid in stage(), the random part of mkdtemp()
+# The suffix of a temporary file (the pid, see stage) or of a temporary folder (8 random characters of mkdtemp)
+_INCOMPLETE = re.compile(r"\.incomplete-(\d+|[a-z0-9_]{8})$")
 Content = bytes | Callable[[BinaryIO], object]  # the bytes, or a function that writes them
 
 

@@ -15,9 +15,10 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 def expand(text: str) -> list[str]:
     """Return the hosts of a list in its order, each once: ``n[08-10]`` → n08, n09, n10. Raises ValueError."""
     hosts: dict[str, None] = {}
-    end = 0
+    end = 0  # of the last valid item
     for match in _ITEM.finditer(text):
-        if text[end : match.start()].strip(", ") or match.start() - end > 1:
+        separator = text[end : match.start()]
+        if separator not in ("", ","):
             break
         for host in _hosts(match[0].strip(), text):
             hosts[host] = None
@@ -33,8 +34,10 @@ def _hosts(item: str, text: str) -> Iterator[str]:
     """Yield the hosts of one item of the list, such as ``rack[0-1]n[1-4]``."""
     if not item or re.search(r"[\s/]", item):  # sbatch takes a name with / for a file
         raise _invalid(text)
-    parts = [_numbers(numbers, text) if numbers or not plain else [plain] for numbers, plain in _PART.findall(item)]
-    return ("".join(combination) for combination in product(*parts))
+    alternatives = []  # for each part of the item
+    for in_brackets, plain in _PART.findall(item):
+        alternatives.append([plain] if plain else _numbers(in_brackets, text))
+    return ("".join(combination) for combination in product(*alternatives))
 
 
 def _numbers(ranges: str, text: str) -> list[str]:

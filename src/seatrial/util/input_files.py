@@ -133,7 +133,7 @@ class LimitedGzip(gzip.GzipFile):
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        self._packed = _Counted(file)
+        self._packed = _CountingStream(file)
         super().__init__(fileobj=cast("BinaryIO", self._packed), mode="rb")
         self._log_name, self._unpacked = name, 0
 
@@ -171,7 +171,7 @@ class HeadThenRest(io.RawIOBase):
         return len(data)
 
 
-class _Counted:
+class _CountingStream:
     """A stream that counts the bytes that were read from it."""
 
     def __init__(self, file: BinaryIO) -> None:

@@ -76,7 +76,7 @@ def is_locked(path: Path) -> bool:
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """Return the records of a journal, and one warning for each line that is not a JSON object.
 
-    Empty if there is no such file. Raises OSError, also if the journal is larger than MAX_RECORD_BYTES.
+    Both are empty if there is no such file. Raises OSError, also if the journal is larger than MAX_RECORD_BYTES.
     """
     records, warnings = [], []
     lines = read_bytes(path, MAX_RECORD_BYTES).splitlines() if path.is_file() else []

@@ -53,7 +53,7 @@ class _Reader:
     def read(self) -> Any:
         """Execute the opcodes up to STOP; return the object. The most frequent ones are inline, for speed."""
         data, stack, memo = self._data, self._stack, self._memo
-        get, get_long, put, put_long, byte = _FREQUENT
+        get, get_long, put, put_long, byte = _FREQUENT  # get and put: from and to the memo
         for _ in range(MAX_OPCODES):
             opcode, position = data[self.position], self.position + 1
             if opcode == get:
@@ -88,7 +88,7 @@ class _Reader:
         self._stack.append(value)
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes."""
+        """Return the next ``size`` bytes."""
         taken = self._data[self.position : self.position + size]
         if len(taken) < size:
             raise ValueError(
@@ -99,13 +99,16 @@ class _Reader:
         return taken
 
     def number(self, layout: str) -> Any:
+        """Return the next number; ``layout``: its format of the module struct."""
         (value,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
         return value
 
     def text(self, layout: str) -> None:
+        """Push a text; ``layout``: the format of its length."""
         self.push(self.take(self.number(layout)).decode("utf-8", errors="replace"))
 
     def integer(self, layout: str) -> None:
+        """Push an integer; ``layout``: the format of its number of bytes."""
         size = self.number(layout)
         if not 0 <= size <= _MAX_INTEGER_BYTES:
             raise ValueError(f"the pickle has an integer of {size} bytes")
@@ -123,12 +126,14 @@ class _Reader:
         self.push(tuple(self._popped(self._marks.pop())))
 
     def append(self, height: int) -> None:
+        """Append the objects of the stack from ``height`` to the list below them."""
         items = self._popped(height)
         if not isinstance(self._stack[-1], list):
             raise ValueError("the pickle appends to an object that is no list: damaged")
         self._stack[-1].extend(items)
 
     def set_items(self, height: int) -> None:
+        """Add the keys and values of the stack from ``height`` to the dict below them."""
         items = self._popped(height)
         target = self._stack[-1]
         if not isinstance(target, dict) or len(items) % 2:
@@ -139,6 +144,7 @@ class _Reader:
             target[key] = value
 
     def _popped(self, height: int) -> list[Any]:
+        """Remove the objects of the stack from ``height``, and return them."""
         if not 0 <= height <= len(self._stack):
             raise IndexError
         items = self._stack[height:]
@@ -148,8 +154,9 @@ class _Reader:
     def memoize(self) -> None:
         self._memo[len(self._memo)] = self._stack[-1]
 
-    def height(self, below: int) -> int:
-        return len(self._stack) - below
+    def height_without(self, count: int) -> int:
+        """Return the height of the stack without its last ``count`` objects."""
+        return len(self._stack) - count
 
     def pop_mark(self) -> int:
         return self._marks.pop()
@@ -187,9 +194,9 @@ _ACTIONS: Mapping[int, Callable[[_Reader], object]] = {
         pickle.TUPLE1: lambda reader: reader.tuple_of(1),
         pickle.TUPLE2: lambda reader: reader.tuple_of(2),
         pickle.TUPLE3: lambda reader: reader.tuple_of(3),
-        pickle.APPEND: lambda reader: reader.append(reader.height(1)),
+        pickle.APPEND: lambda reader: reader.append(reader.height_without(1)),
         pickle.APPENDS: lambda reader: reader.append(reader.pop_mark()),
-        pickle.SETITEM: lambda reader: reader.set_items(reader.height(2)),
+        pickle.SETITEM: lambda reader: reader.set_items(reader.height_without(2)),
         pickle.SETITEMS: lambda reader: reader.set_items(reader.pop_mark()),
         pickle.MEMOIZE: _Reader.memoize,
     }.items()

@@ -61,7 +61,8 @@ def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            if child.poll() is None:  # after a normal end, a job that sbatch started lives on with the tag
+            # not after a normal end: a job that sbatch started on this host inherits the tag, and must continue
+            if child.poll() is None:
                 stop(child, grace_s=1)
         return CommandResult(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
 
@@ -80,7 +81,7 @@ def start(
 
     ``stdout``, ``stderr``: files to which the output is appended. The child gets this process's environment, without
     variables with the prefix ``without``, plus ``env``. When this process dies, the kernel sends ``death_signal`` to
-    the child; a child that is stopped acts on SIGKILL only.
+    the child; a child in the state stopped (SIGSTOP) acts on SIGKILL only.
     """
     tag = uuid.uuid4().hex
     with stdout.open("ab") as out, stderr.open("ab") as err:

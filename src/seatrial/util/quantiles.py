@@ -48,7 +48,7 @@ def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> 
 def expected_half_width(count: int) -> float:
     """Return the half width of the interval of ``count`` uncorrelated normal samples, in standard deviations.
 
-    If there are too few samples for an interval: half of the range of the samples, which the judge uses instead.
+    If there are too few samples for an interval: half of their expected range, since the judge then uses the range.
     """
     correlation = 1 / sqrt(count)  # one standard error: of uncorrelated samples, one in six draws estimates more
     independent = count / _variance_ratio(min(correlation + _margin(count, correlation), 0.99))
@@ -109,7 +109,7 @@ def _lag_1_correlation(samples: Sequence[float], *, cautious: bool) -> float:
 def _margin(count: int, correlation: float) -> float:
     """Return the uncertainty of a correlation that was estimated from ``count`` samples.
 
-    It is about two standard errors for few samples, and ``correlation`` times one for _WELL_ESTIMATED and more.
+    It is about two standard errors for few samples, and ``correlation`` standard errors for _WELL_ESTIMATED and more.
     """
     weight = max(correlation, 2 * (1 - count / _WELL_ESTIMATED))
     return min(weight * sqrt((1 - correlation**2) / count), 0.99 - correlation)
@@ -126,10 +126,13 @@ def _variance_ratio(correlation: float) -> float:
 def _normal_scores(samples: Sequence[float]) -> list[float]:
     """Return the standard normal quantile of each sample's rank; equal samples have the same one."""
     ordered, count, normal = sorted(samples), len(samples), NormalDist()
-    first: dict[float, int] = {}
-    last: dict[float, int] = {}
+    first_rank: dict[float, int] = {}  # by value
+    last_rank: dict[float, int] = {}
     for rank, value in enumerate(ordered):
-        first.setdefault(value, rank)
-        last[value] = rank
-    score = {value: normal.inv_cdf(((first[value] + last[value]) / 2 + 0.5) / count) for value in first}
-    return [score[value] for value in samples]
+        first_rank.setdefault(value, rank)
+        last_rank[value] = rank
+    scores: dict[float, float] = {}  # by value
+    for value in first_rank:
+        mean_rank = (first_rank[value] + last_rank[value]) / 2
+        scores[value] = normal.inv_cdf((mean_rank + 0.5) / count)
+    return [scores[value] for value in samples]
