@@ -135,7 +135,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     if not transports and _network(_inter_node(connections)) == "tcp":
         network = "tcp"
     return Links(
-        nvlinks=slowest.count if slowest else 0,
+        nvlinks=slowest.active if slowest else 0,
         nvlink_gb_s=slowest.gb_s if slowest else None,
         ports=_common_ports(ports_of_nodes),
         network=network,
@@ -214,7 +214,7 @@ def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
 class _Nvlinks(NamedTuple):
     """The number of active links of a GPU and their total unidirectional rate in GB/s."""
 
-    count: int
+    active: int
     gb_s: float
 
 
