@@ -65,10 +65,10 @@ def cause_findings(
 ) -> list[Finding]:
     """The causes of bad verdicts, most certain and then most local first, each with the verdicts that it explains.
 
-    A cause is omitted if its consequences have a more certain cause, or if there are none; but not if its evidence has
-    a FAIL, or a WARN that is reported (``Cause.report_warning``). A cause is also omitted if other causes explain all
-    of its evidence (``Cause.consequence_of``). ``node_prefix``: the start of a command that runs on another node, such
-    as ``srun --nodelist={node}``; empty for this host.
+    A cause is omitted if other causes explain all of its evidence (``Cause.consequence_of``). It is also omitted if it
+    has no consequences, or if all of them have a more certain cause. These two reasons do not count if the evidence has
+    a FAIL, or a WARN that is reported (``Cause.report_warning``). ``node_prefix``: the start of a command that runs on
+    another node, such as ``srun --nodelist={node}``; empty for this host.
     """
     bad = [verdict for verdict in verdicts if needs_cause(verdict)]
     if not bad:
@@ -250,7 +250,7 @@ def _suspects_by_verdict(
 def _by_place(
     cause: Cause, evidence: Sequence[Verdict], verdicts: Sequence[Verdict], places: _FaultPlaces
 ) -> dict[str, list[Verdict]]:
-    """Place of the cause → the verdicts that are evidence of the cause there."""
+    """Place of the cause → the verdicts that are evidence of the cause there; see Cause for its place."""
     place_of: dict[str, str] = {}  # subject → place
     for subject in dict.fromkeys(verdict.subject for verdict in evidence):
         place_of[subject] = {"node": _node(subject), "cluster": CLUSTER}.get(cause.place, subject)

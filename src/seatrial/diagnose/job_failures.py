@@ -76,13 +76,13 @@ def _failures_of_jobs(
     """The failures of jobs. They explain ERRORs of checks whose error ends with the reason why this attempt ended."""
     for result in results:
         error = f"{result.failed_subject}: {result.cause}"  # end of an error; "exit code 1" is also in "exit code 127"
-        without_value = {
+        failed_measurements = {
             (each.check, each.subject) for each in measurements if result.cause and (each.error or "").endswith(error)
         }
         consequences = [
             verdict
             for verdict in bad
-            if verdict.outcome is Outcome.ERROR and (verdict.check, verdict.subject) in without_value
+            if verdict.outcome is Outcome.ERROR and (verdict.check, verdict.subject) in failed_measurements
         ]
         for failure in result.failures:
             yield _SourcedFailure(failure, consequences, f"job {result.job}")

@@ -100,9 +100,14 @@ def _is_new(signature: Signature, line: str, matched: Iterable[Signature]) -> bo
     if signature.role == "general":
         return not any(other.matches(line) for other in matched)
     begin, _ = signature.span(line) or (0, 0)
-    spans = [(other.role, other.span(line)) for other in matched]
-    is_named = any(span and role != "step" and (role != "cascade" or span[1] > begin) for role, span in spans)
-    return not is_named
+    for other in matched:
+        span = other.span(line)
+        if span is None or other.role == "step":
+            continue
+        _, other_end = span
+        if other.role != "cascade" or other_end > begin:
+            return False
+    return True
 
 
 class _Candidate(NamedTuple):

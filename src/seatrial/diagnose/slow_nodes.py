@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
+from typing import NamedTuple
 
 from pydantic import JsonValue, ValidationError
 
@@ -66,14 +67,11 @@ def reasons_to_search(
     bad = {each.check: each.summary for each in reversed(judged) if each.outcome is not Outcome.PASS}
     with_verdict = {(verdict.check, verdict.metric) for verdict in judged}
     shares = list(_inter_node_shares(measurements, inter_node))
-    low_shares = [
-        (check, metric)
-        for check, metric in shares
-        if metric.value < UNJUDGED_SHARE and (check, metric.name) not in with_verdict
-    ]
     unjudged: dict[str, str] = {}  # of several low shares of a check, the lowest is named
-    for check, metric in sorted(low_shares, key=lambda share: share[1].value, reverse=True):
-        unjudged[check] = f"{metric.name} is {metric.value:.3g} {metric.unit} on {metric.subject}, without a threshold"
+    for check, metric in sorted(shares, key=lambda share: share.metric.value, reverse=True):
+        if metric.value < UNJUDGED_SHARE and (check, metric.name) not in with_verdict:
+            value = f"{metric.value:.3g} {metric.unit}"
+            unjudged[check] = f"{metric.name} is {value} on {metric.subject}, without a threshold"
     if reasons := {**unjudged, **bad}:
         return reasons
     if nodes == 2:
@@ -84,10 +82,15 @@ def reasons_to_search(
     return dict.fromkeys(sorted(uncompared), "no reference value, and no check compares nodes")
 
 
-def _inter_node_shares(
-    measurements: Sequence[Measurement], inter_node: Mapping[str, Check]
-) -> Iterator[tuple[str, Metric]]:
-    """(check, metric) of all shares that compare nodes or ranks by their paths to other nodes.
+class _Share(NamedTuple):
+    """A metric that compares one node or rank with the others, and the name of its check."""
+
+    check: str
+    metric: Metric
+
+
+def _inter_node_shares(measurements: Sequence[Measurement], inter_node: Mapping[str, Check]) -> Iterator[_Share]:
+    """All shares that compare nodes or ranks by their paths to other nodes.
 
     Shares of single pairs do not count: over gloo, healthy pairs reach only a fifth of the best pair by chance.
     """
@@ -96,7 +99,7 @@ def _inter_node_shares(
         for metric in measurement.metrics:
             comparison = comparisons.get(metric.name)
             if comparison and comparison.inter_node and not comparison.is_speedup and "->" not in metric.subject:
-                yield measurement.check, metric
+                yield _Share(measurement.check, metric)
 
 
 def _is_inter_node(check: Check) -> bool:
@@ -282,8 +285,9 @@ class _FindingWriter:
             f"; the other rails reach {self.conclusion.healthy_gb_s:.3g} GB/s" if self.conclusion.healthy_pairs else ""
         )
         unknown = " Two nodes are one pair, which does not show which node is at fault. Search with a third node."
-        likely_causes = [f" On {node}:{self._likely_cause(node)}" for node in pair if self._likely_cause(node)]
-        return f"{slow_ranks} are {slower}{rails}.{unknown}" + "".join(likely_causes)
+        likely_causes = {node: self._likely_cause(node) for node in pair}
+        likely = "".join(f" On {node}:{text}" for node, text in likely_causes.items() if text)
+        return f"{slow_ranks} are {slower}{rails}.{unknown}{likely}"
 
     def _finding(self, cause: str, title: str, subject: str, evidence: str, confidence: Confidence) -> Finding:
         texts = self._network_texts()

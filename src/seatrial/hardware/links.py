@@ -219,7 +219,7 @@ class _Nvlinks(NamedTuple):
 
 
 def _gpu_nvlinks(gpu: Mapping[str, Any]) -> _Nvlinks | None:
-    """None without active links, or if the speed of one of them is unknown."""
+    """The active links of a GPU; None if there are none, or if the speed of one of them is unknown."""
     speeds = [link.get("speed_gb_s") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
     readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
     return _Nvlinks(len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
@@ -256,7 +256,10 @@ def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | 
 
 
 def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
-    """The active ports of a node, only those in ``used`` if given; None if a used port was not discovered."""
+    """The fastest active ports of a node, only those in ``used`` if given.
+
+    None if no port is active, or if a port in ``used`` was not discovered.
+    """
     devices = _mappings(rdma.get("devices")) if isinstance(rdma, Mapping) else []
     ports = [
         (f"{device.get('name')}/{port.get('port')}", port)

@@ -35,8 +35,8 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
 
     If the check itself has an error, only increases and malformed facts are reported.
     """
-    with_fact = ((measurement, measurement.facts.get(ERROR_COUNTERS)) for measurement in measured)
-    problems = [(measurement, fact) for measurement, fact in with_fact if not _is_healthy(fact)]
+    facts = ((measurement, measurement.facts.get(ERROR_COUNTERS)) for measurement in measured)
+    problems = [(measurement, fact) for measurement, fact in facts if not _is_healthy(fact)]
     no_error = not problems or not any(measurement.error for measurement in measured)
     required = no_error and check.reads_error_counters
     unavailable: dict[str, dict[str, None]] = {}  # reason → counters
@@ -82,6 +82,7 @@ def _counters_read(fact: Mapping[str, Any]) -> int:
 def _subject_verdicts(
     check: str, measurement: Measurement, fact: Any, no_error: bool, unavailable: dict[str, dict[str, None]]
 ) -> Iterator[Verdict]:
+    """The verdicts on the counters of one GPU. Adds counters without a value to ``unavailable``: reason → counters."""
     count, subject = _counters_read(fact), measurement.subject
     yield from _increase_verdicts(check, measurement, fact)
     for xid in dict.fromkeys(fact.get("xids", ())):

@@ -118,7 +118,7 @@ def relative_strictness(threshold: Threshold, check_threshold: Threshold | None)
     """The strictness of a trial's threshold relative to the check's own threshold: 0 to 1.
 
     1: at least as strict, or not comparable. 0: the threshold passes values that the check always fails, or compares in
-    the opposite direction.
+    the opposite direction. Between them: the ratio of both values.
     """
     if check_threshold is None or (check_threshold.unit and threshold.unit and check_threshold.unit != threshold.unit):
         return 1.0

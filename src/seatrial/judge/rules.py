@@ -90,7 +90,7 @@ def judge_check(
         changed = _changed_options(rule, check, options or {})
         evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
     fact_names = tuple(dict.fromkeys((*SHAPE_FACTS, check.model_fact, *check.rule_facts)))
-    kinds: dict[Hashable, int] = {}
+    kinds: dict[Hashable, int] = {}  # facts of a group that rules depend on → number of the kind of group
     for group in groups:  # groups are the outer loop, since it is faster to read each of thousands of groups once
         kind = kinds.setdefault((group.failed, group.ranks_and_nodes, group.fact_values(fact_names)), len(kinds))
         for evaluation in evaluations:
@@ -118,17 +118,17 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
 def _at_measured_size(rule: Rule, judged_sizes: Mapping[str, str]) -> Rule:
     """The rule; if the network was too slow for its size, the rule for the size that is judged instead."""
     quantity, _, size = rule.metric.rpartition(".")
-    if not (other := judged_sizes.get(size)):
+    if not (judged_size := judged_sizes.get(size)):
         return rule
-    reference = rule.reference and f"{rule.reference.removesuffix(size)}{other}"
-    return rule.model_copy(update={"metric": f"{quantity}.{other}", "reference": reference})
+    reference = rule.reference and f"{rule.reference.removesuffix(size)}{judged_size}"
+    return rule.model_copy(update={"metric": f"{quantity}.{judged_size}", "reference": reference})
 
 
 def _sizes_not_timed(check: Check, judged_sizes: Mapping[str, str]) -> Iterator[Verdict]:
     """A SKIP for each rule on a size that was not timed, since the network is too slow for this size."""
-    for size, other in judged_sizes.items():
+    for size, judged_size in judged_sizes.items():
         for metric in dict.fromkeys(rule.metric for rule in check.rules if rule.metric.endswith(f".{size}")):
-            detail = f"the network is too slow to time {size}; {other} is judged instead"
+            detail = f"the network is too slow to time {size}; {judged_size} is judged instead"
             yield Verdict(check.name, CLUSTER, Outcome.SKIP, metric, (Reason.NOT_APPLICABLE,), detail)
 
 

@@ -387,13 +387,8 @@ class _ThresholdEvaluator:
         if self._evaluator.is_only_threshold and self._relative_strictness < LAX_RATIO:
             return _Strictness(f"the check requires {self._evaluator.check_threshold}", "")
         if threshold.op not in _LOWER_BOUNDS:
-            is_tight = threshold.op == "==" or metric.value >= LAX_RATIO * threshold.value
-            if (
-                not self._evaluator.is_only_threshold
-                or self._evaluator.has_unknown_model
-                or unit not in TIME_UNITS
-                or is_tight
-            ):
+            is_lax = threshold.op != "==" and unit in TIME_UNITS and metric.value < LAX_RATIO * threshold.value
+            if not is_lax or not self._evaluator.is_only_threshold or self._evaluator.has_unknown_model:
                 return _NORMAL_STRICTNESS
             factor = threshold.value / max(metric.value, 1e-9)
             return _Strictness(f"{measured} was measured; a {factor:,.3g}x slowdown would pass", "")
