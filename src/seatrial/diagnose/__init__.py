@@ -209,9 +209,9 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
 def _with_explained_errors(
     findings: Sequence[Finding], verdicts: Iterable[Verdict], causes: Iterable[Finding]
 ) -> list[Finding]:
-    """The findings. One with a signature of role root explains the ERRORs at its place that the signature matches.
+    """The findings. A signature with the role root explains the ERRORs that it matches at the place of its finding.
 
-    ERRORs that one of ``causes`` explains are left out.
+    ERRORs that one of ``causes`` explains are not added.
     """
     root_ids = {signature.id for signature in known_signatures() if signature.role == "root"}
     places = {finding.subject for finding in findings if finding.signature in root_ids and not finding.explains}

@@ -131,8 +131,8 @@ class _Literals(NamedTuple):
 class _Required(NamedTuple):
     """``literals``: each text that a part of a pattern matches contains one of these expressions.
 
-    ``strings``: all texts that the part matches; None if there are too many. ``parts``: the literals of a sequence of
-    operations one after the other, of which ``literals`` are a selection.
+    ``strings``: all texts that the part matches; None if there are too many. ``parts``: all literals of a sequence of
+    operations, in their order; ``literals`` are a selection from them.
     """
 
     strings: set[str] | None

@@ -97,7 +97,7 @@ def judge_check(
             evaluation.add(group, kind)
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
     if expect:  # where a metric is missing, a rule and a threshold on it give the same verdict
-        verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _only_lacks_reference(verdict, expect)]
+        verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _is_only_missing_reference(verdict, expect)]
     return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,))]
 
 
@@ -180,7 +180,7 @@ def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue])
     return f"the trial changes {' and '.join(changed)}" if changed else ""
 
 
-def _only_lacks_reference(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
+def _is_only_missing_reference(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
     """Whether a verdict only says that there is no reference value, while a trial's threshold judges the metric."""
     return (
         verdict.metric in expect
