@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from seatrial.diagnose import log_search
-from seatrial.diagnose.signatures import _signatures_and_errors, check_signatures, search_lines, signatures
+from seatrial.diagnose.signatures import _loaded, check_signatures, search_lines, signatures
 from seatrial.model import UsageError
 from tests.diagnose.test_signature import ROW
 from tests.processes import call
@@ -23,9 +23,9 @@ OWN = {**ROW, "id": "site.storage", "pattern": "storage of hall 3 is down", "exa
 @pytest.fixture(autouse=True)
 def _empty_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("SEATRIAL_SIGNATURES", str(tmp_path))
-    _signatures_and_errors.cache_clear()
+    _loaded.cache_clear()
     yield
-    _signatures_and_errors.cache_clear()
+    _loaded.cache_clear()
     log_search._database.cache_clear()
 
 
@@ -52,7 +52,7 @@ def test_default_folder_and_empty_files(tmp_path: Path, monkeypatch: pytest.Monk
     folder.mkdir(parents=True)
     write(folder, [OWN])
     write(folder, "# nothing yet\n", "empty.yaml")
-    _signatures_and_errors.cache_clear()
+    _loaded.cache_clear()
     assert "site.storage" in {signature.id for signature in signatures()}
 
 

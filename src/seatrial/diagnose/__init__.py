@@ -25,7 +25,7 @@ from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.util.input_files import open_file
 
-# The first of a message's commands, which semicolons separate; a quoted part of a command may have semicolons
+# The first command after "Run first" in a message; a semicolon outside quotes ends it
 _FIRST_COMMAND = re.compile(r"\. Run first[^:;]{0,40}: ((?:'[^']*'|[^;'])+)")
 _EXIT_CODE = "exit_code"  # end of the names of metrics that are exit codes of programs
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
@@ -50,9 +50,9 @@ def diagnose(
     errors and exit codes of checks, known failures in logs, verdicts that locate a fault.
 
     A failure that an error of a check names is not reported again from logs. The logs of a job that its nodes refused
-    are not searched. If nodes are missing, errors of checks, hangs and cascades in logs are not reported, since they
-    are consequences. ``searches``: measurements of the search for slow nodes after the trial's own checks.
-    ``node_prefix``: see cause_findings.
+    are not searched. If nodes are missing, errors of checks, hangs, and logs without a root or a failed step are not
+    reported, since they are consequences. ``searches``: measurements of the search for slow nodes after the trial's own
+    checks. ``node_prefix``: see cause_findings.
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
     missing_nodes = missing_node_findings([result for result in results if not result.failures], verdicts)
@@ -67,7 +67,8 @@ def diagnose(
     hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
     reported_titles = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
-        if finding.title not in reported_titles and not ((error_findings or hangs) and finding.cause in _RANK_CAUSES):
+        is_consequence = finding.cause in _RANK_CAUSES and bool(error_findings or hangs)
+        if finding.title not in reported_titles and not is_consequence:
             findings.setdefault((finding.title, finding.subject), finding)
     failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
     jobs = frozenset(result.job for result in results)
@@ -208,19 +209,22 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
 def _with_explained_errors(
     findings: Sequence[Finding], verdicts: Iterable[Verdict], causes: Iterable[Finding]
 ) -> list[Finding]:
-    """The findings; a root of a failure explains the ERRORs at its place that show it and that have no cause."""
+    """The findings. A signature with the role root explains the ERRORs that it matches at the place of its finding.
+
+    ERRORs that one of ``causes`` explains are not added.
+    """
     root_ids = {signature.id for signature in known_signatures() if signature.role == "root"}
     places = {finding.subject for finding in findings if finding.signature in root_ids and not finding.explains}
     explained = {key for cause in causes for key in cause.explains}
-    shown_in_text: dict[str, set[str]] = {}  # many checks may have the same error
+    roots_by_text: dict[str, set[str]] = {}  # error → ids of roots; many checks may have the same error
     explained_by: dict[tuple[str, str], list[VerdictKey]] = {}  # (signature, place) → verdicts
     for verdict in verdicts:
         key = VerdictKey.from_verdict(verdict)
         if verdict.outcome is Outcome.ERROR and verdict.subject in places and key not in explained:
-            if verdict.detail not in shown_in_text:
+            if verdict.detail not in roots_by_text:
                 matches = search_lines(verdict.detail.splitlines(), verdict.check)
-                shown_in_text[verdict.detail] = {match.signature.id for match in matches} & root_ids
-            for signature in shown_in_text[verdict.detail]:
+                roots_by_text[verdict.detail] = {match.signature.id for match in matches} & root_ids
+            for signature in roots_by_text[verdict.detail]:
                 explained_by.setdefault((signature, verdict.subject), []).append(key)
     return [
         finding.model_copy(
@@ -234,12 +238,12 @@ def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
     """Known failures in the evidence of a FAIL on an exit code; this evidence is the end of the program's log."""
     for verdict in verdicts:
         if verdict.outcome is Outcome.FAIL and verdict.metric.endswith(_EXIT_CODE):
-            rank = _RANK_ON_NODE.search(verdict.evidence)
+            first_rank = _RANK_ON_NODE.search(verdict.evidence)
             for match in _matches_to_report(search_lines(verdict.evidence.splitlines(), verdict.check)):
-                # the rank that the line names may differ from the one in the evidence, which ended first
+                # the rank that the line names may differ from the first rank of the evidence, which ended first
                 named_rank = match.signature.filled("rank {rank}", match.line)
                 is_named = named_rank.removeprefix("rank ").isdigit()
-                subject = named_rank if is_named else rank[0] if rank else verdict.subject
+                subject = named_rank if is_named else first_rank[0] if first_rank else verdict.subject
                 finding = _finding(match, subject, "high")
                 yield finding.model_copy(update={"explains": (VerdictKey.from_verdict(verdict),)})
 
@@ -272,26 +276,27 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
 
 
 def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding]:
-    """Roots of failures in the logs of a job that completed; other roles are ignored.
+    """Roots and failed steps in the logs of a job that completed; other roles are ignored.
 
     NCCL INFO lines are ignored too: thousands of ranks write gigabytes of them.
     """
-    for match in (match for log in logs for match in _search_log(log, run_dir, ignore="NCCL INFO")):
-        if match.signature.role in ("root", "step"):
-            finding = _finding(match, job, "low")
-            yield finding.model_copy(update={"evidence": f"The job completed nevertheless. {finding.evidence}"})
+    for log in logs:
+        for match in _search_log(log, run_dir, ignore="NCCL INFO"):
+            if match.signature.role in ("root", "step"):
+                finding = _finding(match, job, "low")
+                yield finding.model_copy(update={"evidence": f"The job completed nevertheless. {finding.evidence}"})
 
 
 def _matches_to_report(matches: Iterable[Match]) -> list[Match]:
-    """The matches with the role root, or the first other role that occurs; failed steps go with roots and families.
+    """The matches of the most specific role that occurs, from root to cascade; roots and families with failed steps.
 
     Signature explains the roles.
     """
     all_matches = list(matches)
     roles = {match.signature.role for match in all_matches}
-    first = next((role for role in ("root", "family", "step", "general", "cascade") if role in roles), "root")
-    reported = {first, "step"} if first in ("root", "family") else {first}
-    return [match for match in all_matches if match.signature.role in reported]
+    most_specific = next((role for role in ("root", "family", "step", "general", "cascade") if role in roles), "root")
+    reported_roles = {most_specific, "step"} if most_specific in ("root", "family") else {most_specific}
+    return [match for match in all_matches if match.signature.role in reported_roles]
 
 
 def _finding(match: Match, subject: str, confidence: str) -> Finding:

@@ -18,8 +18,8 @@ class Details:
 
     def __init__(self, measurements: Sequence[Measurement]) -> None:
         self._measurements = measurements
-        self._entries_by_fact: dict[str, dict[str, list[Mapping[str, JsonValue]]]] = {}
-        self._texts_by_fact: dict[str, dict[tuple[str, str], str]] = {}
+        self._objects_by_fact: dict[str, dict[str, list[Mapping[str, JsonValue]]]] = {}  # see _objects
+        self._texts_by_fact: dict[str, dict[tuple[str, str], str]] = {}  # see _texts
 
     def facts_allow(self, cause: Cause, verdict: Verdict) -> bool:
         """Whether the check of ``verdict`` has ``with_fact`` of the cause on the node, and not ``without_fact``."""
@@ -69,28 +69,29 @@ class Details:
         subjects = {verdict.subject for verdict in evidence}
         names: dict[int, str] = {}
         for node in dict.fromkeys(verdict.subject.partition("/")[0] for verdict in evidence):
-            for entry in self._entries(cause.processes_fact).get(node, ()):
-                pid = entry.get("pid")
-                is_at_subject = "gpu" not in entry or f"{node}/gpu{entry['gpu']}" in subjects
+            for process in self._objects(cause.processes_fact).get(node, ()):
+                pid = process.get("pid")
+                is_at_subject = "gpu" not in process or f"{node}/gpu{process['gpu']}" in subjects
                 if type(pid) is int and is_at_subject:
-                    names.setdefault(pid, str(entry.get("name", "unknown")))
+                    names.setdefault(pid, str(process.get("name", "unknown")))
         return names
 
-    def _entries(self, fact: str) -> dict[str, list[Mapping[str, JsonValue]]]:
-        """Node → the entries of a fact that is a list of objects; computed once, for thousands of nodes."""
-        if fact not in self._entries_by_fact:
-            by_node = self._entries_by_fact[fact] = {}
+    def _objects(self, fact: str) -> dict[str, list[Mapping[str, JsonValue]]]:
+        """Node → the objects in a fact that is a list of objects; computed once, for thousands of nodes."""
+        if fact not in self._objects_by_fact:
+            by_node = self._objects_by_fact[fact] = {}
             for measurement in self._measurements:
                 value = measurement.facts.get(fact)
-                entries = [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
-                if entries:
-                    by_node.setdefault(measurement.subject.partition("/")[0], []).extend(entries)
-        return self._entries_by_fact[fact]
+                objects = [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+                if objects:
+                    by_node.setdefault(measurement.subject.partition("/")[0], []).extend(objects)
+        return self._objects_by_fact[fact]
 
     def _paths(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
         """The absolute paths in the names of the metrics, such as write_single./home; else those in the fact."""
-        named = [path for verdict in evidence if (path := verdict.metric.partition(".")[2]).startswith("/")]
-        return list(dict.fromkeys(named or self._paths_in_facts(cause.paths_fact)))
+        suffixes = [verdict.metric.partition(".")[2] for verdict in evidence]
+        named_paths = [suffix for suffix in suffixes if suffix.startswith("/")]
+        return list(dict.fromkeys(named_paths or self._paths_in_facts(cause.paths_fact)))
 
     def _paths_in_facts(self, name: str) -> Iterator[str]:
         for measurement in self._measurements:

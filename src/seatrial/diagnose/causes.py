@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.cause_data import Cause, causes, variables
@@ -46,7 +47,14 @@ class _Suspect:
     quotable_texts: frozenset[str] = frozenset()  # an ERROR that quotes one of them is a consequence
 
 
-_FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # see _fault_places
+class _ExplainedSuspect(NamedTuple):
+    """A suspect, and the bad verdicts that are its consequences."""
+
+    suspect: _Suspect
+    consequences: list[Verdict]
+
+
+_FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # (check, metric) → place → names: see _fault_places
 
 
 def cause_findings(
@@ -57,10 +65,10 @@ def cause_findings(
 ) -> list[Finding]:
     """The causes of bad verdicts, most certain and then most local first, each with the verdicts that it explains.
 
-    A cause is omitted if its consequences have a more certain cause, or if there are none; but not if its evidence has
-    a FAIL, or a WARN that is reported (``Cause.report_warning``). A cause is also omitted if other causes explain all
-    of its evidence (``Cause.consequence_of``). ``node_prefix``: the start of a command that runs on another node, such
-    as ``srun --nodelist={node}``; empty for this host.
+    A cause is omitted if other causes explain all of its evidence (``Cause.consequence_of``). It is also omitted if it
+    has no consequences, or if all of them have a more certain cause. These two reasons do not count if the evidence has
+    a FAIL, or a WARN that is reported (``Cause.report_warning``). ``node_prefix``: the start of a command that runs on
+    another node, such as ``srun --nodelist={node}``; empty for this host.
     """
     bad = [verdict for verdict in verdicts if needs_cause(verdict)]
     if not bad:
@@ -80,7 +88,7 @@ def cause_findings(
     for verdict in bad:
         for node in {end.partition("/")[0] for end in _ends(verdict.subject)}:
             bad_by_node.setdefault(node, []).append(verdict)
-    explained = []
+    explained: list[_ExplainedSuspect] = []
     for suspect in suspects:
         node = suspect.place.partition("/")[0]
         candidates = bad if node == CLUSTER else [*bad_by_node.get(node, ()), *bad_by_node.get(CLUSTER, ())]
@@ -89,32 +97,30 @@ def cause_findings(
             for verdict in candidates
             if _is_explained(verdict, suspect, performance, suspect_by_evidence.get(verdict))
         ]
-        explained.append((suspect, consequences))
-    explained.sort(key=lambda pair: (_CONFIDENCE_ORDER.index(pair[0].finding.confidence), _extent(pair[0].place)))
+        explained.append(_ExplainedSuspect(suspect, consequences))
+    explained.sort(
+        key=lambda each: (_CONFIDENCE_ORDER.index(each.suspect.finding.confidence), _extent(each.suspect.place))
+    )
     return _needed_findings(explained)
 
 
-def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) -> list[Finding]:
+def _needed_findings(explained: Sequence[_ExplainedSuspect]) -> list[Finding]:
     """The findings of suspects with their consequences, the most certain first; see cause_findings for omitted ones."""
-    evidence_explained = {
-        verdict
-        for suspect, consequences in explained
-        for verdict in consequences
-        if verdict not in suspect.evidence_verdicts
-    }
+    explained_verdicts = {verdict for each in explained for verdict in each.consequences}
     findings: list[Finding] = []
-    best: dict[VerdictKey, int] = {}  # verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains it
+    # Verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains the verdict
+    best_index: dict[VerdictKey, int] = {}
     for suspect, consequences in explained:
-        if suspect.consequence_of and evidence_explained.issuperset(suspect.evidence_verdicts):
+        if suspect.consequence_of and explained_verdicts.issuperset(suspect.evidence_verdicts):
             continue  # the causes of this cause have findings
-        rank = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
+        index = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
         keys = [VerdictKey.from_verdict(verdict) for verdict in consequences]
-        is_needed = any(best.get(key, rank) >= rank for key in keys)
+        is_needed = any(best_index.get(key, index) >= index for key in keys)
         is_warning = suspect.report_warning and suspect.evidence_verdicts
         if is_needed or is_warning or any(v.outcome is Outcome.FAIL for v in suspect.evidence_verdicts):
             all_keys = dict.fromkeys([*map(VerdictKey.from_verdict, suspect.evidence_verdicts), *keys])
             for key in all_keys:
-                best.setdefault(key, rank)
+                best_index.setdefault(key, index)
             findings.append(suspect.finding.model_copy(update={"explains": tuple(all_keys)}))
     return findings
 
@@ -190,10 +196,12 @@ def _fault_places(measurements: Sequence[Measurement], checks: Mapping[str, Chec
 
 def _verdicts_at(bad: Sequence[Verdict], places: _FaultPlaces, node: str, names: Container[str]) -> tuple[Verdict, ...]:
     """The verdicts on the cluster that a check locates at ``node`` with one of ``names``."""
-    located = (
-        (verdict, places.get((verdict.check, verdict.metric), {})) for verdict in bad if verdict.subject == CLUSTER
-    )
-    return tuple(verdict for verdict, by_place in located if any(name in names for name in by_place.get(node, ())))
+    verdicts: list[Verdict] = []
+    for verdict in bad:
+        names_by_place = places.get((verdict.check, verdict.metric), {}) if verdict.subject == CLUSTER else {}
+        if any(name in names for name in names_by_place.get(node, ())):
+            verdicts.append(verdict)
+    return tuple(verdicts)
 
 
 def _suspects_by_verdict(
@@ -209,17 +217,17 @@ def _suspects_by_verdict(
         evidence = [verdict for verdict in violations if details.facts_allow(cause, verdict)]
         for place, evidence_verdicts in _by_place(cause, evidence, verdicts, places).items():
             has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
-            names = details.process_names(cause, evidence_verdicts)
-            located = [n for v in evidence_verdicts for n in places.get((v.check, v.metric), {}).get(place, ())]
+            processes = details.process_names(cause, evidence_verdicts)
+            names: list[str] = []  # those of the facts ``fault_places``
+            for verdict in evidence_verdicts:
+                names += places.get((verdict.check, verdict.metric), {}).get(place, [])
             finding = Finding(
                 cause=cause.id,
-                title=f"{cause.title}: {and_more(names, _MAX_NAMED)}" if names else cause.title,
+                title=f"{cause.title}: {and_more(processes, _MAX_NAMED)}" if processes else cause.title,
                 subject=place,
                 confidence="high" if has_failed else "medium",
                 evidence=and_more([verdict.evidence or verdict.summary for verdict in evidence_verdicts], _MAX_NAMED),
-                first_command=node_command(
-                    details.command(cause, evidence_verdicts, place), place, node_prefix, located
-                ),
+                first_command=node_command(details.command(cause, evidence_verdicts, place), place, node_prefix, names),
                 fix=_filled(cause.fix, place),
                 action=cause.action,
                 source=and_more(
@@ -242,7 +250,7 @@ def _suspects_by_verdict(
 def _by_place(
     cause: Cause, evidence: Sequence[Verdict], verdicts: Sequence[Verdict], places: _FaultPlaces
 ) -> dict[str, list[Verdict]]:
-    """Place of the cause → the verdicts that are evidence of the cause there."""
+    """Place of the cause → the verdicts that are evidence of the cause there; see Cause for its place."""
     place_of: dict[str, str] = {}  # subject → place
     for subject in dict.fromkeys(verdict.subject for verdict in evidence):
         place_of[subject] = {"node": _node(subject), "cluster": CLUSTER}.get(cause.place, subject)
@@ -258,8 +266,8 @@ def _by_place(
     by_place: dict[str, list[Verdict]] = {}
     for verdict in evidence:
         place = place_of[verdict.subject]
-        located = places.get((verdict.check, verdict.metric), {}) if place == CLUSTER else {}
-        for fault_place in located or (place,):
+        fault_places = places.get((verdict.check, verdict.metric), {}) if place == CLUSTER else {}
+        for fault_place in fault_places or (place,):
             by_place.setdefault(fault_place, []).append(verdict)
     return by_place
 

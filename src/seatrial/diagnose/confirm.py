@@ -31,15 +31,15 @@ def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: fr
     A finding from a log that shows one of the causes moves into ``confirmed_by`` of the cause, and raises its
     confidence. ``jobs``: names of jobs; a finding whose subject is a job names no place.
     """
-    merged, rest = list(cause_findings), []
+    merged, not_merged = list(cause_findings), []
     for other in others:
-        shown = next((index for index, cause in enumerate(merged) if _shows(other, cause, jobs)), None)
-        if shown is None:
-            rest.append(other)
+        index = next((index for index, cause in enumerate(merged) if _shows(other, cause, jobs)), None)
+        if index is None:
+            not_merged.append(other)
             continue
-        cause = _confirmed(merged[shown], f"The log shows it too: {other.title}. {other.evidence} ({other.source})")
-        merged[shown] = cause.model_copy(update={"confirmed_by": (*cause.confirmed_by, other)})
-    return [*merged, *rest]
+        cause = _confirmed(merged[index], f"The log shows it too: {other.title}. {other.evidence} ({other.source})")
+        merged[index] = cause.model_copy(update={"confirmed_by": (*cause.confirmed_by, other)})
+    return [*merged, *not_merged]
 
 
 def without_quotes(
@@ -48,14 +48,19 @@ def without_quotes(
     """``others`` without findings that quote the fact ``with_fact`` of a cause: this text is no second source."""
     cause_ids = {finding.cause for finding in cause_findings}
     facts = {cause.with_fact for cause in causes() if cause.with_fact and cause.id in cause_ids}
-    values = {each.facts.get(fact) for fact in facts for each in measurements if isinstance(each.facts.get(fact), str)}
-    texts = [str(value) for value in values if value]
+    texts: set[str] = set()
+    for measurement in measurements:
+        values = (measurement.facts.get(fact) for fact in facts)
+        texts.update(value for value in values if isinstance(value, str) and value)
     return [other for other in others if not any(text in other.evidence for text in texts)]
 
 
 def unmerged(findings: Sequence[Finding]) -> list[Finding]:
     """The findings that are no causes, as they were before ``merge``."""
-    return [other for finding in findings for other in (finding.confirmed_by if finding.cause else (finding,))]
+    others: list[Finding] = []
+    for finding in findings:
+        others += finding.confirmed_by if finding.cause else [finding]
+    return others
 
 
 def _shows(other: Finding, cause: Finding, jobs: frozenset[str]) -> bool:

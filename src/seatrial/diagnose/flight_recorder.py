@@ -20,12 +20,13 @@ def recorder_findings(paths: Iterable[Path], errors: list[str]) -> tuple[list[Fi
 
     Dumps with the same folder and prefix are one set. A dump that cannot be read adds a sentence to ``errors``.
     """
-    sets: dict[tuple[Path, str], list[Path]] = {}
+    files_by_prefix: dict[tuple[Path, str], list[Path]] = {}  # (folder, prefix) → the files of one set
     for path in paths:
         if name := dump_name(path):
-            sets.setdefault((path.parent, name[0]), []).append(path)
+            prefix, _ = name
+            files_by_prefix.setdefault((path.parent, prefix), []).append(path)
     findings, notes = list[Finding](), list[str]()
-    for (folder, prefix), files in sets.items():
+    for (folder, prefix), files in files_by_prefix.items():
         dumps = list(_readable(files, errors))
         hangs = collective_hangs(dumps)
         for hang in hangs:
@@ -38,22 +39,23 @@ def recorder_findings(paths: Iterable[Path], errors: list[str]) -> tuple[list[Fi
 
 def hang_text(hang: CollectiveHang) -> str:
     """The text about a hang: the ranks that wait, where they wait, and the last operations of the other ranks."""
-    first = next(iter(hang.waiting.values()))
-    sizes = f", input {[list(tensor) for tensor in first.input_sizes[:_MAX_NAMED]]}" if first.input_sizes else ""
-    dtype = f" {', '.join(first.dtypes)}" if first.dtypes else ""
+    waiting = next(iter(hang.waiting.values()))  # the operation of the first rank that waits
+    input_sizes = [list(tensor) for tensor in waiting.input_sizes[:_MAX_NAMED]]
+    sizes = f", input {input_sizes}" if input_sizes else ""
+    dtype = f" {', '.join(waiting.dtypes)}" if waiting.dtypes else ""
     texts = [f"process group {hang.group}: {_plural(hang.waiting, 'waits', 'wait')} in {hang.name} {hang.seq}"]
-    texts[0] += f"{sizes}{dtype} ({first.state}){_called(first)}"
+    texts[0] += f"{sizes}{dtype} ({waiting.state}){_called(waiting)}"
     for rank, operation in list(hang.absent.items())[:_MAX_NAMED]:
         if operation is None:
             last = "it has recorded no collective of this group"
         else:
             last = f"its last one is {operation.name} {operation.seq} ({operation.state}){_called(operation)}"
-        other = f"; it waits in process group {hang.elsewhere[rank]}" if rank in hang.elsewhere else ""
-        texts.append(f"rank {rank} has not enqueued this collective: {last}{other}")
+        elsewhere = f"; it waits in process group {hang.elsewhere[rank]}" if rank in hang.elsewhere else ""
+        texts.append(f"rank {rank} has not enqueued this collective: {last}{elsewhere}")
     if len(hang.absent) > _MAX_NAMED:
         texts.append(f"in all, {rank_list(hang.absent)} have not enqueued this collective")
-    for name, ranks in hang.differences.items():
-        values = [f"{value or 'none'} on {rank_list(those)}" for value, those in ranks.items()]
+    for name, ranks_by_value in hang.differences.items():
+        values = [f"{value or 'none'} on {rank_list(ranks)}" for value, ranks in ranks_by_value.items()]
         texts.append(f"{name} differs: {and_more(values, _MAX_NAMED, separator='; ')}")
         different = [hang.waiting[rank] for rank in hang.ranks_at_fault if rank in hang.waiting]
         if different and different[0].frame:

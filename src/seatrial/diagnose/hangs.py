@@ -40,8 +40,8 @@ def hang_findings(
         attempt = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         if result.state not in (JobState.HUNG, JobState.TIMEOUT) or not (attempt / FOLDER).is_dir():
             continue
-        heartbeats = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
-        rank_count = max((int(match[1]) for match in heartbeats if match), default=-1) + 1
+        matches = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
+        rank_count = max((int(match[1]) for match in matches if match), default=-1) + 1
         if evidence := read_evidence(attempt, rank_count):
             errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
             explained = [
@@ -56,14 +56,14 @@ def _finding(
     result: JobResult, evidence: HangEvidence, attempt: Path, explains: tuple[VerdictKey, ...], node_prefix: str
 ) -> Finding:
     ranks_at_fault = evidence.ranks_at_fault
-    first = evidence.snapshots[ranks_at_fault[0]] if ranks_at_fault else None
+    snapshot = evidence.snapshots[ranks_at_fault[0]] if ranks_at_fault else None  # of the first rank at fault
     title, confidence = _title(evidence)
-    fix, action = _FIXES.get(first.state if first else "", (_READ_STACK, "none"))
+    fix, action = _FIXES.get(snapshot.state if snapshot else "", (_READ_STACK, "none"))
     texts = [evidence.text(), *(hang_text(hang) for hang in evidence.hangs[:1])]
     stacks = attempt / FOLDER / STACKS.format(ranks_at_fault[0] if ranks_at_fault else 0)
     command = f"cat {shlex.quote(str(stacks if stacks.is_file() else attempt / FOLDER / STATES))}"
-    if first and first.state == "D":
-        command = node_command("dmesg -T | grep -A 20 'blocked for more than' | tail -n 40", first.node, node_prefix)
+    if snapshot and snapshot.state == "D":
+        command = node_command("dmesg -T | grep -A 20 'blocked for more than' | tail -n 40", snapshot.node, node_prefix)
     place = re.search(r"\(([^,()]+)", result.failed_subject)
     return Finding(
         title=title,

@@ -29,21 +29,29 @@ def implementation_findings(
     for name, check in checks.items():
         if not check.implementations:
             continue
-        speeds = {each: by_metric.get((name, metric), []) for each, metric in check.implementations.speeds.items()}
-        slow = [each for each, judged in speeds.items() if any(map(_is_slow, judged))]
-        bad = [verdict for each in slow for verdict in speeds[each] if _is_slow(verdict)]
-        good = [v for each in speeds if each not in slow for v in speeds[each] if _as_fast_as_reference(v)]
-        if slow and len(slow) == len(speeds) and not explained.issuperset(map(VerdictKey.from_verdict, bad)):
-            yield _slow_machine(check.implementations.machine_command, bad)
-        elif slow and good:
-            yield _slow_implementation(check.implementations.software_command, ", ".join(slow), bad, good)
+        metrics = check.implementations.speeds  # implementation → metric of its speed
+        slow_names: list[str] = []
+        slow: list[Verdict] = []
+        fast: list[Verdict] = []  # of implementations that are not slow
+        for implementation, metric in metrics.items():
+            judged = by_metric.get((name, metric), [])
+            if any(map(_is_slow, judged)):
+                slow_names.append(implementation)
+                slow += filter(_is_slow, judged)
+            else:
+                fast += filter(_is_as_fast_as_reference, judged)
+        all_slow = bool(slow_names) and len(slow_names) == len(metrics)
+        if all_slow and not explained.issuperset(map(VerdictKey.from_verdict, slow)):
+            yield _slow_machine(check.implementations.machine_command, slow)
+        elif slow_names and fast:
+            yield _slow_implementation(check.implementations.software_command, ", ".join(slow_names), slow, fast)
 
 
 def _is_slow(verdict: Verdict) -> bool:
     return verdict.outcome is Outcome.FAIL
 
 
-def _as_fast_as_reference(verdict: Verdict) -> bool:
+def _is_as_fast_as_reference(verdict: Verdict) -> bool:
     return verdict.outcome is Outcome.PASS and verdict.basis is not None and verdict.basis.kind in _REFERENCES
 
 

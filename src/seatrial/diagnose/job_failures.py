@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -14,6 +15,14 @@ from seatrial.model import CLUSTER, Finding, JobFailure, JobResult, Measurement,
 from seatrial.util.text import and_more
 
 _MAX_NAMED = 6
+
+
+class _SourcedFailure(NamedTuple):
+    """A failure, the bad verdicts that it explains, and where it was recorded: a job or a check."""
+
+    failure: JobFailure
+    consequences: list[Verdict]
+    source: str
 
 
 def job_failure_findings(
@@ -29,15 +38,14 @@ def job_failure_findings(
     bad = [verdict for verdict in verdicts if needs_cause(verdict)]
     by_id = {cause.id: cause for cause in causes() if cause.message}
     failures = [*_failures_of_jobs(results, measurements, bad), *_failures_of_checks(measurements, bad, checks)]
-    present = {failure.cause for failure, _, _ in failures}
-    groups: dict[tuple[str, str], list[tuple[JobFailure, list[Verdict], str]]] = {}
-    for failure, consequences, source in failures:
-        if failure.cause in by_id and consequences:
-            roots = [name for name in by_id[failure.cause].consequence_of if name in present]
-            groups.setdefault((roots[0] if roots else failure.cause, failure.name), []).append(
-                (failure, consequences, source)
-            )
-    return [_finding(by_id[identifier], members) for (identifier, _), members in groups.items()]
+    present = {each.failure.cause for each in failures}
+    groups: dict[tuple[str, str], list[_SourcedFailure]] = {}  # (id of the cause, name of the object) → failures
+    for each in failures:
+        cause_id = each.failure.cause
+        if cause_id in by_id and each.consequences:
+            roots = [name for name in by_id[cause_id].consequence_of if name in present]
+            groups.setdefault((roots[0] if roots else cause_id, each.failure.name), []).append(each)
+    return [_finding(by_id[cause_id], members) for (cause_id, _), members in groups.items()]
 
 
 def assign_consequences(
@@ -64,33 +72,30 @@ def is_explained_by(verdict: Verdict, findings: Sequence[Finding]) -> bool:
 
 def _failures_of_jobs(
     results: Sequence[JobResult], measurements: Sequence[Measurement], bad: Sequence[Verdict]
-) -> Iterator[tuple[JobFailure, list[Verdict], str]]:
-    """(failure, verdicts that it explains, source) of each failure of a job.
-
-    The verdicts are those on checks whose error ends with the reason why this attempt ended.
-    """
+) -> Iterator[_SourcedFailure]:
+    """The failures of jobs. They explain ERRORs of checks whose error ends with the reason why this attempt ended."""
     for result in results:
         error = f"{result.failed_subject}: {result.cause}"  # end of an error; "exit code 1" is also in "exit code 127"
-        without_value = {
+        failed_measurements = {
             (each.check, each.subject) for each in measurements if result.cause and (each.error or "").endswith(error)
         }
         consequences = [
             verdict
             for verdict in bad
-            if verdict.outcome is Outcome.ERROR and (verdict.check, verdict.subject) in without_value
+            if verdict.outcome is Outcome.ERROR and (verdict.check, verdict.subject) in failed_measurements
         ]
         for failure in result.failures:
-            yield failure, consequences, f"job {result.job}"
+            yield _SourcedFailure(failure, consequences, f"job {result.job}")
 
 
 def _failures_of_checks(
     measurements: Sequence[Measurement], bad: Sequence[Verdict], checks: Mapping[str, Check]
-) -> Iterator[tuple[JobFailure, list[Verdict], str]]:
-    """(failure, verdicts that it explains, source) of each failure of pods that a check creates.
+) -> Iterator[_SourcedFailure]:
+    """The failures of pods that a check creates.
 
-    The verdicts are errors of the check, and evidence of causes with ``explained_by_job_failure`` at the same place.
+    They explain ERRORs of the check, and evidence of causes with ``explained_by_job_failure`` at the same place.
     """
-    shown = [cause for cause in causes() if cause.explained_by_job_failure]
+    explained_causes = [cause for cause in causes() if cause.explained_by_job_failure]
     for measurement, value in role_facts("job_failures", measurements, checks):
         for row in value if isinstance(value, list) else ():
             try:
@@ -102,7 +107,7 @@ def _failures_of_checks(
                 verdict
                 for verdict in of_check
                 if any(overlap(place, verdict.subject) for place in failure.nodes or (CLUSTER,))
-                and any(cause.is_evidence(verdict) for cause in shown)
+                and any(cause.is_evidence(verdict) for cause in explained_causes)
             ]
             is_error = failure.message in (measurement.error or "")
             errors = [
@@ -110,14 +115,14 @@ def _failures_of_checks(
                 for verdict in of_check
                 if verdict.outcome is Outcome.ERROR and (is_error or Reason.METRIC_MISSING in verdict.reasons)
             ]
-            yield failure, [*evidence, *errors], f"check {measurement.check}"
+            yield _SourcedFailure(failure, [*evidence, *errors], f"check {measurement.check}")
 
 
-def _finding(cause: Cause, members: Sequence[tuple[JobFailure, list[Verdict], str]]) -> Finding:
-    failures = [failure for failure, _, _ in members]
-    first = next((each for each in failures if each.cause == cause.id), failures[0])
-    nodes = list(dict.fromkeys(node for each in failures for node in each.nodes))
-    keys = dict.fromkeys(VerdictKey.from_verdict(verdict) for _, consequences, _ in members for verdict in consequences)
+def _finding(cause: Cause, members: Sequence[_SourcedFailure]) -> Finding:
+    failures = [member.failure for member in members]
+    first = next((failure for failure in failures if failure.cause == cause.id), failures[0])
+    nodes = list(dict.fromkeys(node for failure in failures for node in failure.nodes))
+    keys = dict.fromkeys(VerdictKey.from_verdict(verdict) for member in members for verdict in member.consequences)
     place = f"{and_more(nodes, _MAX_NAMED)}: " if nodes else ""
     return Finding(
         cause=cause.id,
@@ -128,6 +133,6 @@ def _finding(cause: Cause, members: Sequence[tuple[JobFailure, list[Verdict], st
         first_command=first.first_command,
         fix=cause.fix,
         action=cause.action,
-        source=and_more(list(dict.fromkeys(source for _, _, source in members)), _MAX_NAMED),
+        source=and_more(list(dict.fromkeys(member.source for member in members)), _MAX_NAMED),
         explains=tuple(keys),
     )

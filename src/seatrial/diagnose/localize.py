@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from seatrial.checks.base import Check, FindingTemplate
 from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
@@ -10,8 +11,14 @@ from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
 MAX_NAMED = 8
-Failures = list[tuple[Metric, Verdict]]  # metrics with a FAIL or WARN
 _CONFIDENCE_ORDER: tuple[Confidence, ...] = ("low", "medium", "high")
+
+
+class _Failure(NamedTuple):
+    """A metric with its FAIL or WARN."""
+
+    metric: Metric
+    verdict: Verdict
 
 
 def localize(
@@ -20,8 +27,8 @@ def localize(
     """One finding for each subject, or each node, with a FAIL or WARN on a metric that locates faults.
 
     Confidence: high for a FAIL that its retry reproduced on the same subject, medium for any other FAIL, low for a
-    WARN. Also low if more subjects failed than the check can locate: a good one is slow if all its partners are slow.
-    ``measurements`` do not include retries.
+    WARN. Also low if more subjects failed than the check can locate: a good subject is slow if all its partners are
+    slow. ``measurements`` do not include retries.
     """
     locating_checks = {name: check for name, check in checks.items() if check.finding_templates}
     worst = _worst_verdicts(verdicts, locating_checks)
@@ -31,7 +38,7 @@ def localize(
         for name, template in check.finding_templates.items():
             metrics = [metric for metric in measurement.metrics if metric.name == name]
             failures = [
-                (metric, worst[check.name, name, metric.subject])
+                _Failure(metric, worst[check.name, name, metric.subject])
                 for metric in metrics
                 if (check.name, name, metric.subject) in worst
             ]
@@ -56,33 +63,34 @@ def _worst_verdicts(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) ->
     return worst
 
 
-def _are_locatable(template: FindingTemplate, measurement: Measurement, failures: Failures) -> bool:
+def _are_locatable(template: FindingTemplate, measurement: Measurement, failures: Sequence[_Failure]) -> bool:
     """Whether the check can locate this number of faults; with more, slow partners make good subjects look slow."""
     if not template.max_locatable_fact:
         return True
     limit = measurement.facts.get(template.max_locatable_fact)
-    nodes = {_node(metric.subject) for metric, _ in failures}
+    nodes = {_node(failure.metric.subject) for failure in failures}
     return isinstance(limit, int) and len(nodes if template.whole_node_title else failures) <= limit
 
 
-def _groups(template: FindingTemplate, failures: Failures) -> Iterator[Failures]:
+def _groups(template: FindingTemplate, failures: Sequence[_Failure]) -> Iterator[list[_Failure]]:
     """The failures of each finding: one subject, or all subjects of a node (only its FAILs if it has any)."""
     if not template.whole_node_title:
         yield from ([failure] for failure in failures)
         return
-    for node in dict.fromkeys(_node(metric.subject) for metric, _ in failures):
-        node_failures = [(metric, verdict) for metric, verdict in failures if _node(metric.subject) == node]
-        yield [failure for failure in node_failures if failure[1].outcome is Outcome.FAIL] or node_failures
+    for node in dict.fromkeys(_node(failure.metric.subject) for failure in failures):
+        node_failures = [failure for failure in failures if _node(failure.metric.subject) == node]
+        yield [failure for failure in node_failures if failure.verdict.outcome is Outcome.FAIL] or node_failures
 
 
 def _finding(
-    check: Check, template: FindingTemplate, metrics: Sequence[Metric], failures: Failures, *, certain: bool
+    check: Check, template: FindingTemplate, metrics: Sequence[Metric], failures: Sequence[_Failure], *, certain: bool
 ) -> Finding:
-    subjects = [metric.subject for metric, _ in failures]
-    node, (metric, verdict) = _node(subjects[0]), failures[0]
-    is_whole_node = template.whole_node_title and len(failures) == sum(
-        _node(other.subject) == node for other in metrics
-    )
+    """The finding of one group of failures; ``metrics``: those of all subjects; ``certain``: see _are_locatable."""
+    metric, verdict = failures[0]
+    subjects = [failure.metric.subject for failure in failures]
+    node = _node(metric.subject)
+    node_metrics = [each for each in metrics if _node(each.subject) == node]
+    is_whole_node = template.whole_node_title and len(failures) == len(node_metrics)
     values = [f"{format_value(failed.value, failed.unit)} on {failed.subject}" for failed, _ in failures]
     rule = next(rule for rule in check.rules if rule.metric == metric.name)
     evidence = f"{metric.name} {and_more(values, MAX_NAMED)}: {rule.meaning}"

@@ -36,6 +36,7 @@ _FORMATS = {
     b"\xff\xfe": ("UTF-16 text", "iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16 text", "iconv -f UTF-16 -t UTF-8"),
 }
+_MAX_MAGIC_BYTES = max(map(len, _FORMATS))
 
 
 class BinaryFileError(UsageError):
@@ -127,6 +128,9 @@ def _is_mostly_text(head: bytes) -> bool:
 def _head(file: BufferedReader) -> bytes:
     """The first bytes, read until they are a line or _HEAD_BYTES: a pipe may deliver single bytes."""
     head = b""
-    while len(head) < _HEAD_BYTES and (b"\n" not in head or len(head) < 8) and (more := file.read1(_HEAD_BYTES)):
-        head += more
+    while len(head) < _HEAD_BYTES and (b"\n" not in head or len(head) < _MAX_MAGIC_BYTES):
+        chunk = file.read1(_HEAD_BYTES)
+        if not chunk:
+            break
+        head += chunk
     return head

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.diagnose.healthy_lines import is_healthy
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
@@ -38,12 +38,12 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     ``source`` names the stream; lines that contain ``ignore`` do not count. Matches are yielded as soon as their block
     is read, for a log that is still written. Raises OSError if the stream cannot be read.
     """
-    searched = all_signatures()
+    searched = all_signatures()  # sets and candidates below have the numbers of signatures in this tuple
     reasons = {number for number, each in enumerate(searched) if each.role in ("family", "general")}
     matched: set[int] = set()
     finished: set[int] = set()  # not searched any more: matched, or without use
-    rejected: Counter[int] = Counter()
-    not_new: Counter[int] = Counter()
+    rejected: Counter[int] = Counter()  # signature → candidates that do not match it
+    not_new: Counter[int] = Counter()  # signature → lines that match it and that other signatures name already
     database: Any = None  # an empty log needs none
     ignored_events = 0
     lines_before = 0
@@ -55,33 +55,29 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
         candidates, ignored = _candidates(database, text, finished, by_pattern)
         ignored_events += ignored
         if ignored_events > _MAX_IGNORED:
-            undecided = enumerate(searched)
-            database = compile_patterns({n: each for n, each in undecided if n not in finished | by_pattern})
+            undecided = {n: each for n, each in enumerate(searched) if n not in finished | by_pattern}
+            database = compile_patterns(undecided)
             ignored_events = 0
         for begin, end, number in sorted(candidates):
-            line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
+            signature, line = searched[number], _line_text(text, begin, end)
             if number in finished or (ignore and ignore in line):
                 continue
-            if not searched[number].matches(line):
+            if not signature.matches(line):
                 rejected[number] += 1
                 continue
             # others that match this line are in ``matched`` by now, since families and general signatures come last
-            if _is_new(searched[number], line, [searched[other] for other in matched]) and not (
-                searched[number].role == "general" and _is_named_below(text, line, end, candidates)
+            if _is_new(signature, line, [searched[other] for other in matched]) and not (
+                signature.role == "general" and _is_named_below(text, line, end, candidates)
             ):
                 matched.add(number)
                 finished.add(number)
-                if searched[number].role == "root" and not reasons <= finished:
+                if signature.role == "root" and not reasons <= finished:
                     finished |= reasons  # not reported with a root
                     database = None
                 earlier = [*context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
                 line_number = lines_before + block.count(b"\n", 0, begin) + 1
-                yield Match(
-                    signature=searched[number],
-                    line=line.strip(),
-                    source=f"{source}:{line_number}",
-                    time=_latest_time(earlier, line),
-                )
+                time = _latest_time(earlier, line)
+                yield Match(signature=signature, line=line.strip(), source=f"{source}:{line_number}", time=time)
             else:
                 not_new[number] += 1
                 if not_new[number] > _MAX_REJECTED:
@@ -104,41 +100,53 @@ def _is_new(signature: Signature, line: str, matched: Iterable[Signature]) -> bo
     if signature.role == "general":
         return not any(other.matches(line) for other in matched)
     begin, _ = signature.span(line) or (0, 0)
-    spans = [(other.role, other.span(line)) for other in matched]
-    is_named = any(span and role != "step" and (role != "cascade" or span[1] > begin) for role, span in spans)
-    return not is_named
+    for other in matched:
+        span = other.span(line)
+        if span is None or other.role == "step":
+            continue
+        _, other_end = span
+        if other.role != "cascade" or other_end > begin:
+            return False
+    return True
 
 
-def _is_named_below(text: bytes, line: str, end: int, candidates: set[tuple[int, int, int]]) -> bool:
+class _Candidate(NamedTuple):
+    """A line, by its first byte and the byte after its last one, that may match the signature with this number."""
+
+    begin: int
+    end: int
+    number: int
+
+
+def _line_text(text: bytes, begin: int, end: int) -> str:
+    """At most MAX_LINE bytes of a line of ``text``."""
+    return text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
+
+
+def _is_named_below(text: bytes, line: str, end: int, candidates: set[_Candidate]) -> bool:
     """Whether ``line`` is an error without its message, such as "RuntimeError:", and a signature matches the next line.
 
-    ``end``: the end of ``line`` in ``text``.
+    ``end``: the end of ``line`` in ``text``. General signatures do not count.
     """
     if not line.rstrip().endswith(":"):
         return False
-    below = [
-        (begin, until, each)
-        for begin, until, number in candidates
-        if begin == end + 1
-        for each in (all_signatures()[number],)
-        if each.role != "general"
-    ]
-    return any(
-        each.matches(text[begin : min(until, begin + MAX_LINE)].decode("utf-8", errors="replace"))
-        for begin, until, each in below
-    )
+    for candidate in candidates:
+        signature = all_signatures()[candidate.number]
+        is_below = candidate.begin == end + 1 and signature.role != "general"
+        if is_below and signature.matches(_line_text(text, candidate.begin, candidate.end)):
+            return True
+    return False
 
 
 def _candidates(
     database: Any, block: bytes, finished: set[int], by_pattern: frozenset[int]
-) -> tuple[set[tuple[int, int, int]], int]:
-    """(begin of the line, end of the line, signature) of each line that may match a signature not in ``finished``.
+) -> tuple[set[_Candidate], int]:
+    """The candidates for signatures not in ``finished``, and the number of events of literals that were ignored.
 
     ``by_pattern``: the signatures that are searched by their whole patterns and not by the literals of ``database``.
-    Second: the number of hyperscan's events of literals that were ignored.
     """
     ignored_events = 0
-    candidates: set[tuple[int, int, int]] = set()
+    candidates: set[_Candidate] = set()
     seen_until: dict[int, int] = {}  # signature → end of its last line: a pattern may match many times on one line
 
     def on_match(number: int, _begin: int, end: int, _flags: int, _context: object) -> None:
@@ -148,25 +156,25 @@ def _candidates(
         elif end > seen_until.get(number, -1):
             line_begin = block.rfind(b"\n", 0, max(0, end - 1)) + 1
             seen_until[number] = line_end = block.find(b"\n", line_begin)
-            candidates.add((line_begin, line_end, number))
+            candidates.add(_Candidate(line_begin, line_end, number))
 
-    ignored = finished | by_pattern
+    ignored = finished | by_pattern  # read by on_match
     database.scan(block, match_event_handler=on_match)
-    of_literals = ignored_events
+    ignored_literal_events = ignored_events
     if by_pattern:
         ignored = finished
         _pattern_database(by_pattern).scan(block, match_event_handler=on_match)
-    return candidates, of_literals
+    return candidates, ignored_literal_events
 
 
 @cache
 def _database(*, has_reasons: bool) -> Any:
-    """The literals of all signatures; ``has_reasons``: of families and general errors too."""
+    """The database with the literals of all signatures; without ``has_reasons``, not of families and general errors."""
     numbered = dict(enumerate(all_signatures()))
     if has_reasons:
         return literal_database(numbered)
-    roots = {number: each for number, each in numbered.items() if each.role not in ("family", "general")}
-    return literal_database(roots, "patterns_of_roots")
+    specific = {number: each for number, each in numbered.items() if each.role not in ("family", "general")}
+    return literal_database(specific, "patterns_of_roots")
 
 
 @cache
@@ -182,6 +190,7 @@ def _last_lines(data: bytes) -> list[bytes]:
 
 
 def _latest_time(earlier: list[bytes], line: str) -> float | None:
-    """The time of ``line``, or of the closest line before it that has one."""
+    """The time of ``line`` in Unix seconds, else of the closest line before it that has a time; None without one."""
     lines = [*(text.decode("utf-8", errors="replace") for text in earlier), line[:_CONTEXT_BYTES]]
-    return next((seconds for text in reversed(lines) if (seconds := log_time(text)) is not None), None)
+    times = map(log_time, reversed(lines))
+    return next((time for time in times if time is not None), None)

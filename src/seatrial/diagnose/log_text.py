@@ -32,44 +32,48 @@ def line_blocks(file: Readable) -> Iterator[bytes]:
     A carriage return ends a line too, since progress bars write many updates into one line. So does a zero byte, since
     files contain sequences of zero bytes after a loss of power.
     """
-    rest, is_cut = b"", False
+    # The line whose end has not been read yet, and whether its first MAX_LINE bytes are kept and the others skipped
+    partial, is_cut = b"", False
     for chunk in _without_escapes(_without_json(file)):
         if is_cut:
             line_end = _LINE_END.search(chunk)
             if not line_end:
                 continue
             chunk, is_cut = chunk[line_end.start() :], False
-        data = rest + chunk
+        data = partial + chunk
         end = max(data.rfind(b"\n"), data.rfind(b"\r"), data.rfind(b"\0")) + 1
-        rest = data[end:]
+        partial = data[end:]
         if end:
             yield data[:end]
-        if len(rest) > max(MAX_LINE, BLOCK_BYTES):
-            rest, is_cut = rest[:MAX_LINE], True
-    if rest:
-        yield rest + b"\n"
+        if len(partial) > max(MAX_LINE, BLOCK_BYTES):
+            partial, is_cut = partial[:MAX_LINE], True
+    if partial:
+        yield partial + b"\n"
 
 
 def _without_escapes(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
+    """The chunks without control sequences; one that a chunk begins is completed by the next chunk."""
+    partial = b""
     for chunk in chunks:
-        data, rest = rest + chunk, b""
+        data, partial = partial + chunk, b""
         if b"\x1b" in data:
             last = data.rfind(b"\x1b")
             if len(data) - last < _ESCAPE_BYTES and not _ESCAPE.match(data, last):
-                data, rest = data[:last], data[last:]
+                data, partial = data[:last], data[last:]
             data = _ESCAPE.sub(b"", data)
         yield data
-    yield rest
+    yield partial
 
 
 def _without_json(file: Readable) -> Iterator[bytes]:
     """The stream. If its first line is a JSON record of a journal or container, each record is replaced by its text."""
-    data = file.read(BLOCK_BYTES)
-    while data and b"\n" not in data and len(data) <= _MAX_RECORD and (more := file.read(BLOCK_BYTES)):
-        data += more
+    data = chunk = file.read(BLOCK_BYTES)
+    while chunk and b"\n" not in data and len(data) <= _MAX_RECORD:
+        chunk = file.read(BLOCK_BYTES)
+        data += chunk
     is_json = _record_text(data.partition(b"\n")[0]) is not None
-    rest, is_long = b"", False
+    # The record whose end has not been read yet; is_long: its begin was too long and is yielded already, unchanged
+    partial, is_long = b"", False
     while data:
         if not is_json or (is_long and b"\n" not in data):
             yield data
@@ -78,13 +82,13 @@ def _without_json(file: Readable) -> Iterator[bytes]:
                 end = data.index(b"\n") + 1
                 yield data[:end]
                 data, is_long = data[end:], False
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, partial = (partial + data).split(b"\n")
             yield b"".join((_record_text(line) or line) + b"\n" for line in lines)
-            if len(rest) > _MAX_RECORD:
-                yield rest
-                rest, is_long = b"", True
+            if len(partial) > _MAX_RECORD:
+                yield partial
+                partial, is_long = b"", True
         data = file.read(BLOCK_BYTES)
-    yield _record_text(rest) or rest
+    yield _record_text(partial) or partial
 
 
 def _record_text(line: bytes) -> bytes | None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,12 +42,15 @@ def compile_patterns(signatures: Mapping[int, Signature], *, by_literals: bool =
     import hyperscan  # not needed to run a trial without failures
 
     if by_literals:
-        searched = distinct_expressions(signatures)
+        by_number = distinct_expressions(signatures)
     else:
-        searched = {number: [_whole(signature.pattern)] for number, signature in signatures.items()}
-    expressions = [expression for each in searched.values() for expression in each]
-    ids = [number for number, each in searched.items() for _ in each]
-    # prefilter: lookarounds match too much here
+        by_number = {number: [_whole(signature.pattern)] for number, signature in signatures.items()}
+    expressions: list[bytes] = []
+    ids: list[int] = []  # the number of the signature of each expression
+    for number, signature_expressions in by_number.items():
+        expressions += signature_expressions
+        ids += [number] * len(signature_expressions)
+    # prefilter: hyperscan ignores lookarounds, so that more lines match
     flags = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_PREFILTER | (by_literals and hyperscan.HS_FLAG_CASELESS)
     database = hyperscan.Database()
     database.compile(expressions=expressions, ids=ids, elements=len(ids), flags=[flags] * len(ids))
@@ -74,15 +78,16 @@ def literal_database(signatures: Mapping[int, Signature], cache_name: str = "pat
 
 
 def distinct_expressions(signatures: Mapping[int, Signature]) -> dict[int, list[bytes]]:
-    """``candidate_expressions`` by number; in sequence for an expression that more than _MAX_SHARED signatures have."""
-    searched = {number: candidate_expressions(signature.pattern) for number, signature in signatures.items()}
-    shared = Counter(expression for expressions in searched.values() for expression in expressions)
-    return {
-        number: candidate_expressions(signatures[number].pattern, in_sequence=True)
-        if max(map(shared.__getitem__, expressions)) > _MAX_SHARED
-        else expressions
-        for number, expressions in searched.items()
-    }
+    """Number of the signature → its ``candidate_expressions``.
+
+    They are in sequence if more than _MAX_SHARED signatures have one of them.
+    """
+    by_number = {number: candidate_expressions(signature.pattern) for number, signature in signatures.items()}
+    uses = Counter(chain.from_iterable(by_number.values()))  # expression → number of signatures that have it
+    for number, expressions in by_number.items():
+        if any(uses[expression] > _MAX_SHARED for expression in expressions):
+            by_number[number] = candidate_expressions(signatures[number].pattern, in_sequence=True)
+    return by_number
 
 
 def candidate_expressions(pattern: str, *, in_sequence: bool = False) -> list[bytes]:
@@ -101,9 +106,8 @@ def _whole(pattern: str) -> bytes:
 
     Repetitions have no upper limit, which takes a third of the time to compile: ``{1,60}`` becomes ``{1,}``.
     """
-    return _TOKEN.sub(
-        lambda token: f"{{{token[1]},}}" if token[1] else token[0], re.sub(r"\(\?P<\w+>", "(?:", pattern)
-    ).encode()
+    unnamed = re.sub(r"\(\?P<\w+>", "(?:", pattern)
+    return _TOKEN.sub(lambda token: f"{{{token[1]},}}" if token[1] else token[0], unnamed).encode()
 
 
 def unsupported(signature: Signature) -> str:
@@ -125,9 +129,10 @@ class _Literals(NamedTuple):
 
 
 class _Required(NamedTuple):
-    """``strings``: all strings that a part of a pattern matches, None if too many; and its required literals.
+    """``literals``: each text that a part of a pattern matches contains one of these expressions.
 
-    ``parts``: all that a sequence requires, in its order.
+    ``strings``: all texts that the part matches; None if there are too many. ``parts``: all literals of a sequence of
+    operations, in their order; ``literals`` are a selection from them.
     """
 
     strings: set[str] | None

@@ -71,27 +71,33 @@ class Signature(Frozen):
 
     def command(self, line: str) -> str:
         """The first command with the values of ``line``, without the parts that need a value which the line lacks."""
-        match = self._regex.search(line[:MAX_LINE])
-        found = {name.rstrip("0123456789") for name, value in (match.groupdict() if match else {}).items() if value}
-        names = {name.rstrip("0123456789") for name in self._regex.groupindex} - found
+        values = self._values(line)
+        names = {group.rstrip("0123456789") for group in self._regex.groupindex}
+        missing = [name for name in names if not values.get(name)]
         parts = self.first_command.split("; ")
-        kept = [part for part in parts if not any(f"{{{name}}}" in part for name in names)]
+        kept = [part for part in parts if not any(f"{{{name}}}" in part for name in missing)]
         return self.filled("; ".join(kept or parts), line)
 
     def filled(self, text: str, line: str) -> str:
         """``text`` with the named groups of the pattern, such as ``{gpu}``, replaced by their values in ``line``.
 
-        Digits at the end of a group's name are removed, since a pattern cannot use a name twice. The values are quoted
-        for a shell, since a user may paste the command and anybody may write a line of a log.
+        The values are quoted for a shell, since a user may paste the command and anybody may write a line of a log.
+        """
+        for name, value in self._values(line).items():
+            text = text.replace(f"{{{name}}}", shlex.quote(value))
+        return text
+
+    def _values(self, line: str) -> dict[str, str]:
+        """Name of each group of the pattern → its value in ``line``, which may be empty; {} if there is no match.
+
+        Digits at the end of a group's name are removed, since a pattern cannot use a name twice.
         """
         match = self._regex.search(line[:MAX_LINE])
         values: dict[str, str] = {}
         for group, value in (match.groupdict() if match else {}).items():
             name = group.rstrip("0123456789")
             values[name] = values.get(name) or value or ""
-        for name, value in values.items():
-            text = text.replace(f"{{{name}}}", shlex.quote(value))
-        return text
+        return values
 
 
 def _has_nested_repeat(node: Any, unbounded: Any, *, repeated: bool) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from seatrial.diagnose import xid
 from seatrial.diagnose.signature import MAX_LINE, Row, Signature
@@ -23,13 +24,27 @@ class Match(Frozen):
     time: float | None = None
 
 
+class _Loaded(NamedTuple):
+    """``specific``: the signatures of known failures. ``families``, ``general``: those of these roles.
+
+    ``errors``: of the files of the site.
+    """
+
+    specific: tuple[Signature, ...]
+    families: tuple[Signature, ...]
+    general: tuple[Signature, ...]
+    errors: tuple[str, ...]
+
+
 @cache
-def _signatures_and_errors() -> tuple[tuple[Signature, ...], tuple[Signature, ...], tuple[str, ...]]:
+def _loaded() -> _Loaded:
     rows, errors = with_site_rows({row["id"]: row for row in _shipped_rows()})
-    specific = tuple(signature for signature in rows if signature.role not in ("family", "general"))
-    families = tuple(signature for signature in rows if signature.role == "family")
-    general = tuple(signature for signature in rows if signature.role == "general")
-    return specific, (*families, *general), tuple(errors)
+    return _Loaded(
+        specific=tuple(signature for signature in rows if signature.role not in ("family", "general")),
+        families=tuple(signature for signature in rows if signature.role == "family"),
+        general=tuple(signature for signature in rows if signature.role == "general"),
+        errors=tuple(errors),
+    )
 
 
 def _shipped_rows() -> list[Row]:
@@ -47,17 +62,17 @@ def _shipped_rows() -> list[Row]:
 
 def signatures() -> tuple[Signature, ...]:
     """The signatures of known failures: those of seatrial, changed and completed by the valid rows of the site."""
-    return _signatures_and_errors()[0]
+    return _loaded().specific
 
 
 def all_signatures() -> tuple[Signature, ...]:
     """The signatures of known failures, then those of role ``family``, then those of role ``general``."""
-    return (*signatures(), *_signatures_and_errors()[1])
+    return (*signatures(), *_loaded().families, *_loaded().general)
 
 
 def signature_errors() -> tuple[str, ...]:
     """The errors of the files of the site, a sentence each."""
-    return _signatures_and_errors()[2]
+    return _loaded().errors
 
 
 def check_signatures() -> None:

@@ -25,20 +25,21 @@ def with_site_rows(shipped: Mapping[str, Row]) -> tuple[list[Signature], list[st
     A row with the ID of a shipped signature replaces the fields that it has. A wrong row is left out.
     """
     rows = dict(shipped)
-    site: dict[str, tuple[str, Signature]] = {}  # ID → file and row
+    site: dict[str, Signature] = {}  # ID → signature
+    places: dict[str, str] = {}  # ID → file and number of its row
     errors: list[str] = []
     for place, row in _rows(errors):
         try:
             signature = _signature(row, shipped, place)
             if signature.id in site:
-                raise UsageError(f"{place} ({signature.id}): the same id is in {site[signature.id][0]}")
+                raise UsageError(f"{place} ({signature.id}): the same id is in {places[signature.id]}")
         except UsageError as error:
             errors.append(str(error))
         else:
-            site[signature.id] = place, signature
+            site[signature.id], places[signature.id] = signature, place
             rows.pop(signature.id, None)
-    valid = [Signature.model_validate(row) for row in rows.values()]
-    return [*valid, *(signature for _, signature in site.values())], errors
+    unchanged = [Signature.model_validate(row) for row in rows.values()]
+    return [*unchanged, *site.values()], errors
 
 
 def _rows(errors: list[str]) -> Iterator[tuple[str, Any]]:
@@ -99,9 +100,9 @@ def _signature(row: Any, shipped: Mapping[str, Row], place: str) -> Signature:
     try:
         signature = Signature.model_validate({**shipped.get(row["id"], {}), **row})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{place}: {field}: {first['msg'].lower()}") from error
+        first_error = error.errors()[0]
+        field = ".".join(str(part) for part in first_error["loc"])
+        raise UsageError(f"{place}: {field}: {first_error['msg'].lower()}") from error
     try:
         fault = _fault(signature)
     except re.error as error:

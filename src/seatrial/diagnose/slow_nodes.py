@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
+from typing import NamedTuple
 
 from pydantic import JsonValue, ValidationError
 
@@ -63,28 +64,33 @@ def reasons_to_search(
         for verdict in verdicts
         if verdict.outcome in _JUDGED and verdict.check in inter_node and performance[verdict.check][verdict.metric]
     ]
-    below = {each.check: each.summary for each in reversed(judged) if each.outcome is not Outcome.PASS}
+    bad = {each.check: each.summary for each in reversed(judged) if each.outcome is not Outcome.PASS}
     with_verdict = {(verdict.check, verdict.metric) for verdict in judged}
-    compared = list(_inter_node_shares(measurements, inter_node))
-    unjudged = {
-        check: f"{metric.name} is {metric.value:.3g} {metric.unit} on {metric.subject}, without a threshold"
-        for check, metric in sorted(compared, key=lambda pair: -pair[1].value)  # the lowest is named
-        if metric.value < UNJUDGED_SHARE and (check, metric.name) not in with_verdict
-    }
-    if reasons := {**unjudged, **below}:
+    shares = list(_inter_node_shares(measurements, inter_node))
+    unjudged: dict[str, str] = {}  # of several low shares of a check, the lowest is named
+    for check, metric in sorted(shares, key=lambda share: share.metric.value, reverse=True):
+        if metric.value < UNJUDGED_SHARE and (check, metric.name) not in with_verdict:
+            value = f"{metric.value:.3g} {metric.unit}"
+            unjudged[check] = f"{metric.name} is {value} on {metric.subject}, without a threshold"
+    if reasons := {**unjudged, **bad}:
         return reasons
     if nodes == 2:
         return {}
     judged_checks = {check for check, _ in with_verdict}
     measured = {each.check for each in measurements if each.metrics and each.check in inter_node}
-    uncompared = [] if compared else [name for name in measured - judged_checks if inter_node[name].operation]
+    uncompared = [] if shares else [name for name in measured - judged_checks if inter_node[name].operation]
     return dict.fromkeys(sorted(uncompared), "no reference value, and no check compares nodes")
 
 
-def _inter_node_shares(
-    measurements: Sequence[Measurement], inter_node: Mapping[str, Check]
-) -> Iterator[tuple[str, Metric]]:
-    """(check, metric) of all shares that compare nodes or ranks by their paths to other nodes.
+class _Share(NamedTuple):
+    """A metric that compares one node or rank with the others, and the name of its check."""
+
+    check: str
+    metric: Metric
+
+
+def _inter_node_shares(measurements: Sequence[Measurement], inter_node: Mapping[str, Check]) -> Iterator[_Share]:
+    """All shares that compare nodes or ranks by their paths to other nodes.
 
     Shares of single pairs do not count: over gloo, healthy pairs reach only a fifth of the best pair by chance.
     """
@@ -93,7 +99,7 @@ def _inter_node_shares(
         for metric in measurement.metrics:
             comparison = comparisons.get(metric.name)
             if comparison and comparison.inter_node and not comparison.is_speedup and "->" not in metric.subject:
-                yield measurement.check, metric
+                yield _Share(measurement.check, metric)
 
 
 def _is_inter_node(check: Check) -> bool:
@@ -222,6 +228,8 @@ _TCP = _NetworkTexts(
 
 @dataclass(frozen=True)
 class _FindingWriter:
+    """The findings of one search. ``differences``: see node_differences; ``causes``: those of the trial's verdicts."""
+
     conclusion: Conclusion
     search: Measurement
     differences: Mapping[str, Mapping[str, str]]
@@ -229,7 +237,7 @@ class _FindingWriter:
     node_prefix: str
 
     def findings(self) -> Iterator[Finding]:
-        """Rails first, then nodes and GPUs, then paths."""
+        """The findings of slow rails, then of slow nodes and GPUs, then of slow paths."""
         for rail, deficit in self.conclusion.slow_rails.items():
             evidence = (
                 f"rank {rail} of every node is {deficit:.0%} slower with its partners than other ranks of the nodes"
@@ -243,9 +251,7 @@ class _FindingWriter:
     def _node_finding(self, ranks: Sequence[SlowRank]) -> Finding:
         node, deficits = ranks[0].node, [deficit for rank in ranks for deficit in rank.deficits]
         whole_node = len(ranks) == self.conclusion.rails
-        subjects = self._subjects(node)
-        slow = [subjects[rank.rail] if rank.rail < len(subjects) else f"{node}/rank{rank.rail}" for rank in ranks]
-        subject = node if whole_node else ", ".join(slow)
+        subject = node if whole_node else ", ".join(self._rank_subject(node, rank.rail) for rank in ranks)
         evidence = (
             f"{subject} is {_range_text(deficits)} slower in every pair{_direction_text(ranks)} "
             f"({self._node_rates(node)}); {_healthy_text(self.conclusion)}."
@@ -270,20 +276,18 @@ class _FindingWriter:
         return self._finding("slow_path", title, f"{first}->{second}", evidence, self._confidence(deficits))
 
     def _two_node_evidence(self, paths: Sequence[SlowPath], slower: str) -> str:
-        """The evidence without a third node: the slow rails, and the facts of both ends."""
-        ends = [
-            [names[path.rail] if path.rail < len(names) else f"{node}/rank{path.rail}" for path in paths]
-            for node in paths[0].pair
-            for names in [self._subjects(node)]
-        ]
-        named = " and ".join(and_more(end, _MAX_NAMED) for end in ends)
+        """The evidence without a third node: the slow ranks of both nodes, and the likely causes on each node."""
+        pair = paths[0].pair
+        slow_ranks = " and ".join(
+            and_more([self._rank_subject(node, path.rail) for path in paths], _MAX_NAMED) for node in pair
+        )
         rails = (
             f"; the other rails reach {self.conclusion.healthy_gb_s:.3g} GB/s" if self.conclusion.healthy_pairs else ""
         )
         unknown = " Two nodes are one pair, which does not show which node is at fault. Search with a third node."
-        return f"{named} are {slower}{rails}.{unknown}" + "".join(
-            f" On {node}:{likely}" for node in paths[0].pair if (likely := self._likely_cause(node))
-        )
+        likely_causes = {node: self._likely_cause(node) for node in pair}
+        likely = "".join(f" On {node}:{text}" for node, text in likely_causes.items() if text)
+        return f"{slow_ranks} are {slower}{rails}.{unknown}{likely}"
 
     def _finding(self, cause: str, title: str, subject: str, evidence: str, confidence: Confidence) -> Finding:
         texts = self._network_texts()
@@ -305,19 +309,21 @@ class _FindingWriter:
         )
 
     def _network_texts(self) -> _NetworkTexts:
-        uses_rdma = self.search.facts.get("backend") == "nccl" and "NET/Socket" not in str(
-            self.search.facts.get("transports")
-        )
+        facts = self.search.facts
+        uses_rdma = facts.get("backend") == "nccl" and "NET/Socket" not in str(facts.get("transports"))
         return _RDMA if uses_rdma else _TCP
 
     def _confidence(self, deficits: Sequence[float]) -> Confidence:
         """High if all of several repetitions are slower than healthy pairs."""
         return "high" if min(deficits) > 0 and len(deficits) > 1 else "medium"
 
-    def _subjects(self, node: str) -> list[str]:
+    def _rank_subject(self, node: str, rail: int) -> str:
+        """The subject of the rank of ``node`` on ``rail``, as recorded; else such as node1/rank0."""
         by_node: JsonValue = self.search.facts.get(RANKS_BY_NODE)
         subjects = by_node.get(node) if isinstance(by_node, dict) else None
-        return [str(subject) for subject in subjects] if isinstance(subjects, list) else []
+        if isinstance(subjects, list) and rail < len(subjects):
+            return str(subjects[rail])
+        return f"{node}/rank{rail}"
 
     def _node_rates(self, node: str) -> str:
         """The pairs of the node, at most _MAX_NAMED, with their GB/s in bidirectional steps."""

@@ -41,14 +41,14 @@ def other_numbers(defined: frozenset[str], prefix: str = "") -> str:
 
     It has no lookahead, which hyperscan ignores: each line of a defined Xid would be a candidate.
     """
-    free, branches = "", []
+    free, branches = "", []  # free: the next digits that no defined number has
     for digit in "0123456789":
         number = prefix + digit
         if not any(each.startswith(number) for each in defined):
             free += digit
             continue
-        rest = other_numbers(defined, number) if len(number) < _MAX_DIGITS else "(?!)"
-        branches.append(f"{digit}{rest}{'' if number in defined else '?'}")
+        more_digits = other_numbers(defined, number) if len(number) < _MAX_DIGITS else "(?!)"
+        branches.append(f"{digit}{more_digits}{'' if number in defined else '?'}")
     if free:
         branches.append(rf"[{free}]\d{{0,{_MAX_DIGITS - len(prefix) - 1}}}")
     return f"(?:{'|'.join(branches)})"

@@ -20,9 +20,9 @@ BAD_OUTCOMES = (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
 
 @dataclass(frozen=True)
 class Needs:
-    """The requirements of a drill. ``gpus``, ``cpus``: at least so many on this host.
+    """The requirements of a drill. ``gpus``, ``cpus``: the smallest number on this host.
 
-    ``nodes``: if more than 1, at least so many usable nodes of Slurm. ``programs``: executables in PATH.
+    ``nodes``: if more than 1, the smallest number of usable nodes of Slurm. ``programs``: executables in PATH.
     ``device_files``: special files such as /dev/fuse that the user may read and write. ``other``: a function that
     returns another reason why the drill cannot run; empty if there is none.
     """

@@ -131,7 +131,10 @@ def clean_drills(drills: Sequence[Drill]) -> list[Drill]:
 
 
 def _merged(clean_drill: Drill, drill: Drill) -> Drill | None:
-    """``clean_drill`` with the checks of ``drill``; None if shared settings, or those of a check of both, differ."""
+    """``clean_drill`` with the checks of ``drill``.
+
+    None if the settings that all checks share differ, or those of a check that both trials have.
+    """
     first, second = clean_drill.trial, drill.trial
     first_settings, second_settings = _settings_by_check(first), _settings_by_check(second)
     if (

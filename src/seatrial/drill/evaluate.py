@@ -47,20 +47,24 @@ def finding_cause(finding: Finding) -> str:
 
 
 def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> DrillResult:
-    shown = [verdict for verdict in trial.verdicts if _shows_fault(verdict, expected)]
-    first = trial.findings[0] if trial.findings else None
-    cause, command, action = (finding_cause(first), first.first_command, first.action) if first else ("", "", None)
+    fault_verdicts = [verdict for verdict in trial.verdicts if _shows_fault(verdict, expected)]
+    finding = trial.findings[0] if trial.findings else None
+    cause = finding_cause(finding) if finding else ""
+    command = finding.first_command if finding else ""
+    action = finding.action if finding else None
+    place_texts = _texts_with_place(finding, fault_verdicts)
     parts = {
-        "seen": bool(shown),
-        "located": any(re.search(expected.place, text) for text in _texts_with_place(first, shown)),
+        "seen": bool(fault_verdicts),
+        "located": any(re.search(expected.place, text) for text in place_texts),
         "explained": bool(cause) and cause == expected.cause,
         "command_right": re.search(expected.command, command) is not None if command else False,
         "action_right": None if expected.action is None else action == expected.action,
     }
     differences = {
         "seen": f"{expected.check} {expected.metric} {'|'.join(expected.outcomes)}; verdicts: {_bad_verdicts(trial)}",
-        "located": f"{expected.place}; read: {'; '.join(_texts_with_place(first, shown)) or 'nothing'}",
-        "explained": f"cause {expected.cause}; first finding: {cause or 'none'} ({first.title if first else 'none'})",
+        "located": f"{expected.place}; read: {'; '.join(place_texts) or 'nothing'}",
+        "explained": f"cause {expected.cause}; first finding: {cause or 'none'} "
+        f"({finding.title if finding else 'none'})",
         "command_right": f"{expected.command}; first command: {command or 'none'}",
         "action_right": f"{expected.action}; action: {action}",
     }
@@ -68,8 +72,10 @@ def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> D
         update={
             **parts,
             "decision": trial.decision.value.value,
-            "finding": f"{cause}: {first.title}" if first else "",
-            "place": first.subject if first else ", ".join(dict.fromkeys(verdict.subject for verdict in shown)),
+            "finding": f"{cause}: {finding.title}" if finding else "",
+            "place": finding.subject
+            if finding
+            else ", ".join(dict.fromkeys(verdict.subject for verdict in fault_verdicts)),
             "first_command": command,
             "problems": tuple(
                 f"not {name}: expected {differences[name]}"[:MAX_CHARS]
@@ -88,9 +94,9 @@ def _shows_fault(verdict: Verdict, expected: Expected) -> bool:
     )
 
 
-def _texts_with_place(first: Finding | None, shown: Sequence[Verdict]) -> list[str]:
-    texts = [f"{first.subject}: {first.title}: {first.evidence}"] if first else []
-    return texts + [f"{verdict.subject}: {verdict.detail}: {verdict.evidence}" for verdict in shown]
+def _texts_with_place(finding: Finding | None, fault_verdicts: Sequence[Verdict]) -> list[str]:
+    texts = [f"{finding.subject}: {finding.title}: {finding.evidence}"] if finding else []
+    return texts + [f"{verdict.subject}: {verdict.detail}: {verdict.evidence}" for verdict in fault_verdicts]
 
 
 def _bad_verdicts(trial: Trial) -> str:
@@ -111,16 +117,15 @@ def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidenc
         "explained": seen and expected.cause in message,
         "command_right": seen and re.search(expected.command, command) is not None,
     }
-    line = next((line for line in message.splitlines() if re.search(expected.refusal, line)), "")
-    last = (evidence.error_output.strip().splitlines() or ["empty"])[-1]
+    refusal_line = next((line for line in message.splitlines() if re.search(expected.refusal, line)), "")
+    last_line = (evidence.error_output.strip().splitlines() or ["empty"])[-1]
+    quoted = (refusal_line or last_line)[:MAX_CHARS]
     return result.model_copy(
         update={
             **parts,
             "action_right": None,
             "decision": trial.decision.value.value if trial else "refused",
-            "finding": cut_at_sentence(line.strip(), MAX_CHARS),
-            "problems": tuple(
-                f"not {name}: message: {(line or last)[:MAX_CHARS]}" for name, holds in parts.items() if not holds
-            ),
+            "finding": cut_at_sentence(refusal_line.strip(), MAX_CHARS),
+            "problems": tuple(f"not {name}: message: {quoted}" for name, holds in parts.items() if not holds),
         }
     )

@@ -79,11 +79,10 @@ class Injection:
     def start_trial(self) -> None:
         """Start ``seatrial run`` as a user would. Its output goes to ``trial.out`` and ``trial.err``."""
         drill, file = self.drill, self.folder / "trial.yaml"
-        gpus = drill.needs.gpus
         trial: dict[str, JsonValue] = {
             "name": f"drill-{drill.name}",
             "launcher": drill.trial.launcher,
-            "cluster": {"nodes": drill.needs.nodes, "gpus_per_node": gpus},
+            "cluster": {"nodes": drill.needs.nodes, "gpus_per_node": drill.needs.gpus},
             "retry": False,
             "checks": {name: {"options": dict(options)} for name, options in drill.trial.checks.items()},
         }
@@ -171,7 +170,7 @@ class Injection:
                 beats[rank] = Heartbeat.model_validate(read_json(path))
         return beats
 
-    def signal_rank(self, beat: Heartbeat, number: signal.Signals) -> None:
+    def signal_rank(self, beat: Heartbeat, signal_number: signal.Signals) -> None:
         """Send a signal to a rank on this host. Raises SeatrialError if the pid is not that of a rank of this trial."""
         try:
             command = psutil.Process(beat.pid).cmdline()
@@ -181,7 +180,7 @@ class Injection:
         if "seatrial.worker" not in command or not any(argument.startswith(jobs) for argument in command):
             raise SeatrialError(f"pid {beat.pid} is not a rank of this drill on this host: {shlex.join(command)[:200]}")
         self.mark_injected()
-        os.kill(beat.pid, number)
+        os.kill(beat.pid, signal_number)
 
     def wait_for_end(self, limit_s: float) -> int:
         """Wait for the end of the trial and return its exit code. Raises SeatrialError after ``limit_s``."""

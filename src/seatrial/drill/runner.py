@@ -72,9 +72,11 @@ def unmet_need(needs: Needs) -> str:
         return f"needs {', '.join(missing)} in PATH"
     if missing := [name for name in needs.device_files if not os.access(name, os.R_OK | os.W_OK)]:
         return f"needs access to {', '.join(missing)}"
-    if needs.cpus > (cpus := len(os.sched_getaffinity(0))):
+    cpus = len(os.sched_getaffinity(0))
+    if needs.cpus > cpus:
         return f"needs {needs.cpus} CPUs, this process may use {cpus}"
-    if needs.gpus and needs.gpus > (gpus := len(gpu.read_with_timeout().gpus)):
+    gpus = len(gpu.read_with_timeout().gpus) if needs.gpus else 0
+    if needs.gpus > gpus:
         return f"needs {plural(needs.gpus, 'GPU')}, this host has {gpus}"
     if needs.other and (reason := needs.other()):
         return reason

@@ -13,7 +13,7 @@ from seatrial.hardware.references import MODEL_SEPARATOR, References, Sku
 from seatrial.hardware.training_flops import TrainingWork, training_work
 from seatrial.model import format_value
 
-_FABRIC = re.compile(r"(?:ib|roce)-(\d+)x([\d.]+)")  # links.Links.fabric
+_FABRIC = re.compile(r"(?:ib|roce)-(?P<ports>\d+)x(?P<gbps>[\d.]+)")  # links.Links.fabric, such as roce-8x400
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def _sku_bound(
         bound = _intra_node_bound(sku, *_ranks_and_nodes(facts))
         return _scaled(bound, 2, " directions") if bound and lookup.bounded_by == BIDIRECTIONAL else bound
     if not lookup.bounded_by:
-        return _training_bound(sku, work) if (work := training_work(lookup.metric, facts)) else None
+        work = training_work(lookup.metric, facts)
+        return _training_bound(sku, work) if work else None
     spec = sku.spec.get(lookup.bounded_by)
     return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, lookup.bounded_by)}") if spec else None
 
@@ -91,10 +92,11 @@ def _spec_text(sku: Sku, key: str) -> str:
 
 def _ranks_and_nodes(facts: Mapping[str, JsonValue]) -> tuple[int, int]:
     """The number of ranks and of nodes; 1 if the record has no positive integer."""
-    ranks, nodes = (
-        value if isinstance(value, int) and value > 0 else 1 for value in map(facts.get, ("world_size", "nodes"))
+    ranks, nodes = facts.get("world_size"), facts.get("nodes")
+    return (
+        ranks if isinstance(ranks, int) and ranks > 0 else 1,
+        nodes if isinstance(nodes, int) and nodes > 0 else 1,
     )
-    return ranks, nodes
 
 
 def _collective_bound(
@@ -127,20 +129,22 @@ def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
     if "nvlink" in sku.spec:
         spec = sku.spec["nvlink"]
         return Bound(spec.value, spec.unit, f"{sku.name} has {_spec_text(sku, 'nvlink')}")
-    if "pcie" not in sku.spec or 1 < sku.gpus_per_bridge >= ranks // nodes:
+    bridged = sku.gpus_per_bridge
+    bridge_connects_all = bridged > 1 and bridged >= ranks // nodes
+    if "pcie" not in sku.spec or bridge_connects_all:
         return None
-    spec, bridged = sku.spec["pcie"], sku.gpus_per_bridge
+    spec = sku.spec["pcie"]
     bound = Bound(spec.value, spec.unit, f"{sku.name} has no NVLink between all GPUs, and {_spec_text(sku, 'pcie')}")
     return _scaled(bound, bridged, f" (up to {bridged} GPUs per NVLink bridge)") if bridged > 1 else bound
 
 
 def _inter_node_bound(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
     """The busbw that the network allows with the algorithm that sends the least data; None if the fabric is unknown."""
-    ports = _FABRIC.fullmatch(fabric)
-    if not 1 < nodes <= ranks or not ports:
+    match = _FABRIC.fullmatch(fabric)
+    if not 1 < nodes <= ranks or not match:
         return None
     ratio = min(network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "NVLS"))
-    rate = int(ports[1]) * float(ports[2]) / 8
+    rate = int(match["ports"]) * float(match["gbps"]) / 8
     node_rate, limit = (format_value(value, "GB/s") for value in (rate, rate / ratio))
     text = f"{fabric} carries {node_rate} out of a node, and {operation} sends {ratio:.3g} × its busbw: {limit}"
     return Bound(rate / ratio, "GB/s", text)

@@ -72,8 +72,8 @@ def model_value(
     if any(sku.across_nodes for sku in skus) and environment.get("NCCL_MNNVL_ENABLE") != "0":
         return "NVLink can connect the nodes of this GPU model: the share of the traffic between nodes is unknown"
     nvls = all(sku.nvls for sku in skus) and environment.get("NCCL_NVLS_ENABLE") != "0"
-    logged = _ALGORITHM_BY_METRIC[quantity] or links.algorithms.get((operation, size), "")
-    algorithm = logged or default_algorithm(operation, nodes, nvls=nvls)
+    forced_or_logged = _ALGORITHM_BY_METRIC[quantity] or links.algorithms.get((operation, size), "")
+    algorithm = forced_or_logged or default_algorithm(operation, nodes, nvls=nvls)
     port_count, port_gbps, ports_text = network
     bounds = [
         network_bound(operation, algorithm, nodes, node_links(sku, ranks // nodes, port_count, port_gbps, ports_text))
@@ -86,7 +86,7 @@ def model_value(
     if lowest.link is LinkKind.PCIE:
         value = format_value(lowest.value, "GB/s")
         return f"PCIe limits {operation} to {value}; no source states the share of it that good clusters reach"
-    assumed = "" if logged or algorithm == "point to point" else " (assumed, not in the log)"
+    assumed = "" if forced_or_logged or algorithm == "point to point" else " (assumed, not in the log)"
     return ModelValue(f"{links.fabric}, {algorithm}{assumed} on {nodes} nodes", lowest, limit)
 
 
@@ -94,12 +94,10 @@ def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: st
     """The links of a node with ``gpus`` GPUs of this model and these network ports."""
     nvlink = sku.spec.get("nvlink_nccl") or sku.spec.get("nvlink")
     pcie = sku.spec.get("pcie")
-    node_busbw = [
-        reference.value
-        for size in _SATURATING_SIZES
-        for reference in sku.expected.get(f"all_reduce.busbw.{size}", ())
-        if (reference.gpus, reference.nodes) == (gpus, 1)
-    ]
+    node_busbw: list[float] = []
+    for size in _SATURATING_SIZES:
+        references = sku.expected.get(f"all_reduce.busbw.{size}", ())
+        node_busbw += [each.value for each in references if each.gpus == gpus and each.nodes == 1]
     highest = max(node_busbw, default=None)
     return NodeLinks(
         gpus=gpus,

@@ -1,7 +1,8 @@
 """The links that carry collectives, from discovered facts, and the ratio of link bandwidth to bus bandwidth.
 
-nccl-tests defines bus bandwidth so that it can be compared with the bandwidth of one link. That holds only for Ring
-inside one node. For other algorithms and for several nodes, the ratios below convert bus bandwidth to link bandwidth.
+nccl-tests defines bus bandwidth so that it can be compared with the bandwidth of one link. The comparison is correct
+only for Ring inside one node. For other algorithms and for several nodes, the ratios below convert bus bandwidth to
+link bandwidth.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from seatrial.model import GPUS_USED, Measurement
 
@@ -31,7 +32,7 @@ NCCL_ALGO_NAMES = {
     "COLLNET_DIRECT": "CollNetDirect",
 }
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
-_KINDS = {"InfiniBand": "ib", "Ethernet": "roce", "Unspecified": "efa"}
+_KIND_BY_LINK_LAYER = {"InfiniBand": "ib", "Ethernet": "roce", "Unspecified": "efa"}
 # The rate that the EFA driver reports if it does not know the rate of the port (efa_query_port of Linux before 6.13)
 _EFA_UNKNOWN_GBPS = 100.0
 
@@ -115,9 +116,9 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     measurements = measurements_with_roles(measurements, checks)
     inventories = role_facts("gpus", measurements, checks)
     gpus = [gpu for measurement, value in inventories for gpu in _used_gpus(value, measurement.facts.get(GPUS_USED))]
-    rates = [_nvlink_rate(gpu) for gpu in gpus]
-    readable = [rate for rate in rates if rate]
-    lowest = min(readable, key=lambda rate: rate[1]) if readable and len(readable) == len(rates) else (0, None)
+    nvlinks = [_gpu_nvlinks(gpu) for gpu in gpus]
+    readable = [each for each in nvlinks if each]
+    slowest = min(readable, key=lambda each: each.gb_s) if readable and len(readable) == len(gpus) else None
     hcas = role_facts("hcas", measurements, checks)
     used_ports = {node: ports for _, value in hcas for node, ports in _names_by_node(value).items()}
     rdma = role_facts("rdma_devices", measurements, checks)
@@ -126,16 +127,19 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     sockets = role_facts("socket_interfaces", measurements, checks)
     interfaces = {node: names for _, value in sockets for node, names in _names_by_node(value).items()}
     tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
-    names = _transport_names(role_facts("transports", measurements, checks))
+    transports = _transport_names(role_facts("transports", measurements, checks))
+    connections = _transport_names(role_facts("connections", measurements, checks))
+    network = _network(_inter_node(transports))
     # Only sockets are read from "connections": the bound of RDMA needs the ports that NCCL uses, and the log of a
     # collective does not list them
-    connections = _inter_node(_transport_names(role_facts("connections", measurements, checks)))
+    if not transports and _network(_inter_node(connections)) == "tcp":
+        network = "tcp"
     return Links(
-        nvlinks=lowest[0],
-        nvlink_gb_s=lowest[1],
+        nvlinks=slowest.active if slowest else 0,
+        nvlink_gb_s=slowest.gb_s if slowest else None,
         ports=_common_ports(ports_of_nodes),
-        network=_network(_inter_node(names)) if names or _network(connections) != "tcp" else "tcp",
-        intra_node_transports=tuple(name for name in names if not name.startswith("NET/")),
+        network=network,
+        intra_node_transports=tuple(name for name in transports if not name.startswith("NET/")),
         mig_models=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
         tcp=tcp_of_nodes.pop() if len(tcp_of_nodes) == 1 else None,
         algorithms=_algorithms(value for _, value in role_facts("algorithms", measurements, checks)),
@@ -207,11 +211,18 @@ def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
     return [gpu for gpu in _mappings(gpus) if isinstance(used, list) and gpu.get("index") in used]
 
 
-def _nvlink_rate(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
+class _Nvlinks(NamedTuple):
     """The number of active links of a GPU and their total unidirectional rate in GB/s."""
+
+    active: int
+    gb_s: float
+
+
+def _gpu_nvlinks(gpu: Mapping[str, Any]) -> _Nvlinks | None:
+    """The active links of a GPU; None if there are none, or if the speed of one of them is unknown."""
     speeds = [link.get("speed_gb_s") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
     readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
-    return (len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
+    return _Nvlinks(len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
 
 
 def _names_by_node(fact: Any) -> dict[str, frozenset[str]]:
@@ -245,7 +256,10 @@ def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | 
 
 
 def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
-    """The active ports of a node, only those in ``used`` if given; None if a used port was not discovered."""
+    """The fastest active ports of a node, only those in ``used`` if given.
+
+    None if no port is active, or if a port in ``used`` was not discovered.
+    """
     devices = _mappings(rdma.get("devices")) if isinstance(rdma, Mapping) else []
     ports = [
         (f"{device.get('name')}/{port.get('port')}", port)
@@ -256,16 +270,16 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
         ports = [(name, port) for name, port in ports if name in used]
         if {name for name, _ in ports} != used:
             return None
-    active: dict[tuple[float, str], int] = {}  # (Gbit/s, kind) → number of active ports
+    active: list[tuple[float, str]] = []  # (Gbit/s, kind) of each active port
     for _, port in ports:
-        rate, kind = _RATE.match(str(port.get("rate") or "")), _KINDS.get(str(port.get("link_layer")))
+        rate, kind = _RATE.match(str(port.get("rate") or "")), _KIND_BY_LINK_LAYER.get(str(port.get("link_layer")))
         if port.get("state") == "ACTIVE" and rate and kind and (kind, float(rate[1])) != ("efa", _EFA_UNKNOWN_GBPS):
-            active[float(rate[1]), kind] = active.get((float(rate[1]), kind), 0) + 1
+            active.append((float(rate[1]), kind))
     if not active:
         return None
-    (gbps, kind), count = max(active.items())
-    same_kind = sum(ports_at_rate for (_, other), ports_at_rate in active.items() if other == kind)
-    return _NodePorts(RdmaPorts(kind, count, gbps), same_kind)
+    gbps, kind = max(active)
+    same_kind = sum(other_kind == kind for _, other_kind in active)
+    return _NodePorts(RdmaPorts(kind, active.count((gbps, kind)), gbps), same_kind)
 
 
 def _tcp_interfaces(nics: Any, names: frozenset[str]) -> TcpInterfaces:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.model import format_value
@@ -61,9 +62,10 @@ class NetworkBound:
 
 
 def default_algorithm(operation: str, nodes: int, *, nvls: bool) -> str:
-    """NCCL's usual algorithm at large sizes: Tree on two and three nodes (NVLSTree with NVLS), Ring on more.
+    """NCCL's usual algorithm at large sizes.
 
-    Source: NVIDIA/nccl-tests#196 and #160, answers of the maintainers.
+    All-reduce: Tree on two and three nodes (NVLSTree with NVLS), Ring on more. Other collectives use Ring; all-to-all
+    and send_receive are point to point. Source: NVIDIA/nccl-tests#196 and #160, answers of the maintainers.
     """
     if operation in ("all_to_all", "send_receive"):
         return "point to point"
@@ -82,34 +84,40 @@ def network_bound(operation: str, algorithm: str, nodes: int, node: NodeLinks) -
     else:
         network = _ports_bound(operation, algorithm, ratio, node)
     bounds = [network, *_node_bounds(operation, algorithm, ranks, nodes, node)]
-    value, link, text = min(bounds, key=lambda bound: bound[0])
-    return NetworkBound(value, link, algorithm, f"{text}; binding link: {link}")
+    lowest = min(bounds, key=lambda bound: bound.busbw)
+    arithmetic = f"{lowest.arithmetic}; binding link: {lowest.link}"
+    return NetworkBound(lowest.busbw, lowest.link, algorithm, arithmetic)
 
 
-_Bound = tuple[float, LinkKind, str]  # busbw in GB/s, the link that limits it, and the arithmetic as text
+class _LinkBound(NamedTuple):
+    """The bus bandwidth in GB/s that one kind of link allows, and the arithmetic as text."""
+
+    busbw: float
+    link: LinkKind
+    arithmetic: str
 
 
-def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) -> _Bound:
+def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) -> _LinkBound:
     if operation == "all_to_all" and not node.nvlink:
         # Without NVLink, blocks for GPUs of the same node may take the ports too (NVIDIA/nccl, transport selection)
         ratio = float(node.gpus)
     value = node.port_rate / ratio
     sent = f"{operation} ({algorithm}) sends {ratio:.4g} × its busbw out of a node"
     text = f"{_rate_text(node)}; {sent}: {_gbs(node.port_rate)} ÷ {ratio:.4g} = {_gbs(value)}"
-    return value, LinkKind.PORTS, text
+    return _LinkBound(value, LinkKind.PORTS, text)
 
 
-def _point_to_point_bound(node: NodeLinks) -> _Bound:
+def _point_to_point_bound(node: NodeLinks) -> _LinkBound:
     """The bound of send_receive, in which each rank sends to the next rank.
 
     Only the last GPU of a node sends to another node, over the GPU's share of the ports or at least one port.
     """
     value = max(node.port_rate / node.gpus, node.port_gbps / 8)
     text = f"{_rate_text(node)}; one of {plural(node.gpus, 'GPU')} sends to the next node: {_gbs(value)} over its ports"
-    return value, LinkKind.PORTS, text
+    return _LinkBound(value, LinkKind.PORTS, text)
 
 
-def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
+def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_LinkBound]:
     """The bounds of the PCIe links between GPUs and ports, and of the links between the GPUs of a node."""
     bounds = [_pcie_bound(operation, algorithm, ranks, nodes, node)] if node.pcie else []
     if node.gpus == 1 or not node.nvlink or operation in ("all_to_all", "send_receive"):
@@ -119,32 +127,34 @@ def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: N
     # Data takes g hops per node with g GPUs. One of them is over the network, so that NVLinks carry g−1 of g hops
     value = node.nvlink * node.gpus / (node.gpus - 1)
     text = f"{_gbs(node.nvlink)} of NVLink × {node.gpus} ÷ {node.gpus - 1} = {_gbs(value)}"
-    return [*bounds, (value, LinkKind.NVLINK, text)]
+    return [*bounds, _LinkBound(value, LinkKind.NVLINK, text)]
 
 
-def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> _Bound:
+def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> _LinkBound:
     assert node.pcie
     if operation == "send_receive" or (operation == "all_to_all" and not node.nvlink):
-        return node.pcie, LinkKind.PCIE, f"a GPU sends over PCIe: {_gbs(node.pcie)}"
+        return _LinkBound(node.pcie, LinkKind.PCIE, f"a GPU sends over PCIe: {_gbs(node.pcie)}")
     if not node.nvlink and node.gpus > 1:
         value = node.pcie * PCIE_SHARE
-        return value, LinkKind.PCIE, f"between GPUs, {PCIE_SHARE:.0%} of the {_gbs(node.pcie)} of PCIe: {_gbs(value)}"
+        text = f"between GPUs, {PCIE_SHARE:.0%} of the {_gbs(node.pcie)} of PCIe: {_gbs(value)}"
+        return _LinkBound(value, LinkKind.PCIE, text)
     ratio = network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0
     value = node.gpus * node.pcie / ratio
-    return value, LinkKind.PCIE, f"{node.gpus} × {_gbs(node.pcie)} of PCIe ÷ {ratio:.4g} = {_gbs(value)}"
+    text = f"{node.gpus} × {_gbs(node.pcie)} of PCIe ÷ {ratio:.4g} = {_gbs(value)}"
+    return _LinkBound(value, LinkKind.PCIE, text)
 
 
-def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
+def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_LinkBound]:
     """The bound of the reduction inside a node: the all-reduce of one node, or NVLink for a Tree without NVLS."""
     node_busbw = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
     if node_busbw:
-        return [(node_busbw, LinkKind.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]
+        return [_LinkBound(node_busbw, LinkKind.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]
     if not node.nvlink or algorithm != "Tree":
         return []
     ratio = nvlink_to_busbw_ratio("all_reduce", "Tree", ranks, nodes)
     value = node.nvlink / ratio
     text = f"{_gbs(node.nvlink)} of NVLink; a tree sends {ratio:.4g} × the busbw: {_gbs(value)}"
-    return [(value, LinkKind.NVLINK, text)]
+    return [_LinkBound(value, LinkKind.NVLINK, text)]
 
 
 def _rate_text(node: NodeLinks) -> str:

@@ -16,8 +16,9 @@ _SHARE = Field(gt=0, lt=1)
 class NetworkLimit(Frozen):
     """The limits of some operations on ``nodes`` to ``max_nodes`` nodes, as shares of the bound of the network.
 
-    ``fail_below`` and ``warn_below`` are the shares. ``setting``: an NCCL variable that the share depends on; with
-    another value of the variable a low bandwidth is no fault.
+    ``fail_below`` and ``warn_below`` are the shares. ``min_size``: the smallest buffer size to which they apply.
+    ``setting``: an NCCL variable that the share depends on; with another value of the variable a low bandwidth is no
+    fault.
     """
 
     operations: tuple[str, ...] = Field(min_length=1)

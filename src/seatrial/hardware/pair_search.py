@@ -42,6 +42,8 @@ MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concu
 # Limits in standard deviations: for a suspect, and for a fault after the repetition. With noise of 1 %, a limit of 2.2
 # misses 1 in 400 paths that are slow by 5 %; the repetition clears those that are slow by chance.
 _SUSPECT_Z, _FAULT_Z = 2.2, 3.0
+# Shares of ``Limits.log_deficit`` from which a node or a path is a suspect: the repetition uses the whole deficit
+_NODE_SHARE, _PATH_SHARE = 2 / 3, 1 / 2
 _MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal values ÷ standard deviation of their mean
 
 
@@ -72,21 +74,21 @@ def pair_search(
     rates: list[PairRate] = []
     for paired in round_robin(len(nodes), rounds):
         rates += yield PairStep("rounds", tuple((nodes[a], nodes[b]) for a, b in paired))
-    first = _FirstRounds(rates, limits)
-    suspects = first.suspect_nodes
+    first_rounds = _FirstRounds(rates, limits)
+    suspects = first_rounds.suspect_nodes
     good = [node for node in nodes if node not in suspects]
     for step in _steps("suspects", _with_partners(suspects, good, REPEATS), good):
         rates += yield step
-    slow_nodes = list(dict.fromkeys(rank.node for rank in _slow_ranks(rates, first)))
-    paths = [pair for pair in first.suspect_paths if not set(slow_nodes) & set(pair)]
+    slow_nodes = list(dict.fromkeys(rank.node for rank in _slow_ranks(rates, first_rounds)))
+    paths = [pair for pair in first_rounds.suspect_paths if not set(slow_nodes) & set(pair)]
     for step in _steps("paths", _disjoint(paths) * PATH_REPEATS, good):
         rates += yield step
-    slow_paths = list(dict.fromkeys(path.pair for path in _slow_paths(rates, first, slow_nodes)))
+    slow_paths = list(dict.fromkeys(path.pair for path in _slow_paths(rates, first_rounds, slow_nodes)))
     unidirectional = _with_partners(slow_nodes, good, REPEATS) + _disjoint(slow_paths) * REPEATS
     for step in _steps("directions", unidirectional, good):
         rates += yield replace(step, unidirectional=True)
         rates += yield replace(step, unidirectional=True, pairs=tuple((second, first) for first, second in step.pairs))
-    return _conclude(rates, first)
+    return _conclude(rates, first_rounds)
 
 
 def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
@@ -96,28 +98,28 @@ def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
     return _conclude(rates, _FirstRounds(rates, limits))
 
 
-def _conclude(rates: Sequence[PairRate], first: _FirstRounds) -> Conclusion:
-    if not first.rails:  # a record without rates
+def _conclude(rates: Sequence[PairRate], first_rounds: _FirstRounds) -> Conclusion:
+    if not first_rounds.rails:  # a record without rates
         return Conclusion(nodes=0, rails=0)
-    ranks = list(_slow_ranks(rates, first))
+    ranks = list(_slow_ranks(rates, first_rounds))
     slow_nodes = {rank.node for rank in ranks}
-    paths = list(_slow_paths(rates, first, slow_nodes))
+    paths = list(_slow_paths(rates, first_rounds, slow_nodes))
     slow_pairs = {path.pair for path in paths}
     healthy = [
-        fmean(rate.gb_s[: first.rails])
-        for rate in first.rates
+        fmean(rate.gb_s[: first_rounds.rails])
+        for rate in first_rounds.rates
         if not slow_nodes & set(rate.pair) and rate.pair not in slow_pairs
     ]
-    directions = _Directions(rates, first, slow_nodes | {node for path in paths for node in path.pair})
+    directions = _Directions(rates, first_rounds, slow_nodes | {node for path in paths for node in path.pair})
     return Conclusion(
-        nodes=len({node for rate in first.rates for node in rate.pair}),
-        rails=first.rails,
+        nodes=len({node for rate in first_rounds.rates for node in rate.pair}),
+        rails=first_rounds.rails,
         ranks=tuple(directions.with_rank_direction(rank) for rank in ranks),
         paths=tuple(directions.with_path_direction(path) for path in paths),
-        slow_rails=first.slow_rails(),
-        suspects=tuple(first.suspect_nodes),
-        noise=max((rail.noise for rail in first.by_rail), default=0.0),
-        healthy_gb_s=median(rail.healthy for rail in first.by_rail) if first.by_rail else 0.0,
+        slow_rails=first_rounds.slow_rails(),
+        suspects=tuple(first_rounds.suspect_nodes),
+        noise=max((rail.noise for rail in first_rounds.by_rail), default=0.0),
+        healthy_gb_s=median(rail.healthy for rail in first_rounds.by_rail) if first_rounds.by_rail else 0.0,
         healthy_pairs=len(healthy),
         healthy_range_gb_s=(min(healthy, default=0.0), max(healthy, default=0.0)),
     )
@@ -129,8 +131,8 @@ class _Rail:
 
     healthy: float
     noise: float
-    nodes: Mapping[str, float]  # suspect → mean log of rate / healthy rate
-    paths: Mapping[Pair, float]  # suspect → log of rate / healthy rate
+    suspect_nodes: Mapping[str, float]  # node → mean log of rate / healthy rate
+    suspect_paths: Mapping[Pair, float]  # pair → log of rate / healthy rate
 
 
 class _FirstRounds:
@@ -142,11 +144,11 @@ class _FirstRounds:
         nodes = dict.fromkeys(node for rate in self.rates for node in (rate.first, rate.second))
         self.rails = min(len(rate.gb_s) for rate in rates) if nodes else 0
         self.by_rail = [
-            _rail({rate.pair: rate.gb_s[rail] for rate in self.rates}, limits) for rail in range(self.rails)
+            _with_suspects({rate.pair: rate.gb_s[rail] for rate in self.rates}, limits) for rail in range(self.rails)
         ]
         max_suspects = (len(nodes) - 1) // 2  # the others are needed as good partners
-        self.suspect_nodes = _lowest(rail.nodes for rail in self.by_rail)[:max_suspects]
-        self.suspect_paths = _lowest(rail.paths for rail in self.by_rail)[:MAX_PATHS]
+        self.suspect_nodes = _lowest(rail.suspect_nodes for rail in self.by_rail)[:max_suspects]
+        self.suspect_paths = _lowest(rail.suspect_paths for rail in self.by_rail)[:MAX_PATHS]
 
     def typical(self, values: Sequence[float]) -> float:
         """The median of repeated rates of a suspect, or of their logs; the highest value with ``use_best``."""
@@ -165,7 +167,7 @@ class _FirstRounds:
         return {rail: -expm1(ratio) for rail, ratio in ratios.items() if ratio < -self.limit(rail, pairs, pairs)}
 
 
-def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
+def _with_suspects(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     """Split the pairs of one rail into healthy and suspect ones, in two passes.
 
     The first pass takes reference and noise from the upper quartile of the rates. Faults hardly change the quartile,
@@ -183,17 +185,20 @@ def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     # The lower one of two estimates: of few values, either may be too high by chance, and slow paths raise pstdev
     noise = max(limits.min_noise * (1 + 2 / len(healthy)), min(deviation(healthy), pstdev(healthy, center)))
     residuals = {pair: residual - center for pair, residual in residuals.items()}
-    below = -max(limits.log_deficit / 2, _SUSPECT_Z * noise)
+    path_limit = -max(limits.log_deficit * _PATH_SHARE, _SUSPECT_Z * noise)
     return _Rail(
         healthy=quartile * exp(center),
         noise=noise,
-        nodes=_slow_nodes(residuals, noise, limits),
-        paths={pair: residual for pair, residual in residuals.items() if residual < below},
+        suspect_nodes=_slow_nodes(residuals, noise, limits),
+        suspect_paths={pair: residual for pair, residual in residuals.items() if residual < path_limit},
     )
 
 
 def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -> dict[str, float]:
-    """Nodes whose pairs are slow on average, slowest first; a slow node's pairs do not count for its partners."""
+    """Node → mean log ratio, for nodes whose pairs are slow on average, the slowest first.
+
+    ``residuals``: log of rate / healthy rate of each pair. The pairs of a slow node do not count for its partners.
+    """
     by_node: dict[str, dict[Pair, float]] = {}
     for pair, residual in residuals.items():
         for node in pair:
@@ -202,10 +207,10 @@ def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -
     scores = {node: fmean(pairs.values()) for node, pairs in by_node.items()}
     while scores:
         node = min(scores, key=scores.__getitem__)
-        if scores[node] > -max(limits.log_deficit * 2 / 3, _SUSPECT_Z * noise / sqrt(len(by_node[node]))):
-            # The other nodes have a higher mean, but may have more pairs
+        if scores[node] > -max(limits.log_deficit * _NODE_SHARE, _SUSPECT_Z * noise / sqrt(len(by_node[node]))):
+            # The other nodes have a higher mean, but may have more pairs, for which a smaller deficit is significant
             del scores[node]
-            if not scores or min(scores.values()) > -limits.log_deficit * 2 / 3:
+            if not scores or min(scores.values()) > -limits.log_deficit * _NODE_SHARE:
                 return slow
             continue
         slow[node] = scores.pop(node)
@@ -230,7 +235,10 @@ def _lowest(by_rail: Iterable[Mapping[Key, float]]) -> list[Key]:
 
 
 def _with_partners(suspects: Sequence[str], good: Sequence[str], count: int) -> list[list[Pair]]:
-    """``count`` steps in which each suspect has a good partner, another one in each step; needs more good nodes."""
+    """``count`` steps in which each suspect has a good partner, a different one in each step.
+
+    Needs more good nodes than suspects, so that the pairs of a step are disjoint.
+    """
     return [
         [(node, good[(index + step) % len(good)]) for index, node in enumerate(suspects)]
         for step in range(count if suspects else 0)
@@ -262,24 +270,26 @@ def _steps(stage: Stage, steps: Sequence[Sequence[Pair]], good: Sequence[str]) -
         yield PairStep(stage, ((good[0], good[1]),))
 
 
-def _slow_ranks(rates: Sequence[PairRate], first: _FirstRounds) -> Iterator[SlowRank]:
-    suspects = set(first.suspect_nodes)
+def _slow_ranks(rates: Sequence[PairRate], first_rounds: _FirstRounds) -> Iterator[SlowRank]:
+    suspects = set(first_rounds.suspect_nodes)
     repeated = [rate for rate in rates if rate.stage == "suspects"]
     controls = [rate for rate in repeated if not suspects & set(rate.pair)]
-    for node in first.suspect_nodes:
-        first_rates = [rate for rate in first.rates if suspects & set(rate.pair) == {node}]
+    for node in first_rounds.suspect_nodes:
+        first_rates = [rate for rate in first_rounds.rates if suspects & set(rate.pair) == {node}]
         node_rates = [rate for rate in repeated if node in rate.pair]
-        for rail, deficits in _confirmed_rails(first_rates, node_rates, controls, first):
+        for rail, deficits in _confirmed_rails(first_rates, node_rates, controls, first_rounds):
             yield SlowRank(node, rail, deficits)
 
 
-def _slow_paths(rates: Sequence[PairRate], first: _FirstRounds, slow_nodes: Collection[str]) -> Iterator[SlowPath]:
-    paths = [pair for pair in first.suspect_paths if not set(slow_nodes) & set(pair)]
+def _slow_paths(
+    rates: Sequence[PairRate], first_rounds: _FirstRounds, slow_nodes: Collection[str]
+) -> Iterator[SlowPath]:
+    paths = [pair for pair in first_rounds.suspect_paths if not set(slow_nodes) & set(pair)]
     repeated = [rate for rate in rates if rate.stage == "paths"]
     controls = [rate for rate in repeated if rate.pair not in set(paths)]
-    first_rates, repeated_rates = _by_pair(first.rates), _by_pair(repeated)
+    first_rates, repeated_rates = _by_pair(first_rounds.rates), _by_pair(repeated)
     for pair in paths:
-        confirmed = _confirmed_rails(first_rates.get(pair, []), repeated_rates.get(pair, []), controls, first)
+        confirmed = _confirmed_rails(first_rates.get(pair, []), repeated_rates.get(pair, []), controls, first_rounds)
         for rail, deficits in confirmed:
             yield SlowPath(pair, rail, deficits)
 
@@ -292,27 +302,34 @@ def _by_pair(rates: Iterable[PairRate]) -> dict[Pair, list[PairRate]]:
 
 
 def _confirmed_rails(
-    first_rates: Sequence[PairRate], repeated: Sequence[PairRate], controls: Sequence[PairRate], first: _FirstRounds
+    first_rates: Sequence[PairRate],
+    repeated: Sequence[PairRate],
+    controls: Sequence[PairRate],
+    first_rounds: _FirstRounds,
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
     """The rails on which a suspect is slow, with the deficits of the repetitions; none without repetitions.
 
     ``first_rates``: the rates of the suspect in the first rounds; they count too, except with ``use_best``.
     """
-    for rail in range(first.rails if repeated else 0):
-        healthy = first.by_rail[rail].healthy
+    for rail in range(first_rounds.rails if repeated else 0):
+        healthy = first_rounds.by_rail[rail].healthy
         reference = median(rate.gb_s[rail] for rate in controls) if controls else healthy
         repeated_ratios = [log_ratio(rate.gb_s[rail], reference) for rate in repeated]
-        first_ratios = [] if first.limits.use_best else [log_ratio(rate.gb_s[rail], healthy) for rate in first_rates]
-        limit = first.limit(rail, len(first_ratios) + len(repeated_ratios), len(controls) or len(first.rates))
-        if max(first.typical([*first_ratios, *repeated_ratios]), first.typical(repeated_ratios)) < -limit:
+        first_ratios = (
+            [] if first_rounds.limits.use_best else [log_ratio(rate.gb_s[rail], healthy) for rate in first_rates]
+        )
+        limit = first_rounds.limit(
+            rail, len(first_ratios) + len(repeated_ratios), len(controls) or len(first_rounds.rates)
+        )
+        if max(first_rounds.typical([*first_ratios, *repeated_ratios]), first_rounds.typical(repeated_ratios)) < -limit:
             yield rail, tuple(-expm1(ratio) for ratio in repeated_ratios)
 
 
 class _Directions:
     """The direction in which slow ranks and paths are slow, from rates of one direction at a time."""
 
-    def __init__(self, rates: Sequence[PairRate], first: _FirstRounds, slow: Collection[str]) -> None:
-        self._first = first
+    def __init__(self, rates: Sequence[PairRate], first_rounds: _FirstRounds, slow: Collection[str]) -> None:
+        self._first_rounds = first_rounds
         self._rates = [rate for rate in rates if rate.stage == "directions"]
         self._controls = [rate for rate in self._rates if not set(slow) & set(rate.pair)]
 
@@ -331,10 +348,10 @@ class _Directions:
         """Without control pairs the faster direction is the reference, so that only one direction can be slow."""
         if not sent or not received:
             return None
-        sent_rate, received_rate = self._first.typical(sent), self._first.typical(received)
+        sent_rate, received_rate = self._first_rounds.typical(sent), self._first_rounds.typical(received)
         controls = [rate.gb_s[rail] for rate in self._controls]
         reference = median(controls) if controls else max(sent_rate, received_rate)
-        limit = -self._first.limit(rail, len(sent), len(controls))
+        limit = -self._first_rounds.limit(rail, len(sent), len(controls))
         if log_ratio(sent_rate, reference) < limit:
             return "both" if log_ratio(received_rate, reference) < limit else "sends"
         return "receives" if log_ratio(received_rate, reference) < limit else None

@@ -191,8 +191,8 @@ class References:
         model has one. Results are cached, since thousands of GPUs share a value.
         """
         gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
-        hashable = type(gpu) is str and type(ranks) is int and type(nodes) is int
-        cache_key = (key, gpu, ranks, nodes) if hashable else (key, repr(gpu), repr(ranks), repr(nodes))
+        is_valid = type(gpu) is str and type(ranks) is int and type(nodes) is int  # other values may not be hashable
+        cache_key = (key, gpu, ranks, nodes) if is_valid else (key, repr(gpu), repr(ranks), repr(nodes))
         if (reference := self._cache.get(cache_key)) is None:
             reference = self._cache[cache_key] = self._site_or_sku_reference(key, facts)
         return reference
@@ -202,13 +202,15 @@ class References:
 
         For several nodes, the bound of the network replaces a missing value of the SKU.
         """
-        first = self.find(key, facts, NO_PEERS, "")
-        if isinstance(first, str):
+        reference = self.find(key, facts, NO_PEERS, "")
+        if isinstance(reference, str):
             return ()
-        if first.kind is not BasisKind.SITE or (self.site and self.site.override):
-            return (first,)
+        if reference.kind is not BasisKind.SITE or (self.site and self.site.override):
+            return (reference,)
         published = self.without_site.find(key, facts, NO_PEERS, "")
-        return (first, published) if isinstance(published, Reference) and published.unit == first.unit else (first,)
+        if isinstance(published, Reference) and published.unit == reference.unit:
+            return (reference, published)
+        return (reference,)
 
     @cached_property
     def without_site(self) -> References:

@@ -51,15 +51,16 @@ def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
         reference = healthy if slow_both else healthy_unidirectional
         deficits = tuple(-expm1(log_ratio(rate.gb_s[rail], reference)) for rate in slow.rates)
         paths.append(SlowPath(pair, rail, deficits, _direction(slow_sent, slow_received)))
-    good = [rate for rail, rate in enumerate(both.typical) if rail not in {path.rail for path in paths}]
+    slow_rails = {path.rail for path in paths}
+    healthy_rates = [rate for rail, rate in enumerate(both.typical) if rail not in slow_rails]
     return Conclusion(
         nodes=2,
         rails=rails,
         paths=tuple(paths),
         noise=noise,
-        healthy_gb_s=median(good) if good else healthy,
-        healthy_pairs=len(good),
-        healthy_range_gb_s=(min(good, default=healthy), max(good, default=healthy)),
+        healthy_gb_s=median(healthy_rates) if healthy_rates else healthy,
+        healthy_pairs=len(healthy_rates),
+        healthy_range_gb_s=(min(healthy_rates, default=healthy), max(healthy_rates, default=healthy)),
     )
 
 
@@ -74,6 +75,7 @@ class _Rates:
         self.noise = pstdev(ratios) if len(ratios) > 1 and not limits.use_best else 0.0
 
     def is_slow(self, rail: int, reference: float, limit: float) -> bool:
+        """Whether the rail is slower than ``reference`` (GB/s) by more than ``limit`` on the scale of ``log_ratio``."""
         return log_ratio(self.typical[rail], reference) < -limit
 
 

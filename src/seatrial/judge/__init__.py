@@ -52,31 +52,32 @@ def judge(
         by_check.setdefault(measurement.check, []).append(measurement)
     plan = RecordedPlan(config, jobs, by_check)
     verdicts: list[Verdict] = []
-    for name, setting in config.checks.items():
+    for name, settings in config.checks.items():
         if name in excluded_checks:
             reasons, detail = (Reason.EXCLUDED,), excluded_checks[name]
             verdicts.append(Verdict(name, CLUSTER, Outcome.SKIP, reasons=reasons, detail=detail))
         elif name not in checks:
             verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
         else:
-            check, first = checks[name], by_check.get(name, ())
-            judges = _judges(check, setting, config.name, references)
-            verdicts += coverage_errors(check, plan, first)
-            verdicts += unevaluated_thresholds(name, setting, first, config.name)
-            verdicts += error_counters.verdicts(check, first)
-            verdicts += values_above_peak(check, first, references)
+            check, measured = checks[name], by_check.get(name, ())
+            judges = _judges(check, settings, config.name, references)
+            verdicts += coverage_errors(check, plan, measured)
+            verdicts += unevaluated_thresholds(name, settings, measured, config.name)
+            verdicts += error_counters.verdicts(check, measured)
+            verdicts += values_above_peak(check, measured, references)
             verdicts += unexpected_rdma(check, config, trial_links)
             if retries is None:
-                verdicts += (verdict for judge_measurements in judges for verdict in judge_measurements(first))
+                for judge_measurements in judges:
+                    verdicts += judge_measurements(measured)
                 continue
             check_retries = [measurement for measurement in retries if measurement.check == name]
-            verdicts += retry_errors(name, first, check_retries)
+            verdicts += retry_errors(name, measured, check_retries)
             for judge_measurements in judges:
-                verdicts += retry.combined_verdicts(check, first, check_retries, judge_measurements)
+                verdicts += retry.combined_verdicts(check, measured, check_retries, judge_measurements)
             verdicts += error_counters.verdicts(check, check_retries)
             verdicts += values_above_peak(check, check_retries, references)
-    retried = (measurement.check for measurement in retries or ())
-    verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried)
+    retried_checks = (measurement.check for measurement in retries or ())
+    verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried_checks)
     return tuple(with_remedies(verdicts))
 
 
@@ -95,29 +96,28 @@ def checks_to_retry(
     references = select_references(
         links.read(measurements, checks), site, cpu_only=_is_cpu_only(config), tcp=tcp_fabric(config)
     )
-    failures_by_check: dict[str, str] = {}
-    for name, setting in config.checks.items():
+    summary_by_check: dict[str, str] = {}
+    for name, settings in config.checks.items():
         first = [measurement for measurement in measurements if measurement.check == name]
         if name not in checks or not first or any(measurement.error for measurement in first):
             continue
         rounds = [first, *retry.complete_retries(first, [each for each in retries if each.check == name])]
-        if len(rounds) != retry_number:
+        if len(rounds) != retry_number:  # the first retry needs one complete measurement, the second retry needs two
             continue
-        if failures := [
-            verdict.summary
-            for judge_measurements in _judges(checks[name], setting, config.name, references)
-            for verdict in retry.verdicts_to_retry(checks[name], rounds, judge_measurements)
-        ]:
-            others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-            failures_by_check[name] = failures[0] + others
-    return failures_by_check
+        bad_verdicts: list[Verdict] = []
+        for judge_measurements in _judges(checks[name], settings, config.name, references):
+            bad_verdicts += retry.verdicts_to_retry(checks[name], rounds, judge_measurements)
+        if bad_verdicts:
+            others = f", and {len(bad_verdicts) - 1} more" if len(bad_verdicts) > 1 else ""
+            summary_by_check[name] = bad_verdicts[0].summary + others
+    return summary_by_check
 
 
 def _is_cpu_only(config: Config) -> bool:
     return config.cluster.gpus_per_node == 0
 
 
-def _judges(check: Check, setting: CheckSettings, trial: str, references: References) -> list[retry.Judge]:
+def _judges(check: Check, settings: CheckSettings, trial: str, references: References) -> list[retry.Judge]:
     """Functions that judge measurements: by the rules of the check, and by the thresholds of the trial if it has any.
 
     They are separate, since a rule and a threshold may judge the same metric, and the verdicts on a measurement and its
@@ -126,23 +126,23 @@ def _judges(check: Check, setting: CheckSettings, trial: str, references: Refere
     judge_measurements = partial(
         judge_check,
         check,
-        expect=setting.expect,
+        expect=settings.expect,
         trial=trial,
         references=references,
-        override=setting.override,
-        options=setting.options,
+        override=settings.override,
+        options=settings.options,
     )
-    if not setting.expect:
+    if not settings.expect:
         return [judge_measurements]
-    # Both functions judge the first measurements: their verdicts are computed once
+    # Both functions judge the first measurements, with which the first call is made: their verdicts are computed once
     cached: list[tuple[Sequence[Measurement], list[Verdict]]] = []
 
     def verdicts_of(by_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
-        if cached and cached[0][0] is measurements:
-            verdicts = cached[0][1]
-        else:
+        if not cached:
+            cached.append((measurements, judge_measurements(measurements)))
+        cached_measurements, verdicts = cached[0]
+        if measurements is not cached_measurements:
             verdicts = judge_measurements(measurements)
-            cached.extend([] if cached else [(measurements, verdicts)])
         return [verdict for verdict in verdicts if _uses_trial_threshold(verdict) is by_trial]
 
     return [partial(verdicts_of, False), partial(verdicts_of, True)]

@@ -35,19 +35,25 @@ def invalid_fact(required: Mapping[str, str], declared: RuleFacts, group: Measur
 
 
 def invalid_shape(check: Check, lookup: MetricLookup, group: MeasurementGroup) -> str:
-    """The first of SHAPE_FACTS that cannot select a reference value for the group, as text; empty if there is none."""
+    """The first shape fact (gpu, world_size, nodes) with an invalid value, as text; empty if all are valid.
+
+    Shape facts select a reference value. For a collective, the numbers must be those of the measured ranks and nodes.
+    """
     if group.failed:
         return ""
     if group.invalid_shape or lookup.bounded_by != COLLECTIVE or not any(group.ranks_and_nodes):
         return group.invalid_shape
-    ranks, nodes = group.ranks_and_nodes
-    expected = dict(zip(("world_size", "nodes"), metric_shape(check, lookup, ranks, nodes), strict=True))
+    world_size, nodes = metric_shape(check, lookup, *group.ranks_and_nodes)
+    expected = {"world_size": world_size, "nodes": nodes}
     wrong = next((name for name, count in expected.items() if group.facts[name] != count), "")
     return fact_text(wrong, group.facts, f"{expected[wrong]}, as measured") if wrong else ""
 
 
 def unmet_condition(name: str, required: str, fact: RuleFact, value: str) -> tuple[Outcome, str]:
-    """The outcome and its reason for a rule that needs ``required`` while the fact ``name`` has another ``value``."""
+    """The outcome and its reason for a rule that needs ``required`` while the fact ``name`` has another ``value``.
+
+    ``value`` may end with the reason: ``permission_denied: dmesg is restricted``.
+    """
     state, _, reason = value.partition(": ")
     outcomes = {NOT_SUPPORTED: fact.not_supported, PERMISSION_DENIED: fact.permission_denied}
     if not reason or state not in ("no", *outcomes):
@@ -79,8 +85,12 @@ class PeerApplicability:
         if not group.is_per_gpu or any(self._declared[name].varies_by_device for name in mismatched):
             return ""
         model = _device_model(group.facts)
-        gpu_subjects = (subject for (gpu, _), subject in self._subject_by_model.items() if gpu and not model[0])
-        return self._subject_by_model.get(model) or next(gpu_subjects, "")
+        if model in self._subject_by_model:
+            return self._subject_by_model[model]
+        if gpu_model(group.facts):
+            return ""
+        gpu_subjects = (subject for (gpu, _), subject in self._subject_by_model.items() if gpu)
+        return next(gpu_subjects, "")
 
 
 def _device_model(facts: Mapping[str, JsonValue]) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, filterfalse, islice
 from operator import attrgetter
 
@@ -19,7 +19,6 @@ from seatrial.model import (
     BasisKind,
     Job,
     Measurement,
-    Metric,
     Outcome,
     Reason,
     Scope,
@@ -29,7 +28,6 @@ from seatrial.util.text import and_more
 
 _MAX_NAMED = 8  # subjects listed in one message
 _PLACEMENTS = {Scope.CONTROL: "control", Scope.NODE: "nodes", Scope.GPU: "ranks", Scope.CLUSTER: "ranks"}
-_METRIC_SUBJECT: Callable[[Metric], str] = attrgetter("subject")
 
 
 def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[Verdict]:
@@ -60,8 +58,10 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
 def retry_errors(check: str, first: Sequence[Measurement], retries: Sequence[Measurement]) -> Iterator[Verdict]:
     """An ERROR if a retry measured subjects that the first measurement did not measure."""
     subjects = subject_names(first)
-    if others := sorted({item.subject for item in retries if not item.error and item.subject not in subjects}):
-        detail = f"retried on {and_more(others, _MAX_NAMED)}, which the first measurement did not measure"
+    new_subjects = {item.subject for item in retries if not item.error and item.subject not in subjects}
+    if new_subjects:
+        names = and_more(sorted(new_subjects), _MAX_NAMED)
+        detail = f"retried on {names}, which the first measurement did not measure"
         yield _error(check, Reason.PLAN_MISMATCH, detail)
 
 
@@ -91,20 +91,20 @@ def unplanned_checks(
 
 
 def unevaluated_thresholds(
-    check: str, setting: CheckSettings, measured: Sequence[Measurement], trial: str
+    check: str, settings: CheckSettings, measured: Sequence[Measurement], trial: str
 ) -> Iterator[Verdict]:
     """A verdict on each threshold of the trial for a skipped check: ERROR, or SKIP with ``may_skip``."""
     if not measured or not all(measurement.skipped for measurement in measured):
         return
-    for metric, threshold in setting.expect.items():
+    for metric, threshold in settings.expect.items():
         yield Verdict(
             check=check,
             subject=CLUSTER,
             metric=metric,
-            outcome=Outcome.SKIP if setting.may_skip else Outcome.ERROR,
+            outcome=Outcome.SKIP if settings.may_skip else Outcome.ERROR,
             reasons=(Reason.THRESHOLD_NOT_EVALUATED,),
             detail=measured[0].skipped or "",
-            fix="" if setting.may_skip else f"To allow skipping this check: --set checks.{check}.may_skip=true",
+            fix="" if settings.may_skip else f"To allow skipping this check: --set checks.{check}.may_skip=true",
             basis=Basis(BasisKind.TRIAL, trial, threshold.value, threshold.unit, threshold.op),
         )
 
@@ -114,23 +114,25 @@ def _error(check: str, reason: Reason, detail: str) -> Verdict:
 
 
 def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
-    subjects = {measurement.rank: measurement.subject for measurement in measured}
+    """At most one error, if the planned ranks were not each measured once on a subject of their own."""
+    subject_by_rank = {measurement.rank: measurement.subject for measurement in measured}
     planned = range(job.process_count)
-    if missing := job.process_count - sum(rank in planned for rank in subjects):
+    if missing := job.process_count - sum(rank in planned for rank in subject_by_rank):
         # not a set of all ranks, since a damaged record may plan any number of them
-        ranks = [str(rank) for rank in islice(filterfalse(subjects.__contains__, planned), _MAX_NAMED)]
+        ranks = [str(rank) for rank in islice(filterfalse(subject_by_rank.__contains__, planned), _MAX_NAMED)]
         others = f" and {missing - len(ranks)} more" if missing > len(ranks) else ""
         yield f"no measurement of {missing} of {job.process_count} ranks: {', '.join(ranks)}{others}"
         return
     if len(measured) > job.process_count:
         yield f"{len(measured)} measurements of {job.process_count} ranks: expected one of each rank"
         return
-    ranks_by_node = Counter(subject.partition("/")[0] for subject in subjects.values())
+    subjects = list(subject_by_rank.values())
+    ranks_by_node = Counter(subject.partition("/")[0] for subject in subjects)
     if len(ranks_by_node) != job.nodes:
         yield f"expected {job.nodes} nodes, measured {len(ranks_by_node)}: {', '.join(sorted(ranks_by_node))}"
         return
-    if len(set(subjects.values())) < len(subjects):
-        duplicates = [subject for subject, count in Counter(subjects.values()).items() if count > 1]
+    if len(set(subjects)) < len(subjects):
+        duplicates = [subject for subject, count in Counter(subjects).items() if count > 1]
         names = and_more(duplicates, _MAX_NAMED)
         yield f"expected {job.process_count} different subjects, but several ranks used {names}"
     elif uneven := [node for node, count in ranks_by_node.items() if count != job.ranks_per_node]:
@@ -162,8 +164,8 @@ def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement
         if others := nodes - plan.nodes:
             yield f"measured on {', '.join(sorted(others))}, but {plan.nodes_check} on other nodes"
     elif nodes != plan.nodes:
-        first = ", ".join(sorted(plan.nodes))
-        yield f"measured on {', '.join(sorted(nodes))}, but {plan.nodes_check} on other nodes: {first}"
+        names = ", ".join(sorted(plan.nodes))
+        yield f"measured on {', '.join(sorted(nodes))}, but {plan.nodes_check} on other nodes: {names}"
     elif job.placement == "ranks" and (others := subjects ^ plan.ranks):
         names = and_more(sorted(others), _MAX_NAMED)
         yield f"not measured on the same ranks as {plan.ranks_check}; only one of both checks has {names}"
@@ -191,7 +193,7 @@ def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Meas
     misplaced: set[str] = set()
     for measurement in measured:
         if measurement.metrics:
-            subjects = set(map(_METRIC_SUBJECT, measurement.metrics))  # fast for a million metrics
+            subjects: set[str] = set(map(attrgetter("subject"), measurement.metrics))  # fast for a million metrics
             subjects.discard(measurement.subject)
             if subjects:
                 subjects.difference_update(_ports(plan, measurement))
@@ -204,8 +206,9 @@ def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Meas
 
 def _ports(plan: RecordedPlan, measurement: Measurement) -> Iterator[str]:
     """The subjects of the RDMA ports in the fact PORTS_USED, for the nodes of the plan."""
-    ports = common_fact(measurement.facts, PORTS_USED) or {}
-    return (f"{node}/{name}" for node, names in ports.items() if node in plan.nodes for name in names)
+    ports_by_node = common_fact(measurement.facts, PORTS_USED) or {}
+    for node in ports_by_node.keys() & plan.nodes:
+        yield from (f"{node}/{port}" for port in ports_by_node[node])
 
 
 def _may_have_metrics(check: Check, plan: RecordedPlan, measurement: Measurement, subject: str) -> bool:

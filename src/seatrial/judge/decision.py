@@ -50,7 +50,7 @@ def decide(
     """
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None
-    if failed := sorted(name for name, of_check in outcomes.items() if Outcome.FAIL in of_check):
+    if failed := sorted(name for name, check_outcomes in outcomes.items() if Outcome.FAIL in check_outcomes):
         names = ", ".join(_failed_checks(failed, verdicts))
         value = DecisionValue.REJECTED
         reason = "; ".join(filter(None, [f"{plural(len(failed), 'check')} failed: {names}", untested_nodes]))
@@ -101,13 +101,15 @@ def _families(check: Check, recorded: Iterable[str], evaluated: Set[tuple[str, s
     for pattern in check.performance_metrics:  # in order of importance
         for metric in sorted(metric for metric in recorded if fnmatchcase(metric, pattern)):
             members = families.setdefault(metric.partition(".")[0], [])
-            members += [metric] if metric not in members else []
+            if metric not in members:
+                members.append(metric)
     for family, members in families.items():
-        with_verdict = [metric.partition(".")[2] for metric in members if (check.name, metric) in evaluated]
-        if len(members) == len(with_verdict) + 1:
-            yield next(metric for metric in members if (check.name, metric) not in evaluated)
-        elif len(members) > len(with_verdict):
-            yield f"{family}.*" + (f" other than {' '.join(with_verdict)}" if with_verdict else "")
+        not_evaluated = [metric for metric in members if (check.name, metric) not in evaluated]
+        evaluated_sizes = [metric.partition(".")[2] for metric in members if metric not in not_evaluated]
+        if len(not_evaluated) == 1:
+            yield not_evaluated[0]
+        elif not_evaluated:
+            yield f"{family}.*" + (f" other than {' '.join(evaluated_sizes)}" if evaluated_sizes else "")
 
 
 def _outcomes_by_check(verdicts: Sequence[Verdict]) -> Outcomes:
@@ -142,9 +144,13 @@ def _missing_results(
     outcomes = _outcomes_by_check(verdicts)
     not_measured = {verdict.check for verdict in verdicts if Reason.NOT_MEASURED in verdict.reasons}
     needed = [name for name, is_required in required.items() if is_required]
-    by_check = {name: outcomes.get(name, set()) for name in needed}
-    not_good = [name for name in by_check if name not in excluded_checks and worst(by_check[name]) not in _GOOD]
-    reasons = [f"{name} is {worst(by_check[name])}" for name in not_good if name not in not_measured]
+    needed_outcomes = {name: outcomes.get(name, set()) for name in needed}
+    worst_by_check = {name: worst(check_outcomes) for name, check_outcomes in needed_outcomes.items()}
+    reasons = [
+        f"{name} is {outcome}"
+        for name, outcome in worst_by_check.items()
+        if outcome not in _GOOD and name not in excluded_checks and name not in not_measured
+    ]
     missing = [name for name in needed if name in not_measured]
     if missing and len(missing) < len(needed):  # if all are missing, the last reason says so
         reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
@@ -155,7 +161,7 @@ def _missing_results(
     # checks that the record has, but its configuration does not
     unplanned = sorted(outcomes.keys() - required.keys())
     reasons += [f"{name} is {worst(outcomes[name])}" for name in unplanned if worst(outcomes[name]) not in _GOOD]
-    if not any(outcome in (Outcome.PASS, Outcome.WARN) for of_check in by_check.values() for outcome in of_check):
+    if all(check_outcomes.isdisjoint((Outcome.PASS, Outcome.WARN)) for check_outcomes in needed_outcomes.values()):
         reasons.append("no required check was measured")
     return reasons
 

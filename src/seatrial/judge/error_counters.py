@@ -35,11 +35,8 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
 
     If the check itself has an error, only increases and malformed facts are reported.
     """
-    problems = [
-        (measurement, fact)
-        for measurement in measured
-        if not _is_healthy(fact := measurement.facts.get(ERROR_COUNTERS))
-    ]
+    facts = ((measurement, measurement.facts.get(ERROR_COUNTERS)) for measurement in measured)
+    problems = [(measurement, fact) for measurement, fact in facts if not _is_healthy(fact)]
     no_error = not problems or not any(measurement.error for measurement in measured)
     required = no_error and check.reads_error_counters
     unavailable: dict[str, dict[str, None]] = {}  # reason → counters
@@ -85,6 +82,7 @@ def _counters_read(fact: Mapping[str, Any]) -> int:
 def _subject_verdicts(
     check: str, measurement: Measurement, fact: Any, no_error: bool, unavailable: dict[str, dict[str, None]]
 ) -> Iterator[Verdict]:
+    """The verdicts on the counters of one GPU. Adds counters without a value to ``unavailable``: reason → counters."""
     count, subject = _counters_read(fact), measurement.subject
     yield from _increase_verdicts(check, measurement, fact)
     for xid in dict.fromkeys(fact.get("xids", ())):
@@ -170,7 +168,7 @@ class _CheckSummary:
         self.all_readable = True
 
     def add(self, subject: str, fact: Any) -> None:
-        """Add the fact of one GPU; a malformed fact has a verdict and is ignored here."""
+        """Add the fact of one GPU. Malformed parts of it are left out here, since the fact then has a verdict."""
         try:
             self.counts.add(_counters_read(fact))
             self.gpus += 1

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from itertools import combinations, permutations
-from typing import Annotated, Any
+from itertools import chain, combinations, permutations
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, JsonValue, StrictInt, TypeAdapter, ValidationError
 
@@ -35,14 +35,23 @@ _HASHABLE = (str, int, type(None))
 _MAX_VALUE_CHARS = 80  # longer values of facts are truncated in messages
 _Text = Annotated[str, Field(min_length=1)]
 _TEXT_BY_NAME: TypeAdapter[Any] = TypeAdapter(dict[str, _Text])
-# Facts that any check may record → their type, and the type as text
-_COMMON_FACTS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
-    EXEMPT: (TypeAdapter(dict[str, _Text | dict[str, _Text]]), "reasons by subject, or by subject and metric"),
-    NOT_REPORTED: (_TEXT_BY_NAME, "reasons by metric"),
-    NOT_REQUESTED: (_TEXT_BY_NAME, "reasons by metric"),
-    JUDGED_INSTEAD: (_TEXT_BY_NAME, "for each size that was not timed, the size that is judged instead"),
-    GPUS_USED: (TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
-    PORTS_USED: (TypeAdapter(dict[str, list[_Text]]), "names of RDMA ports by node"),
+
+
+class _FactType(NamedTuple):
+    """The type of a fact, and its description for messages."""
+
+    adapter: TypeAdapter[Any]
+    text: str
+
+
+# Facts that any check may record → their type
+_COMMON_FACTS: Mapping[str, _FactType] = {
+    EXEMPT: _FactType(TypeAdapter(dict[str, _Text | dict[str, _Text]]), "reasons by subject, or by subject and metric"),
+    NOT_REPORTED: _FactType(_TEXT_BY_NAME, "reasons by metric"),
+    NOT_REQUESTED: _FactType(_TEXT_BY_NAME, "reasons by metric"),
+    JUDGED_INSTEAD: _FactType(_TEXT_BY_NAME, "for each size that was not timed, the size that is judged instead"),
+    GPUS_USED: _FactType(TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
+    PORTS_USED: _FactType(TypeAdapter(dict[str, list[_Text]]), "names of RDMA ports by node"),
 }
 
 
@@ -88,7 +97,7 @@ class MeasurementGroup:
 
     @cached_property
     def invalid_shape(self) -> str:
-        """A message on the first missing or invalid fact of those that select a reference value; else empty."""
+        """A message on the first shape fact that is missing or invalid; empty if all are valid."""
         for name in self._shape_facts:
             value = self.facts.get(name)
             is_model = name == self._shape_facts[0]
@@ -181,7 +190,7 @@ class PeerGroups:
     def __init__(self) -> None:
         # GPU model → node → values
         self._values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        self._groups: dict[tuple[str, str], PeerGroup] = {}
+        self._groups: dict[tuple[str, str], PeerGroup] = {}  # (GPU model, node) → group; empty node: all nodes
 
     def add(self, model: str, subject: str, value: float) -> None:
         self._values[model][subject.partition("/")[0]].append(value)
@@ -193,8 +202,7 @@ class PeerGroups:
         nodes = self._values.get(model, {})
         if len(nodes) == 2:
             return self.node_peer_group(model, subject)
-        values = tuple(value for node_values in nodes.values() for value in node_values)
-        group = self._groups[model, ""] = PeerGroup(model, values)
+        group = self._groups[model, ""] = PeerGroup(model, tuple(chain.from_iterable(nodes.values())))
         return group
 
     def node_peer_group(self, model: str, subject: str) -> PeerGroup:
@@ -219,7 +227,7 @@ def peer_groups(names: Sequence[str], measured: Sequence[MeasurementGroup]) -> d
 def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:
     """The value of a fact in _COMMON_FACTS; None if it is missing or of another type."""
     try:
-        return _COMMON_FACTS[name][0].validate_python(facts[name]) if name in facts else None
+        return _COMMON_FACTS[name].adapter.validate_python(facts[name]) if name in facts else None
     except ValidationError:
         return None
 
@@ -228,9 +236,9 @@ def invalid_common_facts(facts: Mapping[str, JsonValue]) -> Iterator[str]:
     """The facts in _COMMON_FACTS that have another type, as text."""
     if _COMMON_FACTS.keys().isdisjoint(facts):  # true for most ranks: skip the loop
         return
-    for name, (_, expected) in _COMMON_FACTS.items():
+    for name, fact_type in _COMMON_FACTS.items():
         if name in facts and common_fact(facts, name) is None:
-            yield fact_text(name, facts, expected)
+            yield fact_text(name, facts, fact_type.text)
 
 
 def fact_text(name: str, facts: Mapping[str, JsonValue], expected: str) -> str:
@@ -274,7 +282,7 @@ def _disagreement(name: str, measurements: Sequence[Measurement]) -> str:
 
 def _subject_kind(required_per: Mapping[str, SubjectKind], metric: str) -> SubjectKind | None:
     """The kind of subjects that must each have a value of ``metric``; None if no value is required."""
-    return next((kind for family, kind in required_per.items() if fnmatchcase(metric, family)), None)
+    return next((kind for pattern, kind in required_per.items() if fnmatchcase(metric, pattern)), None)
 
 
 def _names_by_node(ranks: Sequence[str]) -> dict[str, list[str]]:

@@ -22,29 +22,29 @@ def achieved_over_peak(
     measurements: Sequence[Measurement], checks: Mapping[str, Check], references: References
 ) -> Iterator[Insight]:
     """One insight per check, GPU model and metric that is bounded by a value of the SKU's spec."""
-    bounds = {
-        name: {metric: line for metric, line in check.bounds.items() if line not in _LINK_BOUNDS}
+    spec_keys = {  # check → metric → key of a SKU's spec
+        name: {metric: bound for metric, bound in check.bounds.items() if bound not in _LINK_BOUNDS}
         for name, check in checks.items()
     }
-    by_model: dict[tuple[str, str, str], list[Metric]] = {}
+    by_model: dict[tuple[str, str, str], list[Metric]] = {}  # (check, GPU model, metric) → the metric of all subjects
     for measurement in measurements:
-        gpu, check_bounds = measurement.facts.get("gpu"), bounds.get(measurement.check)
-        if not check_bounds or not isinstance(gpu, str) or not gpu:
+        gpu, spec_key_by_metric = measurement.facts.get("gpu"), spec_keys.get(measurement.check)
+        if not spec_key_by_metric or not isinstance(gpu, str) or not gpu:
             continue
         for metric in measurement.metrics:
-            if metric.name in check_bounds:
+            if metric.name in spec_key_by_metric:
                 by_model.setdefault((measurement.check, gpu, metric.name), []).append(metric)
     for (check, gpu, name), metrics in by_model.items():
-        yield _insight(check, gpu, metrics, _peak(references, gpu, bounds[check][name], metrics[0].unit))
+        yield _insight(check, gpu, metrics, _peak(references, gpu, spec_keys[check][name], metrics[0].unit))
 
 
-def _peak(references: References, gpu: str, line: str, unit: str) -> Spec | str:
+def _peak(references: References, gpu: str, spec_key: str, unit: str) -> Spec | str:
     """The peak value of the GPU model in ``unit``, or why it is unknown."""
     sku = references.sku(gpu)
     if isinstance(sku, str):
         return sku
-    spec = sku.spec.get(line)
-    return spec if spec and spec.unit == unit else f"the SKU data of {sku.name} have no {line} in {unit}"
+    spec = sku.spec.get(spec_key)
+    return spec if spec and spec.unit == unit else f"the SKU data of {sku.name} have no {spec_key} in {unit}"
 
 
 def _insight(check: str, gpu: str, metrics: Sequence[Metric], peak: Spec | str) -> Insight:
@@ -68,9 +68,10 @@ def _insight(check: str, gpu: str, metrics: Sequence[Metric], peak: Spec | str) 
 
 
 def _measured_text(metrics: Sequence[Metric], peak: float | None = None) -> str:
-    """The value of each of at most two subjects; of more subjects minimum, median and maximum. With shares of ``peak``.
+    """The values of up to two subjects; for more subjects, the minimum, the median and the maximum.
 
-    ``vm/gpu1 315.4 TFLOP/s (31.9 %), vm/gpu0 668.9 TFLOP/s (67.6 %)``
+    With ``peak``, each value has its share of the peak: ``vm/gpu1 315.4 TFLOP/s (31.9 %), vm/gpu0 668.9 TFLOP/s
+    (67.6 %)``.
     """
 
     def text(value: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
@@ -117,26 +118,24 @@ def relative_strictness(threshold: Threshold, check_threshold: Threshold | None)
     """The strictness of a trial's threshold relative to the check's own threshold: 0 to 1.
 
     1: at least as strict, or not comparable. 0: the threshold passes values that the check always fails, or compares in
-    the opposite direction.
+    the opposite direction. Between them: the ratio of both values.
     """
     if check_threshold is None or (check_threshold.unit and threshold.unit and check_threshold.unit != threshold.unit):
         return 1.0
+    required = check_threshold.value
     if check_threshold.op == "==":
-        others = (
-            (0.0, 1.0) if check_threshold.unit == "bool" else (check_threshold.value + 1, check_threshold.value - 1)
-        )
-        bad_values = [value for value in others if value != check_threshold.value and value >= 0]
+        values = (0.0, 1.0) if check_threshold.unit == "bool" else (required + 1, required - 1)
+        bad_values = [value for value in values if value != required and value >= 0]
         return 0.0 if any(threshold.is_met_by(value) for value in bad_values) else 1.0
     if _opposite_comparison(threshold, check_threshold):
         return 0.0
-    weaker, stronger = (
-        (check_threshold.value, threshold.value)
-        if check_threshold.op in ("<", "<=")
-        else (threshold.value, check_threshold.value)
-    )
-    if weaker >= stronger:
+    if check_threshold.op in ("<", "<="):
+        numerator, denominator = required, threshold.value
+    else:
+        numerator, denominator = threshold.value, required
+    if numerator >= denominator:
         return 1.0
-    return max(0.0, weaker / stronger) if stronger > 0 else 0.0
+    return max(0.0, numerator / denominator) if denominator > 0 else 0.0
 
 
 def _opposite_comparison(a: Threshold, b: Threshold) -> bool:
@@ -175,20 +174,20 @@ def threshold_errors(
     config: Config, checks: Mapping[str, Check], gpu: str, gpus: int, references: References
 ) -> Iterator[str]:
     """The invalid thresholds of a trial on nodes with ``gpus`` GPUs of model ``gpu``; an empty model is unknown."""
-    for name, setting in config.checks.items():
-        check = checks.get(name)
-        for metric, threshold in setting.expect.items() if check else ():
-            assert check
+    for name, settings in config.checks.items():
+        if (check := checks.get(name)) is None:
+            continue
+        for metric, threshold in settings.expect.items():
             lookup = metric_lookup(check, metric, reference_key(metric, check.rules))
             unit = declared_unit(metric, check.metrics) or threshold.unit
-            nodes = 1 if check.per_node else config.cluster.nodes
-            ranks, nodes = metric_shape(check, lookup, gpus * nodes, nodes)
+            communicator_nodes = 1 if check.per_node else config.cluster.nodes
+            ranks, nodes = metric_shape(check, lookup, gpus * communicator_nodes, communicator_nodes)
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": nodes}
-            facts |= check.facts_from_options(check.options.model_validate(setting.options))
+            facts |= check.facts_from_options(check.options.model_validate(settings.options))
             error = (
                 threshold_error(threshold, unit, lookup, facts, references)
                 or above_reference(threshold, unit, lookup, facts, references)
-                or (weakened_rule if setting.override else contradicted_rule)(threshold, unit, metric, check.rules)
+                or (weakened_rule if settings.override else contradicted_rule)(threshold, unit, metric, check.rules)
             )
             if error:
                 yield f"checks.{name}.expect.{metric}: {error}"
@@ -252,8 +251,8 @@ def _lax_value_errors(
     if value.nodes > 1 and not value.fabric:
         yield f"{text} is for {value.nodes} nodes, but fabric is missing: set a network class such as roce-8x400"
     expected = _expected_value(lookup, value.unit, facts, replace(references, fabric=value.fabric, _cache={}))
-    if expected and value.value < _UNIT_ERROR_RATIO * expected[0]:
-        yield f"{text} is 1/{expected[0] / value.value:,.0f} of {expected[1]}: check the unit"
+    if expected and value.value < _UNIT_ERROR_RATIO * expected.value:
+        yield f"{text} is 1/{expected.value / value.value:,.0f} of {expected.text}: check the unit"
 
 
 def lax_reference(
@@ -266,23 +265,32 @@ def lax_reference(
     if reference.kind is not BasisKind.SITE:
         return ""
     expected = _expected_value(lookup, reference.unit, facts, references.without_site)
-    ratio = (reference.required or reference.value) / expected[0] if expected else 1.0
-    if not expected or ratio >= LAX_RATIO:
+    if not expected:
         return ""
-    return f"{100 * ratio:.2g}% of {expected[1]}: {undetected_slowdown(ratio)}"
+    ratio = (reference.required or reference.value) / expected.value
+    return "" if ratio >= LAX_RATIO else f"{100 * ratio:.2g}% of {expected.text}: {undetected_slowdown(ratio)}"
+
+
+class _ExpectedValue(NamedTuple):
+    """The value that good hardware reaches at least approximately; ``text`` names it with its origin."""
+
+    value: float
+    text: str
 
 
 def _expected_value(
     lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
-) -> tuple[float, str] | None:
-    """The reference value, or on one node the hardware limit, with its origin as text; None if both are unknown."""
+) -> _ExpectedValue | None:
+    """The reference value in ``unit``, or on one node the hardware limit; None if both are unknown."""
     reference = references.site_or_sku_reference(lookup.reference_key, facts)
     if isinstance(reference, Reference):
-        return (reference.value, reference_text(reference)) if reference.unit == unit else None
+        return _ExpectedValue(reference.value, reference_text(reference)) if reference.unit == unit else None
     if facts.get("nodes") != 1 or not lookup.bounded_by:  # the speed of training is far below its bound
         return None
     bound = hardware_bound(lookup, facts, references)
-    return (bound.value, f"the hardware limit ({bound.derivation})") if bound and bound.unit == unit else None
+    if bound is None or bound.unit != unit:
+        return None
+    return _ExpectedValue(bound.value, f"the hardware limit ({bound.derivation})")
 
 
 def undetected_slowdown(ratio: float) -> str:

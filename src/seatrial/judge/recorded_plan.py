@@ -30,8 +30,9 @@ class RecordedPlan:
         self.nodes_of_ranks = node_names(self.ranks)
         # without GPUs, subjects are named after ranks, counted over all nodes: a job on fewer nodes has other subjects
         self._on_fewer_nodes = self._checks_on_fewer_nodes()
-        others = {subject for name in self._on_fewer_nodes for subject in subject_names(measurements.get(name, ()))}
-        self._all_ranks = self.ranks | {subject for subject in others if "/" in subject}
+        self._all_ranks = set(self.ranks)
+        for name in self._on_fewer_nodes:
+            self._all_ranks |= {subject for subject in subject_names(measurements.get(name, ())) if "/" in subject}
         self._subjects = {CLUSTER} | self.nodes | self._all_ranks
         self._problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
 
@@ -91,8 +92,8 @@ class RecordedPlan:
         """Whether ``subject`` is a pair of nodes, ``n0->n1``, or of ranks of one node, ``n0/gpu0->gpu1``."""
         source, arrow, target = subject.partition("->")
         node, slash, _ = source.rpartition("/")
-        ends = {source, f"{node}{slash}{target}"}
-        return bool(arrow) and len(ends) == 2 and ends <= (self._all_ranks if slash else self.nodes)
+        pair = {source, f"{node}{slash}{target}"}
+        return bool(arrow) and len(pair) == 2 and pair <= (self._all_ranks if slash else self.nodes)
 
     def _is_rail(self, subject: str) -> bool:
         index = subject.removeprefix("rail")

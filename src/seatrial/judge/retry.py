@@ -1,7 +1,8 @@
 """Combines the verdicts on a first measurement and its retries.
 
-A performance metric FAILs if two measurements are bad. If only one of two is bad, a third measurement decides. Without
-a complete retry the first verdict is kept. Other metrics, such as data corruption, FAIL if any measurement fails.
+A performance metric FAILs if two measurements are bad and their samples are conclusive. If only one of two is bad, a
+third measurement decides. Without a complete retry the first verdict is kept. Other metrics, such as data corruption,
+FAIL if any measurement fails.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _GOOD = (Outcome.PASS, Outcome.WARN)
 
 
 def is_bad(verdict: Verdict) -> bool:
-    """Whether the value violates its threshold, conclusively or not."""
+    """Whether the value violates the limit of FAIL, conclusively or not."""
     return verdict.outcome is _FAIL or Reason.INCONCLUSIVE in verdict.reasons
 
 
@@ -75,6 +76,7 @@ def combined_verdicts(
     is_performance, first_verdicts = PerformanceMetrics(check), judge(first)
     if not retries:
         for verdict in first_verdicts:
+            # PASS first: most verdicts are
             if verdict.outcome is _PASS or not (is_bad(verdict) and is_performance[verdict.metric]):
                 yield verdict
             else:
@@ -269,24 +271,32 @@ def _moved_faults(
     first_verdicts: Iterable[Verdict], second: _RetryResult, is_performance: Mapping[str, bool]
 ) -> Iterator[Verdict]:
     """A FAIL of each node on which a metric was bad on different subjects in the two measurements."""
-    bad_second = {key: verdict for key, verdict in second.verdicts.items() if is_bad(verdict)}
-    # (metric, node) → bad verdicts of the first measurement, bad verdicts of the retry
-    bad_verdicts: dict[tuple[str, str], tuple[list[Verdict], list[Verdict]]] = {}
-    for index, verdicts in enumerate((first_verdicts, bad_second.values())):
-        for verdict in verdicts:
-            if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:
-                node = verdict.subject.partition("/")[0]
-                bad_verdicts.setdefault((verdict.metric, node), ([], []))[index].append(verdict)
-    for (_, node), (in_first, in_second) in bad_verdicts.items():
-        if in_first and in_second and not {v.subject for v in in_first} & {v.subject for v in in_second}:
-            bad, elsewhere = in_first[0], in_second[0]
-            assert bad.value is not None
-            assert elsewhere.value is not None
-            yield replace(
-                bad,
-                subject=node,
-                outcome=_FAIL,
-                reasons=(*bad.reasons, Reason.MOVED),
-                evidence=f"{bad.evidence}; {second.label}: {elsewhere.evidence}",
-                retry=Retry(bad.value, elsewhere.value, elsewhere.subject),
-            )
+    bad_first = _bad_by_metric_and_node(first_verdicts, is_performance)
+    bad_second = _bad_by_metric_and_node(second.verdicts.values(), is_performance)
+    for (metric, node), in_first in bad_first.items():
+        in_second = bad_second.get((metric, node), [])
+        if not in_second or {verdict.subject for verdict in in_first} & {verdict.subject for verdict in in_second}:
+            continue
+        bad, elsewhere = in_first[0], in_second[0]
+        assert bad.value is not None
+        assert elsewhere.value is not None
+        yield replace(
+            bad,
+            subject=node,
+            outcome=_FAIL,
+            reasons=(*bad.reasons, Reason.MOVED),
+            evidence=f"{bad.evidence}; {second.label}: {elsewhere.evidence}",
+            retry=Retry(bad.value, elsewhere.value, elsewhere.subject),
+        )
+
+
+def _bad_by_metric_and_node(
+    verdicts: Iterable[Verdict], is_performance: Mapping[str, bool]
+) -> dict[tuple[str, str], list[Verdict]]:
+    """(metric, node) → the bad verdicts on performance metrics of the node's GPUs, ranks and ports."""
+    by_metric_and_node: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:
+            node = verdict.subject.partition("/")[0]
+            by_metric_and_node.setdefault((verdict.metric, node), []).append(verdict)
+    return by_metric_and_node

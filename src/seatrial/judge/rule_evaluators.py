@@ -88,7 +88,7 @@ class RuleEvaluators:
         if metric.value > limit:
             was_skipped = verdict.outcome is _SKIP
             return self._last_evaluator.make(metric, _PASS, basis=basis) if was_skipped else verdict
-        outcome, reasons, interval = violation(metric, limit, limit.__lt__)
+        outcome, reasons, interval = violation(metric, limit, lambda value: value > limit)
         return self._last_evaluator.make(metric, outcome, *reasons, basis=basis, interval=interval)
 
     def _concurrent_limits(self, group: MeasurementGroup) -> dict[str, float]:

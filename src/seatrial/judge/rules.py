@@ -90,14 +90,14 @@ def judge_check(
         changed = _changed_options(rule, check, options or {})
         evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
     fact_names = tuple(dict.fromkeys((*SHAPE_FACTS, check.model_fact, *check.rule_facts)))
-    kinds: dict[Hashable, int] = {}
+    kinds: dict[Hashable, int] = {}  # facts of a group that rules depend on → number of the kind of group
     for group in groups:  # groups are the outer loop, since it is faster to read each of thousands of groups once
         kind = kinds.setdefault((group.failed, group.ranks_and_nodes, group.fact_values(fact_names)), len(kinds))
         for evaluation in evaluations:
             evaluation.add(group, kind)
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
     if expect:  # where a metric is missing, a rule and a threshold on it give the same verdict
-        verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _adds_nothing(verdict, expect)]
+        verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _is_only_missing_reference(verdict, expect)]
     return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,))]
 
 
@@ -118,17 +118,17 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
 def _at_measured_size(rule: Rule, judged_sizes: Mapping[str, str]) -> Rule:
     """The rule; if the network was too slow for its size, the rule for the size that is judged instead."""
     quantity, _, size = rule.metric.rpartition(".")
-    if not (other := judged_sizes.get(size)):
+    if not (judged_size := judged_sizes.get(size)):
         return rule
-    reference = rule.reference and f"{rule.reference.removesuffix(size)}{other}"
-    return rule.model_copy(update={"metric": f"{quantity}.{other}", "reference": reference})
+    reference = rule.reference and f"{rule.reference.removesuffix(size)}{judged_size}"
+    return rule.model_copy(update={"metric": f"{quantity}.{judged_size}", "reference": reference})
 
 
 def _sizes_not_timed(check: Check, judged_sizes: Mapping[str, str]) -> Iterator[Verdict]:
     """A SKIP for each rule on a size that was not timed, since the network is too slow for this size."""
-    for size, other in judged_sizes.items():
+    for size, judged_size in judged_sizes.items():
         for metric in dict.fromkeys(rule.metric for rule in check.rules if rule.metric.endswith(f".{size}")):
-            detail = f"the network is too slow to time {size}; {other} is judged instead"
+            detail = f"the network is too slow to time {size}; {judged_size} is judged instead"
             yield Verdict(check.name, CLUSTER, Outcome.SKIP, metric, (Reason.NOT_APPLICABLE,), detail)
 
 
@@ -180,8 +180,8 @@ def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue])
     return f"the trial changes {' and '.join(changed)}" if changed else ""
 
 
-def _adds_nothing(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
-    """Whether a rule's verdict lacks a reference value for a metric that a threshold of the trial judges."""
+def _is_only_missing_reference(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
+    """Whether a verdict only says that there is no reference value, while a trial's threshold judges the metric."""
     return (
         verdict.metric in expect
         and verdict.outcome in (Outcome.UNJUDGED, Outcome.SKIP)
@@ -190,7 +190,10 @@ def _adds_nothing(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
 
 
 def _threshold_on_other_size(rule: Rule, expect: Mapping[str, Threshold], trial: str) -> tuple[str, Basis] | None:
-    """The trial's threshold on the same metric at another size, such as ``busbw.1GiB`` for ``busbw.8GiB``."""
+    """The first metric at another size that has a threshold of the trial, and the basis with this threshold.
+
+    For a rule on ``busbw.8GiB`` the metric can be ``busbw.1GiB``. None if there is no such threshold.
+    """
     family = rule.metric.rpartition(".")[0]
     for metric, threshold in expect.items():
         if family and metric != rule.metric and metric.rpartition(".")[0] == family:
@@ -260,7 +263,7 @@ class _RuleEvaluation:
             self.verdicts.append(_invalid_fact_error(self._check.name, group.subject, self._rule.metric, invalid))
             return True
         if applies_if.items() <= facts.items() or not (mismatched := mismatched_facts(applies_if, facts)):
-            return self._outside_node_range(group)
+            return self._is_outside_node_range(group)
         name = mismatched[0]
         fact, value = self._check.rule_facts[name], str(facts[name])
         outcome, reason = unmet_condition(name, applies_if[name], fact, value)
@@ -272,7 +275,7 @@ class _RuleEvaluation:
             self._add_verdict(group.subject, outcome, code, reason)
         return True
 
-    def _outside_node_range(self, group: MeasurementGroup) -> bool:
+    def _is_outside_node_range(self, group: MeasurementGroup) -> bool:
         """Whether the group has fewer or more nodes than the rule is for; the rule then gives no verdict."""
         rule, nodes = self._rule, group.facts.get("nodes")
         if type(nodes) is not int:

@@ -24,7 +24,7 @@ MAX_SLOW_SHARE = 0.05  # highest share of slow windows in a healthy run
 # the samples violate the threshold by more than CLEAR_MARGIN, relative to the threshold
 MAX_BEYOND_SHARE = 0.10
 CLEAR_MARGIN = 0.05
-_OWN_MEDIAN = f"a healthy run has at most {MAX_SLOW_SHARE:.0%} of its windows below {SLOW_WINDOW:.0%} of its median"
+_HEALTHY_RUN = f"a healthy run has at most {MAX_SLOW_SHARE:.0%} of its windows below {SLOW_WINDOW:.0%} of its median"
 
 
 def violation(
@@ -79,7 +79,7 @@ def slow_windows(check: str, metric: Metric) -> Verdict | None:
         f"{slow} of {len(samples)} windows; the slowest {format_value(worst_sample, unit)}",
         middle,
         unit,
-        Basis(BasisKind.OWN_MEDIAN, "", middle, unit, source=_OWN_MEDIAN, fail_below=SLOW_WINDOW),
+        Basis(BasisKind.OWN_MEDIAN, "", middle, unit, source=_HEALTHY_RUN, fail_below=SLOW_WINDOW),
     )
 
 

@@ -14,11 +14,9 @@ def search_verdicts(searches: Sequence[Measurement], checks: Mapping[str, Check]
 
     A search that finds nothing gives no verdict, since it is not a check of the trial.
     """
-    names = dict.fromkeys(measurement.check for measurement in searches)
-    return tuple(
-        verdict
-        for name in names
-        if name in checks
-        for verdict in judge_check(checks[name], [each for each in searches if each.check == name], {}, "")
-        if verdict.outcome is Outcome.FAIL
-    )
+    verdicts: list[Verdict] = []
+    for name in dict.fromkeys(measurement.check for measurement in searches):
+        if name in checks:
+            measured = [measurement for measurement in searches if measurement.check == name]
+            verdicts += judge_check(checks[name], measured, expect={}, trial="")
+    return tuple(verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import yaml
 from pydantic import ValidationError
@@ -36,7 +37,17 @@ from seatrial.util.text import and_more
 
 # Values of verdicts with these reasons can be learned, although the outcome is not PASS
 _LEARNABLE = ((Reason.NO_THRESHOLD,), (Reason.BASELINE_OF_THIS_RUN,), (Reason.BASELINE_OF_FEW_RUNS,))
-BaselineKey = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nodes, unit, network class
+
+
+class BaselineKey(NamedTuple):
+    """What a value of the baseline is for. ``fabric``: class of the network, such as roce-8x400; empty on one node."""
+
+    reference_key: str
+    gpu: str
+    gpus: int
+    nodes: int
+    unit: str
+    fabric: str
 
 
 def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
@@ -50,10 +61,10 @@ def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
     except ValidationError as error:
         message = first_validation_error(error)
         raise UsageError(f"{path} is not a baseline written by `seatrial baseline learn`: {message}") from error
-    if paths := [run for run in baseline.learned_from if isinstance(run, str)]:
+    if unidentified_runs := [run for run in baseline.learned_from if isinstance(run, str)]:
         raise UsageError(
-            f"{path}: learned_from names {paths[0]} without host, start and digest of the run, as earlier versions of "
-            "seatrial wrote it. Learn the baseline again: seatrial baseline learn RUN... --out FILE"
+            f"{path}: learned_from names {unidentified_runs[0]} without host, start and digest of the run, as earlier "
+            "versions of seatrial wrote it. Learn the baseline again: seatrial baseline learn RUN... --out FILE"
         )
     reference_keys = {rule.reference for check in checks.values() for rule in check.rules if rule.reference}
     for key, values in baseline.expected.items():
@@ -75,43 +86,43 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
     values_by_key: dict[BaselineKey, list[float]] = defaultdict(list)
     runs_by_key: dict[BaselineKey, set[str]] = defaultdict(set)
     learned_from: list[LearnedRun] = []
-    problems_of_values: list[str] = []
+    problems: list[str] = []  # one for each value that cannot be learned
     for path, trial in trials.items():
         _require_good_run(path, trial)
         run = learned_run(path, trial.host, trial.started, trial.measurements)
-        if same := next((other.path for other in learned_from if other.is_same_run(run)), ""):
-            raise UsageError(f"{same} and {path} are records of one run: give each run once")
+        if duplicate := next((other.path for other in learned_from if other.is_same_run(run)), ""):
+            raise UsageError(f"{duplicate} and {path} are records of one run: give each run once")
         learned_from.append(run)
-        fabric, problems = links.read(trial.measurements, checks).fabric, _problems(trial.verdicts)
+        fabric = links.read(trial.measurements, checks).fabric
+        problem_by_subject = _problems(trial.verdicts)
         for measurement in trial.measurements:
             if measurement.error:
                 continue
             for metric, key in _metrics_with_key(measurement, checks, fabric):
                 subject = (measurement.check, metric.name, metric.subject)
-                problem = problems.get(subject, f"{metric.name} has no verdict") or _network_problem(key)
+                problem = problem_by_subject.get(subject, f"{metric.name} has no verdict") or _network_problem(key)
                 if problem:
-                    problems_of_values.append(problem)
+                    problems.append(problem)
                 else:
                     values_by_key[key].append(metric.value)
                     runs_by_key[key].add(path)
     if not values_by_key:
-        reason = and_more(problems_of_values, 1, "; ") if problems_of_values else _no_keys_reason(trials)
+        reason = and_more(problems, 1, "; ") if problems else _no_keys_reason(trials)
         raise UsageError(f"no values to learn in {', '.join(trials)}: {reason}")
     expected: dict[str, list[ReferenceValue]] = defaultdict(list)
     for key, values in sorted(values_by_key.items()):
-        reference_key, gpu, gpus, nodes, unit, fabric = key
         runs = len(runs_by_key[key])
         reference = ReferenceValue(
-            gpus=gpus,
-            nodes=nodes,
+            gpus=key.gpus,
+            nodes=key.nodes,
             value=median(values),
-            unit=unit,
+            unit=key.unit,
             source=f"median of {len(values)} values in {runs} runs, from {min(values):.4g} to {max(values):.4g}",
-            gpu=gpu,
-            fabric=fabric,
+            gpu=key.gpu,
+            fabric=key.fabric,
             runs=runs,
         )
-        expected[reference_key].append(reference)
+        expected[key.reference_key].append(reference)
     return Baseline(name=name, learned_from=tuple(learned_from), expected={k: tuple(v) for k, v in expected.items()})
 
 
@@ -185,10 +196,9 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
 
 def _network_problem(key: BaselineKey) -> str:
     """Why a value measured across nodes cannot be learned: the class of the network is unknown; else empty."""
-    name, _, _, nodes, _, fabric = key
-    if nodes == 1 or fabric:
+    if key.nodes == 1 or key.fabric:
         return ""
-    return f"{name} was measured across {nodes} nodes over a network of unknown class"
+    return f"{key.reference_key} was measured across {key.nodes} nodes over a network of unknown class"
 
 
 def _metrics_with_key(
@@ -199,11 +209,10 @@ def _metrics_with_key(
     gpu, gpus, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
     if check is None or not isinstance(gpu, str) or not isinstance(gpus, int) or not isinstance(nodes, int):
         return
-    keys: Mapping[str, Sequence[str]] = {
-        metric.name: [rule.reference for rule in check.rules if rule.reference and rule.metric == metric.name]
-        for metric in measurement.metrics
-    }
+    reference_keys: dict[str, list[str]] = defaultdict(list)  # metric → its reference keys
+    for rule in check.rules:
+        if rule.reference:
+            reference_keys[rule.metric].append(rule.reference)
     for metric in measurement.metrics:
-        for key in keys[metric.name]:
-            if metric.value > 0:
-                yield metric, (key, gpu, gpus, nodes, metric.unit, fabric if nodes > 1 else "")
+        for reference_key in reference_keys[metric.name] if metric.value > 0 else ():
+            yield metric, BaselineKey(reference_key, gpu, gpus, nodes, metric.unit, fabric if nodes > 1 else "")

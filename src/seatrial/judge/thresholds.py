@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
@@ -207,7 +208,7 @@ class RuleEvaluator:
                 name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
                 share = self.rule.peer_fail_below
                 basis = Basis(BasisKind.PEERS, name, peers.median, self.unit, fail_below=share)
-                outcome, reasons, interval = violation(metric, limit, limit.__le__)
+                outcome, reasons, interval = violation(metric, limit, limit.__le__)  # met if limit <= value
                 ratio = metric.value / peers.median
                 return self.make(metric, outcome, *reasons, basis=basis, ratio=ratio, interval=interval)
         return None
@@ -266,7 +267,7 @@ class _ReferenceEvaluator:
         if ratio >= fail_below:
             return self._make(metric, Outcome.WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
         required = fail_below * reference.value
-        outcome, reasons, interval = violation(metric, required, required.__le__)
+        outcome, reasons, interval = violation(metric, required, lambda value: value >= required)
         return self._make(metric, outcome, *reasons, basis=basis, ratio=ratio, interval=interval)
 
 
@@ -298,6 +299,16 @@ class _SiteEvaluator:
         return verdict
 
 
+class _Strictness(NamedTuple):
+    """Why the only threshold on a metric is lax, and the reference value that the threshold exceeds; empty if not."""
+
+    lax_reason: str
+    exceeds: str
+
+
+_NORMAL_STRICTNESS = _Strictness("", "")
+
+
 class _ThresholdEvaluator:
     """Comparison with a threshold of the check or of the trial; a threshold of the trial may be invalid."""
 
@@ -305,7 +316,7 @@ class _ThresholdEvaluator:
         self._evaluator, self._make, self._threshold = evaluator, evaluator.make, threshold
         kind = BasisKind.TRIAL if evaluator.trial else BasisKind.RULE
         self._basis = Basis(kind, evaluator.trial, threshold.value, evaluator.unit, threshold.op)
-        self._basis_by_strictness = {("", ""): self._basis}
+        self._basis_by_strictness = {_NORMAL_STRICTNESS: self._basis}
         key = evaluator.rule.reference
         self._reference = evaluator.references.site_or_sku_reference(key, evaluator.facts) if key else ""
 
@@ -319,9 +330,9 @@ class _ThresholdEvaluator:
             basis = self._basis_with_strictness(metric)
         if threshold.is_met_by(metric.value):
             return self._threshold_met(metric, basis)
-        reasons: tuple[Reason, ...] = (Reason.THRESHOLD_VIOLATED, Reason.IMPOSSIBLE_THRESHOLD)
         if evaluator.trial and self._too_strict:
-            return self._make(metric, Outcome.ERROR, *reasons, basis=basis, detail=self._too_strict)
+            impossible = (Reason.THRESHOLD_VIOLATED, Reason.IMPOSSIBLE_THRESHOLD)
+            return self._make(metric, Outcome.ERROR, *impossible, basis=basis, detail=self._too_strict)
         outcome_if_violated = evaluator.rule.outcome_if_violated
         outcome, reasons, interval = violation(metric, threshold.value, threshold.is_met_by, outcome_if_violated)
         return self._make(metric, outcome, *reasons, basis=basis, interval=interval)
@@ -361,42 +372,36 @@ class _ThresholdEvaluator:
         """The basis, with a note if the threshold is lax or exceeds the reference value."""
         strictness = self._strictness(metric)
         if (basis := self._basis_by_strictness.get(strictness)) is None:
-            basis = replace(self._basis, lax_reason=strictness[0], exceeds=strictness[1])
+            basis = replace(self._basis, lax_reason=strictness.lax_reason, exceeds=strictness.exceeds)
             self._basis_by_strictness[strictness] = basis
         return basis
 
-    def _strictness(self, metric: Metric) -> tuple[str, str]:
-        """Two texts: why the only threshold on a metric is lax, and the reference value that the threshold exceeds.
+    def _strictness(self, metric: Metric) -> _Strictness:
+        """The threshold compared with the check's own threshold, then with the reference value.
 
-        Each is empty if it does not apply. The threshold is compared with the check's own threshold, then with the
-        reference value. Without a reference value it is compared with the measured value, but not on CPUs and on
-        unknown GPU models.
+        Without a reference value the threshold is compared with the measured value, but not on CPUs and on unknown GPU
+        models.
         """
         threshold, reference, unit = self._threshold, self._reference, metric.unit
         measured = format_value(metric.value, unit)
         if self._evaluator.is_only_threshold and self._relative_strictness < LAX_RATIO:
-            return f"the check requires {self._evaluator.check_threshold}", ""
+            return _Strictness(f"the check requires {self._evaluator.check_threshold}", "")
         if threshold.op not in _LOWER_BOUNDS:
-            is_tight = threshold.op == "==" or metric.value >= LAX_RATIO * threshold.value
-            if (
-                not self._evaluator.is_only_threshold
-                or self._evaluator.has_unknown_model
-                or unit not in TIME_UNITS
-                or is_tight
-            ):
-                return "", ""
+            is_lax = threshold.op != "==" and unit in TIME_UNITS and metric.value < LAX_RATIO * threshold.value
+            if not is_lax or not self._evaluator.is_only_threshold or self._evaluator.has_unknown_model:
+                return _NORMAL_STRICTNESS
             factor = threshold.value / max(metric.value, 1e-9)
-            return f"{measured} was measured; a {factor:,.3g}x slowdown would pass", ""
+            return _Strictness(f"{measured} was measured; a {factor:,.3g}x slowdown would pass", "")
         if isinstance(reference, Reference) and reference.unit == unit:
             best, best_text = reference.value, reference_text(reference)
         elif self._evaluator.has_unknown_model:
-            return "", ""
+            return _NORMAL_STRICTNESS
         else:
             best, best_text = metric.value, f"the measured {measured}"
         ratio = threshold.value / best if best > 0 else 1.0
         if self._evaluator.is_only_threshold and ratio < LAX_RATIO:
-            return f"{100 * ratio:.2g}% of {best_text}: {undetected_slowdown(ratio)}", ""
-        return "", best_text if isinstance(reference, Reference) and ratio > 1 else ""
+            return _Strictness(f"{100 * ratio:.2g}% of {best_text}: {undetected_slowdown(ratio)}", "")
+        return _Strictness("", best_text) if isinstance(reference, Reference) and ratio > 1 else _NORMAL_STRICTNESS
 
     @cached_property
     def _relative_strictness(self) -> float:

@@ -30,6 +30,8 @@ def call_after_import(name: str, change: Callable[[Any], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the module ``name`` once, and lets a _Loader import it."""
+
     def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
         self._name, self._change = name, change
 
@@ -47,6 +49,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
+    """Imports a module by its own loader, then calls ``change`` with it."""
+
     def __init__(self, loader: importlib.abc.Loader, change: Callable[[ModuleType], None]) -> None:
         self._loader, self._change = loader, change
 
