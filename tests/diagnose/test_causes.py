@@ -158,6 +158,18 @@ def test_slow_port_explains_pairs_of_its_node() -> None:
     assert finding.first_command.startswith("ssh n1 sh -c 'ibstat mlx5_4 ")
 
 
+def test_a_pair_without_connection_explains_verdicts_on_the_pair_and_on_both_nodes() -> None:
+    consequences = [slow(subject) for subject in ("n0->n1", "n0", "n1", CLUSTER)]
+    unreachable = bad("nodes.connectivity", CLUSTER, "pairs_unreachable")
+    facts: dict[str, JsonValue] = {"fault_places": {"pairs_unreachable": {"n0->n1": ["n1"]}}}
+    (finding,) = found(unreachable, *consequences, slow("n2"), facts=facts, check="nodes.connectivity")
+    assert finding.subject == "n0->n1"
+    assert explained(finding) == {
+        ("nodes.connectivity", CLUSTER),
+        *(("collectives.all_reduce", verdict.subject) for verdict in consequences),
+    }
+
+
 def test_local_cause_comes_before_one_of_the_cluster() -> None:
     findings = found(BUSY, *DEVICES, slow(), facts={"settings": {"NCCL_P2P_DISABLE": "1"}})
     assert [finding.subject for finding in findings] == [GPU1, CLUSTER]

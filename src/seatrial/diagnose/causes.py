@@ -90,8 +90,10 @@ def cause_findings(
             bad_by_node.setdefault(node, []).append(verdict)
     explained: list[_ExplainedSuspect] = []
     for suspect in suspects:
-        node = suspect.place.partition("/")[0]
-        candidates = bad if node == CLUSTER else [*bad_by_node.get(node, ()), *bad_by_node.get(CLUSTER, ())]
+        nodes = [end.partition("/")[0] for end in _ends(suspect.place)]
+        # A dictionary, since a verdict on a pair of nodes is listed with both
+        on_nodes = dict.fromkeys(verdict for node in [*nodes, CLUSTER] for verdict in bad_by_node.get(node, ()))
+        candidates = bad if CLUSTER in nodes else list(on_nodes)
         consequences = [
             verdict
             for verdict in candidates
