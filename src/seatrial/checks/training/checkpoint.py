@@ -91,9 +91,10 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
             if is_rank_0:
                 yield observation
     finally:
-        files, size = _remove_checkpoints(plan.folder) if is_rank_0 else (0, 0)
+        file_count, size_bytes = _remove_checkpoints(plan.folder) if is_rank_0 else (0, 0)
     if is_rank_0:
-        yield Fact(name="removed_files", value=f"{files} checkpoint files, {size / 1e9:.2f} GB; manifests are kept")
+        removed = f"{file_count} checkpoint files, {size_bytes / 1e9:.2f} GB; manifests are kept"
+        yield Fact(name="removed_files", value=removed)
         for path in sorted(plan.folder.glob("*/metrics.json")):
             yield Artifact(path=str(path.relative_to(context.run_dir)), title=f"metrics of the run {path.parent.name}")
 
@@ -143,10 +144,10 @@ def killed_run_state(plan: CheckpointPlan) -> Iterator[Observation]:
     """Checkpoints of the killed run before it is resumed, and their differences from the uninterrupted run."""
     from seatrial.train import checkpoint
 
-    entries = sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())
-    complete = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
-    yield Fact(name="checkpoints_after_kill", value=entries)
-    yield _metric("checkpoints_kept_after_kill", complete == [_runs.checkpoint_name(plan.saved_step)])
+    all_names = sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())
+    complete_names = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
+    yield Fact(name="checkpoints_after_kill", value=all_names)
+    yield _metric("checkpoints_kept_after_kill", complete_names == [_runs.checkpoint_name(plan.saved_step)])
     yield from _file_differences("repeated", plan, plan.saved_step)
 
 
@@ -162,7 +163,7 @@ def compare_runs(plan: CheckpointPlan) -> Iterator[Observation]:
     yield from _file_differences("resumed", plan, plan.steps)
     yield Fact(name="resharded", value="yes" if plan.fewer_ranks else "no: one rank")
     if plan.fewer_ranks:
-        step_ranges = {
+        step_ranges = {  # run → its steps: after the first number, up to the second
             "fewer": (plan.saved_step, plan.handover_step),
             **dict.fromkeys(STRATEGIES, (plan.handover_step, plan.steps)),
         }
@@ -174,7 +175,7 @@ def compare_runs(plan: CheckpointPlan) -> Iterator[Observation]:
 
 
 def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> Iterator[Observation]:
-    """Number and names of the files of weights and Adam state that differ at ``step``."""
+    """Number and names of the checkpoint files that differ at ``step`` between the killed and the uninterrupted run."""
     from seatrial.train import checkpoint
 
     reference, killed = (
@@ -225,7 +226,7 @@ def _flip_a_bit(folder: Path) -> str:
 
 
 def _remove_checkpoints(folder: Path) -> tuple[int, int]:
-    """Remove the checkpoint files and links below ``folder``; the number of files and their bytes."""
+    """Remove the checkpoint files and links below ``folder``; return the number of files and their bytes."""
     for link in [*folder.glob(f"*/{CHECKPOINTS}/*"), *folder.glob(f"*/{CHECKPOINTS}")]:
         if link.is_symlink():
             link.unlink()
