@@ -54,8 +54,10 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
     paths = options.paths or _tiers.default_paths(str(context.artifacts_dir), os.environ)
     mounts = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
     must_exist = bool(options.paths)
-    by_tier = {name: _filesystem_at(path, must_exist, mounts, context.root) for name, path in paths.items()}
-    kind_by_tier = {name: tier_filesystem.kind for name, tier_filesystem in by_tier.items() if tier_filesystem.kind}
+    filesystem_by_tier = {name: _filesystem_at(path, must_exist, mounts, context.root) for name, path in paths.items()}
+    kind_by_tier = {
+        name: tier_filesystem.kind for name, tier_filesystem in filesystem_by_tier.items() if tier_filesystem.kind
+    }
     unwise: dict[str, dict[str, str]] = {}  # tier → setting → its value and the advice
     for name, kind in kind_by_tier.items():
         for setting in kind.settings:
@@ -65,23 +67,27 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
     misplaced = {name: kind.name for name, kind in kind_by_tier.items() if kind.network and name in local_tiers}
     yield from facts(
         {
-            "filesystems": {name: _description(tier_filesystem) for name, tier_filesystem in by_tier.items()},
+            "filesystems": {
+                name: _description(tier_filesystem) for name, tier_filesystem in filesystem_by_tier.items()
+            },
             "settings": {name: _settings(kind) for name, kind in kind_by_tier.items()},
             "unwise_settings": {name: dict(values) for name, values in unwise.items()},
             "unreadable": {name: dict(kind.unreadable) for name, kind in kind_by_tier.items() if kind.unreadable},
             "misplaced": misplaced,
             "not_found": {
-                name: tier_filesystem.problem for name, tier_filesystem in by_tier.items() if tier_filesystem.problem
+                name: tier_filesystem.problem
+                for name, tier_filesystem in filesystem_by_tier.items()
+                if tier_filesystem.problem
             },
         }
     )
     yield from _tiers.observations(paths, context.node)
-    yield metric("paths_not_found", len(by_tier) - len(kind_by_tier), "paths", context.node)
+    yield metric("paths_not_found", len(filesystem_by_tier) - len(kind_by_tier), "paths", context.node)
     yield metric("unwise_settings", sum(map(len, unwise.values())), "components", context.node)
     yield metric("paths_misplaced", len(misplaced), "paths", context.node)
-    for name in dict.fromkeys([*tiers(), *by_tier]):
-        yield from _quota_observations(name, by_tier.get(name), mounts, context)
-        yield from _target_observations(name, by_tier.get(name), context)
+    for name in dict.fromkeys([*tiers(), *filesystem_by_tier]):
+        yield from _quota_observations(name, filesystem_by_tier.get(name), mounts, context)
+        yield from _target_observations(name, filesystem_by_tier.get(name), context)
 
 
 def _filesystem_at(path: str, must_exist: bool, mounts: list[MountEntry], root: Path) -> TierFilesystem:

@@ -59,7 +59,7 @@ class Volume:
 class PathResult:
     """Results of the tests of one path by the participants: one rank per node, or the first two ranks of one node.
 
-    ``unusable``: reason, if a step failed or a probe timed out; the other results are then not reported.
+    ``unusable``: reason, if a step failed or a probe timed out; the path then counts in no other metric.
     ``not_shared``: reason, if a node does not see another node's files; probes are then not run.
     ``failures``: probe → its failure, None if it passed. ``untested``: inconclusive probe → reason.
     ``not_removed``: path of the test folder if it could not be removed.
@@ -177,7 +177,10 @@ def _observations(results: Mapping[str, PathResult]) -> Iterator[Observation]:
 
 
 def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[str]]]:
-    """Return {"paths_not_shared": {node: paths}}: the nodes whose mount at a path differs from that of the majority."""
+    """Return {"paths_not_shared": {node: paths}}: the nodes whose mount at a path differs from that of the majority.
+
+    Empty if there is no such node.
+    """
     paths_by_node: dict[str, list[str]] = {}
     for path, result in results.items():
         if not result.not_shared or not result.volumes:

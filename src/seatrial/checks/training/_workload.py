@@ -142,10 +142,10 @@ def train(
         on_poll=report_progress,
     )
     seconds = rank.gather(time.monotonic() - started)[0]
-    own_steps: tuple[dict[str, Any], ...] = ()
+    steps_of_this_rank: tuple[dict[str, Any], ...] = ()
     if group_number is not None and context.rank == groups[group_number][0]:  # the first rank of a group writes steps
-        own_steps = _read_steps(out_folders[group_number])
-    steps_by_rank = rank.gather(own_steps)
+        steps_of_this_rank = _read_steps(out_folders[group_number])
+    steps_by_rank = rank.gather(steps_of_this_rank)
     return [
         replace(
             _result_of_ranks(name, out, {member: children[member] for member in ranks}),

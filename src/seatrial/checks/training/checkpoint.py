@@ -110,7 +110,8 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
 
     settings = variants.ChildSettings(context.device, context.local_rank, limit_s)
     is_rank_0 = context.rank == 0
-    resumed, (bit_flip, nan) = _runs.resumed_runs(plan), _runs.faulty_runs(plan)
+    resumed = _runs.resumed_runs(plan)
+    bit_flip, nan = _runs.faulty_runs(plan)
     # All three start now, so that the later ones import torch while the first trains. Rates are measured in the third
     with (
         variants.start_variants(
@@ -133,7 +134,7 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
         flipped_file = _flip_a_bit(last_checkpoint) if is_rank_0 else ""
         context.progress("resumed runs; bit flip and NaN; bandwidth")
         messages = third.run()
-    bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]
+    bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]  # one message per run, "" without error
     if is_rank_0:
         yield from compare_runs(plan)
         yield from fault_detection(plan, flipped_file, bit_flip_message, nan_message)

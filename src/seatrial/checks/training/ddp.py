@@ -156,20 +156,21 @@ def _process_observations(processes: Sequence[RankInfo]) -> Iterator[Observation
     """Identity of all processes, ranks with a wrong environment and GPUs that several ranks use."""
     from seatrial.train import invariants
 
-    gpu, errors, shared = processes[0].gpu_name, invariants.rank_errors(processes), invariants.shared_gpus(processes)
-    yield Fact(name="device", value="cuda" if gpu else "cpu")
-    if gpu:
-        yield Fact(name="gpu", value=gpu)
+    gpu_model = processes[0].gpu_name
+    rank_errors, ranks_by_gpu = invariants.rank_errors(processes), invariants.shared_gpus(processes)
+    yield Fact(name="device", value="cuda" if gpu_model else "cpu")
+    if gpu_model:
+        yield Fact(name="gpu", value=gpu_model)
     yield Fact(name="world_size", value=len(processes))
     yield Fact(name="nodes", value=len({process.node for process in processes}))
     yield Fact(name="processes", value=[asdict(process) for process in processes])
-    yield _metric("rank_mismatches", len(errors))
-    if errors:
-        yield Fact(name="rank_errors", value={f"rank {rank}": reason for rank, reason in errors.items()})
-    if gpu:
-        yield _metric("shared_gpus", len(shared))
-    if shared:
-        yield Fact(name="shared_gpu_ranks", value={uuid: list(ranks) for uuid, ranks in shared.items()})
+    yield _metric("rank_mismatches", len(rank_errors))
+    if rank_errors:
+        yield Fact(name="rank_errors", value={f"rank {rank}": reason for rank, reason in rank_errors.items()})
+    if gpu_model:
+        yield _metric("shared_gpus", len(ranks_by_gpu))
+    if ranks_by_gpu:
+        yield Fact(name="shared_gpu_ranks", value={uuid: list(ranks) for uuid, ranks in ranks_by_gpu.items()})
 
 
 def _parity_observations(comparison: DdpComparison) -> Iterator[Observation]:

@@ -99,7 +99,7 @@ def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, lis
 
 
 def stage_facts(ranks: int, nodes: int) -> dict[str, str]:
-    """The facts by which rules know which stages exist, with the reasons for those that do not."""
+    """Fact → "yes" if its stage exists, or the reason why it does not; ``ranks``, ``nodes``: their numbers."""
     return {
         "node_stage": "yes" if ranks > nodes else "no: one GPU per node, so that the stages GPU and node are the same",
         "cluster_stage": "yes" if nodes > 1 else "no: one node",
