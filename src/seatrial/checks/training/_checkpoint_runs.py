@@ -99,7 +99,7 @@ def _with_data(config: TrainConfig, ranks: int, cache: Path) -> TrainConfig:
 
 
 def first_runs(plan: CheckpointPlan) -> list[Variant]:
-    """The uninterrupted run, and the same run, of which one rank is killed while it saves the last checkpoint."""
+    """The uninterrupted run, and the same run with its last rank killed while it saves the last checkpoint."""
     from seatrial.train.variants import InjectedFault, Variant
 
     config = plan.run_config(plan.steps, plan.saved_step)
