@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks.base import Context
-from seatrial.checks.host.settings import CHECK, METRICS
+from seatrial.checks.host.settings import CHECK, METRIC_BY_SETTING
 from seatrial.judge.rules import judge_check
 from seatrial.model import Outcome, Verdict
 from seatrial.worker import measure
@@ -122,7 +122,7 @@ def test_everything_is_skipped_without_a_gpu(tmp_path: Path, with_files: bool) -
         trees.write(tmp_path, {"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n"})
     outcomes = {verdict.outcome for verdict in verdicts(tmp_path).values()}
     assert outcomes == {Outcome.SKIP}
-    assert len(METRICS) == len(verdicts(tmp_path))
+    assert len(METRIC_BY_SETTING) == len(verdicts(tmp_path))
 
 
 def test_this_machine_has_no_error(tmp_path: Path) -> None:

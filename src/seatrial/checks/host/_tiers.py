@@ -1,4 +1,4 @@
-"""The tiers of filesystems: what a path is used for, and its thresholds in data/filesystem_tiers.yaml."""
+"""Tiers of filesystems: a tier is a use of a path, such as ``home``; data/filesystem_tiers.yaml has its thresholds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ RUN_DIRECTORY, HOME, HF_CACHE, LOCAL_SCRATCH = "run_directory", "home", "hf_cach
 class Tier(Frozen):
     """One row of data/filesystem_tiers.yaml.
 
-    ``local_disk``: whether the tier belongs on a disk of the node. ``outcome``: outcome of a rate below its threshold.
-    ``rates``: operation → threshold in files/s.
+    ``use``: what the tier is for. ``local_disk``: whether the tier belongs on a disk of the node.
+    ``rates``: operation → threshold in files/s. ``outcome``: outcome of a rate below its threshold.
+    ``meaning``: consequence of such a rate for jobs.
     """
 
     use: str
@@ -38,7 +39,7 @@ class TierOptions(Options):
     paths: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], AbsolutePath] = {}
 
 
-_HAVE_THRESHOLDS = "tiers_have_thresholds"  # fact
+_HAVE_THRESHOLDS = "tiers_have_thresholds"  # fact: whether all paths belong to known tiers
 METRICS = {"unknown_tiers": "paths"}
 RULE = Rule(
     metric="unknown_tiers",
@@ -47,13 +48,13 @@ RULE = Rule(
     meaning="A path belongs to no known tier: its values are recorded, but no threshold applies to them.",
     fix="Name the path after its use: run_directory, home, hf_cache or local_scratch.",
 )
-# A path of an unknown tier leaves the check inconclusive
+# With a path of an unknown tier the outcome of RULE is UNJUDGED
 RULE_FACTS = {_HAVE_THRESHOLDS: RuleFact("yes", not_supported=Outcome.UNJUDGED)}
 
 
 @cache
 def tiers() -> dict[str, Tier]:
-    """Tier by name."""
+    """Name → tier."""
     return {name: Tier(**row) for name, row in data_files.read("filesystem_tiers.yaml")["tiers"].items()}
 
 
@@ -68,9 +69,9 @@ def default_paths(run_directory: str, environ: Mapping[str, str]) -> dict[str, s
     }
 
 
-def observations(names: Iterable[str], subject: str = CLUSTER) -> Iterator[Observation]:
-    """The number of paths that belong to no known tier, and the fact that the rules require."""
-    unknown = [name for name in names if name not in tiers()]
+def observations(tier_names: Iterable[str], subject: str = CLUSTER) -> Iterator[Observation]:
+    """The number of paths that belong to no known tier, and the fact that RULE requires."""
+    unknown = [name for name in tier_names if name not in tiers()]
     reason = f"no thresholds for tier {', '.join(unknown)}; known tiers: {', '.join(tiers())}"
     yield Fact(name=_HAVE_THRESHOLDS, value=f"not_supported: {reason}" if unknown else "yes")
     yield metric("unknown_tiers", len(unknown), "paths", subject)

@@ -1,6 +1,7 @@
 """Which filesystem each path is on, and its client settings, quota and storage targets, on every node. Reads only.
 
-Each path belongs to a tier, which names what the path is used for, such as ``home`` (see _tiers).
+Each path belongs to a tier, which names what the path is used for, such as ``home`` (see _tiers). The storage targets
+of Lustre, called OSTs, are the server disks that hold the contents of files.
 """
 
 from __future__ import annotations
@@ -51,66 +52,72 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
     from seatrial.discover import filesystem
 
     paths = options.paths or _tiers.default_paths(str(context.artifacts_dir), os.environ)
-    entries = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
+    mounts = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
     must_exist = bool(options.paths)
-    by_tier = {name: _filesystem_at(path, must_exist, entries, context.root) for name, path in paths.items()}
-    kinds = {name: tier_filesystem.kind for name, tier_filesystem in by_tier.items() if tier_filesystem.kind}
+    filesystem_by_tier = {name: _filesystem_at(path, must_exist, mounts, context.root) for name, path in paths.items()}
+    kind_by_tier = {
+        name: tier_filesystem.kind for name, tier_filesystem in filesystem_by_tier.items() if tier_filesystem.kind
+    }
     unwise: dict[str, dict[str, str]] = {}  # tier → setting → its value and the advice
-    for name, kind in kinds.items():
+    for name, kind in kind_by_tier.items():
         for setting in kind.settings:
             if setting.advice:
                 unwise.setdefault(name, {})[setting.name] = f"{setting.value}: {setting.advice}"
     local_tiers = {name for name, tier in tiers().items() if tier.local_disk}
-    misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and name in local_tiers}
+    misplaced = {name: kind.name for name, kind in kind_by_tier.items() if kind.network and name in local_tiers}
     yield from facts(
         {
-            "filesystems": {name: _description(tier_filesystem) for name, tier_filesystem in by_tier.items()},
-            "settings": {name: _settings(kind) for name, kind in kinds.items()},
+            "filesystems": {
+                name: _description(tier_filesystem) for name, tier_filesystem in filesystem_by_tier.items()
+            },
+            "settings": {name: _settings(kind) for name, kind in kind_by_tier.items()},
             "unwise_settings": {name: dict(values) for name, values in unwise.items()},
-            "unreadable": {name: dict(kind.unreadable) for name, kind in kinds.items() if kind.unreadable},
+            "unreadable": {name: dict(kind.unreadable) for name, kind in kind_by_tier.items() if kind.unreadable},
             "misplaced": misplaced,
             "not_found": {
-                name: tier_filesystem.problem for name, tier_filesystem in by_tier.items() if tier_filesystem.problem
+                name: tier_filesystem.problem
+                for name, tier_filesystem in filesystem_by_tier.items()
+                if tier_filesystem.problem
             },
         }
     )
     yield from _tiers.observations(paths, context.node)
-    yield metric("paths_not_found", len(by_tier) - len(kinds), "paths", context.node)
+    yield metric("paths_not_found", len(filesystem_by_tier) - len(kind_by_tier), "paths", context.node)
     yield metric("unwise_settings", sum(map(len, unwise.values())), "components", context.node)
     yield metric("paths_misplaced", len(misplaced), "paths", context.node)
-    for name in dict.fromkeys([*tiers(), *by_tier]):
-        yield from _quota_observations(name, by_tier.get(name), entries, context)
-        yield from _target_observations(name, by_tier.get(name), context)
+    for name in dict.fromkeys([*tiers(), *filesystem_by_tier]):
+        yield from _quota_observations(name, filesystem_by_tier.get(name), mounts, context)
+        yield from _target_observations(name, filesystem_by_tier.get(name), context)
 
 
-def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root: Path) -> TierFilesystem:
-    """The filesystem of ``path``.
+def _filesystem_at(path: str, must_exist: bool, mounts: list[MountEntry], root: Path) -> TierFilesystem:
+    """The filesystem of ``path``, or why it could not be found.
 
-    Without ``must_exist``, a path that does not exist yet, such as a new HF_HOME, stands for its nearest existing
-    parent.
+    Without ``must_exist``, the nearest existing parent replaces a path that does not exist yet, such as a new HF_HOME.
     """
     from seatrial.discover import filesystem_kind
     from seatrial.util.threads import start_in_thread
 
-    def existing() -> Path:
+    def existing_path() -> Path:
         parents = () if must_exist else Path(path).parents
         return next((candidate for candidate in (Path(path), *parents) if candidate.exists()), Path(path))
 
-    pending = start_in_thread(lambda: os.path.realpath(existing(), strict=True))
+    pending = start_in_thread(lambda: os.path.realpath(existing_path(), strict=True))
     try:
         resolved = pending.result(_RESPONSE_TIMEOUT_S)
     except TimeoutError:
         return TierFilesystem(path=path, problem=f"no response within {_RESPONSE_TIMEOUT_S:g} s")
     except OSError as error:
         return TierFilesystem(path=path, problem=error_text(error))
-    parents = [entry for entry in entries if Path(resolved).is_relative_to(entry.target)]
-    if not parents:
+    mounts_above = [mount for mount in mounts if Path(resolved).is_relative_to(mount.target)]
+    if not mounts_above:
         return TierFilesystem(path=path, problem="not found in /proc/self/mountinfo")
-    mount = max(parents, key=lambda entry: len(entry.target))
+    mount = max(mounts_above, key=lambda mount: len(mount.target))
     return TierFilesystem(path=resolved, mount=mount, kind=filesystem_kind.identify(mount, root))
 
 
 def _description(tier_filesystem: TierFilesystem) -> str:
+    """The filesystem with its mount, or the path with the reason why its filesystem was not found."""
     if not tier_filesystem.kind or not tier_filesystem.mount:
         return f"{printable(tier_filesystem.path)}: {tier_filesystem.problem}"
     kind, mount = tier_filesystem.kind, tier_filesystem.mount
@@ -123,9 +130,9 @@ def _settings(kind: FilesystemKind) -> dict[str, JsonValue]:
 
 
 def _quota_observations(
-    name: str, tier_filesystem: TierFilesystem | None, entries: list[MountEntry], context: Context
+    name: str, tier_filesystem: TierFilesystem | None, mounts: list[MountEntry], context: Context
 ) -> Iterator[Observation]:
-    """Yield the share of the quota in use, with a fact that states whether the quota is known."""
+    """Yield the share of the quota of tier ``name`` in use, and the fact whether the quota is known."""
     from seatrial.discover import filesystem_quota
 
     fact = f"quota_{name}"
@@ -138,14 +145,17 @@ def _quota_observations(
         yield from facts({fact: "no: the local disk is mounted without quotas"})
         return
     context.progress(f"quota of {name}")
-    filesystem_count = len({entry.device for entry in entries if entry.type == mount.type})  # bind mounts count once
+    same_type_mounts = [entry for entry in mounts if entry.type == mount.type]
+    filesystem_count = len({entry.device for entry in same_type_mounts})  # bind mounts count once
     # lfs and statvfs take any path; a folder of WekaFS has its own quota
     path = tier_filesystem.path if kind.quota_tool in ("lfs", "statvfs") else mount.target
     gid = _group_of_new_files(tier_filesystem.path)
     reading = filesystem_quota.read_quota(kind.quota_tool, path, filesystem_count, gid=gid)
     used_percent = reading.quota.used_percent if reading.quota else None
-    if reading.reason or (used_percent is None and reading.unread):
-        yield from facts({fact: f"not_supported: {'; '.join([reading.reason] if reading.reason else reading.unread)}"})
+    if reading.reason:
+        yield from facts({fact: f"not_supported: {reading.reason}"})
+    elif used_percent is None and reading.unread:
+        yield from facts({fact: f"not_supported: {'; '.join(reading.unread)}"})
     elif not reading.quota or used_percent is None:
         yield from facts({fact: f"no: no quota for this user, group or project ({reading.command})"})
     else:
@@ -168,9 +178,9 @@ def _group_of_new_files(path: str) -> int | None:
 
 
 def _target_observations(name: str, tier_filesystem: TierFilesystem | None, context: Context) -> Iterator[Observation]:
-    """Yield the use of the fullest storage target of Lustre and the number of inactive ones.
+    """Yield how full the fullest storage target of Lustre is, and the number of inactive targets.
 
-    The fact ``targets_NAME`` states whether the targets are known.
+    The fact ``targets_TIER`` states whether the targets are known.
     """
     from seatrial.discover import filesystem_quota
 

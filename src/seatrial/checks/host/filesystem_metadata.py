@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
     from seatrial.bench.storage import SharedFolder
 
 OPERATIONS, MODES = ("create", "stat", "list", "unlink"), ("single", "concurrent")
-_UNLINK_RATE = 10  # files/s of all nodes together; a slower deletion is a timeout
+_MIN_UNLINK_RATE = 10  # files/s of all nodes together; a slower deletion is a timeout
 _MAX_NAMED = 5  # folders of other runs in the fact leftovers
-_LEFTOVERS_TIMEOUT_S = 600.0
-Rates = dict[str, list[float]]  # OPERATION_MODE → total files/s of each repeat
+_LEFTOVERS_TIMEOUT_S = 600.0  # limit for the removal of folders of killed runs
 
 
 class MetadataOptions(TierOptions):
@@ -33,18 +33,19 @@ class MetadataOptions(TierOptions):
 
     files: int = Field(default=100_000, ge=100, le=10_000_000)
     repeats: int = Field(default=3, ge=1, le=100)
-    step_s: float = Field(default=10.0, gt=0, le=600, description="time limit of one create or stat pass")
-    seconds: float = Field(default=120.0, gt=0, le=3600, description="per path: no repeat starts later")
+    step_s: float = Field(default=10.0, gt=0, le=600, description="time limit of create, and of stat, in each repeat")
+    seconds: float = Field(default=120.0, gt=0, le=3600, description="per path: no repeat starts after this time")
 
 
 def measure(context: Context, options: MetadataOptions) -> Iterator[Observation]:
     """Yield files/s per tier from rank 0: the median of the repeats, with the repeats as samples."""
     from seatrial.bench import metadata, one_rank_per_node, storage
 
-    participants, failed = one_rank_per_node.select_participants(context.node), dict[str, str]()
+    participants = one_rank_per_node.select_participants(context.node)
     is_rank_0 = context.rank == 0
     paths = options.paths or {_tiers.RUN_DIRECTORY: str(context.artifacts_dir)}
-    leftovers: dict[str, str] = {}
+    failures: dict[str, str] = {}  # path → nodes and reasons
+    leftovers: dict[str, str] = {}  # folder → "removed", or why it was kept
     for name, path in paths.items():
         context.progress(f"{name}: {path}")
         try:
@@ -56,15 +57,15 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Observation]
             if storage.still_exists(folder):
                 leftovers[str(folder.path)] = "cannot be removed"
         except one_rank_per_node.ParticipantError as error:
-            failed[path] = str(error)
+            failures[path] = str(error)
     if is_rank_0:
         several = "yes" if participants.several_nodes else "no"
-        yield from facts({"several_nodes": several, "failed": failed, "method": _method(options)})
+        yield from facts({"several_nodes": several, "failed": failures, "method": _method(options)})
         leftovers.update(_leftovers_of_other_runs(context))
         yield from facts({"leftovers": leftovers})
-        yield from facts({f"has_{name}": _has_tier_text(name, paths, failed) for name in tiers()})
+        yield from facts({f"has_{name}": _has_tier_text(name, paths, failures) for name in tiers()})
         yield from _tiers.observations(paths)
-        yield metric("paths_failed", len(failed), "paths")
+        yield metric("paths_failed", len(failures), "paths")
         yield metric("leftover_folders", len([text for text in leftovers.values() if text != "removed"]), "paths")
 
 
@@ -77,37 +78,40 @@ def _method(options: MetadataOptions) -> str:
     )
 
 
-def _has_tier_text(name: str, paths: dict[str, str], failed: dict[str, str]) -> str:
+def _has_tier_text(name: str, paths: dict[str, str], failures: dict[str, str]) -> str:
+    """The fact has_TIER: whether the path of the tier ``name`` was measured."""
     if name not in paths:
         return "no: no path of this tier"
-    return "no: see paths_failed" if paths[name] in failed else "yes"
+    return "no: see paths_failed" if paths[name] in failures else "yes"
 
 
 def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
-    """Remove the folders of killed runs; path → "removed", or why a node could not remove it.
+    """Remove the folders of killed runs. Return folder → "removed", or why a node kept it.
 
     In a shared folder only the first node removes them.
     """
     from seatrial.bench import metadata, storage
 
     participants = folder.participants.first_only if storage.is_shared(folder) else folder.participants
-    by_node = participants.run_on_all(
+    leftovers_of_nodes = participants.run_on_all(
         lambda: metadata.remove_leftovers(folder.path.parent, folder.path), _LEFTOVERS_TIMEOUT_S
     )
-    leftovers = sorted((leftover for node in by_node for leftover in node), key=lambda leftover: leftover.problem)
+    # sorted: if nodes disagree about a folder, a problem replaces "removed"
+    leftovers = sorted(chain.from_iterable(leftovers_of_nodes), key=lambda leftover: leftover.problem)
     return {str(leftover.path): leftover.problem or "removed" for leftover in leftovers}
 
 
 def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
-    """Folders that killed runs left in the run directories next to this one → text: they are not removed."""
+    """Return folder → why it was kept, for folders that killed runs left in other run directories next to this one."""
     from seatrial.bench import metadata
 
-    pattern, now, old = f"*/artifacts/*/{metadata.PREFIX}*", time.time(), list[Path]()
+    pattern, now = f"*/artifacts/*/{metadata.PREFIX}*", time.time()
+    abandoned: list[Path] = []
     for path in sorted(context.run_dir.parent.glob(pattern)):
         with suppress(OSError):  # removed meanwhile
             if not path.is_relative_to(context.run_dir) and metadata.is_abandoned(path, now):
-                old.append(path)
-    return {str(path): "in the run directory of another run: not removed" for path in old[:_MAX_NAMED]}
+                abandoned.append(path)
+    return {str(path): "in the run directory of another run: not removed" for path in abandoned[:_MAX_NAMED]}
 
 
 def _measure(
@@ -116,26 +120,28 @@ def _measure(
     """Yield the rates of one folder, and facts on files, repeats and noise."""
     from seatrial.bench import storage
 
-    shared, rates, files = storage.is_shared(folder), Rates(), dict[str, int]()
-    modes = {"single": replace(folder, participants=folder.participants.first_only)}
+    is_shared = storage.is_shared(folder)
+    folder_by_mode = {"single": replace(folder, participants=folder.participants.first_only)}
     if folder.participants.several_nodes:
-        modes["concurrent"] = folder
-    started, repeats = time.monotonic(), 0
+        folder_by_mode["concurrent"] = folder
+    rates: dict[str, list[float]] = {}  # OPERATION_MODE → files/s of all nodes together, for each repeat
+    min_files: dict[str, int] = {}  # OPERATION_MODE → smallest number of files of any repeat
+    started, repeat_count = time.monotonic(), 0
     for repeat in range(options.repeats):
-        for mode, mode_folder in modes.items():
+        for mode, mode_folder in folder_by_mode.items():
             progress(f"{name}: repeat {repeat + 1} of {options.repeats}, {mode}")
-            for operation, passes in _repeat(mode_folder, options, f"{mode}_{repeat}", shared):
+            for operation, timings in _repeat(mode_folder, options, f"{mode}_{repeat}", is_shared):
                 key = f"{operation}_{mode}"
-                file_count = sum(node_pass.files for node_pass in passes)
-                files[key] = min(file_count, files.get(key, file_count))
-                rates.setdefault(key, []).append(file_count / max(node_pass.seconds for node_pass in passes))
-        repeats = repeat + 1
+                file_count = sum(timing.files for timing in timings)
+                min_files[key] = min(file_count, min_files.get(key, file_count))
+                rates.setdefault(key, []).append(file_count / max(timing.seconds for timing in timings))
+        repeat_count = repeat + 1
         if folder.run_on_first(lambda: time.monotonic() - started) > options.seconds:
             break
     for key, samples in rates.items():
         yield metric(f"{key}.{name}", samples, "files/s")
-    yield Fact(name=f"files.{name}", value=dict(files))  # the smallest number of any repeat
-    yield Fact(name=f"repeats.{name}", value=repeats)
+    yield Fact(name=f"files.{name}", value=dict(min_files))
+    yield Fact(name=f"repeats.{name}", value=repeat_count)
     yield Fact(name=f"noise.{name}", value={key: noise(samples) for key, samples in rates.items()})
 
 
@@ -147,22 +153,26 @@ def noise(samples: list[float]) -> str:
 
 
 def _repeat(
-    folder: SharedFolder, options: MetadataOptions, name: str, shared: bool
+    folder: SharedFolder, options: MetadataOptions, name: str, is_shared: bool
 ) -> Iterator[tuple[str, list[OperationTiming]]]:
-    """Yield each operation with its passes by node; the files are deleted at the end."""
+    """Yield each operation with its timings on all nodes; the files are deleted at the end.
+
+    ``name``: of the folders that the nodes create in ``folder``. In a shared folder each node reads the next node's
+    files.
+    """
     from seatrial.bench import metadata
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
     count, limit_s = max(1, options.files // len(folder.names)), options.step_s
     timeout_s = STEP_TIMEOUT_S + 2 * limit_s
-    written_folder, read_folder = folder.file(name), (folder.next_file if shared else folder.file)(name)
+    written_folder, read_folder = folder.file(name), (folder.next_file if is_shared else folder.file)(name)
     created = folder.run_on_all(lambda: metadata.create_files(written_folder, count, limit_s), timeout_s)
     yield "create", created
     index, written_count = folder.index, created[folder.index].files
-    read_count = created[(index + 1) % len(created)].files if shared else written_count
+    read_count = created[(index + 1) % len(created)].files if is_shared else written_count
     yield "stat", folder.run_on_all(lambda: metadata.stat_files(read_folder, read_count, limit_s), timeout_s)
     yield "list", folder.run_on_all(lambda: metadata.list_files(read_folder, read_count), timeout_s)
-    unlink_s = STEP_TIMEOUT_S + sum(node_pass.files for node_pass in created) / _UNLINK_RATE
+    unlink_s = STEP_TIMEOUT_S + sum(timing.files for timing in created) / _MIN_UNLINK_RATE
     yield "unlink", folder.run_on_all(lambda: metadata.unlink_files(written_folder, written_count), unlink_s)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from seatrial.bench.one_rank_per_node import Participants
     from seatrial.bench.storage import SharedFolder
 
-# probe of bench.shared_files → metric that counts the paths on which it failed
+# Probe (bench/shared_files.py) → metric that counts the paths on which the probe failed
 PROBE_METRICS = {
     **{probe: f"{probe}_failures" for probe in ("rename", "append", "flock", "fcntl", "mmap")},
     "owner": "owner_mismatches",
@@ -49,7 +49,7 @@ class SharedOptions(Options):
 class Volume:
     """The filesystem at a path as one node sees it, sizes in bytes; ``free_inodes`` is None if inodes are unlimited."""
 
-    mount: str
+    mount: str  # description of type, source, target and options of the mount
     size: int
     free: int
     free_inodes: int | None
@@ -57,9 +57,9 @@ class Volume:
 
 @dataclass
 class PathResult:
-    """Results of the tests of one path.
+    """Results of the tests of one path by the participants: one rank per node, or the first two ranks of one node.
 
-    ``unusable``: reason, if a step failed or a probe timed out; the other results are then not reported.
+    ``unusable``: reason, if a step failed or a probe timed out; the path then counts in no other metric.
     ``not_shared``: reason, if a node does not see another node's files; probes are then not run.
     ``failures``: probe → its failure, None if it passed. ``untested``: inconclusive probe → reason.
     ``not_removed``: path of the test folder if it could not be removed.
@@ -76,13 +76,13 @@ class PathResult:
 
 
 def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
-    """Yield from rank 0 the number of paths that fail each test, visibility delay in ms, and free space."""
+    """Yield from rank 0 the number of paths that fail each test, the visibility delay in ms, and the free space."""
     from seatrial.bench import one_rank_per_node
 
     participants = one_rank_per_node.select_participants(context.node, min_count=2)
     user_ids = participants.run_on_all(lambda: f"{os.geteuid()}:{os.getegid()}")
     paths = options.paths or (str(context.artifacts_dir),)
-    results = {path: _test_path(context, participants, path) for path in dict.fromkeys(paths)}
+    results = {path: _test_path(context, participants, path) for path in dict.fromkeys(paths)}  # each path once
     if context.rank == 0:
         yield from facts(
             {
@@ -141,10 +141,11 @@ def read_volume(root: Path, path: str) -> Volume:
     from seatrial.discover import filesystem, filesystem_kind
 
     usage, stat = filesystem.usage(Path("/"), path), os.statvfs(path)
-    entries = filesystem.mountinfo(read_text(root / "proc/self/mountinfo"))
-    parents = [entry for entry in entries if Path(usage.path).is_relative_to(entry.target)]
+    mounts = filesystem.mountinfo(read_text(root / "proc/self/mountinfo"))
+    mounts_above = [mount for mount in mounts if Path(usage.path).is_relative_to(mount.target)]
     description = "not found in /proc/self/mountinfo"
-    if mount := max(parents, key=lambda entry: len(entry.target), default=None):
+    if mounts_above:
+        mount = max(mounts_above, key=lambda mount: len(mount.target))
         kind = filesystem_kind.identify(mount, root)
         description = f"{kind.name}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
     return Volume(
@@ -176,50 +177,65 @@ def _observations(results: Mapping[str, PathResult]) -> Iterator[Observation]:
 
 
 def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[str]]]:
-    """Return {"paths_not_shared": {node: paths}}: the nodes whose mount at a path differs from that of the majority."""
-    places: dict[str, list[str]] = {}
+    """Return {"paths_not_shared": {node: paths}}: the nodes whose mount at a path differs from that of the majority.
+
+    Empty if there is no such node.
+    """
+    paths_by_node: dict[str, list[str]] = {}
     for path, result in results.items():
-        mounts = {name: volume.mount for name, volume in result.volumes.items()}
-        most_common, count = Counter(mounts.values()).most_common(1)[0] if mounts else ("", 0)
-        if result.not_shared and 2 * count > len(mounts):
-            for node in (name for name, mount in mounts.items() if mount != most_common):
-                places.setdefault(node, []).append(path)
-    return {"paths_not_shared": places} if places else {}
+        if not result.not_shared or not result.volumes:
+            continue
+        mount_by_node = {node: volume.mount for node, volume in result.volumes.items()}
+        most_common, count = Counter(mount_by_node.values()).most_common(1)[0]
+        if 2 * count <= len(mount_by_node):
+            continue
+        for node, mount in mount_by_node.items():
+            if mount != most_common:
+                paths_by_node.setdefault(node, []).append(path)
+    return {"paths_not_shared": paths_by_node} if paths_by_node else {}
 
 
-def _text_fact(name: str, by_path: Mapping[str, str | None]) -> Fact:
-    """Return a fact of the non-empty texts by path."""
-    return Fact(name=name, value={path: text for path, text in by_path.items() if text})
+def _text_fact(name: str, text_by_path: Mapping[str, str | None]) -> Fact:
+    """Return the fact ``name``: path → text, for the paths with a text."""
+    return Fact(name=name, value={path: text for path, text in text_by_path.items() if text})
 
 
 def _free_space(results: Mapping[str, PathResult]) -> Iterator[Observation]:
     """Yield free bytes and inodes per path (minimum over nodes), and the minimum over all paths."""
-    space: dict[str, dict[str, int | None]] = {}
+    space: dict[str, dict[str, int | None]] = {}  # path → size, free bytes and free inodes
+    free_bytes: list[int] = []  # of each path
+    free_inodes: list[int] = []  # of each path with a limited number of inodes
     for path, result in results.items():
         volumes = result.volumes.values()
-        inodes = [volume.free_inodes for volume in volumes if volume.free_inodes is not None]
-        size, free = max(volume.size for volume in volumes), min(volume.free for volume in volumes)
-        space[path] = {"size": size, "free": free, "free_inodes": min(inodes, default=None)}
-    free_inodes = [count for row in space.values() if (count := row["free_inodes"]) is not None]
+        free_bytes.append(min(volume.free for volume in volumes))
+        path_inodes = [volume.free_inodes for volume in volumes if volume.free_inodes is not None]
+        if path_inodes:
+            free_inodes.append(min(path_inodes))
+        space[path] = {
+            "size": max(volume.size for volume in volumes),
+            "free": free_bytes[-1],
+            "free_inodes": min(path_inodes, default=None),
+        }
     yield from facts({"space": space, "inodes_limited": "yes" if free_inodes else "no"})
-    yield metric(
-        "free_bytes", min(volume.free for result in results.values() for volume in result.volumes.values()), "B"
-    )
+    yield metric("free_bytes", min(free_bytes), "B")
     if free_inodes:
         yield metric("free_inodes", min(free_inodes), "inodes")
 
 
 def _probe_results(results: Mapping[str, PathResult]) -> Iterator[Observation]:
     """Yield the visibility delay (ms), and for each probe the number of paths on which it failed."""
-    delays = {path: {name: round(s * 1e3, 2) for name, s in row.delays.items()} for path, row in results.items()}
-    yield Fact(name="visibility_ms", value=dict(delays))
-    yield metric("visibility_delay", max(delay for by_name in delays.values() for delay in by_name.values()), "ms")
+    delays_ms = {
+        path: {participant: round(seconds * 1e3, 2) for participant, seconds in result.delays.items()}
+        for path, result in results.items()
+    }
+    yield Fact(name="visibility_ms", value=dict(delays_ms))
+    yield metric("visibility_delay", max(max(path_delays.values()) for path_delays in delays_ms.values()), "ms")
     for probe, metric_name in PROBE_METRICS.items():
         yield _text_fact(probe, {path: result.failures.get(probe) for path, result in results.items()})
         yield _text_fact(f"{probe}_untested", {path: result.untested.get(probe) for path, result in results.items()})
-        failures = sum(bool(result.failures.get(probe)) for result in results.values())
-        if failures or not any(probe in result.untested for result in results.values()):
-            yield metric(metric_name, failures, "paths")
+        failed_count = sum(bool(result.failures.get(probe)) for result in results.values())
+        if failed_count or not any(probe in result.untested for result in results.values()):
+            yield metric(metric_name, failed_count, "paths")
 
 
 LOCK_MEANING = (

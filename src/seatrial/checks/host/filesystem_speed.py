@@ -25,14 +25,14 @@ METRICS = {
 # more than 10 files/s.
 MIN_BYTES_PER_S = 1e7
 MIN_FILES_PER_S = 10
-# Whether O_DIRECT is used by all nodes → value of fact caches.*
-CACHES = {
+# Whether all nodes use O_DIRECT → value of fact caches.*
+CACHE_TEXTS = {
     True: "page cache of the node bypassed (O_DIRECT); caches of the file servers in use",
     False: "page cache of the node in use, as O_DIRECT is not supported everywhere: write time includes fsync; reads "
     "start after posix_fadvise(POSIX_FADV_DONTNEED), but may still be served from memory",
 }
 # Whether all nodes share the folder → value of fact shared.*
-SHARED = {
+SHARED_TEXTS = {
     True: "in concurrent mode each node reads and stats the files that the next node wrote",
     False: "a different folder on each node: each node reads and stats the files that it wrote",
 }
@@ -54,7 +54,8 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     """Yield GB/s and files/s per path from rank 0, from one node and from all nodes concurrently."""
     from seatrial.bench import one_rank_per_node, storage
 
-    participants, failed = one_rank_per_node.select_participants(context.node), dict[str, str]()
+    participants = one_rank_per_node.select_participants(context.node)
+    failures: dict[str, str] = {}  # path → nodes and reasons
     is_rank_0 = context.rank == 0
     if is_rank_0:
         yield Fact(name="several_nodes", value="yes" if participants.several_nodes else "no")
@@ -73,10 +74,10 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
                     if is_rank_0:
                         yield observation
         except one_rank_per_node.ParticipantError as error:
-            failed[path] = str(error)
+            failures[path] = str(error)
     if is_rank_0:
-        yield Fact(name="failed", value=dict(failed))
-        yield metric("paths_failed", len(failed), "paths")
+        yield Fact(name="failed", value=dict(failures))
+        yield metric("paths_failed", len(failures), "paths")
 
 
 def _measure(
@@ -85,11 +86,12 @@ def _measure(
     """Yield all rates of one folder: from the first node alone, then from all nodes concurrently."""
     from seatrial.bench import storage
 
-    all_direct, is_shared = True, storage.is_shared(folder)
-    folders = {"single": replace(folder, participants=folder.participants.first_only)}
+    is_shared = storage.is_shared(folder)
+    all_direct = True  # so far all nodes have used O_DIRECT
+    folder_by_mode = {"single": replace(folder, participants=folder.participants.first_only)}
     if folder.participants.several_nodes:
-        folders["concurrent"] = folder
-    for mode, mode_folder in folders.items():
+        folder_by_mode["concurrent"] = folder
+    for mode, mode_folder in folder_by_mode.items():
         progress(f"{label}: large files, {mode}")
         for operation, streams in _streams(mode_folder, options.size, is_shared):
             all_direct = all_direct and all(stream.direct for stream in streams)
@@ -97,37 +99,46 @@ def _measure(
         progress(f"{label}: small files, {mode}")
         for operation, seconds in _small_files(mode_folder, options.files, f"small_{mode}", is_shared):
             yield _rate(f"{operation}_{mode}.{label}", options.files, seconds)
-    yield Fact(name=f"caches.{label}", value=CACHES[all_direct])
-    yield Fact(name=f"shared.{label}", value=SHARED[is_shared])
+    yield Fact(name=f"caches.{label}", value=CACHE_TEXTS[all_direct])
+    yield Fact(name=f"shared.{label}", value=SHARED_TEXTS[is_shared])
 
 
 def _streams(folder: SharedFolder, size: int, is_shared: bool) -> Iterator[tuple[str, list[StreamResult]]]:
-    """Yield write and read with their results by node; in a shared folder each node reads the next node's file."""
+    """Yield ``write`` and ``read``, each with the results of all nodes.
+
+    In a shared folder each node reads the file of the next node.
+    """
     from seatrial.bench import storage
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
-    count = len(folder.names)
-    timeout_s = STEP_TIMEOUT_S + count * size / MIN_BYTES_PER_S
-    folder.run_on_all(lambda: storage.require_free_space(folder.path, count * size))
+    total_bytes = len(folder.names) * size
+    timeout_s = STEP_TIMEOUT_S + total_bytes / MIN_BYTES_PER_S
+    folder.run_on_all(lambda: storage.require_free_space(folder.path, total_bytes))
     yield "write", folder.run_on_all(lambda: storage.write_stream(folder.file("large"), size), timeout_s)
     read_path = (folder.next_file if is_shared else folder.file)("large")
     yield "read", folder.run_on_all(lambda: storage.read_stream(read_path, size), timeout_s)
 
 
-def _small_files(folder: SharedFolder, files: int, name: str, is_shared: bool) -> Iterator[tuple[str, list[float]]]:
-    """Yield create, stat and unlink with their seconds by node; in a shared folder each node stats the next's files."""
+def _small_files(folder: SharedFolder, count: int, name: str, is_shared: bool) -> Iterator[tuple[str, list[float]]]:
+    """Yield ``create``, ``stat`` and ``unlink``, each with the seconds of all nodes.
+
+    In a shared folder each node stats the files of the next node. ``count``: number of files of each node.
+    """
     from seatrial.bench import storage
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
-    timeout_s = STEP_TIMEOUT_S + len(folder.names) * files / MIN_FILES_PER_S
-    yield "create", folder.run_on_all(lambda: storage.create_small_files(folder.file(name), files), timeout_s)
+    timeout_s = STEP_TIMEOUT_S + len(folder.names) * count / MIN_FILES_PER_S
+    yield "create", folder.run_on_all(lambda: storage.create_small_files(folder.file(name), count), timeout_s)
     stat_path = (folder.next_file if is_shared else folder.file)(name)
-    yield "stat", folder.run_on_all(lambda: storage.stat_small_files(stat_path, files), timeout_s)
-    yield "unlink", folder.run_on_all(lambda: storage.unlink_small_files(folder.file(name), files), timeout_s)
+    yield "stat", folder.run_on_all(lambda: storage.stat_small_files(stat_path, count), timeout_s)
+    yield "unlink", folder.run_on_all(lambda: storage.unlink_small_files(folder.file(name), count), timeout_s)
 
 
 def _rate(name: str, amount: float, seconds: Sequence[float]) -> Metric:
-    """Return the total rate: ``amount`` times nodes over the time of the slowest node; samples are the nodes' rates."""
+    """Return the total rate: ``amount`` times nodes over the time of the slowest node. Samples are the nodes' rates.
+
+    ``amount``: GB, or number of files, of each node. ``seconds``: of each node.
+    """
     unit = METRICS[f"{name.partition('.')[0]}.*"]
     rates = tuple(amount / node_seconds for node_seconds in seconds)
     return Metric(name=name, value=amount * len(seconds) / max(seconds), unit=unit, subject=CLUSTER, samples=rates)

@@ -100,7 +100,7 @@ RULES = (
         metric="tmp_free",
         expect=">= 1GiB",
         outcome_if_violated=Outcome.WARN,
-        meaning="torchrun writes error files, torch and Triton their compile caches to the temporary directory.",
+        meaning="The temporary directory holds the error files of torchrun and the compile caches of torch and Triton.",
         fix="Find large files: du -xsh ${TMPDIR:-/tmp}/* | sort -h; or set TMPDIR to a directory with free space.",
     ),
     Rule(

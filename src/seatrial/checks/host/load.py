@@ -18,7 +18,7 @@ MAX_PROCESSES = 5  # entries of the fact busiest_processes
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield the busy share of all CPUs during WINDOW_S, and the processes that used most of it.
+    """Yield the busy share of all CPUs during WINDOW_S, and the processes with the highest CPU time.
 
     Raises SeatrialError if /proc/stat cannot be read, or if its times do not increase.
     """
@@ -27,28 +27,29 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     from seatrial.discover import settings
 
     context.progress("reading the load of the CPUs")
-    processes = {process.pid: (process, _cpu_seconds(process)) for process in psutil.process_iter()}
-    busy, total = _cpu_time(context.root)
+    processes = {process.pid: process for process in psutil.process_iter()}
+    cpu_s_before = {pid: _cpu_seconds(process) for pid, process in processes.items()}
+    busy_before, total_before = _cpu_time(context.root)
     time.sleep(WINDOW_S)
     busy_after, total_after = _cpu_time(context.root)
-    cpu_s_by_pid = {pid: _cpu_seconds(process) - before for pid, (process, before) in processes.items()}
+    cpu_s_by_pid = {pid: _cpu_seconds(process) - cpu_s_before[pid] for pid, process in processes.items()}
     active = [pid for pid, cpu_s in cpu_s_by_pid.items() if cpu_s > 0]
     busiest = sorted(active, key=lambda pid: -cpu_s_by_pid[pid])[:MAX_PROCESSES]
     yield from facts(
         {
             "gpu_node": "yes" if settings.is_gpu_node(context.root) else "no",
             "busiest_processes": [
-                {"pid": pid, "name": _name(processes[pid][0]), "cpus": round(cpu_s_by_pid[pid] / WINDOW_S, 2)}
+                {"pid": pid, "name": _name(processes[pid]), "cpus": round(cpu_s_by_pid[pid] / WINDOW_S, 2)}
                 for pid in busiest
             ],
         }
     )
-    if total_after <= total:
+    if total_after <= total_before:
         raise SeatrialError(
-            f"{context.root / 'proc/stat'}: total CPU time went from {total} to {total_after} ticks in {WINDOW_S:g} s, "
-            "expected an increase. Next: head -1 /proc/stat, twice"
+            f"{context.root / 'proc/stat'}: total CPU time went from {total_before} to {total_after} ticks in "
+            f"{WINDOW_S:g} s, expected an increase. Next: head -1 /proc/stat, twice"
         )
-    yield metric("cpu_busy", 100 * (busy_after - busy) / (total_after - total), "%", context.node)
+    yield metric("cpu_busy", 100 * (busy_after - busy_before) / (total_after - total_before), "%", context.node)
 
 
 def _cpu_time(root: Path) -> tuple[int, int]:
@@ -65,6 +66,7 @@ def _cpu_time(root: Path) -> tuple[int, int]:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
+    """User and system time of a process since its start; 0 if this user cannot read it."""
     import psutil
 
     try:

@@ -46,17 +46,17 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     context.progress("connecting all pairs")
     result = connectivity.measure_connectivity(participants, resolver.resolve)
     if context.rank == 0:
-        names = participants.names
+        nodes = participants.names
         observations = [
-            *_unresolved_names(names, result),
-            *_connections(names, result),
-            *_clock_skews(names, result),
-            *compare_versions(dict(zip(names, versions, strict=True))),
-            *compare_networks(dict(zip(names, networks, strict=True))),
+            *_unresolved_names(nodes, result),
+            *_connections(nodes, result),
+            *_clock_skews(nodes, result),
+            *compare_versions(dict(zip(nodes, versions, strict=True))),
+            *compare_networks(dict(zip(nodes, networks, strict=True))),
         ]
         yield from observations
         facts_by_name: dict[str, Any] = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
-        yield Fact(name="fault_places", value=fault_places(names, result, facts_by_name))
+        yield Fact(name="fault_places", value=fault_places(nodes, result, facts_by_name))
 
 
 def read_network(root: Path, address: str | None) -> dict[str, str]:
@@ -67,18 +67,19 @@ def read_network(root: Path, address: str | None) -> dict[str, str]:
     from seatrial.discover import fabric
 
     network = {"rendezvous": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"}
-    if nic := next((nic for nic in fabric.read_nics(root).interfaces if address in nic.addresses), None):
+    nic = next((nic for nic in fabric.read_nics(root).interfaces if address in nic.addresses), None)
+    if nic:
         network["interface"] = f"{nic.name} ({address})"
         network |= {"MTU": f"{nic.mtu} B"} if nic.mtu else {}
         network |= {"speed": f"{nic.speed_mbit_s} Mb/s"} if nic.speed_mbit_s else {}
-    variables = {
-        name: printable(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLE_PREFIXES)
-    }
-    return network | {name: value for name, value in variables.items() if name not in PER_NODE_VARIABLES}
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(VARIABLE_PREFIXES) and name not in PER_NODE_VARIABLES:
+            network[name] = printable(value)
+    return network
 
 
 def read_versions(root: Path, nccl: str | None) -> Versions:
-    """Return versions by component; ``nccl`` is the version in use, system NCCL libraries are listed by path."""
+    """Return component → version. ``nccl``: the version in use; NCCL libraries of the system are listed by path."""
     from seatrial.discover import software
 
     read_field, installed = FieldReader(), software.read(root)
@@ -103,12 +104,12 @@ def _os_name(root: Path) -> str:
     return printable(match[1])
 
 
-def _unresolved_names(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
-    """Yield the number of names that a node cannot resolve, and the reasons by name."""
+def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+    """Yield the number of node names that at least one node cannot resolve, and the reasons by name."""
     from seatrial.bench.one_rank_per_node import group_by_text
 
-    problems: dict[str, dict[str, str]] = {}
-    for node, lookups in zip(names, result.lookups, strict=True):
+    problems: dict[str, dict[str, str]] = {}  # name → node that cannot resolve it → reason
+    for node, lookups in zip(nodes, result.lookups, strict=True):
         for name, lookup in lookups.items():
             if lookup.problem:
                 problems.setdefault(name, {})[f"on {node}"] = lookup.problem
@@ -116,11 +117,11 @@ def _unresolved_names(names: Sequence[str], result: ConnectivityResult) -> Itera
     yield metric("names_unresolved", len(problems), "names")
 
 
-def _connections(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
     """Yield the number of pairs without a connection, and the round-trip times (us) of each node."""
-    unreachable: dict[str, str] = {}
-    round_trips: dict[str, dict[str, float]] = {}
-    for source, connections in zip(names, result.connections, strict=True):
+    unreachable: dict[str, str] = {}  # pair → error
+    round_trips: dict[str, dict[str, float]] = {}  # source → target → us
+    for source, connections in zip(nodes, result.connections, strict=True):
         for target, connection in connections.items():
             if isinstance(connection, str):
                 unreachable[f"{source}->{target}"] = connection
@@ -133,32 +134,40 @@ def _connections(names: Sequence[str], result: ConnectivityResult) -> Iterator[O
         yield metric("rtt", list(by_target.values()), "us", source)
 
 
-def _clock_skews(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
-    """Yield the smallest possible skew of each clock to the first node's: offset minus uncertainty, at least 0 s."""
+def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+    """Yield the smallest possible skew between each clock and that of the first node, in seconds.
+
+    This is the measured offset minus its uncertainty, at least 0.
+    """
     from seatrial.bench.connectivity import Connection
 
-    first, clocks = names[0], dict[str, str]()
-    for index, name in enumerate(names[1:], 1):
-        forward, backward = result.connections[0][name], result.connections[index][first]
+    first_node = nodes[0]
+    offset_texts: dict[str, str] = {}
+    for index, node in enumerate(nodes[1:], 1):
+        forward, backward = result.connections[0][node], result.connections[index][first_node]
         connection, sign = (forward, 1) if isinstance(forward, Connection) else (backward, -1)
         if isinstance(connection, Connection):
             offset, uncertainty = sign * connection.clock_offset, connection.clock_uncertainty
-            clocks[name] = f"{offset:+.6f} s relative to {first}, ± {uncertainty:.6f} s"
-            yield metric("clock_skew", max(0.0, abs(offset) - uncertainty), "s", name)
-    yield Fact(name="clocks", value=dict(clocks))
+            offset_texts[node] = f"{offset:+.6f} s relative to {first_node}, ± {uncertainty:.6f} s"
+            yield metric("clock_skew", max(0.0, abs(offset) - uncertainty), "s", node)
+    yield Fact(name="clocks", value=dict(offset_texts))
 
 
 def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
-    """Yield the components whose versions differ, and the nodes that differ from more than half of all nodes."""
+    """Yield the components whose versions differ, and the nodes without the version of the majority.
+
+    A majority is more than half of all nodes.
+    """
     components = dict.fromkeys(component for versions in by_node.values() for component in versions)
-    common, differing = dict[str, str | None](), dict[str, dict[str, list[str]]]()
-    minority: dict[str, dict[str, str]] = {}
+    common: dict[str, str | None] = {}  # component → version of all nodes
+    differing: dict[str, dict[str, list[str]]] = {}  # component → version → nodes
+    minority: dict[str, dict[str, str]] = {}  # node → component → "version, majority: version"
     for component in components:
-        values = {node: versions.get(component) for node, versions in by_node.items()}
-        if len(set(values.values())) == 1:
-            common[component] = next(iter(values.values()))
+        version_by_node = {node: versions.get(component) for node, versions in by_node.items()}
+        if len(set(version_by_node.values())) == 1:
+            common[component] = next(iter(version_by_node.values()))
             continue
-        texts = {node: value or "none" for node, value in values.items()}
+        texts = {node: version or "none" for node, version in version_by_node.items()}
         differing[component] = _nodes_by_value(texts)
         _add_minority(minority, component, texts)
     yield Fact(name="versions", value=dict(common))
@@ -171,19 +180,22 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
 def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Observation]:
     """Yield the components whose values differ between nodes; a missing MTU or speed is not a difference.
 
-    Also yields the nodes that differ from more than half of all nodes, and those with an unreadable interface.
+    Also yields the nodes without the value of the majority (more than half of the nodes that have a value), and the
+    nodes whose interface could not be read. ``by_node``: node → result of ``read_network``.
     """
     components = dict.fromkeys(component for network in by_node.values() for component in network)
-    differing: dict[str, dict[str, list[str]]] = {}
-    minority: dict[str, dict[str, str]] = {}
-    for component in (name for name in components if name not in NOT_COMPARED):
+    differing: dict[str, dict[str, list[str]]] = {}  # component → value → nodes
+    minority: dict[str, dict[str, str]] = {}  # node → component → "value, majority: value"
+    for component in components:
+        if component in NOT_COMPARED:
+            continue
         if component.startswith(VARIABLE_PREFIXES):
-            values = {node: network.get(component, "not set") for node, network in by_node.items()}
+            value_by_node = {node: network.get(component, "not set") for node, network in by_node.items()}
         else:
-            values = {node: network[component] for node, network in by_node.items() if component in network}
-        if len(set(values.values())) > 1:
-            differing[component] = _nodes_by_value(values)
-            _add_minority(minority, component, values)
+            value_by_node = {node: network[component] for node, network in by_node.items() if component in network}
+        if len(set(value_by_node.values())) > 1:
+            differing[component] = _nodes_by_value(value_by_node)
+            _add_minority(minority, component, value_by_node)
     yield Fact(name="network", value={node: dict(network) for node, network in by_node.items()})
     yield Fact(name="network_differing", value={name: dict(nodes) for name, nodes in differing.items()})
     yield Fact(name="network_minority", value={node: dict(settings) for node, settings in minority.items()})
@@ -194,56 +206,59 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
 
 
 def fault_places(
-    names: Sequence[str], result: ConnectivityResult, facts_by_name: Mapping[str, Mapping[str, Mapping[str, str]]]
+    nodes: Sequence[str], result: ConnectivityResult, facts_by_name: Mapping[str, Mapping[str, Mapping[str, str]]]
 ) -> dict[str, dict[str, list[str]]]:
     """Return metric → node or pair at fault → the names or settings there, for metrics whose fault can be located.
 
-    A name that no node resolves is not located. ``facts_by_name`` has ``nodes_differing`` and ``network_minority``.
+    A name that no node resolves has no place. ``facts_by_name`` has ``nodes_differing`` and ``network_minority``.
     """
-    unresolved = {
+    unresolved_by_node = {
         node: [name for name, lookup in lookups.items() if lookup.problem]
-        for node, lookups in zip(names, result.lookups, strict=True)
+        for node, lookups in zip(nodes, result.lookups, strict=True)
     }
-    unresolved_everywhere = set.intersection(*map(set, unresolved.values()))
-    pairs = [
-        (source, target)
-        for source, connections in zip(names, result.connections, strict=True)
-        for target, connection in connections.items()
-        if isinstance(connection, str)
-    ]
-    versions = {node: list(settings) for node, settings in facts_by_name["nodes_differing"].items()}
+    unresolved_everywhere = set.intersection(*map(set, unresolved_by_node.values()))
+    unreachable_pairs: list[tuple[str, str]] = []
+    for source, connections in zip(nodes, result.connections, strict=True):
+        unreachable_pairs += [(source, target) for target, error in connections.items() if isinstance(error, str)]
+    components_by_node = {node: list(versions) for node, versions in facts_by_name["nodes_differing"].items()}
     places = {
         "names_unresolved": {
-            node: missing for node, missing in unresolved.items() if {*missing} - unresolved_everywhere
+            node: names for node, names in unresolved_by_node.items() if set(names) - unresolved_everywhere
         },
-        "pairs_unreachable": _place_of_pairs(pairs),
-        "versions_differing": versions,
-        "nodes_differing": versions,
+        "pairs_unreachable": _place_of_pairs(unreachable_pairs),
+        "versions_differing": components_by_node,
+        "nodes_differing": components_by_node,
         "network_differing": {node: list(settings) for node, settings in facts_by_name["network_minority"].items()},
     }
     return {name: by_place for name, by_place in places.items() if by_place}
 
 
 def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return place → unreachable nodes. The place is the only unreachable pair, or the node that is in all pairs."""
+    """Return place → unreachable nodes; empty if the fault has no single place.
+
+    The place is the only unreachable pair, or the node that is in all ``pairs``.
+    """
     if len({frozenset(pair) for pair in pairs}) == 1:
         return {f"{pairs[0][0]}->{pairs[0][1]}": [pairs[0][1]]}
     common = set.intersection(*map(set, pairs)) if pairs else set[str]()
     return {node: sorted({*chain(*pairs)} - {node}) for node in common}
 
 
-def _add_minority(minority: dict[str, dict[str, str]], component: str, values: Mapping[str, str]) -> None:
+def _add_minority(minority: dict[str, dict[str, str]], component: str, value_by_node: Mapping[str, str]) -> None:
     """Add the nodes whose value differs from the value of the majority; none if no value has a majority."""
-    majority, count = Counter(values.values()).most_common(1)[0]
-    if 2 * count > len(values):
-        for node, value in values.items():
+    majority, count = Counter(value_by_node.values()).most_common(1)[0]
+    if 2 * count > len(value_by_node):
+        for node, value in value_by_node.items():
             if value != majority:
                 minority.setdefault(node, {})[component] = f"{value}, majority: {majority}"
 
 
-def _nodes_by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
+def _nodes_by_value(value_by_node: Mapping[str, str]) -> dict[str, list[str]]:
     """Return value → nodes that have it."""
-    return {value: [node for node in values if values[node] == value] for value in values.values()}
+    nodes_by_value: dict[str, list[str]] = {}
+    for node, value in value_by_node.items():
+        nodes_by_value.setdefault(value, []).append(node)
+    return nodes_by_value
 
 
 SEVERAL_NODES = {"several_nodes": "yes"}

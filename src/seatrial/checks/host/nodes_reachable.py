@@ -12,11 +12,12 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield from rank 0 the number of nodes in the process group, and the number of missing nodes."""
     from seatrial.bench import rank
 
-    nodes = rank.gather(context.node)
+    node_of_each_rank = rank.gather(context.node)
     if context.rank == 0:
-        yield Fact(name="ranks_by_node", value={node: nodes.count(node) for node in sorted(set(nodes))})
-        yield metric("nodes", len(set(nodes)), "nodes")
-        yield metric("nodes_missing", context.expected_nodes - len(set(nodes)), "nodes")
+        nodes = sorted(set(node_of_each_rank))
+        yield Fact(name="ranks_by_node", value={node: node_of_each_rank.count(node) for node in nodes})
+        yield metric("nodes", len(nodes), "nodes")
+        yield metric("nodes_missing", context.expected_nodes - len(nodes), "nodes")
 
 
 CHECK = Check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Context, Options, RuleFact, facts, metric
 from seatrial.model import NOT_REPORTED, Observation, Outcome, Phase, Rule, Scope
@@ -12,18 +12,26 @@ from seatrial.model import NOT_REPORTED, Observation, Outcome, Phase, Rule, Scop
 if TYPE_CHECKING:
     from seatrial.discover.settings import Setting
 
-# Setting → its metric, the unit, and a function from the setting's value to that of the metric
-METRICS: Mapping[str, tuple[str, Literal["bool", "devices"], Callable[[Any], float]]] = {
-    "kernel_module": ("open_kernel_module", "bool", lambda kind: kind == "open"),
-    "gpudirect_rdma": ("gpudirect_rdma_available", "bool", lambda interface: interface != "none"),
-    "acs": ("acs_redirecting_bridges", "devices", len),
-    "iommu": ("iommu_translates", "bool", lambda mode: mode == "translated"),
-    "cpu_governor": ("governor_performance", "bool", lambda governors: governors == "performance"),
-    "turbo": ("turbo_enabled", "bool", bool),
-    "transparent_hugepages": ("transparent_hugepages_enabled", "bool", lambda mode: mode != "never"),
-    "numa_balancing": ("numa_balancing_enabled", "bool", bool),
-    "gdrcopy": ("gdrcopy_accessible", "bool", bool),
-    "performance_counters": ("performance_counters_readable", "bool", bool),
+
+class SettingMetric(NamedTuple):
+    """The metric of a setting. ``from_setting``: computes the metric's value from the setting's value."""
+
+    name: str
+    unit: Literal["bool", "devices"]
+    from_setting: Callable[[Any], float]
+
+
+METRIC_BY_SETTING: Mapping[str, SettingMetric] = {
+    "kernel_module": SettingMetric("open_kernel_module", "bool", lambda kind: kind == "open"),
+    "gpudirect_rdma": SettingMetric("gpudirect_rdma_available", "bool", lambda interface: interface != "none"),
+    "acs": SettingMetric("acs_redirecting_bridges", "devices", len),
+    "iommu": SettingMetric("iommu_translates", "bool", lambda mode: mode == "translated"),
+    "cpu_governor": SettingMetric("governor_performance", "bool", lambda governors: governors == "performance"),
+    "turbo": SettingMetric("turbo_enabled", "bool", bool),
+    "transparent_hugepages": SettingMetric("transparent_hugepages_enabled", "bool", lambda mode: mode != "never"),
+    "numa_balancing": SettingMetric("numa_balancing_enabled", "bool", bool),
+    "gdrcopy": SettingMetric("gdrcopy_accessible", "bool", bool),
+    "performance_counters": SettingMetric("performance_counters_readable", "bool", bool),
 }
 
 
@@ -41,17 +49,18 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
             "architecture": platform.machine(),
         }
     )
-    unreadable: dict[str, str] = {}
+    unreadable: dict[str, str] = {}  # metric → why its setting could not be read
     for name in type(node).model_fields:
         setting = getattr(node, name)
         if not isinstance(setting, Setting):
             continue
         yield from facts({name: setting.value, f"{name}_status": _status(setting)})
-        if name in METRICS and setting.status == "readable":
-            metric_name, unit, value = METRICS[name]
-            yield metric(metric_name, value(setting.value), unit, context.node)
-        elif name in METRICS and setting.status == "unreadable":
-            unreadable[METRICS[name][0]] = setting.reason
+        setting_metric = METRIC_BY_SETTING.get(name)
+        if setting_metric and setting.status == "readable":
+            value = setting_metric.from_setting(setting.value)
+            yield metric(setting_metric.name, value, setting_metric.unit, context.node)
+        elif setting_metric and setting.status == "unreadable":
+            unreadable[setting_metric.name] = setting.reason
     yield from facts({NOT_REPORTED: unreadable})
 
 
@@ -67,7 +76,7 @@ def _status(setting: Setting) -> str:
 def _rule(setting: str, expect: str, meaning: str, fix: str, applies_if: Mapping[str, str] | None = None) -> Rule:
     """A rule on one setting of a GPU node; WARN, since training works with any of these settings."""
     return Rule(
-        metric=METRICS[setting][0],
+        metric=METRIC_BY_SETTING[setting].name,
         expect=expect,
         outcome_if_violated=Outcome.WARN,
         applies_if={"gpu_node": "yes", **(applies_if or {}), f"{setting}_status": "readable"},
@@ -159,13 +168,13 @@ CHECK = Check(
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
     rights="root, to read ACS of PCIe bridges; without it this metric is SKIP",
-    metrics={name: unit for name, unit, _ in METRICS.values()},
+    metrics={row.name: row.unit for row in METRIC_BY_SETTING.values()},
     rules=RULES,
     rule_facts={
         "gpu_node": RuleFact(reason="no NVIDIA GPU on this machine"),
         "rdma_present": RuleFact(reason="no RDMA device"),
         "architecture": RuleFact(values=r"\w+", reason="the rule does not apply to the architecture {}"),
-        **{f"{setting}_status": _READABLE for setting in METRICS},
+        **{f"{setting}_status": _READABLE for setting in METRIC_BY_SETTING},
     },
     measure=measure,
     limit_s=60,

@@ -34,7 +34,10 @@ METRICS = {
 
 
 class SpeedOptions(Options):
-    """``seconds``: duration of each test (CPU, memory, write, read). ``disk_size``: maximum size of the test file."""
+    """``seconds``: duration of each test (all CPUs, memory, write, read); the test of one CPU takes half of it.
+
+    ``disk_size``: maximum size of the test file in bytes.
+    """
 
     seconds: float = Field(default=0.8, gt=0, le=60)
     disk_size: Annotated[ByteSize, Field(ge=2**22)] = 2**30
@@ -46,10 +49,12 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     from seatrial.discover import cpu_memory
 
     cpu = cpu_memory.read_cpu(context.root)
-    cpus = sorted(os.sched_getaffinity(0))[: math.ceil(cpu.quota_cores) if cpu.quota_cores else None]
-    numa = _numa_groups(cpu, cpus)
-    cpu_known = "yes" if cpu.model else "no"
-    yield from facts({"host": f"{cpu.model}; CPUs: {len(cpus)}; NUMA nodes: {len(numa)}", "cpu_known": cpu_known})
+    cpus = sorted(os.sched_getaffinity(0))
+    if cpu.quota_cores:
+        cpus = cpus[: math.ceil(cpu.quota_cores)]
+    cpus_by_numa_node = _cpus_by_numa_node(cpu, cpus)
+    host = f"{cpu.model}; CPUs: {len(cpus)}; NUMA nodes: {len(cpus_by_numa_node)}"
+    yield from facts({"host": host, "cpu_known": "yes" if cpu.model else "no"})
     context.progress("CPU")
     yield metric("hash_single", host_speed.hash_rate(cpus[:1], options.seconds / 2), _HASH_UNIT, context.node)
     yield metric("hash_all", host_speed.hash_rate(cpus, options.seconds), _HASH_UNIT, context.node)
@@ -57,20 +62,21 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     memory = cpu_memory.read_memory(context.root)
     usable_bytes = min(filter(None, (memory.available_bytes, memory.limit_bytes)))
     block_bytes = min(host_speed.COPY_BYTES, usable_bytes // _MEMORY_DIVISOR // len(cpus) // 2)  # source and target
-    rates = host_speed.copy_rates(list(numa.values()), options.seconds, block_bytes)
-    yield Fact(name="memory_copy_by_numa_node", value=dict(zip(numa, rates, strict=True)))
+    rates = host_speed.copy_rates(list(cpus_by_numa_node.values()), options.seconds, block_bytes)
+    yield Fact(name="memory_copy_by_numa_node", value=dict(zip(cpus_by_numa_node, rates, strict=True)))
     yield metric("memory_copy", sum(rates), "GB/s", context.node)
     context.progress("local disk")
     yield from _disk_observations(context, options)
 
 
-def _numa_groups(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
-    """NUMA node → its CPUs among ``cpus``; one group "all" if the NUMA nodes of some CPUs are unknown."""
-    groups = {
-        node.name: [number for number in parse_id_list(node.cpus) if number in cpus] for node in cpu.numa if node.cpus
-    }
-    groups = {name: numbers for name, numbers in groups.items() if numbers}
-    return groups if sum(map(len, groups.values())) == len(cpus) else {"all": cpus}
+def _cpus_by_numa_node(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
+    """NUMA node → its CPUs among ``cpus``; {"all": cpus} if the NUMA nodes of some CPUs are unknown."""
+    cpus_by_node: dict[str, list[int]] = {}
+    for node in cpu.numa:
+        node_cpus = [number for number in parse_id_list(node.cpus) if number in cpus] if node.cpus else []
+        if node_cpus:
+            cpus_by_node[node.name] = node_cpus
+    return cpus_by_node if sum(map(len, cpus_by_node.values())) == len(cpus) else {"all": cpus}
 
 
 def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Observation]:
@@ -78,7 +84,7 @@ def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Obse
     from seatrial.bench import host_speed
     from seatrial.discover import filesystem
 
-    folder = context.artifacts_dir
+    folder = context.artifacts_dir  # in the run directory
     kind = filesystem.filesystem_type(folder)
     yield Fact(name="disk_filesystem", value=kind)
     if kind not in _LOCAL_FILESYSTEMS:
@@ -101,7 +107,10 @@ def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Obse
 
 
 def _peer_rule(name: str, warn_below: float, meaning: str, fix: str) -> Rule:
-    """WARN for a low outlier among the nodes with the same fact ``host``; SKIP if there are fewer than three."""
+    """WARN for a low outlier among the nodes with the same fact ``host``; SKIP if there are fewer than three.
+
+    ``warn_below``: share of the median of these nodes.
+    """
     return Rule(
         metric=name,
         compare_with_peers=True,

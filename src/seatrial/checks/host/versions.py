@@ -26,31 +26,33 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
         }
     )
     for name, minimum in minimum_versions().items():
-        outdated, reason = compare(installed[name], minimum)
-        yield from facts({f"{name}_known": f"no: {reason}" if reason else "yes", f"{name}_outdated": outdated})
-        if not reason:
+        outdated, unknown_reason = compare(installed[name], minimum)
+        known = f"no: {unknown_reason}" if unknown_reason else "yes"
+        yield from facts({f"{name}_known": known, f"{name}_outdated": outdated})
+        if not unknown_reason:
             yield metric(f"{name}_outdated", bool(outdated), "bool", context.node)
 
 
 def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[list[str], str]:
-    """The outdated versions with their minimum, and the reason if no version could be compared, otherwise ""."""
+    """Return the outdated versions as texts, and why no version could be compared; "" if at least one was."""
     if installed.reason:
         return [], installed.reason
-    any_compared, reasons = False, list[str]()
-    outdated = []
+    any_compared = False
+    outdated: list[str] = []
+    not_compared_reasons: list[str] = []
     for version in installed.versions:
         if minimum.models and version.model not in minimum.models:
-            reasons.append(f"model {version.model or 'unknown'} is not listed")
+            not_compared_reasons.append(f"model {version.model or 'unknown'} is not listed")
             continue
         try:
             required = minimum.minimum_for(version.version)
         except UnknownVersionError as error:
-            reasons.append(str(error))
+            not_compared_reasons.append(str(error))
             continue
         any_compared = True
         if required:
             outdated += [f"{text} is older than {required}" for text in _version_texts([version])]
-    return outdated, "" if any_compared else "; ".join(dict.fromkeys(reasons))
+    return outdated, "" if any_compared else "; ".join(dict.fromkeys(not_compared_reasons))
 
 
 def _version_texts(installed: Sequence[InstalledVersion]) -> list[str]:

@@ -20,7 +20,7 @@ Value = TypeVar("Value", bound=str | bool)
 
 
 class KubernetesOptions(Options):
-    """The settings of the trial; None with another launcher."""
+    """The settings of the trial's launcher ``kubernetes``; None if the trial has another launcher."""
 
     kubernetes: Kubernetes | None = Field(default=None, description="set by seatrial from the keys kubernetes.*")
 
@@ -60,22 +60,23 @@ def requested_devices(context: Context, settings: Kubernetes) -> dict[str, int]:
 
 
 def nodes_differing(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return node → the value that more than half of the other nodes have, for each node whose own value differs.
+    """Return node → the majority value of the other nodes, for each node whose value is different.
 
-    Of two nodes with different values both are returned.
+    ``values``: node → its value. A majority is more than half of the other nodes. Of two nodes with different values
+    both are returned.
     """
     counts = Counter(values.values())
-    most_common = [value for value, _ in counts.most_common(2)]
-    different = {}
-    for name, value in values.items():
-        common = next((other for other in most_common if other != value), None)
-        if common is not None and counts[common] > (len(values) - 1) / 2:
-            different[name] = common
-    return different
+    two_most_common = [value for value, _ in counts.most_common(2)]
+    majority_by_node = {}
+    for node, value in values.items():
+        majority = next((candidate for candidate in two_most_common if candidate != value), None)
+        if majority is not None and counts[majority] > (len(values) - 1) / 2:
+            majority_by_node[node] = majority
+    return majority_by_node
 
 
 def missing_names(names_by_node: Mapping[str, set[str]]) -> dict[str, list[str]]:
-    """Return node → the names that it lacks and more than half of the other nodes have; only nodes that lack some."""
+    """Return node → the names that more than half of the other nodes have and this node lacks; without empty lists."""
     counts = Counter(name for names in names_by_node.values() for name in names)
     common = [name for name, count in sorted(counts.items()) if count > (len(names_by_node) - 1) / 2]
     missing = {node: [name for name in common if name not in names] for node, names in names_by_node.items()}

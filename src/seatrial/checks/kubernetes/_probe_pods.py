@@ -36,7 +36,7 @@ RESOLVE_S = 60  # limit for the names of other pods to resolve; a DNS server may
 _PROBE_LABEL = "seatrial.dev/probe"
 _DELETE_TIMEOUT_S = 90
 _NAME_FILE = "probe-job"  # file in the artifacts with the name of the Job, from its creation until its deletion
-_KEPT_S = 60  # Kubernetes deletes a Job this long after its end
+_JOB_TTL_S = 60  # Kubernetes deletes a Job this long after its end
 
 
 class ProbeOptions(KubernetesOptions):
@@ -49,7 +49,10 @@ class ProbeOptions(KubernetesOptions):
 
 @dataclass(frozen=True)
 class ProbePods:
-    """Follows the probe pods of one check, which have the same unique label."""
+    """Follows the probe pods of one check: ``count`` pods of the Job ``name``, which is also their unique label.
+
+    ``wait_s``: maximum seconds until all pods have started. ``progress``: shows a line of progress.
+    """
 
     kubectl: Kubectl
     name: str
@@ -114,9 +117,11 @@ class ProbePods:
         try:
             self.kubectl.run("delete", "jobs", self.selector, "--cascade=foreground", "--wait=false")
             deadline = time.monotonic() + _DELETE_TIMEOUT_S
-            while left := self.kubectl.get("jobs,pods", self.selector):
+            while remaining := self.kubectl.get("jobs,pods", self.selector):
                 if time.monotonic() > deadline:
-                    raise KubectlError(f"{len(left)} objects still exist {_DELETE_TIMEOUT_S} s after their deletion")
+                    raise KubectlError(
+                        f"{len(remaining)} objects still exist {_DELETE_TIMEOUT_S} s after their deletion"
+                    )
                 time.sleep(POLL_S)
         except KubectlError as error:
             raise KubectlError(f"probe pods may still use GPUs. Run first: {command}. {error}", error.reason) from None
@@ -124,7 +129,10 @@ class ProbePods:
 
 @contextmanager
 def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePods]:
-    """Yield the probe pods of ``expected_nodes`` nodes and delete them on exit. Raises KubectlError."""
+    """Create one probe pod for each expected node, yield the pods, and delete them on exit.
+
+    Raises KubectlError, and SeatrialError if kubectl prints an object in an unexpected form.
+    """
     from seatrial.discover.kubectl import ApiUnavailable, KubectlError
 
     settings, name_file = options.settings(), context.artifacts_dir / _NAME_FILE
@@ -139,7 +147,8 @@ def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePo
         try:
             job = _create(pods.kubectl, manifest, context.artifacts_dir)
         except KubectlError as error:
-            is_refused = bool(error.reason) and not isinstance(error, ApiUnavailable)  # no Job exists
+            # After a refusal no Job exists; without an answer of the API server it may exist
+            is_refused = bool(error.reason) and not isinstance(error, ApiUnavailable)
             raise
         _create(pods.kubectl, _service(settings, name, job["metadata"]["uid"]), context.artifacts_dir)
         yield pods
@@ -150,7 +159,7 @@ def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePo
 
 
 def _create(kubectl: Kubectl, manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Create an object and return it as the API server has it."""
+    """Create an object and return it as the API server stored it. ``folder``: for the file with ``manifest``."""
     file = folder / f"{manifest['kind'].lower()}.json"
     file.write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     output = kubectl.run("create", f"--filename={file}", "--output=json")
@@ -163,7 +172,10 @@ def _create(kubectl: Kubectl, manifest: dict[str, Any], folder: Path) -> dict[st
 
 
 def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wait_s: float) -> dict[str, Any]:
-    """Return the Indexed Job with one probe pod on each of ``nodes`` nodes."""
+    """Return the Indexed Job with one probe pod on each of ``nodes`` nodes.
+
+    ``gpus``: requested by each pod; None if not configured. ``wait_s``: maximum seconds until a pod starts.
+    """
     from seatrial.discover.pod_probe import SCRIPT
 
     labels = {"app.kubernetes.io/name": "seatrial", _PROBE_LABEL: name}
@@ -188,7 +200,7 @@ def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wai
             "parallelism": nodes,
             "backoffLimit": 0,
             "activeDeadlineSeconds": 2 * lifetime_s,
-            "ttlSecondsAfterFinished": _KEPT_S,
+            "ttlSecondsAfterFinished": _JOB_TTL_S,
             "template": {"metadata": {"labels": labels, "annotations": pod_annotations(settings)}, "spec": spec},
         },
     }

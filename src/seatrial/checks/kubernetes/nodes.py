@@ -42,7 +42,7 @@ METRICS = {
     "operator_pods_missing": "pods",
 }
 
-_PEERS = {"several_nodes": "yes"}
+_SEVERAL_NODES = {"several_nodes": "yes"}
 
 RULES = (
     Rule(
@@ -123,7 +123,7 @@ RULES = (
         evidence_facts=("topology_labels_missing", "cliques"),
         expect="== 0 labels",
         outcome_if_violated=Outcome.WARN,
-        applies_if=_PEERS,
+        applies_if=_SEVERAL_NODES,
         meaning="the node lacks a topology label that most other nodes have: schedulers cannot place it near its "
         "peers. A node of an NVL72 without the label nvidia.com/gpu.clique has no initialised NVLink fabric",
         fix="kubectl get nodes --show-labels; nvidia.com/gpu.clique: on the node nvidia-smi -q | grep -A4 Fabric; "
@@ -134,7 +134,7 @@ RULES = (
         evidence_facts=("kubelet_versions",),
         expect="== 0 bool",
         outcome_if_violated=Outcome.WARN,
-        applies_if=_PEERS,
+        applies_if=_SEVERAL_NODES,
         meaning="the node's kubelet has another version than most other nodes: an upgrade did not complete",
         fix="kubectl get nodes -o wide; upgrade the node group",
     ),
@@ -143,7 +143,7 @@ RULES = (
         evidence_facts=("driver_versions",),
         expect="== 0 bool",
         outcome_if_violated=Outcome.WARN,
-        applies_if={**_PEERS, "driver_labels": "yes"},
+        applies_if={**_SEVERAL_NODES, "driver_labels": "yes"},
         meaning="the node's GPU driver has another version than most other nodes, or no version label: NCCL and CUDA "
         "may behave differently there",
         fix="kubectl get nodes -L nvidia.com/cuda.driver-version.full,nvidia.com/gpu-driver-upgrade-state; kubectl get "
@@ -154,7 +154,7 @@ RULES = (
         evidence_facts=("gpu_models",),
         expect="== 0 bool",
         outcome_if_violated=Outcome.WARN,
-        applies_if={**_PEERS, "model_labels": "yes"},
+        applies_if={**_SEVERAL_NODES, "model_labels": "yes"},
         meaning="the node has another GPU model than most other nodes: a job on both is as slow as the slower one",
         fix="kubectl get nodes -L nvidia.com/gpu.product; select one pool: --set kubernetes.node_selector=…",
     ),
@@ -172,7 +172,7 @@ RULES = (
         evidence_facts=("operator_pods_missing",),
         expect="== 0 pods",
         outcome_if_violated=Outcome.WARN,
-        applies_if={**_PEERS, "operator_pods": "yes"},
+        applies_if={**_SEVERAL_NODES, "operator_pods": "yes"},
         meaning="a DaemonSet of GPU Operator, Network Operator or a device plugin has a pod on most other nodes, but "
         "not on this one: a label nvidia.com/gpu.deploy.* or a taint excludes it",
         fix="kubectl get daemonsets -A; kubectl get node NODE --show-labels | tr , '\\n' | grep deploy",
@@ -183,23 +183,19 @@ RULES = (
 def measure(context: Context, options: KubernetesOptions) -> Iterator[Observation]:
     """Yield the node counts, and the state of each node.
 
-    Raises NotApplicable with another launcher, KubectlError if nodes cannot be listed, and SeatrialError if none of the
-    nodes can be used by the trial.
+    Raises NotApplicable with another launcher, KubectlError if nodes cannot be listed, and SeatrialError if
+    ``trial_nodes`` finds none.
     """
     settings = options.settings()
     context.progress("kubectl get nodes")
     nodes = trial_nodes(context, settings)
     devices = requested_devices(context, settings)
-    unusable = {
-        node.name: "; ".join(reasons)
-        for node in nodes
-        if (reasons := _unusable_reasons(node, settings.tolerations, devices))
-    }
-    usable = len(nodes) - len(unusable)
+    reasons_by_node = {node.name: _unusable_reasons(node, settings.tolerations, devices) for node in nodes}
+    unusable = {name: "; ".join(reasons) for name, reasons in reasons_by_node.items() if reasons}
+    usable_count = len(nodes) - len(unusable)
     yield from facts({"unusable": unusable, "several_nodes": "yes" if len(nodes) > 1 else "no"})
-    missing = max(0, context.expected_nodes - usable)
-    counts = {"nodes": len(nodes), "nodes_usable": usable, "nodes_missing": missing}
-    yield from metrics(METRICS, counts)
+    missing_count = max(0, context.expected_nodes - usable_count)
+    yield from metrics(METRICS, {"nodes": len(nodes), "nodes_usable": usable_count, "nodes_missing": missing_count})
     if not nodes:
         raise SeatrialError(_no_nodes_text(context, settings))
     yield from _state_metrics(nodes, settings.tolerations)
@@ -239,11 +235,13 @@ def _barriers(node: KubernetesNode, tolerations: Sequence[Toleration]) -> list[s
 
 def _state_metrics(nodes: Sequence[KubernetesNode], tolerations: Sequence[Toleration]) -> Iterator[Observation]:
     """Yield for each node whether it is ready and schedulable, and its problem conditions."""
-    barriers = {node.name: _barriers(node, tolerations) for node in nodes}
+    barriers_by_node = {node.name: _barriers(node, tolerations) for node in nodes}
     yield from facts(
         {
-            "not_ready": {node.name: str(ready) for node in nodes if (ready := node.ready_condition).status != "True"},
-            "not_schedulable": {name: rows for name, rows in barriers.items() if rows},
+            "not_ready": {
+                node.name: str(node.ready_condition) for node in nodes if node.ready_condition.status != "True"
+            },
+            "not_schedulable": {name: reasons for name, reasons in barriers_by_node.items() if reasons},
             "problem_conditions": {node.name: [*map(str, node.problems)] for node in nodes if node.problems},
             "unknown_conditions": {
                 node.name: [*map(str, node.unknown_conditions)] for node in nodes if node.unknown_conditions
@@ -253,7 +251,7 @@ def _state_metrics(nodes: Sequence[KubernetesNode], tolerations: Sequence[Tolera
     for node in nodes:
         values = {
             "ready": node.ready_condition.status == "True",
-            "schedulable": not barriers[node.name],
+            "schedulable": not barriers_by_node[node.name],
             "problem_conditions": len(node.problems),
         }
         yield from metrics(METRICS, values, node.name)
@@ -282,88 +280,98 @@ def _gpu_metrics(nodes: Sequence[KubernetesNode], expected: int | None) -> Itera
 
 
 def _device_metrics(nodes: Sequence[KubernetesNode], devices: Mapping[str, int]) -> Iterator[Observation]:
-    """Yield the number of device resources that are missing on each node, other than GPUs."""
+    """Yield the number of device resources that are missing on each node, other than GPUs.
+
+    A resource is missing if a pod of the trial requests more devices than the node has. It is also missing if more than
+    half of the other nodes have it, and this node does not.
+    """
     present = {node.name: {name for name in node.extended_resources if node.allocatable(name)} for node in nodes}
     missing_vs_peers = missing_names(present)
-    missing = {}
+    missing_by_node = {}
     for node in nodes:
         too_few = {name for name, count in devices.items() if node.allocatable(name) < count}
-        missing[node.name] = sorted({*too_few, *missing_vs_peers.get(node.name, ())} - {GPU_RESOURCE})
-    yield from facts({"resources_missing": {name: rows for name, rows in missing.items() if rows}})
-    for name, rows in missing.items():
-        yield from metrics(METRICS, {"resources_missing": len(rows)}, name)
+        missing_by_node[node.name] = sorted({*too_few, *missing_vs_peers.get(node.name, ())} - {GPU_RESOURCE})
+    yield from facts(
+        {"resources_missing": {node: resources for node, resources in missing_by_node.items() if resources}}
+    )
+    for node_name, resources in missing_by_node.items():
+        yield from metrics(METRICS, {"resources_missing": len(resources)}, node_name)
 
 
 def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Observation]:
     """Yield the NVLink cliques, and for each node the topology labels that it lacks."""
     from seatrial.discover.kubernetes import CLIQUE_LABEL
 
-    missing = missing_names({node.name: set(node.topology) for node in nodes})
-    cliques: dict[str, list[str]] = {}
+    missing_by_node = missing_names({node.name: set(node.topology) for node in nodes})
+    nodes_by_clique: dict[str, list[str]] = {}
     for node in nodes:
         if clique := node.labels.get(CLIQUE_LABEL):
-            cliques.setdefault(clique, []).append(node.name)
+            nodes_by_clique.setdefault(clique, []).append(node.name)
     labels = {node.name: node.topology for node in nodes}
-    yield from facts({"topology_labels": labels, "topology_labels_missing": missing, "cliques": cliques})
-    if cliques:
-        yield from metrics(METRICS, {"nvlink_cliques": len(cliques)})
+    yield from facts(
+        {"topology_labels": labels, "topology_labels_missing": missing_by_node, "cliques": nodes_by_clique}
+    )
+    if nodes_by_clique:
+        yield from metrics(METRICS, {"nvlink_cliques": len(nodes_by_clique)})
     for node in nodes:
-        yield from metrics(METRICS, {"topology_labels_missing": len(missing.get(node.name, ()))}, node.name)
+        missing_count = len(missing_by_node.get(node.name, ()))
+        yield from metrics(METRICS, {"topology_labels_missing": missing_count}, node.name)
 
 
 def _version_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Observation]:
     """Yield for each node whether kubelet, driver or GPU model differ from those of most nodes."""
-    values = {
+    value_by_node = {
         "kubelet_version": {node.name: node.status.node_info.kubelet_version for node in nodes},
         "driver_version": {node.name: node.driver_version or "no label" for node in nodes},
         "gpu_model": {node.name: node.labels.get("nvidia.com/gpu.product", "no label") for node in nodes},
     }
-    for name, by_node in values.items():
-        yield from facts({f"{name}s": _grouped(by_node)})
-        different = nodes_differing(by_node)
+    for name, values in value_by_node.items():
+        yield from facts({f"{name}s": _nodes_by_value(values)})
+        different = nodes_differing(values)
         for node in nodes:
             yield from metrics(METRICS, {f"{name}_differs": node.name in different}, node.name)
     for fact, name in (("driver_labels", "driver_version"), ("model_labels", "gpu_model")):
-        labelled = set(values[name].values()) != {"no label"}
+        labelled = set(value_by_node[name].values()) != {"no label"}
         yield from facts({fact: "yes" if labelled else "no: no node has the labels of GPU Feature Discovery"})
 
 
-def _grouped(by_node: Mapping[str, str]) -> dict[str, list[str]]:
+def _nodes_by_value(value_by_node: Mapping[str, str]) -> dict[str, list[str]]:
     """Return value → nodes, the value of most nodes first."""
-    groups: dict[str, list[str]] = {}
-    for name, value in by_node.items():
-        groups.setdefault(value, []).append(name)
-    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+    nodes_by_value: dict[str, list[str]] = {}
+    for node, value in value_by_node.items():
+        nodes_by_value.setdefault(value, []).append(node)
+    return dict(sorted(nodes_by_value.items(), key=lambda item: -len(item[1])))
 
 
 def _operator_metrics(nodes: Sequence[KubernetesNode], settings: Kubernetes) -> Iterator[Observation]:
-    """Yield the DaemonSet pods of the operators that are not ready or missing, by node."""
+    """Yield for each node the number of operator pods that are not ready, and of DaemonSets without a pod there."""
     from seatrial.discover.kubernetes import kubernetes_data
 
     pods, refused = _operator_pods(settings)
-    daemon_sets: dict[str, set[str]] = {node.name: set() for node in nodes}
-    not_ready: dict[str, list[str]] = {node.name: [] for node in nodes}
+    daemon_sets_by_node: dict[str, set[str]] = {node.name: set() for node in nodes}
+    not_ready_by_node: dict[str, list[str]] = {node.name: [] for node in nodes}
     for pod in pods:
-        if pod.daemon_set and pod.spec.node_name in daemon_sets:
-            daemon_sets[pod.spec.node_name].add(f"{pod.metadata.namespace}/{pod.daemon_set}")
+        if pod.daemon_set and pod.spec.node_name in daemon_sets_by_node:
+            daemon_sets_by_node[pod.spec.node_name].add(f"{pod.metadata.namespace}/{pod.daemon_set}")
             if not pod.ready:
-                not_ready[pod.spec.node_name].append(f"{pod.metadata.namespace}/{pod}")
-    if not any(daemon_sets.values()):
+                not_ready_by_node[pod.spec.node_name].append(f"{pod.metadata.namespace}/{pod}")
+    if not any(daemon_sets_by_node.values()):
         namespaces = ", ".join(kubernetes_data().operator_namespaces)
-        none = f"no: no DaemonSet of an operator has pods on the nodes (namespaces {namespaces})"
-        yield from facts({"operator_pods": f"{PERMISSION_DENIED}: {refused[0]}" if refused else none})
+        no_pods = f"no: no DaemonSet of an operator has pods on the nodes (namespaces {namespaces})"
+        yield from facts({"operator_pods": f"{PERMISSION_DENIED}: {refused[0]}" if refused else no_pods})
         return
-    missing = missing_names(daemon_sets)
+    missing_by_node = missing_names(daemon_sets_by_node)
     yield from facts(
         {
             "operator_pods": "yes",
-            "operator_pods_not_ready": {name: rows for name, rows in not_ready.items() if rows},
-            "operator_pods_missing": missing,
+            "operator_pods_not_ready": {name: texts for name, texts in not_ready_by_node.items() if texts},
+            "operator_pods_missing": missing_by_node,
             "namespaces_refused": refused,
         }
     )
-    for name in daemon_sets:
-        values = {"operator_pods_not_ready": len(not_ready[name]), "operator_pods_missing": len(missing.get(name, ()))}
+    for name, not_ready in not_ready_by_node.items():
+        missing_count = len(missing_by_node.get(name, ()))
+        values = {"operator_pods_not_ready": len(not_ready), "operator_pods_missing": missing_count}
         yield from metrics(METRICS, values, name)
 
 

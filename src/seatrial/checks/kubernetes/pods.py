@@ -13,7 +13,7 @@ from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open
 from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.config.kubernetes_pod import container_name, image
 from seatrial.discover.kubernetes_messages import Place, job_failures
-from seatrial.model import JOB_FAILURES, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import JOB_FAILURES, JobFailure, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
@@ -145,6 +145,10 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
 def _probe_metrics(
     context: Context, options: ProbeOptions, devices: Mapping[str, int], place: Place
 ) -> Iterator[Observation]:
+    """Create the probe pods, yield their metrics and delete them.
+
+    Raises SeatrialError if the probe of a started pod gave no result.
+    """
     with open_probe_pods(context, options) as probes:
         pods = probes.wait_for_start()
         started = [pod for pod in pods if pod.started]
@@ -155,9 +159,10 @@ def _probe_metrics(
         yield from _gpu_metrics(results, context.expected_gpus)
         yield from _limit_metrics(results, any(name != GPU_RESOURCE for name in devices))
         yield from _name_metrics(results, probes.count)
-    if without_result := [
+    without_result = [
         f"{pod.metadata.name} on {pod.spec.node_name}" for pod in started if pod.metadata.name not in containers
-    ]:
+    ]
+    if without_result:
         raise SeatrialError(
             f"no result of {len(without_result)} probe pods: {and_more(without_result, 4)}. Check that the image has "
             "sh and df"
@@ -165,33 +170,29 @@ def _probe_metrics(
 
 
 def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iterator[Observation]:
-    """Yield which pods have started, the seconds from creation to start, and those of the image pulls."""
-    started = sum(pod.started for pod in pods)
-    nodes = {pod.metadata.name: pod.spec.node_name for pod in pods}
-    events, error = _events(probes)
+    """Yield which pods have started, the seconds from their scheduling to their start, and those of the image pulls."""
+    started_count = sum(pod.started for pod in pods)
+    node_by_pod = {pod.metadata.name: pod.spec.node_name for pod in pods}
+    events, events_error = _events(probes)
     not_started = {pod.metadata.name: str(pod) for pod in pods if not pod.started}
     warnings = dict.fromkeys(event.message for event in events if event.type == "Warning")
-    named = next((pod.metadata.namespace for pod in pods if pod.metadata.namespace), "")
-    place = place._replace(namespace=place.namespace or named)
-    messages = {str(pod): [(pod.metadata.name, pod.spec.node_name)] for pod in pods if not pod.started}
-    # Events count only if no pod states a reason: an event may belong to an attempt that was repeated with success
-    failures = job_failures(messages, place) or job_failures(dict.fromkeys(warnings, ()), place)
+    namespace = place.namespace or next((pod.metadata.namespace for pod in pods if pod.metadata.namespace), "")
+    place = place._replace(namespace=namespace)
+    messages = {message: [(pod_name, node_by_pod[pod_name])] for pod_name, message in not_started.items()}
+    failures: tuple[JobFailure, ...] = ()
+    if started_count < probes.count:
+        # Events count only if no pod states a reason: an event may belong to an attempt that was repeated with success
+        failures = job_failures(messages, place) or job_failures(dict.fromkeys(warnings, ()), place)
     yield from facts(
         {
-            "nodes": nodes,
+            "nodes": node_by_pod,
             "not_started": not_started,
             "warnings": [*warnings][:_MAX_WARNINGS],
-            "events_unreadable": error,
-            JOB_FAILURES: [failure.model_dump(mode="json") for failure in failures] if started < probes.count else [],
+            "events_unreadable": events_error,
+            JOB_FAILURES: [failure.model_dump(mode="json") for failure in failures],
         }
     )
-    yield from metrics(METRICS, {"pods_started": started, "pods_missing": max(0, probes.count - started)})
-    # A node that already has the image has no event of a pull
-    pulls = {
-        nodes[event.involved_object.name]: event.pull_s
-        for event in events
-        if event.pull_s is not None and event.involved_object.name in nodes
-    }
+    yield from metrics(METRICS, {"pods_started": started_count, "pods_missing": max(0, probes.count - started_count)})
     for pod in pods:
         if not pod.spec.node_name:
             continue
@@ -199,33 +200,39 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iter
         if pod.start_s is not None:
             values["start_seconds"] = pod.start_s
         yield from metrics(METRICS, values, pod.spec.node_name)
-    yield from _pull_metrics(pulls)
+    # A node that already has the image has no event of a pull
+    pull_s_by_node = {
+        node_by_pod[event.involved_object.name]: event.pull_s
+        for event in events
+        if event.pull_s is not None and event.involved_object.name in node_by_pod
+    }
+    yield from _pull_metrics(pull_s_by_node)
 
 
-def _pull_metrics(pulls: Mapping[str, float]) -> Iterator[Observation]:
+def _pull_metrics(pull_s_by_node: Mapping[str, float]) -> Iterator[Observation]:
     """Yield the seconds of the image pull by node, and their ratio to the median of the other nodes."""
-    compared = len(pulls) > 1
-    reason = "one node pulled the image" if pulls else "no node pulled the image"
-    yield from facts({"image_pulls": pulls, "pulls_compared": "yes" if compared else f"no: {reason}"})
-    for node, pull_s in pulls.items():
+    compared = len(pull_s_by_node) > 1
+    reason = "one node pulled the image" if pull_s_by_node else "no node pulled the image"
+    yield from facts({"image_pulls": pull_s_by_node, "pulls_compared": "yes" if compared else f"no: {reason}"})
+    for node, pull_s in pull_s_by_node.items():
         yield from metrics(METRICS, {"image_pull_seconds": pull_s}, node)
         if compared:
-            others_s = median(seconds for name, seconds in pulls.items() if name != node)
+            others_s = median(seconds for name, seconds in pull_s_by_node.items() if name != node)
             ratio = max(pull_s, _SHORT_PULL_S) / max(others_s, _SHORT_PULL_S)
             yield from metrics(METRICS, {"image_pull_ratio": ratio}, node)
 
 
 def _image_metrics(pods: Sequence[Pod], container: str) -> Iterator[Observation]:
     """Yield the number of different images, by digest, that the pods run."""
-    images: dict[str, list[str]] = {}
+    nodes_by_digest: dict[str, list[str]] = {}
     for pod in pods:
         if pod.started and (digest := pod.image_digest(container)):
-            images.setdefault(digest, []).append(pod.spec.node_name)
-    compared = sum(map(len, images.values())) > 1
-    reason = "no: fewer than two pods report the digest of their image"
-    yield from facts({"images": images, "digests_compared": "yes" if compared else reason})
+            nodes_by_digest.setdefault(digest, []).append(pod.spec.node_name)
+    compared = sum(map(len, nodes_by_digest.values())) > 1
+    not_compared = "no: fewer than two pods report the digest of their image"
+    yield from facts({"images": nodes_by_digest, "digests_compared": "yes" if compared else not_compared})
     if compared:
-        yield from metrics(METRICS, {"image_digests": len(images)})
+        yield from metrics(METRICS, {"image_digests": len(nodes_by_digest)})
 
 
 def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
@@ -241,6 +248,7 @@ def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
 
 
 def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Iterator[Observation]:
+    """Yield the number of GPUs that each pod sees, and of those that it lacks. ``expected``: GPUs of each pod."""
     errors = {pod.spec.node_name: container.gpu_error for pod, container in results if container.gpu_error}
     yield from facts({"gpu_errors": errors})
     if expected:
@@ -252,42 +260,47 @@ def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Iterat
 
 def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> Iterator[Observation]:
     """Yield /dev/shm, the limit of locked memory and the RDMA devices of each pod."""
-    counts = {pod.spec.node_name: len(container.rdma_devices) for pod, container in results}
-    rdma = devices_requested or any(counts.values())
+    device_counts = [len(container.rdma_devices) for _, container in results]
+    rdma = devices_requested or any(device_counts)
     yield from facts(
         {
             "rdma": "yes" if rdma else "no: no pod has an RDMA device, and kubernetes.overlay.resources requests none",
             "rdma_devices": {pod.spec.node_name: [*container.rdma_devices] for pod, container in results},
         }
     )
-    usual = Counter(counts.values()).most_common(1)[0][0] if counts else 0
+    most_common_count = Counter(device_counts).most_common(1)[0][0] if device_counts else 0
+    expected_count = max(most_common_count, 1 if rdma else 0)
     for pod, container in results:
-        devices = len(container.rdma_devices)
+        device_count = len(container.rdma_devices)
         values = {
             "shm_bytes": container.shm_bytes,
             "memlock_unlimited": container.memlock_unlimited,
-            "rdma_devices": devices,
-            "rdma_devices_missing": max(0, max(usual, 1 if rdma else 0) - devices),
+            "rdma_devices": device_count,
+            "rdma_devices_missing": max(0, expected_count - device_count),
         }
         yield from metrics(METRICS, values, pod.spec.node_name)
 
 
 def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Observation]:
-    """Yield the names of other pods that a pod does not resolve; only pods that have started have a name."""
+    """Yield for each pod the number of names of other pods that it does not resolve.
+
+    Only the names of started pods count: a pod that has not started has no DNS record. ``count``: pods of the Job.
+    """
     from seatrial.discover.pod_probe import peers
 
-    hosts = {_host_name(pod) for pod, _ in results}
-    unresolved: dict[str, list[str]] = {}
+    started_hosts = {_host_name(pod) for pod, _ in results}
+    unresolved_by_node: dict[str, list[str]] = {}
     for pod, container in results:
         job_name, _, index = _host_name(pod).rpartition("-")
         expected = {f"{job_name}-{peer}" for peer in peers(int(index), count)}
-        unresolved[pod.spec.node_name] = sorted((expected & hosts) - {*container.resolved})
-    if error := next((container.dns_error for _, container in results if container.dns_error), ""):
-        yield from facts({"several_pods": f"no: {error}", "unresolved": {}})
+        unresolved_by_node[pod.spec.node_name] = sorted((expected & started_hosts) - {*container.resolved})
+    dns_errors = [container.dns_error for _, container in results if container.dns_error]
+    if dns_errors:
+        yield from facts({"several_pods": f"no: {dns_errors[0]}", "unresolved": {}})
         return
-    missing = {node: names for node, names in unresolved.items() if names}
-    yield from facts({"several_pods": "yes" if len(results) > 1 else "no", "unresolved": missing})
-    for node, names in unresolved.items():
+    not_empty = {node: names for node, names in unresolved_by_node.items() if names}
+    yield from facts({"several_pods": "yes" if len(results) > 1 else "no", "unresolved": not_empty})
+    for node, names in unresolved_by_node.items():
         yield from metrics(METRICS, {"names_unresolved": len(names)}, node)
 
 

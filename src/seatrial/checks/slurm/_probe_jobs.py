@@ -38,7 +38,10 @@ class SubmitOptions(Options):
 
 @dataclass(frozen=True)
 class ProbeJobs:
-    """Submits, follows and cancels the probe jobs of one check, all with the same unique job name."""
+    """Submits, follows and cancels the probe jobs of one check, all with the same unique job name.
+
+    ``wait_s``: maximum seconds until a job starts. ``progress``: shows a line of progress.
+    """
 
     job_name: str
     submit_options: tuple[str, ...]
@@ -76,9 +79,9 @@ class ProbeJobs:
     def wait_until(
         self, job_id: str, condition: Callable[[JobRecord], bool], run_s: float, wait_s: float | None = None
     ) -> JobRecord:
-        """Return the job when ``condition`` is true of it, or when it has run for ``run_s`` seconds.
+        """Return the job when it satisfies ``condition``, or when it has run for ``run_s`` seconds.
 
-        Raises SeatrialError if the job is pending for longer than ``wait_s``; default: ``wait_s`` of the options.
+        Raises SeatrialError if the job is pending for longer than ``wait_s``; default: ``wait_s`` of the probe jobs.
         """
         submitted, started = time.monotonic(), None
         timeout_s = self.wait_s if wait_s is None else wait_s
@@ -120,9 +123,10 @@ def condition_fact(name: str, reason: str) -> Fact:
 
 
 def needs_slurm(measure: _Measure[_Options]) -> _Measure[_Options]:
-    """Return ``measure``, which raises NotApplicable on a machine without Slurm client or configuration of Slurm.
+    """Decorator: ``measure`` raises NotApplicable on a machine without Slurm's client or without Slurm's configuration.
 
-    If Slurm starts the jobs of the trial, the fact SLURM_ABSENT makes the judge turn the SKIP into an ERROR.
+    The outcome is then SKIP. If Slurm starts the jobs of the trial, the judge makes it an ERROR, because of the fact
+    SLURM_ABSENT.
     """
 
     @wraps(measure)
@@ -142,8 +146,8 @@ def needs_slurm(measure: _Measure[_Options]) -> _Measure[_Options]:
 @contextmanager
 def open_probe_jobs(context: Context, options: SubmitOptions) -> Iterator[ProbeJobs]:
     """Yield ProbeJobs and cancel all its jobs on exit; if seatrial is killed, their time limit ends them."""
-    values = {"partition": options.partition, "account": options.account}
-    submit_options = (*(f"--{name}={value}" for name, value in values.items() if value), *options.extra)
+    option_values = {"partition": options.partition, "account": options.account}
+    submit_options = (*(f"--{name}={value}" for name, value in option_values.items() if value), *options.extra)
     jobs = ProbeJobs(f"seatrial-{uuid.uuid4().hex[:12]}", submit_options, options.wait_s, context.progress)
     try:
         yield jobs

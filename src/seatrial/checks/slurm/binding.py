@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -137,25 +138,26 @@ def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
     from seatrial.discover import slurm_task
 
     settings = slurm.settings()
-    gpus, no_gpus_reason = _gpus_per_node(context, options, settings)
-    nodes, tasks = options.nodes or context.expected_nodes, gpus or _CPU_ONLY_TASKS
-    yield from _condition_facts(settings, gpus, no_gpus_reason)
+    gpus_per_node, no_gpus_reason = _gpus_per_node(context, options, settings)
+    node_count = options.nodes or context.expected_nodes
+    tasks_per_node = gpus_per_node or _CPU_ONLY_TASKS
+    yield from _condition_facts(settings, gpus_per_node, no_gpus_reason)
     with open_probe_jobs(context, options) as jobs:
-        size = _size_options(nodes, tasks, options, gpus, settings)
+        size = _size_options(node_count, tasks_per_node, options, gpus_per_node > 0, settings)
         job = jobs.start_idle_job(*size)
-        allocations = slurm.allocations(job.id)
+        allocations = slurm.allocations(job.id)  # node → resources
         yield Fact(name="allocations", value={node: row.model_dump(mode="json") for node, row in allocations.items()})
         probe = slurm_task.srun_command(options.devices)
         all_tasks = slurm_task.parse_tasks(jobs.run_step(job.id, (*size, "--cpu-bind=threads"), probe))
-        _require_tasks(all_tasks, nodes * tasks, allocations)
+        _require_tasks(all_tasks, node_count * tasks_per_node, allocations)
         yield from _cpu_metrics(all_tasks, _allocated_cpus(all_tasks, allocations), options.cpus_per_task)
         yield from _memory_metrics(all_tasks, allocations)
-        if gpus:
+        if gpus_per_node:
             yield from _gpu_metrics(all_tasks, settings.constrains_devices)
-            single_size = _size_options(nodes, 1, options, 1, settings)
+            single_size = _size_options(node_count, 1, options, True, settings)
             single_tasks = slurm_task.parse_tasks(jobs.run_step(job.id, single_size, probe))
-            _require_tasks(single_tasks, nodes, allocations)
-            yield from _single_task_metrics(single_tasks, gpus, settings)
+            _require_tasks(single_tasks, node_count, allocations)
+            yield from _single_task_metrics(single_tasks, gpus_per_node, settings)
 
 
 def _gpus_per_node(context: Context, options: BindingOptions, settings: Settings) -> tuple[int, str]:
@@ -168,23 +170,29 @@ def _gpus_per_node(context: Context, options: BindingOptions, settings: Settings
     return gpus, "" if gpus else "Slurm has no GPUs, or --gpus-per-node is 0"
 
 
-def _size_options(nodes: int, tasks: int, options: BindingOptions, gpus: int, settings: Settings) -> tuple[str, ...]:
+def _size_options(
+    node_count: int, tasks_per_node: int, options: BindingOptions, with_gpus: bool, settings: Settings
+) -> tuple[str, ...]:
     """Return the size options of a job or step; sets --mem, because without it a job may get all memory of a node."""
-    memory = [f"--mem={tasks}G"] if settings.memory_is_consumable else []
-    size = (f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", *memory)
-    return (*size, f"--cpus-per-task={options.cpus_per_task}", *(["--gpus-per-task=1"] if gpus else []))
+    size = [f"--nodes={node_count}", f"--ntasks={node_count * tasks_per_node}", f"--ntasks-per-node={tasks_per_node}"]
+    if settings.memory_is_consumable:
+        size.append(f"--mem={tasks_per_node}G")
+    size.append(f"--cpus-per-task={options.cpus_per_task}")
+    if with_gpus:
+        size.append("--gpus-per-task=1")
+    return tuple(size)
 
 
-def _condition_facts(settings: Settings, gpus: int, no_gpus_reason: str) -> Iterator[Observation]:
-    """Yield the facts for ``applies_if`` from the settings ("yes" or "no: REASON"), and devices_confined."""
+def _condition_facts(settings: Settings, gpus_per_node: int, no_gpus_reason: str) -> Iterator[Observation]:
+    """Yield the facts for ``applies_if`` ("yes" or "no: REASON"), and with GPUs the metric devices_confined."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
-    cores = f"{plugins}, ConstrainCores={settings.constrain_cores}"
-    memory = "memory not limited by SelectTypeParameters, TaskPlugin and ConstrainRAMSpace"
-    yield condition_fact("cpus_confined", "" if settings.constrains_cpus else cores)
+    cores_reason = f"{plugins}, ConstrainCores={settings.constrain_cores}"
+    memory_reason = "memory not limited by SelectTypeParameters, TaskPlugin and ConstrainRAMSpace"
+    yield condition_fact("cpus_confined", "" if settings.constrains_cpus else cores_reason)
     yield condition_fact("tasks_bound", "" if settings.task_binding_enabled else f"{plugins}, without task/affinity")
-    yield condition_fact("memory_limit", "" if settings.constrains_memory else memory)
+    yield condition_fact("memory_limit", "" if settings.constrains_memory else memory_reason)
     yield condition_fact("gpu_per_task", no_gpus_reason)
-    if not gpus:
+    if not gpus_per_node:
         yield from (condition_fact(name, no_gpus_reason) for name in ("gpu_isolation_tested", "numa_distance_readable"))
     else:
         yield from metrics(METRICS, {"devices_confined": settings.constrains_devices})
@@ -200,20 +208,22 @@ def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[st
 
 def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> dict[str, int]:
     """Return node → number of kernel CPUs (hyperthreads) that are allocated to the job; Slurm may count cores."""
-    configured = {node.name: node.cpus for node in slurm.nodes()}
-    threads = {task.node: task.threads_per_slurm_cpu(configured.get(task.node)) for task in tasks}
-    return {node: allocation.cpus * threads[node] for node, allocation in allocations.items()}
+    configured_cpus = {node.name: node.cpus for node in slurm.nodes()}
+    threads_per_cpu = {task.node: task.threads_per_slurm_cpu(configured_cpus.get(task.node)) for task in tasks}
+    return {node: allocation.cpus * threads_per_cpu[node] for node, allocation in allocations.items()}
 
 
-def _cpu_metrics(tasks: Sequence[Task], allocated: Mapping[str, int], cpus_per_task: int) -> Iterator[Observation]:
-    """Yield missing CPUs of each task, and per node the CPUs that are shared or not allocated."""
+def _cpu_metrics(
+    tasks: Sequence[Task], allocated_by_node: Mapping[str, int], cpus_per_task: int
+) -> Iterator[Observation]:
+    """Yield the missing CPUs of each task, and per node the CPUs that are shared or not allocated."""
     yield Fact(name="tasks", value={task.name: _task_summary(task) for task in tasks})
     for task in tasks:
         yield from metrics(METRICS, {"cpus_missing": max(0, cpus_per_task - len(task.cpus))}, task.name)
-    for node, cpus in allocated.items():
-        counts = Counter(cpu for task in tasks if task.node == node for cpu in task.cpus)
-        shared = sum(count > 1 for count in counts.values())
-        excess = max(0, len(counts) - cpus)
+    for node, allocated in allocated_by_node.items():
+        task_counts = Counter(chain.from_iterable(task.cpus for task in tasks if task.node == node))  # CPU → tasks
+        shared = sum(count > 1 for count in task_counts.values())
+        excess = max(0, len(task_counts) - allocated)
         yield from metrics(METRICS, {"cpus_outside_allocation": excess, "cpus_shared": shared}, node)
 
 
@@ -227,23 +237,23 @@ def _task_summary(task: Task) -> dict[str, object]:
 
 def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> Iterator[Observation]:
     """Yield memory_confined per task; no value for a task without a readable memory cgroup."""
-    limited_tasks = [task for task in tasks if task.memory_limits]
-    yield Fact(name="memory", value={task.name: task.memory_limit for task in limited_tasks})
-    for task in limited_tasks:
+    tasks_in_cgroups = [task for task in tasks if task.memory_limits]
+    yield Fact(name="memory", value={task.name: task.memory_limit for task in tasks_in_cgroups})
+    for task in tasks_in_cgroups:
         confined = task.memory_limit is not None and task.memory_limit <= allocations[task.node].memory_bytes
         yield from metrics(METRICS, {"memory_confined": confined}, task.name)
 
 
-def _gpu_metrics(tasks: Sequence[Task], confined: bool) -> Iterator[Observation]:
+def _gpu_metrics(tasks: Sequence[Task], devices_confined: bool) -> Iterator[Observation]:
     """Yield the GPUs of each task, the GPUs that tasks of a node share, and the NUMA distance of CPUs and GPU."""
-    gpus_by_task = [(task, task.gpus(confined) or ()) for task in tasks]
-    yield Fact(name="gpus", value={task.name: list(gpus) for task, gpus in gpus_by_task})
+    gpus_by_task = {task.name: task.gpus(devices_confined) or () for task in tasks}
+    yield Fact(name="gpus", value={name: list(gpus) for name, gpus in gpus_by_task.items()})
     yield Fact(name="nvidia_smi_errors", value=sorted({task.listing_error for task in tasks if task.listing_error}))
-    for task, gpus in gpus_by_task:
-        yield from metrics(METRICS, {"gpus_per_task": len(gpus)}, task.name)
+    for name, gpus in gpus_by_task.items():
+        yield from metrics(METRICS, {"gpus_per_task": len(gpus)}, name)
     for node in sorted({task.node for task in tasks}):
-        counts = Counter(gpu for task, gpus in gpus_by_task if task.node == node for gpu in gpus)
-        yield from metrics(METRICS, {"gpus_shared": sum(count > 1 for count in counts.values())}, node)
+        task_counts = Counter(chain.from_iterable(gpus_by_task[task.name] for task in tasks if task.node == node))
+        yield from metrics(METRICS, {"gpus_shared": sum(count > 1 for count in task_counts.values())}, node)
     distances = {task.name: task.numa_distance() for task in tasks}
     readable = {name: distance for name, distance in distances.items() if isinstance(distance, int)}
     reasons = sorted({str(reason) for reason in distances.values()}) or ["no task"]
@@ -253,10 +263,12 @@ def _gpu_metrics(tasks: Sequence[Task], confined: bool) -> Iterator[Observation]
         yield from metrics(METRICS, {"numa_distance": distance}, name)
 
 
-def _single_task_metrics(tasks: Sequence[Task], gpus: int, settings: Settings) -> Iterator[Observation]:
+def _single_task_metrics(tasks: Sequence[Task], gpus_per_node: int, settings: Settings) -> Iterator[Observation]:
+    """Yield the number of GPUs that each task of the second step can open; each node has one task with one GPU."""
     yield Fact(name="single_task", value={task.name: _task_summary(task) for task in tasks})
-    reason = "one GPU per node" if gpus < 2 else "no device cgroups (see devices_confined)"
-    yield condition_fact("gpu_isolation_tested", "" if gpus > 1 and settings.constrains_devices else reason)
+    reason = "one GPU per node" if gpus_per_node < 2 else "no device cgroups (see devices_confined)"
+    tested = gpus_per_node > 1 and settings.constrains_devices
+    yield condition_fact("gpu_isolation_tested", "" if tested else reason)
     for task in tasks:
         yield from metrics(METRICS, {"gpus_accessible": task.accessible_gpus}, task.name)
 
@@ -270,8 +282,12 @@ CHECK = Check(
     rules=RULES,
     rule_facts=dict.fromkeys(
         (
-            *("cpus_confined", "tasks_bound", "memory_limit"),
-            *("gpu_per_task", "gpu_isolation_tested", "numa_distance_readable"),
+            "cpus_confined",
+            "tasks_bound",
+            "memory_limit",
+            "gpu_per_task",
+            "gpu_isolation_tested",
+            "numa_distance_readable",
         ),
         RuleFact(),
     ),

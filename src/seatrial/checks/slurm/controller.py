@@ -24,7 +24,7 @@ METRICS = {
     "memlock_limit_propagated": "bool",
 }
 
-# These track processes by parent or process group, which a daemon changes: slurm.conf(5), ProctrackType
+# Plugins that track processes by parent or process group, which a daemon changes: slurm.conf(5), ProctrackType
 _INCOMPLETE_PROCTRACK = {"proctrack/linuxproc", "proctrack/pgid"}
 
 RULES = (
@@ -40,7 +40,7 @@ RULES = (
         evidence_facts=("controllers",),
         expect="== 0 controllers",
         outcome_if_violated=Outcome.WARN,
-        meaning="a controller is DOWN: no other controller takes over if the last one fails",
+        meaning="a controller is DOWN: it cannot take over if the controller in use fails",
         fix="systemctl status slurmctld on the host that is DOWN; scontrol ping",
     ),
     Rule(
@@ -123,32 +123,32 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     yield Fact(name="controllers", value=[controller.model_dump() for controller in controllers])
     try:
         settings = slurm.settings()
-    except slurm.ControllerDown:  # other errors may be local to this machine
+    except slurm.ControllerDown:  # only this error means that no controller works: others may be local to this machine
         yield from metrics(METRICS, {"controllers_up": 0})
         raise
-    up = sum(controller.up for controller in controllers)
-    yield from metrics(METRICS, {"controllers_up": up, "controllers_down": len(controllers) - up})
+    up_count = sum(controller.up for controller in controllers)
+    yield from metrics(METRICS, {"controllers_up": up_count, "controllers_down": len(controllers) - up_count})
     yield from facts(settings.model_dump(mode="json"))
     yield from _settings_metrics(settings, context.expected_gpus or 0)
 
 
 def _settings_metrics(settings: Settings, expected_gpus: int) -> Iterator[Observation]:
     """Yield a metric for each setting that has a rule and could be read."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    limited = soft != resource.RLIM_INFINITY
+    soft_memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    memlock_limited = soft_memlock != resource.RLIM_INFINITY
     compared = settings.same_configuration is not None
     yield from facts(
         {
             "configuration_compared": "yes" if compared else "no",
             "gpus_expected": "yes" if expected_gpus else "no",
-            "submit_host_memlock": soft if limited else "unlimited",
+            "submit_host_memlock": soft_memlock if memlock_limited else "unlimited",
         }
     )
     values: dict[str, float] = {
         "task_binding_enabled": settings.task_binding_enabled,
         "gpu_gres_configured": "gpu" in settings.gres_types,
         "health_check_configured": settings.health_check_program is not None,
-        "memlock_limit_propagated": limited and _is_propagated(settings, "MEMLOCK"),
+        "memlock_limit_propagated": memlock_limited and _is_propagated(settings, "MEMLOCK"),
     }
     if compared:
         values["configuration_differs"] = not settings.same_configuration

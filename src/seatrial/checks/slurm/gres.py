@@ -57,18 +57,19 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """
     try:
         node = _this_node(context, os.environ)
-    except slurm.NotConfigured as error:  # not raised in a job
+    except slurm.NotConfigured as error:
+        # If Slurm starts the jobs of the trial, the judge makes this SKIP an ERROR, because of the fact
         yield Fact(name=SLURM_ABSENT, value=NO_CLUSTER)
         raise NotApplicable(NO_CLUSTER) from error
     inventory = discover.read(context.root)
     configured, detected, expected = node.gpus, len(inventory.gpus), context.expected_gpus or 0
     if not configured and not inventory.installed_gpus and not expected:
         raise NotApplicable(f"{node.name} has no GPU in Slurm, none in NVML, and none is expected")
-    gres = [":".join(filter(None, (row.name, row.type, str(row.count)))) for row in node.gres]
+    gres = [":".join(filter(None, (row.name, row.type, str(row.count)))) for row in node.gres]  # such as gpu:h100:8
     yield from facts(
         {
             "gres": ",".join(gres),
-            "configured": f"{node.gpus} GPUs by Slurm",
+            "configured": f"{configured} GPUs by Slurm",
             "detected": f"{detected} GPUs by NVML",
             "models": sorted({gpu.name or "unreadable" for gpu in inventory.gpus}),
             "nvml_unavailable": inventory.nvml_unavailable,

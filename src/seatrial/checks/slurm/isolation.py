@@ -15,15 +15,7 @@ from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord, Partition, Settings
-from seatrial.model import (
-    Fact,
-    NotApplicable,
-    Observation,
-    Phase,
-    Rule,
-    Scope,
-    SeatrialError,
-)
+from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
 
 if TYPE_CHECKING:
     from seatrial.discover.slurm_task import Task
@@ -79,7 +71,7 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
     """
     from seatrial.discover import slurm_task
 
-    # a --partition in the option ``extra`` is not read
+    # --partition may also be in the option ``extra``, which is not parsed here
     settings, partition = slurm.settings(), slurm.partition_of_jobs(options.partition)
     reason = f"SelectType={settings.select_type} allocates whole nodes" if settings.allocates_whole_nodes else ""
     if partition and partition.oversubscribe == "EXCLUSIVE":
@@ -91,7 +83,7 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
         gpus = slurm.gpus_per_node(options.partition) if context.expected_gpus is None else context.expected_gpus
     yield from _condition_facts(settings, partition, gpus)
     size = ["--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}"]
-    if settings.memory_is_consumable:  # the default may be all memory of a node
+    if settings.memory_is_consumable:  # without --mem a job may get all memory of the node
         size.append("--mem=1G")
     if gpus > 1:
         size.append("--gres=gpu:1")
@@ -106,14 +98,14 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
 def _condition_facts(settings: Settings, partition: Partition | None, gpus: int) -> Iterator[Fact]:
     """Yield the facts in the ``applies_if`` of the rules: "yes", or the reason why the rule does not apply."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
-    confined = "" if settings.constrains_cpus else f"{plugins}, ConstrainCores={settings.constrain_cores}"
+    cpus_reason = "" if settings.constrains_cpus else f"{plugins}, ConstrainCores={settings.constrain_cores}"
     if not settings.cpus_are_consumable:
-        confined = f"SelectTypeParameters={','.join(settings.select_type_parameters)} does not allocate CPUs"
+        cpus_reason = f"SelectTypeParameters={','.join(settings.select_type_parameters)} does not allocate CPUs"
     elif partition and (partition.oversubscribe or "NO").startswith("FORCE"):
-        confined = f"partition {partition.name} shares CPUs: OverSubscribe={partition.oversubscribe}"
-    yield condition_fact("cpus_confined", confined)
-    devices = "" if settings.constrains_devices else f"{plugins}, ConstrainDevices={settings.constrain_devices}"
-    yield condition_fact("devices_confined", devices)
+        cpus_reason = f"partition {partition.name} shares CPUs: OverSubscribe={partition.oversubscribe}"
+    yield condition_fact("cpus_confined", cpus_reason)
+    devices_reason = "" if settings.constrains_devices else f"{plugins}, ConstrainDevices={settings.constrain_devices}"
+    yield condition_fact("devices_confined", devices_reason)
     yield condition_fact("gpus_compared", "" if gpus > 1 else f"{gpus} GPUs per node; two jobs need one GPU each")
 
 

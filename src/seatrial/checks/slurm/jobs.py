@@ -34,8 +34,8 @@ METRICS = {
 
 _EXIT_CODE = 7  # exit code of a probe job whose tests passed; shells and Slurm do not use it
 _SIGNAL_EXIT_CODE = 12  # the trap of the signalled job ends the script with this exit code
-# The memory job requests _REQUESTED_MIB, well above the needs of slurmstepd, allocates more, and keeps that for
-# _ALLOCATED_S: OverMemoryKill checks once per second (--acctg-freq=task=1)
+# The job that tests the memory limit requests _REQUESTED_MIB, well above the needs of slurmstepd. It allocates more,
+# and keeps this memory for _ALLOCATED_S seconds: OverMemoryKill checks once per second (--acctg-freq=task=1)
 _REQUESTED_MIB = 128
 _ALLOCATED_BYTES = 512 * 2**20
 _ALLOCATED_S = 20
@@ -168,11 +168,11 @@ def _sbatch_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
     yield Fact(name="batch_job", value=job.model_dump(mode="json"))
     code = job.exit_code or 0
     failure_bits = code - _EXIT_CODE
-    if not 0 <= failure_bits <= 3:
-        yield from metrics(METRICS, {"sbatch_exit_code": code})
+    if 0 <= failure_bits <= 3:
+        passed = {"sbatch_environment": not failure_bits & 1, "sbatch_directory": not failure_bits & 2}
+        yield from metrics(METRICS, {"sbatch_exit_code": _EXIT_CODE, **passed})
     else:
-        propagated = {"sbatch_environment": not failure_bits & 1, "sbatch_directory": not failure_bits & 2}
-        yield from metrics(METRICS, {"sbatch_exit_code": _EXIT_CODE, **propagated})
+        yield from metrics(METRICS, {"sbatch_exit_code": code})
 
 
 def _signal_metric(jobs: ProbeJobs) -> Iterator[Observation]:
@@ -219,14 +219,14 @@ def _memory_metrics(jobs: ProbeJobs, settings: Settings) -> Iterator[Observation
     yield from metrics(METRICS, {"memory_limited": mechanism is not None})
     if not mechanism:
         return
-    # tail keeps its whole input in memory; when it is killed, the script ends.
+    # tail keeps its whole input in memory. The script waits for tail, and ends when tail is killed
     size = _ALLOCATED_BYTES
     script = f"{{ head -c {size} /dev/zero; sleep {_ALLOCATED_S}; }} | tail -c {size} > /dev/null & wait $!"
     job = jobs.wait_for_end(
         jobs.submit(script, f"--mem={_REQUESTED_MIB}M", "--acctg-freq=task=1"), "OUT_OF_MEMORY", "CANCELLED"
     )
     yield Fact(name="memory_job", value=job.model_dump(mode="json"))
-    # signal of the script, or of its last command
+    # SIGKILL or SIGTERM ended the script (signal), or its last command (a shell then exits with 128 + the signal)
     killed_by_signal = job.signal in (9, 15) or job.exit_code in (128 + 9, 128 + 15)
     killed = job.state in ("OUT_OF_MEMORY", "CANCELLED") or killed_by_signal
     if not killed and job.state != "COMPLETED":
@@ -250,9 +250,11 @@ def _time_limit_metric(jobs: ProbeJobs, settings: Settings, enabled: bool) -> It
     yield Fact(name="time_limit_tested", value="yes" if enabled else "no")
     if not enabled:
         return
-    grace = sum(s for s in (settings.over_time_limit_s, settings.kill_wait_s) if isinstance(s, int))
-    # Slurm checks limits about twice a minute: a job with --time=1 was observed to end after 73 and 85 s.
-    job = jobs.wait_until(jobs.submit("sleep 3600", minutes=1), lambda job: job.ended, 60 + grace + 120)
+    grace_periods = (settings.over_time_limit_s, settings.kill_wait_s)
+    grace_s = sum(seconds for seconds in grace_periods if isinstance(seconds, int))
+    # --time=1 is 60 s. Slurm checks limits about twice a minute: such jobs were observed to end after 73 and 85 s
+    run_s = 60 + grace_s + 120
+    job = jobs.wait_until(jobs.submit("sleep 3600", minutes=1), lambda job: job.ended, run_s)
     yield Fact(name="time_limit_job", value=job.model_dump(mode="json"))
     if job.ended and job.state != "TIMEOUT":
         raise SeatrialError(f"time limit not tested: job {job.id} ended with state {job}")

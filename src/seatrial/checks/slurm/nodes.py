@@ -70,26 +70,30 @@ def measure(context: Context, options: NodesOptions) -> Iterator[Observation]:
     Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.
     """
     nodes = slurm.nodes()
+    # names of the nodes in a reservation that keeps the trial's jobs off
     reserved = {node.name for node in nodes if node.blocked_by_reservation(options.reservation)}
-    usable = sum(node.usable and node.name not in reserved for node in nodes)
+    usable_count = sum(node.usable and node.name not in reserved for node in nodes)
 
-    def states(condition: Callable[[SlurmNode], bool]) -> dict[str, str]:
+    def states_of(condition: Callable[[SlurmNode], bool]) -> dict[str, str]:
         return {node.name: str(node) for node in nodes if condition(node)}
 
     yield from facts(
         {
             "nodes": [node.model_dump(mode="json") for node in nodes],
-            "unusable": states(lambda node: not node.usable or node.name in reserved),
-            "not_up": states(lambda node: not node.up),
-            "not_in_service": states(lambda node: node.not_in_service),
-            "reserved": states(lambda node: node.name in reserved),
+            "unusable": states_of(lambda node: not node.usable or node.name in reserved),
+            "not_up": states_of(lambda node: not node.up),
+            "not_in_service": states_of(lambda node: node.not_in_service),
+            "reserved": states_of(lambda node: node.name in reserved),
         }
     )
-    missing = max(0, context.expected_nodes - usable)
-    yield from metrics(METRICS, {"nodes": len(nodes), "nodes_usable": usable, "nodes_missing": missing})
+    missing_count = max(0, context.expected_nodes - usable_count)
+    yield from metrics(METRICS, {"nodes": len(nodes), "nodes_usable": usable_count, "nodes_missing": missing_count})
     for node in nodes:
-        free = node.name not in reserved
-        values = {"up": node.up, "in_service": not node.not_in_service, "free_of_reservations": free}
+        values = {
+            "up": node.up,
+            "in_service": not node.not_in_service,
+            "free_of_reservations": node.name not in reserved,
+        }
         yield from metrics(METRICS, values, node.name)
 
 

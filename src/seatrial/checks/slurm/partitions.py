@@ -59,15 +59,18 @@ def measure(_context: Context, _options: Options) -> Iterator[Observation]:
     Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.
     """
     partitions, nodes = slurm.partitions(), slurm.nodes()
-    up = {partition.name for partition in partitions if partition.up}
-    without_partition = [node.name for node in nodes if not up & set(node.partitions)]
+    names_up = {partition.name for partition in partitions if partition.up}
+    without_partition = [node.name for node in nodes if not names_up & set(node.partitions)]
     without_limit = [partition.name for partition in partitions if partition.up and _has_no_time_limit(partition)]
-    listed = [partition.model_dump(mode="json") for partition in partitions]
     yield from facts(
-        {"partitions": listed, "nodes_without_partition": without_partition, "partitions_without_limit": without_limit}
+        {
+            "partitions": [partition.model_dump(mode="json") for partition in partitions],
+            "nodes_without_partition": without_partition,
+            "partitions_without_limit": without_limit,
+        }
     )
     counts = {
-        "partitions_up": len(up),
+        "partitions_up": len(names_up),
         "default_partitions": sum(partition.default for partition in partitions),
         "nodes_without_partition": len(without_partition),
         "partitions_without_limit": len(without_limit),

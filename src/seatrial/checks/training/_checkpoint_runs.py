@@ -22,7 +22,8 @@ CHECKPOINTS = "checkpoints"
 class CheckpointPlan:
     """The uninterrupted run takes ``steps`` steps and saves after ``saved_step`` (half of them) and at the end.
 
-    ``rate_config``: the config whose saves and loads are timed; it saves after every step.
+    ``rate_config``: the config whose saves and loads are timed; it saves after every step. ``folder``: holds a folder
+    for each run. ``ranks``: number of ranks.
     """
 
     config: TrainConfig
@@ -98,7 +99,7 @@ def _with_data(config: TrainConfig, ranks: int, cache: Path) -> TrainConfig:
 
 
 def first_runs(plan: CheckpointPlan) -> list[Variant]:
-    """The uninterrupted run, and the same run that is killed while it saves its last checkpoint."""
+    """The uninterrupted run, and the same run with its last rank killed while it saves the last checkpoint."""
     from seatrial.train.variants import InjectedFault, Variant
 
     config = plan.run_config(plan.steps, plan.saved_step)

@@ -16,7 +16,7 @@ METRICS = {SLOWDOWN: "%", DATA_WAIT: "%"}
 # Limits in percent. On two CPU cores at a load of 16, equal ranks had a slowdown of 0 % over 20 steps and a data wait
 # of 0.1 %; on H200 the data wait is below 0.25 % (docs/results). device.gemm also fails 10 % below the peers.
 MAX_DATA_WAIT = 10
-# The limit on CPUs is higher: two ranks on the hyperthreads of one core are slower than a rank with its own core
+# Device → limit; higher on CPUs: two ranks on the hyperthreads of one core are slower than a rank with its own core
 MAX_SLOWDOWN = {"cuda": 10, "cpu": 25}
 _MAX_NAMED = 4  # ranks in the facts slowest_ranks and longest_data_waits
 # Checks with these rules also declare the fact ``device``
@@ -55,22 +55,26 @@ RULES = (
 def observations_of_trainings(
     results: Mapping[str, Sequence[TrainingResult]], subjects: Sequence[str]
 ) -> Iterator[Observation]:
-    """The observations from the first stage whose ranks can be compared, and the data wait in the last stage.
+    """The slowdowns in the first stage whose ranks can be compared, and the data waits in the last stage.
 
     ``results``: stage → its trainings, which ran concurrently and are peers. ``subjects[rank]``: the rank's subject.
     """
-    stages = [times_by_subject(trainings, subjects) for trainings in results.values()]
-    compared = next((stage for stage in stages if slowdowns(list(stage.values()))), stages[0] if stages else {})
-    yield from observations(compared, stages[-1] if stages else {})
+    times_by_stage = [times_by_subject(trainings, subjects) for trainings in results.values()]
+    if not times_by_stage:
+        yield from observations({}, {})
+        return
+    comparable = (times for times in times_by_stage if slowdowns(list(times.values())))
+    yield from observations(next(comparable, times_by_stage[0]), times_by_stage[-1])
 
 
 def times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[str]) -> dict[str, RankTimes]:
     """Subject → the times of its rank in concurrent training runs. ``subjects[rank]``: the rank's subject."""
-    return {
-        subjects[rank]: RankTimes.from_metrics(entry)
-        for training in trainings
-        for rank, entry in zip(training.ranks, training.value("ranks") or (), strict=False)
-    }
+    times: dict[str, RankTimes] = {}
+    for training in trainings:
+        rank_metrics = training.value("ranks") or ()  # empty if the training failed
+        for rank, metrics in zip(training.ranks, rank_metrics, strict=False):
+            times[subjects[rank]] = RankTimes.from_metrics(metrics)
+    return times
 
 
 def observations(
@@ -78,37 +82,41 @@ def observations(
 ) -> Iterator[Observation]:
     """Metrics of each rank, and facts that name the slowest ranks.
 
-    Both arguments map a subject to the times of its rank: of the training whose compute times are compared, and of the
-    training whose wait for data is judged.
+    Both arguments map a subject to the times of its rank. ``compute_times``: of the training whose compute times are
+    compared. ``data_wait_times``: of the training whose wait for data is judged.
     """
-    by_index = slowdowns(list(compute_times.values()))
-    by_subject = {subject: by_index[index] for index, subject in enumerate(compute_times) if index in by_index}
-    yield Fact(name="ranks_compared", value="yes" if by_subject else f"no: {_not_compared_reason(compute_times)}")
-    for subject, slowdown in by_subject.items():
-        yield Metric(name=SLOWDOWN, value=max(0.0, 100 * (slowdown.low - 1)), unit="%", subject=subject)
-    if by_subject:
-        slowest = sorted(by_subject, key=lambda subject: -by_subject[subject].ratio)
-        named = [subject for subject in slowest if by_subject[subject].ratio > 1][:_MAX_NAMED] or slowest[:1]
-        yield Fact(name="slowest_ranks", value={subject: _slowdown_text(by_subject[subject]) for subject in named})
-    shares = {
-        subject: share for subject, times in data_wait_times.items() if (share := times.data_wait_share) is not None
+    slowdown_by_index = slowdowns(list(compute_times.values()))
+    slowdown_by_subject = {
+        subject: slowdown_by_index[index] for index, subject in enumerate(compute_times) if index in slowdown_by_index
     }
-    yield Fact(name="data_wait_timed", value="yes" if shares else "no: the training did not time the data loader")
-    for subject, share in shares.items():
+    compared = "yes" if slowdown_by_subject else f"no: {_not_compared_reason(compute_times)}"
+    yield Fact(name="ranks_compared", value=compared)
+    for subject, slowdown in slowdown_by_subject.items():
+        yield Metric(name=SLOWDOWN, value=max(0.0, 100 * (slowdown.low - 1)), unit="%", subject=subject)
+    if slowdown_by_subject:
+        slowest_first = sorted(slowdown_by_subject.items(), key=lambda item: -item[1].ratio)
+        slow = [(subject, slowdown) for subject, slowdown in slowest_first if slowdown.ratio > 1]
+        named = slow[:_MAX_NAMED] or slowest_first[:1]
+        yield Fact(name="slowest_ranks", value={subject: _slowdown_text(slowdown) for subject, slowdown in named})
+    shares = {subject: times.data_wait_share for subject, times in data_wait_times.items()}
+    timed_shares = {subject: share for subject, share in shares.items() if share is not None}
+    timed = "yes" if timed_shares else "no: the training did not time the data loader"
+    yield Fact(name="data_wait_timed", value=timed)
+    for subject, share in timed_shares.items():
         yield Metric(name=DATA_WAIT, value=100 * share, unit="%", subject=subject)
-    if shares:
-        longest = sorted(shares, key=lambda subject: -shares[subject])[:_MAX_NAMED]
-        value: dict[str, JsonValue] = {subject: f"{shares[subject]:.1%} of the step time" for subject in longest}
+    if timed_shares:
+        longest_first = sorted(timed_shares.items(), key=lambda item: -item[1])[:_MAX_NAMED]
+        value: dict[str, JsonValue] = {subject: f"{share:.1%} of the step time" for subject, share in longest_first}
         yield Fact(name="longest_data_waits", value=value)
 
 
-def _not_compared_reason(ranks: Mapping[str, RankTimes]) -> str:
-    timed = [rank for rank in ranks.values() if rank.compute_s]
-    if len(ranks) < 2:
+def _not_compared_reason(compute_times: Mapping[str, RankTimes]) -> str:
+    step_counts = [len(times.compute_s) for times in compute_times.values() if times.compute_s]
+    if len(compute_times) < 2:
         return "fewer than 2 ranks"
-    if not timed:
+    if not step_counts:
         return "compute time contains waiting for other ranks (ZeRO-3), or the training failed"
-    steps = min(len(rank.compute_s) for rank in timed)
+    steps = min(step_counts)
     if steps < MIN_STEPS:
         return f"{steps} steps; {MIN_STEPS} are needed"
     return "no two ranks have the same device model"

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
@@ -46,7 +46,7 @@ _PER_TRAINING = {
     "time_to_first_step": "s",
     "wall_seconds": "s",
 }
-_METRICS_JSON = {  # metric → key of metrics.json; null gives no metric
+_METRICS_JSON = {  # metric → key of metrics.json; a null value gives no metric
     "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
     "step_p50": "step_p50_s",
     "step_p99": "step_p99_s",
@@ -68,7 +68,7 @@ RULE_FACTS = {
     "cpu_offload": RuleFact(reason="the option cpu_offload is set"),
 }
 # Metrics proportional to the speed; their samples are computed from those of the speed
-_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")
+_SPEED_METRICS = (TOKENS_PER_GPU, "mfu", "gemm_share")
 # Maximum number of samples: enough for a 95 % interval. In a long training each sample covers several steps, so that
 # occasional stalls spread over all samples.
 _MAX_SAMPLES = 16
@@ -80,9 +80,10 @@ _CURVES = {"loss": "nats", "grad_norm": "norm", "learning_rate": "per step", "ep
 
 def metric_units(*names: str) -> dict[str, str]:
     """Metric → unit for a check with the trainings ``names``; without names, for a check with one training."""
-    return _COMBINED | {
-        f"{metric}{_suffix(name)}": unit for metric, unit in _PER_TRAINING.items() for name in names or ("",)
-    }
+    units = dict(_COMBINED)
+    for metric, unit in _PER_TRAINING.items():
+        units |= {f"{metric}{_suffix(name)}": unit for name in names or ("",)}
+    return units
 
 
 def _suffix(name: str) -> str:
@@ -108,7 +109,7 @@ def settings_fact(options: WorkloadOptions) -> Fact:
 
 
 def peak_rule(metric: str, *size_options: str) -> Rule:
-    """The rule on a training speed without reference values; ``size_options`` change the size of the training."""
+    """The rule on a training speed without reference values. It applies to the defaults of ``size_options``."""
     return Rule(
         metric=metric,
         share_of_peak=MIN_SHARE_OF_PEAK,
@@ -211,13 +212,15 @@ def efficiency(name: str, trainings: Sequence[TrainingResult], baseline: Sequenc
 
 def _median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, list[float]]:
     """The median tokens/s/GPU of concurrent trainings, and that of each window; None and no window if unknown."""
-    known_speeds = [(speed, _relative_speeds(result)) for result in results if (speed := result.value(TOKENS_PER_GPU))]
-    if not known_speeds:
+    speeds: list[float] = []
+    window_speeds: list[list[float]] = []  # of each training
+    for result in results:
+        if speed := result.value(TOKENS_PER_GPU):
+            speeds.append(speed)
+            window_speeds.append([speed * relative for relative in _relative_speeds(result)])
+    if not speeds:
         return None, []
-    windows = zip(
-        *([speed * relative for relative in relative_speeds] for speed, relative_speeds in known_speeds), strict=False
-    )
-    return median(speed for speed, _ in known_speeds), [median(concurrent) for concurrent in windows]
+    return median(speeds), [median(concurrent) for concurrent in zip(*window_speeds, strict=False)]
 
 
 def training_observations(
@@ -231,7 +234,7 @@ def training_observations(
     for metric, unit in _PER_TRAINING.items():
         value: Any = values.get(metric)
         if is_number(value):
-            samples = tuple(value * relative for relative in relative_speeds) if metric in _RATES else ()
+            samples = tuple(value * relative for relative in relative_speeds) if metric in _SPEED_METRICS else ()
             yield Metric(name=f"{metric}{suffix}", value=value, unit=unit, subject=subject, samples=samples)
     if metrics_only:
         if result.problem:
@@ -249,7 +252,8 @@ def training_observations(
 def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
     """The metrics of ``RULES`` over all trainings of a check, and facts that name the training.
 
-    ``exit_code`` is that of the first failed training, ``loss_drop`` the lowest; the other two are sums.
+    ``exit_code`` is that of the first failed training, ``loss_drop`` the lowest. ``steps_missing`` and
+    ``nonfinite_losses`` are sums.
     """
     problems = {name: result.problem for name, result in results.items() if result.problem}
     yield Fact(name="trained", value="no" if problems else "yes")
@@ -257,16 +261,15 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Obs
         yield Fact(name="problems", value=problems)
     drops = {name: _loss_drop(result) for name, result in results.items()}
     yield Fact(name="loss_drops", value={name: round(drop, 4) for name, drop in drops.items() if drop is not None})
+    steps_missing = nonfinite_losses = 0
+    for result in results.values():
+        # a set: a step that is logged twice does not replace a missing one
+        steps_missing += len(set(range(1, result.max_steps + 1)) - {step["step"] for step in result.steps})
+        nonfinite_losses += sum(not is_number(step.get("loss")) for step in result.steps)
     values: dict[str, float | None] = {
         "exit_code": next((result.exit_code for result in results.values() if result.exit_code), 0),
-        # a set: a step that is logged twice does not replace a missing one
-        "steps_missing": sum(
-            len(set(range(1, result.max_steps + 1)) - {step["step"] for step in result.steps})
-            for result in results.values()
-        ),
-        "nonfinite_losses": sum(
-            not is_number(step.get("loss")) for result in results.values() for step in result.steps
-        ),
+        "steps_missing": steps_missing,
+        "nonfinite_losses": nonfinite_losses,
         "loss_drop": min((drop for drop in drops.values() if drop is not None), default=None),
     }
     for metric, value in values.items():
@@ -280,20 +283,24 @@ def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Observation]:
     Its value is the worst of ``results``. The fact ``memory`` has both sizes in GiB by number of ranks. Yields nothing
     if the sizes are unknown or offloaded to the CPU.
     """
-    sizes: dict[int, tuple[float, float]] = {}
+    sizes: dict[int, _MemorySize] = {}  # number of ranks → size of the training that uses most
     for result in results:
         used, expected = result.value("params_and_optimizer_gib"), result.value("params_and_optimizer_expected_gib")
         if used is not None and expected:
-            ranks = result.value("world_size")
-            sizes[ranks] = max((used, expected), sizes.get(ranks, (used, expected)))
+            ranks, size = result.value("world_size"), _MemorySize(used, expected)
+            sizes[ranks] = max(size, sizes.get(ranks, size))
     if sizes:
-        worst = max(used / expected for used, expected in sizes.values())
-        yield Metric(name="memory_excess", value=100 * (worst - 1), unit="%", subject=CLUSTER)
-        by_ranks = {
-            str(ranks): {"used_gib": used, "expected_gib": expected}
-            for ranks, (used, expected) in sorted(sizes.items())
-        }
+        worst_ratio = max(size.used_gib / size.expected_gib for size in sizes.values())
+        yield Metric(name="memory_excess", value=100 * (worst_ratio - 1), unit="%", subject=CLUSTER)
+        by_ranks = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
         yield Fact(name="memory", value={"by_ranks": by_ranks})
+
+
+class _MemorySize(NamedTuple):
+    """Parameters and Adam state on the fullest GPU, and the calculated size."""
+
+    used_gib: float
+    expected_gib: float
 
 
 def memory_rule(**applies_if: str) -> Rule:
@@ -333,14 +340,15 @@ def _relative_speeds(result: TrainingResult) -> tuple[float, ...]:
     """
     speed, count, ranks = (result.value(name) for name in (TOKENS_PER_GPU, "steps_measured", "world_size"))
     lines = result.steps[-count:] if isinstance(count, int) and count > 0 else ()
-    steps: list[tuple[Any, Any]] = [(line.get("tokens"), line.get("seconds")) for line in lines]
+    steps: list[tuple[Any, Any]] = [(line.get("tokens"), line.get("seconds")) for line in lines]  # of all ranks
     valid = all(is_number(value) and value > 0 for step in steps for value in step)
     if not speed or not ranks or not steps or not valid:
         return ()
-    total, width = _tokens_per_second(steps), math.ceil(len(steps) / _MAX_SAMPLES)
-    if not math.isclose(total / ranks, speed, rel_tol=1e-6):
+    training_speed, width = _tokens_per_second(steps), math.ceil(len(steps) / _MAX_SAMPLES)
+    if not math.isclose(training_speed / ranks, speed, rel_tol=1e-6):
         return ()
-    return tuple(_tokens_per_second(steps[first : first + width]) / total for first in range(0, len(steps), width))
+    windows = [steps[start : start + width] for start in range(0, len(steps), width)]
+    return tuple(_tokens_per_second(window) / training_speed for window in windows)
 
 
 def _tokens_per_second(steps: Sequence[tuple[float, float]]) -> float:

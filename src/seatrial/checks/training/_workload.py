@@ -46,11 +46,14 @@ class TrainingResult:
     """Result of one training run.
 
     metrics: content of metrics.json; None if the training failed.
+    out: output folder, with metrics.json and steps.jsonl.
     problem: how the training failed, with the end of its log; empty if it succeeded.
+    exit_code: that of the rank that failed first; 0 if the training succeeded.
     steps: the lines of steps.jsonl.
     ranks: the check's ranks that trained.
+    max_steps: number of steps in the config.
     seconds: from the start of the child processes to their end.
-    failed_rank: the rank that failed first.
+    failed_rank: the rank that failed first; None if the training succeeded.
     log_prefix: standard error of rank N is in ``log_prefix``.rankN.err.
     """
 
@@ -86,7 +89,10 @@ def config_for_device(context: Context, name: str) -> str:
 def config_and_overrides(
     context: Context, options: WorkloadOptions, name: str, *gpu_overrides: str
 ) -> tuple[str, tuple[str, ...]]:
-    """``options.config`` without overrides, or the shipped config ``name`` with ``gpu_overrides`` if on a GPU."""
+    """The config, and ``gpu_overrides`` if it is the shipped config on a GPU, else no overrides.
+
+    The config is ``options.config``; by default the shipped config ``name`` for this device.
+    """
     shipped_on_gpu = context.on_gpu and not options.config
     return options.config or config_for_device(context, name), gpu_overrides if shipped_on_gpu else ()
 
@@ -111,11 +117,17 @@ def train(
     from seatrial.train import train_config
 
     groups = [tuple(ranks) for ranks in groups or [range(context.world_size)]]
+    # number of this rank's group; None if this rank does not train
     group_number = next((number for number, ranks in enumerate(groups) if context.rank in ranks), None)
     out_folders = rank.gather(_new_folders(context.artifacts_dir, name, len(groups)))[0]
     settings = train_config.load(config, overrides)
     task = {"config": str(train_config.config_path(config)), "overrides": list(overrides), "generate": generate_tokens}
     context.progress(f"{name}: starting")
+
+    def report_progress() -> None:
+        if group_number is not None:
+            _report_progress(context, name, out_folders[group_number], settings.max_steps)
+
     started = time.monotonic()
     children = child_ranks.run_child_ranks(
         "seatrial.train.child",
@@ -127,21 +139,17 @@ def train(
         limit_s=limit_s,
         groups=groups,
         spare_gpus=_gpus(settings, groups),
-        on_poll=lambda: (
-            None
-            if group_number is None
-            else _report_progress(context, name, out_folders[group_number], settings.max_steps)
-        ),
+        on_poll=report_progress,
     )
     seconds = rank.gather(time.monotonic() - started)[0]
-    is_first_of_group = group_number is not None and context.rank == groups[group_number][0]
-    steps = rank.gather(
-        _read_steps(out_folders[group_number]) if group_number is not None and is_first_of_group else ()
-    )
+    steps_of_this_rank: tuple[dict[str, Any], ...] = ()
+    if group_number is not None and context.rank == groups[group_number][0]:  # the first rank of a group writes steps
+        steps_of_this_rank = _read_steps(out_folders[group_number])
+    steps_by_rank = rank.gather(steps_of_this_rank)
     return [
         replace(
             _result_of_ranks(name, out, {member: children[member] for member in ranks}),
-            steps=steps[ranks[0]],
+            steps=steps_by_rank[ranks[0]],
             max_steps=settings.max_steps,
             seconds=seconds,
             log_prefix=context.artifacts_dir / out_folders[0].name,
@@ -151,7 +159,7 @@ def train(
 
 
 def _gpus(settings: TrainConfig, groups: Sequence[Sequence[int]]) -> Gpus | None:
-    """The GPUs that a child process must see: its own, or all of the node; None if this differs between groups."""
+    """The GPUs that a child process sees: "own" (one) or "all" of the node; None if this differs between groups."""
     gpus: set[Gpus] = {"own" if len(ranks) == 1 and not settings.needs_group else "all" for ranks in groups}
     return gpus.pop() if len(gpus) == 1 else None
 
@@ -167,13 +175,15 @@ def _result_of_ranks(name: str, out: Path, children: Mapping[int, ChildResult]) 
         if not isinstance(metrics, dict):
             raise SeatrialError(f"{name}: rank {ranks[0]} returned {str(metrics)[:80]!r}; expected a dict of metrics")
         return TrainingResult(metrics, out, "", ranks=ranks)
-    first = child_ranks.first_failed_rank(failed)
-    if not killed(failed[first].exit_code):
+    first_failed = child_ranks.first_failed_rank(failed)
+    if not killed(failed[first_failed].exit_code):
         for code, event in _CHECK_ERRORS.items():
-            if texts := [_failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]:
+            texts = [_failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]
+            if texts:
                 raise SeatrialError(f"{name}: {event}: {texts[0]}")
-    problem, exit_code = _failure_text(first, failed[first]), failed[first].exit_code or 1
-    return TrainingResult(None, out, problem, exit_code, ranks=ranks, failed_rank=first)
+    problem = _failure_text(first_failed, failed[first_failed])
+    exit_code = failed[first_failed].exit_code or 1
+    return TrainingResult(None, out, problem, exit_code, ranks=ranks, failed_rank=first_failed)
 
 
 def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
@@ -200,7 +210,7 @@ def training_progress(out: Path, max_steps: int) -> str:
         return f"step {step} of {max_steps}" if step < max_steps else "steps finished; saving"
     if (out / "steps.jsonl").exists():
         return "model built; first step"
-    if any(not path.name.count(".incomplete-") for path in out.glob("data/*")):
+    if any(".incomplete-" not in path.name for path in out.glob("data/*")):
         return "data prepared; building the model"
     return "preparing data" if (out / "config.json").exists() else ""
 
@@ -230,6 +240,7 @@ def _read_steps(out: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _failure_text(rank: int, child: ChildResult) -> str:
+    """The rank, its node and its error; begins with "out of memory" if the error says so."""
     from seatrial.bench import child_ranks
 
     out_of_memory = any(text in child.error for text in ("out of memory", "OutOfMemoryError"))

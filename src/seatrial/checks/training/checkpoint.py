@@ -91,9 +91,10 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
             if is_rank_0:
                 yield observation
     finally:
-        files, size = _remove_checkpoints(plan.folder) if is_rank_0 else (0, 0)
+        file_count, size_bytes = _remove_checkpoints(plan.folder) if is_rank_0 else (0, 0)
     if is_rank_0:
-        yield Fact(name="removed_files", value=f"{files} checkpoint files, {size / 1e9:.2f} GB; manifests are kept")
+        removed = f"{file_count} checkpoint files, {size_bytes / 1e9:.2f} GB; manifests are kept"
+        yield Fact(name="removed_files", value=removed)
         for path in sorted(plan.folder.glob("*/metrics.json")):
             yield Artifact(path=str(path.relative_to(context.run_dir)), title=f"metrics of the run {path.parent.name}")
 
@@ -109,7 +110,8 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
 
     settings = variants.ChildSettings(context.device, context.local_rank, limit_s)
     is_rank_0 = context.rank == 0
-    resumed, (bit_flip, nan) = _runs.resumed_runs(plan), _runs.faulty_runs(plan)
+    resumed = _runs.resumed_runs(plan)
+    bit_flip, nan = _runs.faulty_runs(plan)
     # All three start now, so that the later ones import torch while the first trains. Rates are measured in the third
     with (
         variants.start_variants(
@@ -132,7 +134,7 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
         flipped_file = _flip_a_bit(last_checkpoint) if is_rank_0 else ""
         context.progress("resumed runs; bit flip and NaN; bandwidth")
         messages = third.run()
-    bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]
+    bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]  # one message per run, "" without error
     if is_rank_0:
         yield from compare_runs(plan)
         yield from fault_detection(plan, flipped_file, bit_flip_message, nan_message)
@@ -143,10 +145,10 @@ def killed_run_state(plan: CheckpointPlan) -> Iterator[Observation]:
     """Checkpoints of the killed run before it is resumed, and their differences from the uninterrupted run."""
     from seatrial.train import checkpoint
 
-    entries = sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())
-    complete = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
-    yield Fact(name="checkpoints_after_kill", value=entries)
-    yield _metric("checkpoints_kept_after_kill", complete == [_runs.checkpoint_name(plan.saved_step)])
+    all_names = sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())
+    complete_names = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
+    yield Fact(name="checkpoints_after_kill", value=all_names)
+    yield _metric("checkpoints_kept_after_kill", complete_names == [_runs.checkpoint_name(plan.saved_step)])
     yield from _file_differences("repeated", plan, plan.saved_step)
 
 
@@ -162,7 +164,7 @@ def compare_runs(plan: CheckpointPlan) -> Iterator[Observation]:
     yield from _file_differences("resumed", plan, plan.steps)
     yield Fact(name="resharded", value="yes" if plan.fewer_ranks else "no: one rank")
     if plan.fewer_ranks:
-        step_ranges = {
+        step_ranges = {  # run → its steps: after the first number, up to the second
             "fewer": (plan.saved_step, plan.handover_step),
             **dict.fromkeys(STRATEGIES, (plan.handover_step, plan.steps)),
         }
@@ -174,7 +176,7 @@ def compare_runs(plan: CheckpointPlan) -> Iterator[Observation]:
 
 
 def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> Iterator[Observation]:
-    """Number and names of the files of weights and Adam state that differ at ``step``."""
+    """Number and names of the checkpoint files that differ at ``step`` between the killed and the uninterrupted run."""
     from seatrial.train import checkpoint
 
     reference, killed = (
@@ -225,7 +227,7 @@ def _flip_a_bit(folder: Path) -> str:
 
 
 def _remove_checkpoints(folder: Path) -> tuple[int, int]:
-    """Remove the checkpoint files and links below ``folder``; the number of files and their bytes."""
+    """Remove the checkpoint files and links below ``folder``; return the number of files and their bytes."""
     for link in [*folder.glob(f"*/{CHECKPOINTS}/*"), *folder.glob(f"*/{CHECKPOINTS}")]:
         if link.is_symlink():
             link.unlink()

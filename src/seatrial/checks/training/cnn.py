@@ -57,10 +57,11 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Observation]:
     net = cnn.build(context.device)
     training = cnn.train(net, data, context.device, options.epochs, options.batch, context.progress)
     losses = [loss for loss in training.losses if math.isfinite(loss)]
-    values = {"nonfinite_steps": float(len(training.losses) - len(losses))}
-    values |= {"images_per_second": training.images / training.seconds}
-    values |= {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
-    yield from (_metric(context, name, value) for name, value in values.items())
+    training_values = {"nonfinite_steps": float(len(training.losses) - len(losses))}
+    training_values["images_per_second"] = training.images / training.seconds
+    if losses:
+        training_values |= {"loss_first": losses[0], "loss_last": losses[-1]}
+    yield from (_metric(context, name, value) for name, value in training_values.items())
     if losses:
         numbers = tuple(float(step) for step in range(1, len(losses) + 1))
         yield Series(name="loss", subject=context.subject, x=numbers, y=tuple(losses), x_unit="step", y_unit="nats")
@@ -68,20 +69,21 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Observation]:
     context.progress("save, load, evaluate")
     folder = context.artifacts_dir / context.subject.replace("/", "_")
     folder.mkdir(exist_ok=True)
-    model = folder / "model.pt"
-    cnn.save(net, model)
+    model_file = folder / "model.pt"
+    cnn.save(net, model_file)
     accuracy = cnn.accuracy(net, data, context.device)
-    reloaded = cnn.accuracy(cnn.load(model, context.device), data, context.device)
-    results = {
+    reloaded_accuracy = cnn.accuracy(cnn.load(model_file, context.device), data, context.device)
+    evaluation_values = {
         "accuracy": accuracy,
-        "reload_accuracy_difference": abs(accuracy - reloaded),
+        "reload_accuracy_difference": abs(accuracy - reloaded_accuracy),
         "seconds": time.monotonic() - start,
     }
-    yield from (_metric(context, name, value) for name, value in results.items())
+    yield from (_metric(context, name, value) for name, value in evaluation_values.items())
 
-    record = {"subject": context.subject, "options": options.model_dump(), **facts, "metrics": values | results}
+    metrics = training_values | evaluation_values
+    record = {"subject": context.subject, "options": options.model_dump(), **facts, "metrics": metrics}
     files.write_json(folder / "metrics.json", record)
-    for file, title in ((model, "model"), (folder / "metrics.json", "metrics")):
+    for file, title in ((model_file, "model"), (folder / "metrics.json", "metrics")):
         yield Artifact(path=str(file.relative_to(context.run_dir)), title=f"{title} of {context.subject}")
 
 

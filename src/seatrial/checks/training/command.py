@@ -23,18 +23,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu
-from seatrial.model import (
-    Artifact,
-    Fact,
-    Metric,
-    NotApplicable,
-    Observation,
-    Phase,
-    Rule,
-    Scope,
-    SeatrialError,
-    Series,
-)
+from seatrial.model import Artifact, Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError, Series
 from seatrial.train import trainer_state
 from seatrial.train.trainer_state import LoggedStep, TrainerState
 from seatrial.util import processes
@@ -58,7 +47,7 @@ NO_COMMAND = (
     "no command configured; example: --set 'checks.train.command.options.command="
     '[torchrun, --standalone, "--nproc-per-node={gpus}", /shared/train.py, --out, "{out}"]\''
 )
-# Variables that make a program a rank of seatrial's job or load modules of seatrial's environment
+# Variables that would make the command a rank of seatrial's job, or load modules of seatrial's environment
 _UNSET = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV"),
@@ -192,11 +181,14 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def _create_run(context: Context, options: CommandOptions, gpus: Sequence[Gpu], number: int | None) -> Run:
-    """The run on ``gpus[number]``, or on all GPUs of the node. Raises SeatrialError without the executable."""
+    """The run on ``gpus[number]``, or on all ``gpus`` if ``number`` is None.
+
+    Raises SeatrialError without the executable.
+    """
     run_gpus = gpus if number is None else (gpus[number],)
     subject = context.node if number is None else f"{context.node}/gpu{gpus[number].index}"
     folder = new_folder(context, subject.replace("/", "-"))
-    values = {
+    placeholder_values = {
         "out": str(folder),
         "gpus": str(len(run_gpus) or 1),  # number of processes: one without a GPU
         "node": context.node,
@@ -204,7 +196,7 @@ def _create_run(context: Context, options: CommandOptions, gpus: Sequence[Gpu], 
         "nodes": str(context.world_size),
     }
     pattern = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
-    argv = tuple(pattern.sub(lambda match: values[match[1]], argument) for argument in options.command)
+    argv = tuple(pattern.sub(lambda match: placeholder_values[match[1]], argument) for argument in options.command)
     require_executable(argv[0], options.env.get("PATH"), context.node)
     env = options.env if number is None else {**options.env, "CUDA_VISIBLE_DEVICES": cuda_device(gpus[number])}
     log = folder / "command.log"
@@ -229,7 +221,7 @@ def cuda_device(gpu: Gpu) -> str:
 
 
 def _configured_facts(options: CommandOptions) -> dict[str, bool]:
-    """Which metrics the options configure, as facts: rules on the others do not apply."""
+    """Fact → whether the options configure the metrics that the fact is about; else their rules do not apply."""
     return {
         "loss_configured": options.loss_source != "none",
         "steps_configured": bool(options.trainer_state or (options.steps and options.loss_source == "log")),
@@ -238,17 +230,22 @@ def _configured_facts(options: CommandOptions) -> dict[str, bool]:
 
 
 def run_all(runs: Sequence[Run], limit_s: float, context: Context) -> list[tuple[Run, RunResult]]:
-    """Start all ``runs`` concurrently, wait at most ``limit_s`` seconds, stop remaining processes."""
+    """Start all ``runs`` concurrently, wait at most ``limit_s`` seconds, and stop the remaining processes.
+
+    Returns each run with its result.
+    """
     unset = [name for name in os.environ if name in _UNSET or name.startswith("TORCHELASTIC_")]
-    started, children, seconds = time.monotonic(), list[processes.Child](), dict[int, float]()
+    children: list[processes.Child] = []
+    seconds_by_number: dict[int, float] = {}  # index in ``runs`` → duration, of the runs that have ended
+    started = time.monotonic()
     try:
         for run in runs:
             argv = ["env", *(f"--unset={name}" for name in unset), *run.argv]
             children.append(processes.start(argv, env=run.env, stdout=run.log, stderr=run.log))
-        while len(seconds) < len(runs) and (elapsed := time.monotonic() - started) < limit_s:
+        while len(seconds_by_number) < len(runs) and (elapsed := time.monotonic() - started) < limit_s:
             for number, child in enumerate(children):
                 if child.poll() is not None:
-                    seconds.setdefault(number, elapsed)
+                    seconds_by_number.setdefault(number, elapsed)
             context.progress(f"{runs[0].name}, {elapsed // _PROGRESS_INTERVAL_S * _PROGRESS_INTERVAL_S:.0f} s")
             time.sleep(_POLL_S)
     finally:
@@ -258,8 +255,8 @@ def run_all(runs: Sequence[Run], limit_s: float, context: Context) -> list[tuple
         (
             run,
             RunResult(
-                children[number].poll() if number in seconds else None,
-                seconds.get(number, limit_s),
+                children[number].poll() if number in seconds_by_number else None,
+                seconds_by_number.get(number, limit_s),
                 run.log.read_text(encoding="utf-8", errors="replace"),
             ),
         )
@@ -313,7 +310,7 @@ def _training_observations(run: Run, result: RunResult, options: CommandOptions)
 
 
 def log_entries(text: str, patterns: Sequence[str], log: Path) -> list[dict[str, float]]:
-    """Named groups and their values, for each line that matches a pattern.
+    """For each line that matches a pattern, in the order of the lines: named group → value.
 
     Raises SeatrialError for a pattern without a match and for a group that is not a number.
     """
@@ -342,9 +339,14 @@ def _number(text: str, pattern: re.Pattern[str], log: Path) -> float:
 
 
 def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | None, log: Path) -> TrainerState:
-    """The steps of a log. Raises SeatrialError if step numbers do not increase: several ranks write to one log."""
+    """The steps of a log with a loss; without the group ``step`` they are numbered from 1.
+
+    Raises SeatrialError if step numbers do not increase, as when several ranks write to one log.
+    """
     steps: list[LoggedStep] = []
-    for entry in (entry for entry in entries if "loss" in entry):
+    for entry in entries:
+        if "loss" not in entry:
+            continue
         previous = steps[-1].step if steps else -1
         step = int(entry["step"]) if "step" in entry else len(steps) + 1
         if step <= previous:
@@ -373,10 +375,10 @@ def loss_observations(state: TrainerState, expected_steps: int, subject: str) ->
     if state.summary:
         yield _metric("train_runtime", state.summary.train_runtime, subject)
     if state.first_last_third_loss:
-        first, last = state.first_last_third_loss
-        yield _metric("loss_first_third", first, subject)
-        yield _metric("loss_last_third", last, subject)
-        yield _metric("loss_drop", first - last, subject)
+        first_third, last_third = state.first_last_third_loss
+        yield _metric("loss_first_third", first_third, subject)
+        yield _metric("loss_last_third", last_third, subject)
+        yield _metric("loss_drop", first_third - last_third, subject)
 
 
 def _metric(name: str, value: float, subject: str) -> Metric:

@@ -79,7 +79,7 @@ REDUCE_NOISE = (
     "checks.train.ddp.options.steps=300"
 )
 CPU_ONLY = "CPU ONLY: tokens per process on shared cores, not per GPU; not a GPU result"
-# Option → key of the config
+# Option of the check → key of the training config
 CONFIG_KEYS = {
     "steps": "max_steps",
     "batch": "bsz",
@@ -135,7 +135,8 @@ def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
     if world.is_rank_0:
         yield from _parity_observations(comparison)
 
-    overrides = [f"{key}={value}" for name, key in CONFIG_KEYS.items() if (value := getattr(options, name)) is not None]
+    option_values = {name: getattr(options, name) for name in CONFIG_KEYS}
+    overrides = [f"{CONFIG_KEYS[name]}={value}" for name, value in option_values.items() if value is not None]
     settings = train_config.load(_workload.config_for_device(context, "ddp"), overrides)
     speed = ddp.measure_speed(world, settings, options.min_seconds, context.progress)
     yield from _step_times(context, speed)
@@ -155,20 +156,21 @@ def _process_observations(processes: Sequence[RankInfo]) -> Iterator[Observation
     """Identity of all processes, ranks with a wrong environment and GPUs that several ranks use."""
     from seatrial.train import invariants
 
-    gpu, errors, shared = processes[0].gpu_name, invariants.rank_errors(processes), invariants.shared_gpus(processes)
-    yield Fact(name="device", value="cuda" if gpu else "cpu")
-    if gpu:
-        yield Fact(name="gpu", value=gpu)
+    gpu_model = processes[0].gpu_name
+    rank_errors, ranks_by_gpu = invariants.rank_errors(processes), invariants.shared_gpus(processes)
+    yield Fact(name="device", value="cuda" if gpu_model else "cpu")
+    if gpu_model:
+        yield Fact(name="gpu", value=gpu_model)
     yield Fact(name="world_size", value=len(processes))
     yield Fact(name="nodes", value=len({process.node for process in processes}))
     yield Fact(name="processes", value=[asdict(process) for process in processes])
-    yield _metric("rank_mismatches", len(errors))
-    if errors:
-        yield Fact(name="rank_errors", value={f"rank {rank}": reason for rank, reason in errors.items()})
-    if gpu:
-        yield _metric("shared_gpus", len(shared))
-    if shared:
-        yield Fact(name="shared_gpu_ranks", value={uuid: list(ranks) for uuid, ranks in shared.items()})
+    yield _metric("rank_mismatches", len(rank_errors))
+    if rank_errors:
+        yield Fact(name="rank_errors", value={f"rank {rank}": reason for rank, reason in rank_errors.items()})
+    if gpu_model:
+        yield _metric("shared_gpus", len(ranks_by_gpu))
+    if ranks_by_gpu:
+        yield Fact(name="shared_gpu_ranks", value={uuid: list(ranks) for uuid, ranks in ranks_by_gpu.items()})
 
 
 def _parity_observations(comparison: DdpComparison) -> Iterator[Observation]:
@@ -199,31 +201,30 @@ def _parity_observations(comparison: DdpComparison) -> Iterator[Observation]:
 
 
 def _loss_curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
-    y = tuple(step.loss for step in steps if math.isfinite(step.loss))
-    if y:
-        x = tuple(float(step) for step in range(1, len(y) + 1))
-        yield Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="step", y_unit="nats")
+    losses = tuple(step.loss for step in steps if math.isfinite(step.loss))
+    if losses:
+        numbers = tuple(float(number) for number in range(1, len(losses) + 1))
+        yield Series(name=name, subject=CLUSTER, x=numbers, y=losses, x_unit="step", y_unit="nats")
 
 
 def _step_times(context: Context, speed: Speed) -> Iterator[Metric]:
-    """Step times of this rank, seconds, as the mean of each window.
+    """Step times of this rank in seconds: the median over the windows, with the mean of each window as sample.
 
     With DDP all ranks wait for the slowest rank; the time without communication identifies that rank.
     """
-    ddp, independent = (
-        [fmean(window) for window in windows[context.rank]]
-        for windows in (speed.ddp_windows, speed.independent_windows)
-    )
-    yield _metric("step_time", median(ddp), ddp, context.subject)
-    yield _metric("step_time_max", max(map(max, speed.ddp_windows[context.rank])), subject=context.subject)
-    yield _metric("step_time_without_communication", median(independent), independent, context.subject)
+    ddp_windows, independent_windows = speed.ddp_windows[context.rank], speed.independent_windows[context.rank]
+    ddp_means = [fmean(window) for window in ddp_windows]
+    independent_means = [fmean(window) for window in independent_windows]
+    yield _metric("step_time", median(ddp_means), ddp_means, context.subject)
+    yield _metric("step_time_max", max(map(max, ddp_windows)), subject=context.subject)
+    yield _metric("step_time_without_communication", median(independent_means), independent_means, context.subject)
 
 
 def _speed_observations(speed: Speed, device: str) -> Iterator[Observation]:
     """Yield tokens/s, the scaling efficiency, and a description of the timed training."""
-    total, ranks = speed.tokens_per_second(), len(speed.ddp_windows)
+    total, rank_count = speed.tokens_per_second(), len(speed.ddp_windows)
     yield _metric("tokens_per_second", median(total), total)
-    per_gpu = [tokens / ranks for tokens in total]
+    per_gpu = [tokens / rank_count for tokens in total]
     yield _metric("tokens_per_second_per_gpu", median(per_gpu), per_gpu)
     yield from _scaling_observations(speed.scaling_efficiency())
     yield Fact(name="scaling_baseline", value=SCALING_BASELINE)
@@ -248,21 +249,21 @@ def _precision(speed: Speed) -> str:
     return "bf16 compute, fp32 weights" if speed.settings.bf16 else "fp32"
 
 
-def _scaling_observations(percent: Sequence[float]) -> Iterator[Observation]:
-    """Scaling efficiency and its uncertainty.
+def _scaling_observations(efficiencies: Sequence[float]) -> Iterator[Observation]:
+    """Scaling efficiency and its uncertainty. ``efficiencies``: percent, one for each pair of windows.
 
     The efficiency is not reported if the half-width of its 95 % interval exceeds MAX_NOISE, or if the lower end of this
     interval exceeds 100 % by more than MAX_ABOVE_LIMIT.
     """
-    confidence = median_interval(percent)  # None with too few samples
-    low, high = confidence or (min(percent), max(percent))
+    confidence_interval = median_interval(efficiencies)  # None with too few samples
+    low, high = confidence_interval or (min(efficiencies), max(efficiencies))
     above_limit, noise = max(0.0, low - 100), (high - low) / 2
-    yield _metric("scaling_above_limit", above_limit, percent)
-    yield _metric("scaling_noise", noise, percent)
-    interval = f"{'95 % interval' if confidence else 'range'} {low:.1f} to {high:.1f} %"
-    yield Fact(name="scaling_interval", value=f"median {median(percent):.1f} %, {interval}")
+    yield _metric("scaling_above_limit", above_limit, efficiencies)
+    yield _metric("scaling_noise", noise, efficiencies)
+    interval = f"{'95 % interval' if confidence_interval else 'range'} {low:.1f} to {high:.1f} %"
+    yield Fact(name="scaling_interval", value=f"median {median(efficiencies):.1f} %, {interval}")
     if above_limit <= MAX_ABOVE_LIMIT and noise <= MAX_NOISE:
-        yield _metric("scaling_efficiency", median(percent), percent)
+        yield _metric("scaling_efficiency", median(efficiencies), efficiencies)
     else:
         reason = "too noisy" if noise > MAX_NOISE else "faster than without communication"
         yield Fact(name=NOT_REPORTED, value={"scaling_efficiency": f"{reason}: {interval}"})

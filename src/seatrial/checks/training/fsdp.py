@@ -43,14 +43,15 @@ def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
     stacks = ("native", "hf") if options.hf else ("native",)
-    configs_and_overrides = {
-        stack: _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES[stack]) for stack in stacks
-    }
-    config = configs_and_overrides["native"][0]
+    config, stack_overrides = "", dict[str, tuple[str, ...]]()
+    for stack in stacks:  # the config is the same for all stacks
+        config, stack_overrides[stack] = _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES[stack])
     layers = options.layers or memory.max_layers(train_config.load(config), context.world_size, context.device)
-    common = [*OVERRIDES, *([f"model.layers={layers}"] if layers else [])]
-    common += ["parallel.cpu_offload=true"] if options.cpu_offload else []
-    stack_overrides = {stack: configs_and_overrides[stack][1] for stack in stacks}
+    common_overrides = list(OVERRIDES)
+    if layers:
+        common_overrides.append(f"model.layers={layers}")
+    if options.cpu_offload:
+        common_overrides.append("parallel.cpu_offload=true")
     if context.rank == 0:
         yield from facts
         yield Fact(name="layers", value=str(layers or "all"))
@@ -58,7 +59,8 @@ def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
         yield _results.settings_fact(options)
         yield Fact(name="method", value=_method(config, layers, stack_overrides))
     stages = [
-        Stage(stack, (*common, *stack_overrides[stack], *options.overrides, f"stack={stack}")) for stack in stacks
+        Stage(stack, (*common_overrides, *stack_overrides[stack], *options.overrides, f"stack={stack}"))
+        for stack in stacks
     ]
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
@@ -76,9 +78,9 @@ def _sharding_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ob
         yield Fact(name="tensors", value={"all": tensors, "sharded": sharded})
     native = results["native"]
     yield Fact(name="data", value="rows" if native.value("loss_entropy_bound") is None else "generated")
-    gib = native.value("params_and_optimizer_gib")
-    if gib is not None:
-        yield Metric(name="params_and_optimizer", value=gib, unit="GiB", subject=CLUSTER)
+    params_and_optimizer = native.value("params_and_optimizer_gib")
+    if params_and_optimizer is not None:
+        yield Metric(name="params_and_optimizer", value=params_and_optimizer, unit="GiB", subject=CLUSTER)
     yield from _results.memory_excess([native])
 
 

@@ -58,7 +58,7 @@ RANDOM_WEIGHTS_OVERRIDES = (
 )
 # ZeRO-3 and FSDP2 shard weights over ranks: one rank has nothing to shard
 SINGLE_RANK_OVERRIDES = ("parallel.strategy=ddp", "parallel.deepspeed=null")
-PROGRESS_PREFIX = "evaluated "  # with which train.function_calling.evaluate begins its progress lines
+PROGRESS_PREFIX = "evaluated "  # start of the progress lines that train.function_calling.evaluate prints
 _FINAL_STEPS = 3  # final_loss is the mean of the last steps, since the loss of one batch is noisy
 
 
@@ -153,12 +153,12 @@ def _evaluate(context: Context, task: TrainingTask, out: Path, limit_s: float) -
 def _report_progress(context: Context) -> None:
     """Report the newest progress line of the evaluation from rank 0, if its log is readable."""
     try:
-        lines = (context.artifacts_dir / "evaluation.rank0.err").read_text(encoding="utf-8", errors="replace")
+        log = (context.artifacts_dir / "evaluation.rank0.err").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return
-    progress = [line for line in lines.splitlines() if line.startswith(PROGRESS_PREFIX)]
-    if context.rank == 0 and progress:
-        context.progress(f"evaluation: {progress[-1]}")
+    progress_lines = [line for line in log.splitlines() if line.startswith(PROGRESS_PREFIX)]
+    if context.rank == 0 and progress_lines:
+        context.progress(f"evaluation: {progress_lines[-1]}")
 
 
 def _training_outputs(config: TrainConfig, result: TrainingResult) -> Iterator[Observation]:
@@ -185,7 +185,10 @@ def _evaluation_result(evaluation: ChildResult, seconds: float) -> Iterator[Obse
 
 
 def evaluation_observations(record: Mapping[str, Any]) -> Iterator[Observation]:
-    """Metrics and facts from evaluation.json, over both splits. A score without cases gives no metric."""
+    """Metrics and facts from ``record``, the content of evaluation.json. A score without cases gives no metric.
+
+    Scores are over both splits of the held-out conversations.
+    """
     preprocess = record["preprocess"]
     rejected = sum(preprocess["rejected"].values())
     yield Fact(name="data", value=record["data"])
@@ -197,9 +200,9 @@ def evaluation_observations(record: Mapping[str, Any]) -> Iterator[Observation]:
     yield Fact(name="cases", value=record["cases"])
     yield _metric("cases", sum(record["cases"].values()))
     for model in MODELS:
-        splits = record[model].values()
         for score in SCORES:
-            count, total = (sum(split[score][part] for split in splits) for part in ("count", "of"))
+            results = [split[score] for split in record[model].values()]
+            count, total = sum(result["count"] for result in results), sum(result["of"] for result in results)
             if total:
                 yield _metric(f"{score}.{model}", 100 * count / total)
     yield Fact(name="sign_test", value=record["sign_test"])
@@ -208,7 +211,7 @@ def evaluation_observations(record: Mapping[str, Any]) -> Iterator[Observation]:
 
 
 def _files(context: Context, out: Path, record: Mapping[str, Any] | None) -> Iterator[Artifact]:
-    """Summary, evaluation, answers and TensorBoard logs."""
+    """Write summary.txt, and yield it with the evaluation, the answers and the TensorBoard logs."""
     summary = out / "summary.txt"
     summary.write_text("".join(f"{line}\n" for line in _summary_lines(out, record)), encoding="utf-8")
     for path in (summary, out / "evaluation.json", out / "answers.jsonl", *_tensorboard_logs(out)):

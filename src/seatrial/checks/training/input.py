@@ -15,12 +15,12 @@ from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, R
 
 CONFIG, PREFIX = "ddp", "seatrial-input-"
 OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
-# 0.5 GB of data. A rank reads 64 sequences in each of 30 steps. With more than 136 ranks these are more than 2^18: then
-# several ranks read a sequence, mostly on different nodes, so that it is rarely in the page cache of the node
+# 0.5 GB of data. A rank reads 64 sequences in each of 30 steps. More than 136 ranks read more than 2^18 sequences: then
+# several ranks read the same sequence, mostly on different nodes, so that it is rarely in the page cache of the node
 MAX_SEQUENCES = 2**18
 MAX_CACHED = 10  # percent; with more of the data in the page cache, the filesystem was not measured
-# Percent of the step time. MLPerf Storage requires 90 % accelerator utilization for 3D U-Net and ResNet-50. A GPU
-# computes while the host reads the next batch; a CPU reads first, then computes.
+# Device → percent of the step time. MLPerf Storage requires 90 % accelerator utilization for 3D U-Net and ResNet-50.
+# A GPU computes while the host reads the next batch; a CPU reads first, then computes.
 MAX_DATA_WAIT: Mapping[str, int] = {"cuda": 10, "cpu": 30}
 
 

@@ -72,13 +72,13 @@ def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator
 
 
 def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: TrainConfig) -> Iterator[Observation]:
-    """Trainings with another number of trained parameters than the adapters have, and exports that did not load."""
+    """Yield how many trainings trained other parameters than the adapters, and how many exports load or are missing."""
     expected = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
-    trainings = {
-        stage if len(stage_results) == 1 else f"{stage} of rank {result.ranks[0]}": result
-        for stage, stage_results in results.items()
-        for result in stage_results
-    }
+    trainings: dict[str, TrainingResult] = {}
+    for stage, stage_results in results.items():
+        for result in stage_results:
+            name = stage if len(stage_results) == 1 else f"{stage} of rank {result.ranks[0]}"
+            trainings[name] = result
     counts = {name: result.value("trained_parameters") for name, result in trainings.items() if result.metrics}
     loaded = [name for name, result in trainings.items() if result.export_loads]
     missing = len(counts) - len(loaded) if config.export else 0

@@ -79,7 +79,7 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
         log=folder / "oumi.log",
         env=_environment(config, command.cuda_device(gpus[0]) if gpus else ""),
     )
-    ((_, result),) = command.run_all([run], options.train_limit_s, context)
+    [(_, result)] = command.run_all([run], options.train_limit_s, context)
     yield Artifact(path=str(run.log.relative_to(context.run_dir)), title="Oumi's log")
     version = _VERSION.search(result.log_text)
     yield Fact(name="oumi_version", value=version[1] if version else "not in the log")
@@ -111,7 +111,10 @@ def _on_hub(name: str | None) -> bool:
 
 
 def _environment(config: TrainConfig, device: str) -> dict[str, str]:
-    """Variables: one visible GPU, because Oumi distributes a model over all visible ones (model.device_map is auto)."""
+    """Environment variables of Oumi. ``device``: the only visible GPU; empty on a CPU.
+
+    Oumi distributes a model over all visible GPUs (model.device_map is auto).
+    """
     offline = not any(map(_on_hub, (config.model.weights, config.data.tokenizer)))
     # without HF_HUB_OFFLINE Oumi requests local files from the Hub and waits if the network does not answer
     return {"CUDA_VISIBLE_DEVICES": device, "DO_NOT_TRACK": "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Context, Needs, Options, RuleFact
 from seatrial.checks.training import _results, _workload
@@ -103,8 +103,8 @@ def training_configs(config: TrainConfig, ranks: int, cache: Path) -> dict[str, 
 
 
 def _variant_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Variant → its settings in ``parallel``. By size: attention, MLP and head of the model are groups."""
-    attention_parameters = 2 * config.architecture().hidden_size ** 2  # at least: q_proj and o_proj
+    """Variant → its settings in ``parallel``. fsdp2_by_size wraps each attention, MLP and head of the model."""
+    attention_parameters = 2 * config.architecture().hidden_size ** 2  # lower bound: q_proj and o_proj only
     by_size = {"wrap": "size", "wrap_min_parameters": attention_parameters}
     return dict(zip(VARIANTS, (by_size, {"wrap": "none"}, {"cpu_offload": True}), strict=True))
 
@@ -139,26 +139,27 @@ def memory_observations(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Ob
     """Weights, gradients and Adam state on the fullest rank of each run, and its excess over a rank's share.
 
     ``reports``: run → its metrics.json. With FSDP2 the share of a rank is the state of a rank with DDP ÷ ranks.
-    The fact ``memory_by_run`` is a table; ``memory_peak_gib`` is the peak of CUDA's allocator, null on CPUs.
+    The fact ``memory_by_run`` has the state of rank 0, and ``memory_peak_gib``: the highest peak of CUDA's allocator on
+    any rank, null on CPUs.
     """
-    states = {
-        name: max(
-            sum(rank[f"{kind}_gib"] for kind in ("parameters", "gradients", "optimizer")) for rank in report["ranks"]
+    state_gib: dict[str, float] = {}  # run → state of its fullest rank
+    for name, report in reports.items():
+        state_gib[name] = max(
+            rank["parameters_gib"] + rank["gradients_gib"] + rank["optimizer_gib"] for rank in report["ranks"]
         )
-        for name, report in reports.items()
-    }
-    for name, gib in states.items():
+    for name, gib in state_gib.items():
         yield _metric(f"state_per_rank.{name}", gib)
         if name != "ddp":
-            share = states["ddp"] / reports[name]["world_size"]
-            yield _metric(f"state_excess.{name}", 100 * (gib / share - 1))
+            share_gib = state_gib["ddp"] / reports[name]["world_size"]
+            yield _metric(f"state_excess.{name}", 100 * (gib / share_gib - 1))
     rank_columns = ("parameters_gib", "gradients_gib", "optimizer_gib", "state_device")
     columns = ("fsdp_groups", "fsdp_largest_group_gib", "memory_peak_gib")
-    table = {
-        name: {column: report["ranks"][0][column] for column in rank_columns}
-        | {column: report[column] for column in columns}
-        for name, report in reports.items()
-    }
+    table: dict[str, JsonValue] = {}
+    for name, report in reports.items():
+        rank0 = report["ranks"][0]
+        table[name] = {column: rank0[column] for column in rank_columns} | {
+            column: report[column] for column in columns
+        }
     yield Fact(name="memory_by_run", value=table)
 
 
@@ -183,7 +184,10 @@ def _loss_curve(name: str, run: Sequence[StepRecord]) -> Series:
 
 
 def _rules(run: str) -> Iterator[Rule]:
-    """The rules of one run. Those of a variant require the fact fsdp2_variants, which older records do not have."""
+    """The rules of one run.
+
+    Rules on variants of FSDP2 and on memory require the fact fsdp2_variants, which older records do not have.
+    """
     applies_if = {"fsdp2_variants": "yes"} if run in VARIANTS else {}
     yield Rule(
         metric=f"steps_with_different_tokens.{run}",

@@ -61,9 +61,10 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
             yield Fact(name=name, value=value)
     stages = []
     for stage, groups in groups_by_stage(ranks_by_node).items():
-        first_subjects = [subjects[ranks[0]] for ranks in groups]
-        nodes = [subject.partition("/")[0] for subject in first_subjects]
-        stages.append(Stage(stage, overrides, groups, {GPU: first_subjects, NODE: nodes, ALL: []}[stage]))
+        stage_subjects = [] if stage == ALL else [subjects[ranks[0]] for ranks in groups]
+        if stage == NODE:
+            stage_subjects = [subject.partition("/")[0] for subject in stage_subjects]
+        stages.append(Stage(stage, overrides, groups, stage_subjects))
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
         yield from _scaling_observations(results)
@@ -80,7 +81,10 @@ def layers_override(options: ThroughputOptions) -> tuple[str, ...]:
 
 
 def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
-    """Stage → groups of ranks: each rank, the ranks of each node, all ranks; equal stages only once."""
+    """Stage → groups of ranks: each rank, the ranks of each node, all ranks.
+
+    With one node there is no stage cluster, with one GPU per node no stage node: they equal another stage.
+    """
     ranks = sorted(rank for node_ranks in ranks_by_node.values() for rank in node_ranks)
     groups = {
         GPU: [[rank] for rank in ranks],
@@ -95,7 +99,7 @@ def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, lis
 
 
 def stage_facts(ranks: int, nodes: int) -> dict[str, str]:
-    """The facts by which rules know which stages exist, with the reasons for those that do not."""
+    """Fact → "yes" if its stage exists, or the reason why it does not; ``ranks``, ``nodes``: their numbers."""
     return {
         "node_stage": "yes" if ranks > nodes else "no: one GPU per node, so that the stages GPU and node are the same",
         "cluster_stage": "yes" if nodes > 1 else "no: one node",
@@ -111,13 +115,16 @@ def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> It
         "ratio of each window, so that their interval has the noise of both"
     )
     yield Fact(name="efficiency_baseline", value=definition)
-    speeds = {
-        stage: [speed for result in stage_results if (speed := result.value(TOKENS_PER_GPU))]
-        for stage, stage_results in results.items()
-    }
-    points = [(float(len(results[stage][0].ranks)), median(values)) for stage, values in speeds.items() if values]
-    if len(points) > 1:
-        x, y = zip(*points, strict=True)
+    gpu_counts: list[float] = []
+    median_speeds: list[float] = []
+    for stage_results in results.values():
+        speeds = [result.value(TOKENS_PER_GPU) for result in stage_results]
+        known_speeds = [speed for speed in speeds if speed]
+        if known_speeds:
+            gpu_counts.append(float(len(stage_results[0].ranks)))
+            median_speeds.append(median(known_speeds))
+    if len(gpu_counts) > 1:
+        x, y = tuple(gpu_counts), tuple(median_speeds)
         yield Series(name=TOKENS_PER_GPU, subject=CLUSTER, x=x, y=y, x_unit="GPUs", y_unit="tokens/s/GPU")
 
 
