@@ -57,12 +57,12 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
     Step times, tokens_per_second_per_gpu and MFU are those of the steps after ``untimed_steps`` (of the last step if
     there are none), without checkpoint saves. The rates of ``_script_metrics`` include all steps and saves.
     """
-    common = _script_metrics(settings, world, run.steps, phases)
+    script_metrics = _script_metrics(settings, world, run.steps, phases)
     measured = run.steps[settings.untimed_steps :] or run.steps[-1:]
     state = state_metrics(run.model, run.optimizer, run.gradient_bytes)
     ranks = world.gather(_rank_metrics(world, measured) | state)
     trained, total = parameter_counts(run.model)
-    return common | {
+    return script_metrics | {
         "run_name": settings.run_name,
         "stack": settings.stack,
         "strategy": run.strategy if world.size > 1 or run.strategy == "fsdp2" else "single",
@@ -229,17 +229,16 @@ def _max_over_ranks(ranks: Sequence[Mapping[str, Any]], name: str) -> float | No
 
 
 def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The rank with the longest compute time, its host, and the ratio of that time to the median of the other ranks.
+    """The rank with the longest compute time, its host, and the ratio of this time to the median of the other ranks.
 
-    ``interval``: the 95 % confidence interval of the ratio. Step times cannot show the slowest rank, since all ranks
-    end a step together. None if compute time was not separated from waiting (as with ZeRO-3), with fewer than
-    rank_times.MIN_STEPS steps, or without two ranks on the same device model.
+    Step times cannot show the slowest rank, since all ranks end a step together. ``interval``: the 95 % confidence
+    interval of the ratio. None if compute time was not separated from waiting (as with ZeRO-3), with fewer than
+    rank_times.MIN_STEPS steps, or without two ranks on the same device model. ``ranks``: as in metrics.json.
     """
-    by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
-    if not by_index:
+    slowdown_by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
+    if not slowdown_by_index:
         return None
-    index = max(by_index, key=lambda index: by_index[index].ratio)
-    slowdown = by_index[index]
+    index, slowdown = max(slowdown_by_index.items(), key=lambda item: item[1].ratio)
     return {
         "rank": ranks[index]["rank"],
         "host": ranks[index]["host"],

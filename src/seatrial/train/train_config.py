@@ -199,8 +199,7 @@ class Evaluation(_Finite):
     cases: int = Field(default=200, gt=0, description="maximum number of cases per split")
     bsz: int = Field(default=16, gt=0)
     max_new_tokens: int = Field(default=256, gt=0)
-    # Level of a one-sided sign test over the cases that only one of two models answers correctly: the model before and
-    # the model after training
+    # Level of the one-sided sign test over the cases that are correct either before or after training, but not both
     significance: float = Field(default=0.05, gt=0, lt=1)
 
 
@@ -284,9 +283,9 @@ class TrainConfig(_Finite):
 
     @property
     def needs_group(self) -> bool:
-        """Whether a single rank started by a check needs a process group, as FSDP2 and ZeRO-3 of stack hf do.
+        """Whether a single rank that a check starts needs a process group, as FSDP2 and ZeRO-3 of stack hf do.
 
-        Otherwise it trains as without torchrun, on one visible GPU.
+        A single rank that needs no group trains as without torchrun, on one visible GPU.
         """
         return self.stack != "native" and self.parallel.strategy != "ddp"
 
