@@ -20,18 +20,14 @@ IGNORE_INDEX = -100  # a target with this value has no loss, as in torch and tra
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Description of the blocks. ``rows``: rows read, or sequences generated.
-
-    ``entropy_bound``: lowest possible loss in nats per token; None if unknown. ``details``: the folder of the blocks
-    and the content of its report.json; None with stack native.
-    """
+    """Description of the blocks."""
 
     source: str
-    rows: int
-    tokens: int
-    vocabulary: int
-    entropy_bound: float | None = None
-    details: dict[str, Any] | None = None
+    rows: int  # read, or generated
+    tokens: int  # targets in all blocks; with stack hf including padding
+    vocabulary: int  # vocab_size of the model
+    entropy_bound: float | None = None  # lowest possible loss in nats per token; None if unknown
+    details: dict[str, Any] | None = None  # the folder of the blocks and its report.json; None with stack native
 
 
 def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:

@@ -33,7 +33,7 @@ def config_with_resume(config: TrainConfig, out: Path | None) -> TrainConfig:
 
     With checkpoint.requeue, raises UsageError in three cases: Slurm has restarted the job more than
     checkpoint.max_restarts times; ``out`` is None (each start would get a new folder); or ``out`` has steps of another
-    job and checkpoint.resume is false. Slurm also counts a start whose prolog failed, which has written no steps.
+    job and checkpoint.resume is false. Slurm counts a start even if its prolog failed, so that it wrote no steps.
     """
     settings, restarts = config.checkpoint, restart_count()
     if not settings.requeue:
