@@ -37,16 +37,17 @@ def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
     OSError if the blocks cannot be written.
     """
     data, path = settings.data, Path(settings.data.path or "")
-    inputs = {file: data_cache.version(file) for file in (path, *([Path(data.tokenizer)] if data.tokenizer else []))}
+    tokenizer = Path(data.tokenizer) if data.tokenizer else None
+    input_versions = {file: data_cache.version(file) for file in (path, tokenizer) if file is not None}
     key = {
         **data_cache.common_key(settings, "tokenizers"),
         "data": data_cache.content_hashes(path, "the data"),
-        "tokenizer": data_cache.content_hashes(Path(data.tokenizer), "the tokenizer") if data.tokenizer else "trained",
+        "tokenizer": data_cache.content_hashes(tokenizer, "the tokenizer") if tokenizer else "trained",
         "samples": data.samples,
     }
     prepared = data_cache.locate(settings, folder, PREFIX, key)
     if not prepared.hit:
-        with data_cache.write(prepared.folder, key, inputs) as temporary:
+        with data_cache.write(prepared.folder, key, input_versions) as temporary:
             tokens, info = _tokenize_rows(settings)
             np.save(temporary / BLOCKS_FILE, tokens)
             write_json(temporary / INFO_FILE, asdict(info))

@@ -83,7 +83,7 @@ class CheckedWriter(FileSystemWriter):
         """As FileSystemWriter. Raises the first error of a writer thread, OSError if an item was not written."""
         thread_errors: list[BaseException] = []
         previous_hook = threading.excepthook
-        threading.excepthook = lambda thread: thread_errors.append(thread.exc_value or SystemExit())
+        threading.excepthook = lambda failure: thread_errors.append(failure.exc_value or SystemExit())
         try:
             results = super().write_data(plan, planner)
         except Exception as error:
@@ -199,7 +199,8 @@ class Checkpointer:
             shutil.rmtree(folder, ignore_errors=True)
             incomplete.rename(folder)
             sync_folder(folder.parent)
-            for old in complete_checkpoints(folder.parent.parent)[: -self._settings.keep]:
+            out = folder.parent.parent
+            for old in complete_checkpoints(out)[: -self._settings.keep]:
                 shutil.rmtree(old)
         self._gather(None)  # all ranks wait for the rename
         size = sum(entry["bytes"] for entry in files.values())

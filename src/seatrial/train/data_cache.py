@@ -82,8 +82,10 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
     """
     environment_cache = os.environ.get(CACHE_VARIABLE)
     name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
-    folders = [folder, *([Path(environment_cache)] if environment_cache and not config.data.cache else [])]
-    hit = next((parent / name for parent in folders if (parent / name).is_dir()), None)
+    parents = [folder]
+    if environment_cache and not config.data.cache:
+        parents.append(Path(environment_cache))
+    hit = next((parent / name for parent in parents if (parent / name).is_dir()), None)
     if not (config.data.cache or environment_cache):
         return Prepared(hit or folder / name, hit is not None, "")
     if hit:
@@ -92,8 +94,8 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
             raise _damage_error(hit, f"{KEY_FILE} is missing or differs")
         _compare_files(hit, lambda path: {"bytes": path.stat().st_size})
         return Prepared(hit, True, f"prepared data: hit, {hit}")
-    reason = _miss_reason(folders[-1], prefix, key)
-    return Prepared(folder / name, False, f"prepared data: miss in {folders[-1]}: {reason}; writing {folder / name}")
+    reason = _miss_reason(parents[-1], prefix, key)
+    return Prepared(folder / name, False, f"prepared data: miss in {parents[-1]}: {reason}; writing {folder / name}")
 
 
 def require_intact(folder: Path) -> None:

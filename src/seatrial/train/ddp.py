@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -135,18 +135,18 @@ class Speed:
 
     def tokens_per_second(self) -> list[float]:
         """Tokens/s of all ranks in each DDP window."""
-        tokens = self.settings.bsz * self.settings.seq_len
-        return [tokens * _steps_per_second(ranks) for ranks in zip(*self.ddp_windows, strict=True)]
+        tokens_per_rank = self.settings.bsz * self.settings.seq_len
+        return [tokens_per_rank * steps_per_second for steps_per_second in _steps_per_second(self.ddp_windows)]
 
     def scaling_efficiency(self) -> list[float]:
         """Percent, for each pair of windows: steps/s with DDP ÷ steps/s of independent ranks."""
-        pairs = zip(zip(*self.ddp_windows, strict=True), zip(*self.independent_windows, strict=True), strict=True)
-        return [100 * _steps_per_second(ddp) / _steps_per_second(independent) for ddp, independent in pairs]
+        pairs = zip(_steps_per_second(self.ddp_windows), _steps_per_second(self.independent_windows), strict=True)
+        return [100 * ddp / independent for ddp, independent in pairs]
 
 
-def _steps_per_second(ranks: Iterable[list[float]]) -> float:
-    """Steps/s in one window, summed over the ranks."""
-    return sum(1 / fmean(steps) for steps in ranks)
+def _steps_per_second(windows_by_rank: list[Windows]) -> list[float]:
+    """Steps/s in each window, summed over the ranks."""
+    return [sum(1 / fmean(steps) for steps in window) for window in zip(*windows_by_rank, strict=True)]
 
 
 def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progress: Callable[[str], None]) -> Speed:

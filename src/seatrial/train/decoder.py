@@ -89,6 +89,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     seed = torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=x.device)
     hashed = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ seed[0]
+    # the factors as int32; ">>" of an int32 repeats the sign, which the masks remove
     for factor in (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32):
         hashed = (hashed ^ ((hashed >> 15) & 0x1FFFF)) * factor + seed[1]
     kept = ((hashed >> 8) & 0xFFFFFF) >= round(p * 2**24)

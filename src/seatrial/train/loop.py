@@ -235,7 +235,7 @@ class Trainer:
             yield batch.view(settings.grad_accum, settings.bsz, -1)
 
     def run_steps(self, steps: int) -> list[Step]:
-        """Runs ``steps`` steps beside the training, for checks: queues all, then reads all, also non-finite ones."""
+        """Runs ``steps`` steps for a check, without a StepLog: queues all, then reads all, also non-finite ones."""
         self.timer.reset()
         pending_steps = [self.step(self.settings.max_steps, self._extra_batches) for _ in range(steps)]
         return [self.read_step(pending) for pending in pending_steps]

@@ -135,17 +135,17 @@ def _speed(
     """Speed, MFU and step times of the ``measured`` steps, by this rank's clock: all ranks end each step together."""
     architecture = settings.model.architecture()
     seconds = sorted(step.seconds for step in measured)
-    speed = sum(step.tokens for step in measured) / sum(seconds) / world.size
-    flops = architecture.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
-    tflops = speed * flops / 1e12
+    tokens_per_second = sum(step.tokens for step in measured) / sum(seconds) / world.size
+    flops_per_token = architecture.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
+    tflops = tokens_per_second * flops_per_token / 1e12
     peak = peak_tflops(ranks[0]["device"])
     gemm = min((rank["gemm_tflops"] for rank in ranks if rank["gemm_tflops"] is not None), default=None)
     waits = [step.data_wait_s for step in measured if step.data_wait_s is not None]
-    flops_factor = 4 if settings.use_lora else 6
+    flops_factor = 4 if settings.use_lora else 6  # as in Architecture.flops_per_token
     return {
         "steps_measured": len(measured),
-        "tokens_per_second_per_gpu": speed,
-        "flops_per_token": flops,
+        "tokens_per_second_per_gpu": tokens_per_second,
+        "flops_per_token": flops_per_token,
         "tflops_per_gpu": tflops,
         "mfu_percent": None if peak is None else 100 * tflops / peak,
         "mfu_formula": f"({flops_factor}·N + 12·layers·heads·head_dim·seq_len) · tokens/s/GPU / peak FLOP/s; "
@@ -165,7 +165,7 @@ def _median_seconds(steps: Sequence[Step]) -> float:
 
 def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
     """This rank's entry of ``ranks`` in metrics.json, without the fields of ``state_metrics``."""
-    gpu = world.device.type == "cuda"
+    on_gpu = world.device.type == "cuda"
     forward = [step.forward_s for step in measured if step.forward_s is not None]
     return {
         "rank": world.rank,
@@ -174,9 +174,9 @@ def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
         "step_p50_s": _median_seconds(measured),
         "forward_p50_s": median(forward) if forward else None,
         **RankTimes.of_steps(world.device_name, measured).to_metrics(),
-        "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else None,
-        "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
-        "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if gpu else None,
+        "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if on_gpu else None,
+        "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if on_gpu else None,
+        "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if on_gpu else None,
         "gemm_tflops": gemm_tflops(world.device),  # after the memory metrics, since it allocates memory
     }
 

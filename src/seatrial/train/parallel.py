@@ -75,11 +75,13 @@ def process_group(timeout_s: float) -> Iterator[World]:
     and gloo for CPU tensors (checkpoints, offloading) or without GPUs.
     """
     rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _TORCHRUN_VARIABLES)
-    gpus = torch.cuda.device_count()
-    if gpus and local_rank >= gpus:
-        raise SeatrialError(f"no GPU for local rank {local_rank}; GPUs on this node: {gpus}. Start one process per GPU")
-    device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
-    if gpus:
+    gpu_count = torch.cuda.device_count()
+    if gpu_count and local_rank >= gpu_count:
+        raise SeatrialError(
+            f"no GPU for local rank {local_rank}; GPUs on this node: {gpu_count}. Start one process per GPU"
+        )
+    device = torch.device("cuda", local_rank) if gpu_count else torch.device("cpu")
+    if gpu_count:
         torch.cuda.set_device(device)
     else:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -89,17 +91,17 @@ def process_group(timeout_s: float) -> Iterator[World]:
         without_torchrun: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1}
         # no device_id: the gloo group of checkpoints would inherit it
         dist.init_process_group(
-            BACKEND if gpus else "gloo",
+            BACKEND if gpu_count else "gloo",
             timeout=timedelta(seconds=timeout_s),
             **({} if "RANK" in os.environ else without_torchrun),
         )
     world = World(rank, size, device, node_name())
     world.all_reduce_sum(torch.ones((), device=device))  # NCCL connects on first use: now, not in the first step
-    if gpus:
+    if gpu_count:
         torch.cuda.synchronize()
     yield world
     # No ``finally``: after an error, peers may be gone, and torchrun ends the remaining ranks.
-    if gpus:
+    if gpu_count:
         torch.cuda.synchronize()
     if not already_open:
         dist.destroy_process_group()

@@ -129,8 +129,11 @@ class StepLog:
         if now - self._last_print < self._interval_s and not is_last:
             return
         self._last_print = now
-        start, end = ("\r\033[K", "\n" if is_last else "") if self._is_terminal else ("", "\n")
-        print(start + self._line(record, self._remaining_s(record, now)), end=end, file=sys.stderr, flush=True)
+        line = self._line(record, self._remaining_s(record, now))
+        if self._is_terminal:  # replace the previous line
+            print(f"\r\033[K{line}", end="\n" if is_last else "", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def _remaining_s(self, record: Step, now: float) -> float:
         """Estimated seconds to the last step; the first step of this process is slow and does not count."""
@@ -140,11 +143,15 @@ class StepLog:
 
     def _line(self, record: Step, remaining_s: float) -> str:
         parts = [f"step {record.step}/{self._settings.max_steps}", f"loss {record.loss:.4f}"]
-        parts += [] if record.grad_norm is None else [f"grad norm {record.grad_norm:.3f}"]
-        parts += [] if record.learning_rate is None else [f"lr {record.learning_rate:.2e}"]
+        if record.grad_norm is not None:
+            parts.append(f"grad norm {record.grad_norm:.3f}")
+        if record.learning_rate is not None:
+            parts.append(f"lr {record.learning_rate:.2e}")
         parts.append(f"{record.tokens / record.seconds / self._world.size:,.0f} tok/s/GPU")
-        parts += [] if record.data_wait_s is None else [f"data {record.data_wait_s / record.seconds:.1%}"]
-        return "  ".join([*parts, f"{remaining_s:.0f} s left"])
+        if record.data_wait_s is not None:
+            parts.append(f"data {record.data_wait_s / record.seconds:.1%}")
+        parts.append(f"{remaining_s:.0f} s left")
+        return "  ".join(parts)
 
 
 def create_run_folder(settings: TrainConfig, out: Path) -> None:

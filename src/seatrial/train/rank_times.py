@@ -107,8 +107,8 @@ def _ratios_to_median_of_others(seconds: Sequence[float]) -> list[float]:
     """Each value divided by the median of the other values; 1 where this median is 0. Sorts the values only once."""
     ordered = sorted(seconds)
     index_in_ordered = {value: index for index, value in enumerate(ordered)}
-    others = len(seconds) - 1  # number of other values
-    middle_indices = (others - 1) // 2, others // 2  # the same index twice if the number is odd
+    other_count = len(seconds) - 1
+    middle_indices = (other_count - 1) // 2, other_count // 2  # the same index twice if the count is odd
     ratios = []
     for value in seconds:
         skipped = index_in_ordered[value]

@@ -75,7 +75,7 @@ def _require_earlier_start(path: Path) -> None:
     """Raise UsageError if starts.jsonl beside ``path`` does not list this job, or cannot be read."""
     file, job = path.with_name(STARTS_FILE), os.environ.get("SLURM_JOB_ID", "")
     try:
-        starts = journal.read(file)[0] if file.exists() else []
+        starts, _ = journal.read(file)  # empty if there is no file
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file}: {error}") from error
     if job not in [start.get("job") for start in starts]:

@@ -86,7 +86,7 @@ def _text(row: Any, where: str) -> str:
 
 
 def _extract_text(row: Any, where: str) -> str:
-    """The text of a row with text, with instruction, output and perhaps input (alpaca-cleaned), or with messages."""
+    """The text of a row with the keys text; or instruction, output and optionally input; or messages."""
     if isinstance(row, Mapping):
         if isinstance(row.get("text"), str) and row["text"]:
             return str(row["text"])

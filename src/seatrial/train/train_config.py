@@ -358,7 +358,9 @@ def _check_hub_names(train_config: TrainConfig) -> None:
 
 def _with_resolved_deepspeed(train_config: TrainConfig, folder: Path) -> TrainConfig:
     """``train_config`` with the absolute path of parallel.deepspeed, if the file exists relative to ``folder``."""
-    path = folder / (train_config.parallel.deepspeed or "")
+    if train_config.parallel.deepspeed is None:
+        return train_config
+    path = folder / train_config.parallel.deepspeed
     if not path.is_file():
         return train_config
     parallel = train_config.parallel.model_copy(update={"deepspeed": str(path.resolve())})

@@ -46,6 +46,7 @@ class Score:
         return self.emitted < self.expected
 
 
+# a call up to its closing tag; an incomplete call ends at the next call or at the end of the text
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 
 

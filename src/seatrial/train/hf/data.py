@@ -89,8 +89,14 @@ def load(config: TrainConfig, folder: Path) -> PreparedData:
 
 
 def _markov_folder_name(config: TrainConfig) -> str:
-    options = [config.data.packing, config.seq_len, config.seed, config.architecture().vocab_size]
-    return f"markov_chain-{hashlib.sha256(json.dumps([_markov_sequences(config), *options]).encode()).hexdigest()[:16]}"
+    key = [
+        _markov_sequences(config),
+        config.data.packing,
+        config.seq_len,
+        config.seed,
+        config.architecture().vocab_size,
+    ]
+    return f"markov_chain-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
 
 
 def _markov_sequences(config: TrainConfig) -> int:
