@@ -99,7 +99,8 @@ class _Finite(Frozen):
 class Schedule(_Finite):
     """Learning rate: linear warm-up to ``peak``, then constant, or linear or cosine decay.
 
-    The decay would reach ``min_ratio`` × ``peak`` one step after the last.
+    Step n of w warm-up steps has n/w × ``peak``, with stack hf (n - 1)/w × ``peak``, as in transformers. The decay
+    would reach ``min_ratio`` × ``peak`` one step after the last.
     """
 
     peak: float = Field(default=5e-5, gt=0)
