@@ -117,13 +117,15 @@ class Architecture(Frozen):
         """
         changes = {"num_hidden_layers": layers} if layers else {}
         if width:
-            group = self.num_attention_heads // self.num_key_value_heads
-            if width % (self.head_dim * group):
-                raise UsageError(f"model.width {width}: expected a multiple of {self.head_dim * group}")
+            query_heads_per_key = self.num_attention_heads // self.num_key_value_heads
+            divisor = self.head_dim * query_heads_per_key
+            if width % divisor:
+                raise UsageError(f"model.width {width}: expected a multiple of {divisor}")
             changes["hidden_size"] = width
+            # in proportion to the width, rounded up to a multiple of 16
             changes["intermediate_size"] = -(-self.intermediate_size * width // (16 * self.hidden_size)) * 16
             changes["num_attention_heads"] = width // self.head_dim
-            changes["num_key_value_heads"] = width // self.head_dim // group
+            changes["num_key_value_heads"] = width // divisor
         return self.model_copy(update=changes)
 
     def validate_seq_len(self, seq_len: int) -> None:
@@ -145,7 +147,7 @@ def presets() -> list[str]:
 def load(name: str) -> Architecture:
     """The preset ``name``, or the config.json at path ``name`` (the file or its folder).
 
-    Raises UsageError with the file and key if it is missing, invalid or of an unsupported model type.
+    Raises UsageError with the file if it cannot be read, and with the key if a value is missing or not supported.
     """
     if name in presets():
         fields = yaml.safe_load((_MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]

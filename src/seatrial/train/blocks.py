@@ -20,18 +20,14 @@ IGNORE_INDEX = -100  # a target with this value has no loss, as in torch and tra
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Description of the blocks. ``rows``: rows read, or sequences generated.
-
-    ``entropy_bound``: lowest possible loss in nats per token; None if unknown. ``details``: the folder of the blocks
-    and the content of its report.json; None with stack native.
-    """
+    """Description of the blocks."""
 
     source: str
-    rows: int
-    tokens: int
-    vocabulary: int
-    entropy_bound: float | None = None
-    details: dict[str, Any] | None = None
+    rows: int  # read, or generated
+    tokens: int  # targets in all blocks; with stack hf including padding
+    vocabulary: int  # vocab_size of the model
+    entropy_bound: float | None = None  # lowest possible loss in nats per token; None if unknown
+    details: dict[str, Any] | None = None  # the folder of the blocks and its report.json; None with stack native
 
 
 def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
@@ -41,16 +37,17 @@ def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
     OSError if the blocks cannot be written.
     """
     data, path = settings.data, Path(settings.data.path or "")
-    inputs = {file: data_cache.version(file) for file in (path, *([Path(data.tokenizer)] if data.tokenizer else []))}
+    tokenizer = Path(data.tokenizer) if data.tokenizer else None
+    input_versions = {file: data_cache.version(file) for file in (path, tokenizer) if file is not None}
     key = {
         **data_cache.common_key(settings, "tokenizers"),
         "data": data_cache.content_hashes(path, "the data"),
-        "tokenizer": data_cache.content_hashes(Path(data.tokenizer), "the tokenizer") if data.tokenizer else "trained",
+        "tokenizer": data_cache.content_hashes(tokenizer, "the tokenizer") if tokenizer else "trained",
         "samples": data.samples,
     }
     prepared = data_cache.locate(settings, folder, PREFIX, key)
     if not prepared.hit:
-        with data_cache.write(prepared.folder, key, inputs) as temporary:
+        with data_cache.write(prepared.folder, key, input_versions) as temporary:
             tokens, info = _tokenize_rows(settings)
             np.save(temporary / BLOCKS_FILE, tokens)
             write_json(temporary / INFO_FILE, asdict(info))

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class CheckedWriter(FileSystemWriter):
         """As FileSystemWriter. Raises the first error of a writer thread, OSError if an item was not written."""
         thread_errors: list[BaseException] = []
         previous_hook = threading.excepthook
-        threading.excepthook = lambda thread: thread_errors.append(thread.exc_value or SystemExit())
+        threading.excepthook = lambda failure: thread_errors.append(failure.exc_value or SystemExit())
         try:
             results = super().write_data(plan, planner)
         except Exception as error:
@@ -99,7 +100,7 @@ class CheckedWriter(FileSystemWriter):
         return results
 
     def _write_error(self, error: BaseException) -> BaseException:
-        """The root error of ``error``; if the disk is full, a DiskFullError with the usage of its filesystem.
+        """The root error of ``error``; if the disk is full, a DiskFullError with the usage of the filesystem.
 
         Only this rank can read the usage: the filesystem may be local to its node.
         """
@@ -192,13 +193,14 @@ class Checkpointer:
         with ThreadPoolExecutor(THREADS) as threads:
             paths = [path for path in sorted(incomplete.iterdir()) if _belongs_to(path, self._world.rank)]
             rank_entries = list(threads.map(_manifest_entry, paths))
-        files = {name: entry for entries in self._gather(rank_entries) for name, entry in entries}
+        files = dict(chain.from_iterable(self._gather(rank_entries)))
         if self._world.is_rank_0:
             write_json(incomplete / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
             shutil.rmtree(folder, ignore_errors=True)
             incomplete.rename(folder)
             sync_folder(folder.parent)
-            for old in complete_checkpoints(folder.parent.parent)[: -self._settings.keep]:
+            out = folder.parent.parent
+            for old in complete_checkpoints(out)[: -self._settings.keep]:
                 shutil.rmtree(old)
         self._gather(None)  # all ranks wait for the rename
         size = sum(entry["bytes"] for entry in files.values())
@@ -211,12 +213,13 @@ class Checkpointer:
         """Loads the newest complete checkpoint; returns its step, or 0 if there is none.
 
         With checkpoint.requeue, a damaged checkpoint is skipped if there is an older one. Raises SeatrialError on all
-        ranks if no intact checkpoint may be used, if it belongs to another model, or if ranks see different ones.
+        ranks if the checkpoint is damaged (see _newest_intact) or belongs to another model, or if the newest checkpoint
+        differs between ranks.
         """
         checkpoints = complete_checkpoints(out)
-        newest_by_rank = self._world.gather(str(checkpoints[-1]) if checkpoints else "")
-        if len(seen := set(newest_by_rank)) > 1:
-            listed = ", ".join(path or "none" for path in sorted(seen))
+        newest = set(self._world.gather(str(checkpoints[-1]) if checkpoints else ""))
+        if len(newest) > 1:
+            listed = ", ".join(path or "none" for path in sorted(newest))
             raise SeatrialError(f"ranks see different newest checkpoints: {listed}; set --out to a shared directory")
         if not checkpoints:
             return 0
@@ -269,10 +272,11 @@ class Checkpointer:
             files: Mapping[str, Mapping[str, Any]] = _read_manifest(folder)["files"]
             names = sorted(files)[self._world.rank :: self._world.size]
             with ThreadPoolExecutor(THREADS) as threads:
-                errors = list(filter(None, threads.map(lambda name: _file_error(folder / name, files[name]), names)))
+                results = threads.map(lambda name: _file_error(folder / name, files[name]), names)
+                errors = [result for result in results if result]
         except SeatrialError as error:
             errors = [str(error)]
-        return list(dict.fromkeys(error for rank_errors in self._world.gather(errors) for error in rank_errors))
+        return list(dict.fromkeys(chain.from_iterable(self._world.gather(errors))))
 
 
 def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
@@ -291,18 +295,19 @@ def _shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list
     """The first parameter whose shape differs between checkpoint and model; empty if all are equal."""
     for name in sorted({*saved, *current}):
         if saved.get(name) != current.get(name):
-            shapes = [model.get(name, "missing") for model in (saved, current)]
-            return f"shape of {name}: {shapes[0]} in the checkpoint, {shapes[1]} in this run's model"
+            saved_shape, current_shape = saved.get(name, "missing"), current.get(name, "missing")
+            return f"shape of {name}: {saved_shape} in the checkpoint, {current_shape} in this run's model"
     return ""
 
 
 def _belongs_to(path: Path, rank: int) -> bool:
-    """Whether ``rank`` hashes this file. DCP names the shards of a rank ``__RANK_N.distcp``; rank 0 hashes the rest."""
+    """Whether ``rank`` hashes this file: its shards, which DCP names ``__RANK_N.distcp``; rank 0 also other files."""
     owner = path.name.removeprefix("__").partition("_")[0]
     return int(owner) == rank if owner.isdigit() else rank == 0
 
 
 def _manifest_entry(path: Path) -> tuple[str, dict[str, Any]]:
+    """File name, and its entry in ``files`` of the manifest."""
     return path.name, {"sha256": _sha256(path), "bytes": path.stat().st_size}
 
 
@@ -341,7 +346,7 @@ def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
         yield
     except (CheckpointException, OSError) as error:
         failures = error.failures if isinstance(error, CheckpointException) else {}
-        causes = {rank: failure[0] for rank, failure in sorted(failures.items())}
+        causes = {rank: cause for rank, (cause, _traceback) in sorted(failures.items())}
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes.values()):
             if action == "write":
                 shutil.rmtree(folder, ignore_errors=True)
@@ -352,9 +357,9 @@ def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
         has_usage = any(isinstance(cause, disk.DiskFullError) for cause in causes.values())
         if has_usage or any(disk.disk_full_reason(cause, folder) for cause in (error, *causes.values())):
             usage = "" if has_usage else f". {disk.filesystem_usage(folder)}"  # before the folder is removed
-            raised: SeatrialError = disk.DiskFullError(f"{message}{usage}. {disk.REMEDY}")
+            converted: SeatrialError = disk.DiskFullError(f"{message}{usage}. {disk.REMEDY}")
         else:
-            raised = SeatrialError(message)
+            converted = SeatrialError(message)
         if action == "write":
             shutil.rmtree(folder, ignore_errors=True)
-        raise raised from error
+        raise converted from error

@@ -28,8 +28,8 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
 def run(config: TrainConfig, out: Path | None, started: float | None = None) -> dict[str, Any]:
     """Trains with the configured stack; returns the content of metrics.json. Raises SeatrialError.
 
-    A training that an earlier start of this Slurm job has completed is not repeated. ``started``: Unix time at which
-    the first startup phase began, by default the start of this process.
+    With checkpoint.requeue, a training that an earlier start of this Slurm job has completed is not repeated.
+    ``started``: Unix time at which the first startup phase began, by default the start of this process.
     """
     started = started or psutil.Process().create_time()
     config = restarts.config_with_resume(config, out)

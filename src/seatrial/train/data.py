@@ -1,4 +1,4 @@
-"""Token blocks to train on: rank 0 writes them once, atomically; each rank trains on different blocks."""
+"""Token blocks for stack native: rank 0 writes them once, atomically; each rank trains on different blocks."""
 
 from __future__ import annotations
 
@@ -93,16 +93,21 @@ def _prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
     """Writes the prepared data if it is missing; called on rank 0, and by ranks that do not see rank 0's folder."""
     if settings.data.path is not None:
         return blocks.prepare(settings, folder)
-    values = [settings.data.samples, settings.data.variable_length, settings.seq_len, settings.seed]
-    vocabulary = settings.model.architecture().vocab_size
-    digest = hashlib.sha256(json.dumps([*values, vocabulary]).encode()).hexdigest()[:16]
+    key = [
+        settings.data.samples,
+        settings.data.variable_length,
+        settings.seq_len,
+        settings.seed,
+        settings.model.architecture().vocab_size,
+    ]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     markov_folder = folder / f"{blocks.PREFIX}-{digest}"
     if not markov_folder.is_dir():
         generated = generate_blocks(settings)
         with atomic_write_folder(markov_folder) as temporary:
             np.save(temporary / BLOCKS_FILE, generated.tokens)
             write_json(temporary / INFO_FILE, asdict(generated.info))
-    return data_cache.Prepared(markov_folder, False, "")
+    return data_cache.Prepared(markov_folder, hit=False, message="")
 
 
 def _load_blocks(blocks_folder: Path) -> Blocks:
@@ -150,7 +155,7 @@ def generate_blocks(settings: TrainConfig) -> Blocks:
 
 
 def block_order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:
-    """Endless block indices for ``rank``; the first ``skip`` indices are left out.
+    """Endless block indices for ``rank``, without the first ``skip`` indices.
 
     Each epoch has a new permutation of all blocks, of which a rank reads every ``ranks``-th block. An epoch reads no
     block twice. The last ``blocks % ranks`` blocks of a permutation are dropped, so that all ranks read the same
@@ -161,7 +166,7 @@ def block_order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) ->
         raise UsageError(f"{blocks} sequences for {ranks} ranks: expected at least one per rank")
     epoch, offset = divmod(skip, per_rank)
     while True:
-        generator = torch.Generator().manual_seed((seed << 16) + epoch & 0xFFFFFFFF)
+        generator = torch.Generator().manual_seed(((seed << 16) + epoch) & 0xFFFFFFFF)
         permutation = torch.randperm(blocks, generator=generator)
         yield from permutation[: per_rank * ranks][rank::ranks].tolist()[offset:]
         epoch, offset = epoch + 1, 0

@@ -1,8 +1,9 @@
 """Prepared data on disk: one folder per key. A key is everything that determines the tokens; its hash names the folder.
 
 ``key.json`` in the folder holds the key (SHA-256 of data and tokenizer, and the options), and size and SHA-256 of each
-other file. A folder gets its name when it is complete, so that no process reads a partial one. A training run compares
-the sizes with key.json, `seatrial preprocess` also the SHA-256. No torch: a login node may not have it.
+other file. A folder gets its name when it is complete, so that no process reads a partial folder. With a cache, a
+training run compares the sizes with key.json, `seatrial preprocess` also the SHA-256. Does not import torch, which a
+login node may not have.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 
 Key = Mapping[str, Any]  # JSON values
 Version = tuple[int, int, int] | None  # inode, size and modification time; None for a missing file
+
+
+class _KeyDifference(NamedTuple):
+    """The fields in which the key of a folder differs from another key, as texts for a message."""
+
+    folder_name: str
+    fields: list[str]
 
 
 class Prepared(NamedTuple):
@@ -74,17 +82,20 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
     """
     environment_cache = os.environ.get(CACHE_VARIABLE)
     name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
-    folders = [folder, *([Path(environment_cache)] if environment_cache and not config.data.cache else [])]
-    hit = next((parent / name for parent in folders if (parent / name).is_dir()), None)
+    parents = [folder]
+    if environment_cache and not config.data.cache:
+        parents.append(Path(environment_cache))
+    hit = next((parent / name for parent in parents if (parent / name).is_dir()), None)
     if not (config.data.cache or environment_cache):
         return Prepared(hit or folder / name, hit is not None, "")
-    if hit and _key_difference(hit, key) != (hit.name, []):
-        raise _damage_error(hit, f"{KEY_FILE} is missing or differs")
     if hit:
+        difference = _key_difference(hit, key)
+        if difference is None or difference.fields:
+            raise _damage_error(hit, f"{KEY_FILE} is missing or differs")
         _compare_files(hit, lambda path: {"bytes": path.stat().st_size})
         return Prepared(hit, True, f"prepared data: hit, {hit}")
-    reason = _miss_reason(folders[-1], prefix, key)
-    return Prepared(folder / name, False, f"prepared data: miss in {folders[-1]}: {reason}; writing {folder / name}")
+    reason = _miss_reason(parents[-1], prefix, key)
+    return Prepared(folder / name, False, f"prepared data: miss in {parents[-1]}: {reason}; writing {folder / name}")
 
 
 def require_intact(folder: Path) -> None:
@@ -92,12 +103,12 @@ def require_intact(folder: Path) -> None:
     _compare_files(folder, _properties)
 
 
-def _compare_files(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> None:
-    """Raise UsageError if a value that ``read`` returns for a file differs from its entry in key.json."""
+def _compare_files(folder: Path, read_properties: Callable[[Path], Mapping[str, Any]]) -> None:
+    """Raise UsageError if a value that ``read_properties`` returns for a file differs from its entry in key.json."""
     try:
         recorded = read_json(folder / KEY_FILE)[_FILES]
         for name, expected in recorded.items():
-            for field, value in read(folder / name).items():
+            for field, value in read_properties(folder / name).items():
                 if value != expected[field]:
                     raise _damage_error(folder, f"{name} has {field} {value}, written with {expected[field]}")
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -114,21 +125,22 @@ def _properties(path: Path) -> dict[str, Any]:
 
 def _miss_reason(cache: Path, prefix: str, key: Key) -> str:
     """The differences to the most similar key in ``cache``."""
-    differences = [difference for path in cache.glob(f"{prefix}-*") if (difference := _key_difference(path, key))]
+    all_differences = [_key_difference(path, key) for path in cache.glob(f"{prefix}-*")]
+    differences = [difference for difference in all_differences if difference is not None]
     if not differences:
         return "no prepared data of this kind (written by `seatrial preprocess CONFIG`)"
-    name, fields = min(differences, key=lambda difference: len(difference[1]))
-    return f"{name} differs in {', '.join(fields)}"
+    most_similar = min(differences, key=lambda difference: len(difference.fields))
+    return f"{most_similar.folder_name} differs in {', '.join(most_similar.fields)}"
 
 
-def _key_difference(folder: Path, key: Key) -> tuple[str, list[str]] | None:
-    """Name of ``folder``, and the fields in which its key differs from ``key``; None if its key cannot be read."""
+def _key_difference(folder: Path, key: Key) -> _KeyDifference | None:
+    """The difference between the key of ``folder`` and ``key``; None if the key of ``folder`` cannot be read."""
     try:
-        other = read_json(folder / KEY_FILE)
-        fields = [name for name in {**other, **key} if name != _FILES and other.get(name) != key.get(name)]
+        cached = read_json(folder / KEY_FILE)
+        fields = [name for name in {**cached, **key} if name != _FILES and cached.get(name) != key.get(name)]
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return folder.name, [_field_difference(name, other.get(name), key.get(name)) for name in fields]
+    return _KeyDifference(folder.name, [_field_difference(name, cached.get(name), key.get(name)) for name in fields])
 
 
 def _field_difference(name: str, cached: Any, needed: Any) -> str:
@@ -140,8 +152,8 @@ def _field_difference(name: str, cached: Any, needed: Any) -> str:
 def write(folder: Path, key: Key, inputs: Mapping[Path, Version]) -> Iterator[Path]:
     """Yield a temporary folder that becomes ``folder``, unless another process has finished ``folder`` meanwhile.
 
-    ``inputs``: versions of the input files, read before ``key`` was computed. Raises DiskFullError, OSError, and
-    UsageError if an input file has changed since then.
+    ``inputs``: versions of the input files from before ``key`` was computed. Raises DiskFullError, OSError, and
+    UsageError if an input file has another version at the end.
     """
     with atomic_write_folder(folder) as temporary:
         yield temporary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -53,7 +53,7 @@ class DdpComparison:
     """
 
     samples: int  # number of samples in the dataset
-    sample_counts: invariants.SampleCounts  # reads in the first epoch
+    sample_counts: invariants.SampleCounts  # of the first epoch
     order_errors: int  # ranks with another order in a repeated epoch, plus ranks with the same order in two epochs
     ddp_steps: list[Step]
     single_process_steps: list[Step] | None
@@ -61,17 +61,18 @@ class DdpComparison:
 
     @property
     def max_relative_difference(self) -> float | None:
-        """The largest relative difference of losses and gradient norms; None without finite steps, and on other ranks.
+        """The largest relative difference of losses and gradient norms.
 
-        AdamW is invariant to the gradient's scale, so only the norm reveals gradients summed instead of averaged.
+        None on ranks above 0, and without a step that is finite in both runs. AdamW is invariant to the gradient's
+        scale, so only the norm reveals gradients summed instead of averaged.
         """
-        pairs = [
-            (getattr(step, field), getattr(reference, field))
-            for step, reference in zip(self.ddp_steps, self.single_process_steps or [], strict=False)
-            for field in ("loss", "grad_norm")
-            if step.finite and reference.finite
-        ]
-        return max((abs(a - b) / abs(b) for a, b in pairs), default=None)
+        differences: list[float] = []
+        for step, reference in zip(self.ddp_steps, self.single_process_steps or [], strict=False):
+            if step.finite and reference.finite:
+                for field in ("loss", "grad_norm"):
+                    expected = getattr(reference, field)
+                    differences.append(abs(getattr(step, field) - expected) / abs(expected))
+        return max(differences, default=None)
 
 
 def compare_with_single_process(world: World, steps: int, progress: Callable[[str], None]) -> DdpComparison:
@@ -134,22 +135,22 @@ class Speed:
 
     def tokens_per_second(self) -> list[float]:
         """Tokens/s of all ranks in each DDP window."""
-        tokens = self.settings.bsz * self.settings.seq_len
-        return [tokens * _steps_per_second(ranks) for ranks in zip(*self.ddp_windows, strict=True)]
+        tokens_per_rank = self.settings.bsz * self.settings.seq_len
+        return [tokens_per_rank * steps_per_second for steps_per_second in _steps_per_second(self.ddp_windows)]
 
     def scaling_efficiency(self) -> list[float]:
         """Percent, for each pair of windows: steps/s with DDP ÷ steps/s of independent ranks."""
-        pairs = zip(zip(*self.ddp_windows, strict=True), zip(*self.independent_windows, strict=True), strict=True)
-        return [100 * _steps_per_second(ddp) / _steps_per_second(independent) for ddp, independent in pairs]
+        pairs = zip(_steps_per_second(self.ddp_windows), _steps_per_second(self.independent_windows), strict=True)
+        return [100 * ddp / independent for ddp, independent in pairs]
 
 
-def _steps_per_second(ranks: Iterable[list[float]]) -> float:
-    """Steps/s in one window, summed over the ranks."""
-    return sum(1 / fmean(steps) for steps in ranks)
+def _steps_per_second(windows_by_rank: list[Windows]) -> list[float]:
+    """Steps/s in each window, summed over the ranks."""
+    return [sum(1 / fmean(steps) for steps in window) for window in zip(*windows_by_rank, strict=True)]
 
 
 def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progress: Callable[[str], None]) -> Speed:
-    """Times windows of independent training (all ranks concurrently) and of DDP training, alternately.
+    """Times independent training (all ranks concurrently) and DDP training in alternating windows of a few steps.
 
     Warm-up, clocks and other load affect both trainings equally, and all ranks are busy in both: the difference is the
     cost of communication. A single process on an idle machine would run faster and make scaling look worse. Each round
@@ -163,8 +164,8 @@ def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progr
     windows: dict[Trainer, Windows] = {independent: [], ddp: []}
     nonfinite = 0
     timed_ddp_steps: list[Step] = []
-    end = monotonic() + min_seconds
-    while not windows[ddp] or any(world.gather(monotonic() < end)):  # the same decision on all ranks
+    earliest_end = monotonic() + min_seconds
+    while not windows[ddp] or any(world.gather(monotonic() < earliest_end)):  # the same decision on all ranks
         for number, steps in enumerate(window_lengths(settings.max_steps)):
             progress(f"speed with DDP and without communication, measurement {len(windows[ddp]) + 1}")
             # alternating order cancels drift

@@ -68,25 +68,28 @@ def apply_linears(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     # scaling A is cheaper than scaling the result
     all_a = torch.cat([adapter.lora_A * adapter.scale for adapter in adapters]).to(x.dtype)
     dropped = dropout(x, adapters[0].dropout if layers[0].training else 0.0)
-    parts = iter(torch.split(F.linear(dropped, all_a), [len(adapter.lora_A) for adapter in adapters], dim=-1))
-    return [
-        layer.base_forward(x)
-        if layer.adapter is None
-        else layer.base_forward(x) + layer.adapter.up_project(next(parts))
-        for layer in layers
-    ]
+    down_projections = iter(torch.split(F.linear(dropped, all_a), [len(a.lora_A) for a in adapters], dim=-1))
+    outputs = []
+    for layer in layers:
+        output = layer.base_forward(x)
+        if layer.adapter is not None:
+            output = output + layer.adapter.up_project(next(down_projections))
+        outputs.append(output)
+    return outputs
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """x with elements set to 0 with probability ``p`` and the others scaled by 1/(1 - p).
 
-    The mask is a hash (murmur3, int32) of the element index and a seed from torch's generator: a tenth of the
-    operations of F.dropout's generator, and the compiler can recompute the mask in backward instead of saving it.
+    The mask is an int32 hash, with the factors of murmur3, of the element index and a seed from torch's generator. This
+    takes a tenth of the operations of F.dropout's generator, and the compiler can recompute the mask in backward
+    instead of saving it.
     """
     if not p:
         return x
     seed = torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=x.device)
     hashed = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ seed[0]
+    # the factors as int32; ">>" of an int32 repeats the sign, which the masks remove
     for factor in (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32):
         hashed = (hashed ^ ((hashed >> 15) & 0x1FFFF)) * factor + seed[1]
     kept = ((hashed >> 8) & 0xFFFFFF) >= round(p * 2**24)
@@ -189,8 +192,9 @@ class Output(nn.Module):
 class Decoder(nn.Module):
     """Tokens [batch, length] → logits [batch, length, vocabulary], or with targets their summed loss in nats.
 
-    Computes in ``dtype``. ``gradient_hook`` is called in each backward pass with this rank's gradient at the first
-    block's output, before gradient communication: NaN and infinity from any later block reach this gradient.
+    Computes in ``dtype``. ``gradient_hook`` is called in each backward pass with the gradient at the first block's
+    output. This gradient is never communicated, and NaN and infinity from any later block reach it: it shows whether
+    this rank computed them.
     """
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype) -> None:

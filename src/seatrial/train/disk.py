@@ -47,7 +47,7 @@ def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskF
 
 @contextmanager
 def atomic_write_folder(path: Path) -> Iterator[Path]:
-    """As ``atomic_folder``, but a full disk raises DiskFullError, with the usage from before the folder is removed."""
+    """As util.files.atomic_folder, but a full disk raises DiskFullError, whose message has the usage at the failure."""
     with atomic_folder(path) as temporary, convert_disk_full(path):
         yield temporary
 
@@ -110,9 +110,8 @@ def filesystem_usage(path: Path) -> str:
     folder = _existing_folder(path)
     usage = os.statvfs(folder)
     mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
-    mount = max(
-        reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None
-    )  # a later mount hides earlier ones at its path
+    # reversed: of several mounts at the same path, the latest hides the others
+    mount = max(reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None)
     name = f"{mount.mountpoint} ({mount.fstype})" if mount else f"the filesystem of {folder}"
     size, free = (format_bytes(blocks * usage.f_frsize) for blocks in (usage.f_blocks, usage.f_bavail))
     inodes = "; no inode is free" if usage.f_files and not usage.f_favail else ""

@@ -28,14 +28,14 @@ def covered_length(intervals: Iterable[Interval]) -> int:
     """The length of the union of ``intervals``."""
     length, covered_until = 0, None
     for start, end in sorted(intervals):
-        start = start if covered_until is None else max(start, covered_until)
-        if end > start:
-            length, covered_until = length + end - start, end
+        new_start = start if covered_until is None else max(start, covered_until)
+        if end > new_start:
+            length, covered_until = length + end - new_start, end
     return length
 
 
 def uncovered_length(intervals: Iterable[Interval], others: Iterable[Interval]) -> int:
-    """The length of what ``intervals`` cover and ``others`` do not."""
+    """The length that ``intervals`` cover and ``others`` do not."""
     others = list(others)
     return covered_length([*intervals, *others]) - covered_length(others)
 
@@ -72,24 +72,30 @@ def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) 
     ``replicated``: whether each rank has all weights (DDP), which the control run requires. All ranks call this as the
     last action of the run: the steps change the weights, and after the control run the weights differ between ranks.
     """
+    on_gpu = world.device.type == "cuda"
     run_step(True)  # refills caches; its time is not used
-    rank_percent = _exposed_from_kernels(world, steps, run_step) if world.device.type == "cuda" else None
-    control = None
+    kernel_percent = _exposed_from_kernels(world, steps, run_step) if on_gpu else None
+    control_percent = None
     if replicated:
-        with_communication, without = (_seconds(world, steps, run_step, communicate) for communicate in (True, False))
-        control = max(0.0, 100 * (1 - without / with_communication))
-    method = f"kernels: time with only NCCL kernels on the GPU, in {steps} steps after the measured ones"
-    if world.device.type != "cuda":
-        rank_percent, method = control, f"control run: {steps} steps with and {steps} without gradient communication"
+        with_communication = _seconds(world, steps, run_step, communicate=True)
+        without_communication = _seconds(world, steps, run_step, communicate=False)
+        control_percent = max(0.0, 100 * (1 - without_communication / with_communication))
+    rank_percent = kernel_percent if on_gpu else control_percent
     percents = [percent for percent in world.gather(rank_percent) if percent is not None]
     if len(percents) < world.size:
-        gpu = world.device.type == "cuda"
-        method = "not measured: the profiler recorded no kernels" if gpu else "not measured: on CPUs with DDP only"
-        return NOT_MEASURED | {"exposed_communication_method": method, "exposed_communication_control_percent": control}
+        reason = "the profiler recorded no kernels" if on_gpu else "on CPUs with DDP only"
+        return NOT_MEASURED | {
+            "exposed_communication_method": f"not measured: {reason}",
+            "exposed_communication_control_percent": control_percent,
+        }
+    if on_gpu:
+        method = f"kernels: time with only NCCL kernels on the GPU, in {steps} steps after the measured ones"
+    else:
+        method = f"control run: {steps} steps with and {steps} without gradient communication"
     return {
         "exposed_communication_percent": median(percents),
         "exposed_communication_max_percent": max(percents),
-        "exposed_communication_control_percent": control,
+        "exposed_communication_control_percent": control_percent,
         "exposed_communication_method": method,
     }
 

@@ -47,10 +47,12 @@ def propagate_failure() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        first = _register_failure()
-        if first not in (None, _rank_name()):
+        first_failed = _register_failure()
+        if first_failed not in (None, _rank_name()):
             _wait_for_torchrun()
-            raise PeerFailed(f"{_rank_name()} exits because {first} failed; see the error of that rank") from error
+            raise PeerFailed(
+                f"{_rank_name()} exits because {first_failed} failed; see the error of that rank"
+            ) from error
         if _is_collective_error(error):
             raise SeatrialError(_lost_peer_message(error)) from error
         raise
@@ -89,8 +91,8 @@ def _wait_for_torchrun() -> None:
 def _watch_peers(finished: threading.Event) -> None:
     """Exits this process if another rank has failed and the main thread has not finished STUCK_S later."""
     while not finished.wait(POLL_INTERVAL_S):
-        if (first := _failed_rank()) and not finished.wait(STUCK_S):
-            print(f"seatrial: {_rank_name()} exits because {first} failed", file=sys.stderr, flush=True)
+        if (first_failed := _failed_rank()) and not finished.wait(STUCK_S):
+            print(f"seatrial: {_rank_name()} exits because {first_failed} failed", file=sys.stderr, flush=True)
             os._exit(EXIT_INCOMPLETE)
 
 

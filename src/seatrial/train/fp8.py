@@ -25,8 +25,9 @@ _MIN_CAPABILITY = (8, 9)  # Ada Lovelace, the first architecture with fp8 tensor
 
 def require_support(device: torch.device, architecture: Architecture) -> None:
     """Raises UsageError if ``device`` does not support fp8 products, or the model has a layer of unsupported size."""
-    if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device)) < _MIN_CAPABILITY:
-        actual = "there is no GPU" if device.type != "cuda" else f"this GPU has {capability[0]}.{capability[1]}"
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if capability is None or capability < _MIN_CAPABILITY:
+        actual = "there is no GPU" if capability is None else f"this GPU has {capability[0]}.{capability[1]}"
         raise UsageError(f"fp8 needs a GPU of compute capability 8.9 or more, {actual}: set fp8 to false")
     key_value_size = architecture.num_key_value_heads * architecture.head_dim
     sizes = (

@@ -112,7 +112,8 @@ def _digits() -> Tensor:
     The file is read without importing scikit-learn: that import, with SciPy and pandas, takes longer than torch's.
     """
     try:
-        if (package := find_spec("sklearn")) is None or package.origin is None:
+        package = find_spec("sklearn")
+        if package is None or package.origin is None:
             raise ValueError("not installed")
         path = Path(package.origin).parent / "datasets/data/digits.csv.gz"
         rows = torch.tensor([[float(cell) for cell in line.split(b",")] for line in _content(path).splitlines()])

@@ -54,23 +54,23 @@ def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
     local_ranks = Counter((process.node, process.local_rank) for process in processes)
     for process in processes:
         texts = errors.setdefault(process.rank, [])
-        expected = {
+        expected_variables = {
             "RANK": (process.rank, f"rank {process.rank} in torch"),
             "WORLD_SIZE": (size, f"{size} ranks reported"),
             "LOCAL_RANK": (process.local_rank, f"local rank {process.local_rank} in seatrial"),
         }
-        for name, (number, text) in expected.items():
+        for name, (expected, source) in expected_variables.items():
             value = process.environment[name]
-            if value != str(number):
-                texts.append(f"{name} is not set, but {text}" if value is None else f"{name}={value}, but {text}")
+            if value != str(expected):
+                texts.append(f"{name} is not set, but {source}" if value is None else f"{name}={value}, but {source}")
         if process.world_size != size:
             texts.append(f"world size {process.world_size} in torch, but {size} ranks reported")
         if processes_per_rank[process.rank] > 1:
             texts.append(f"{processes_per_rank[process.rank]} processes are rank {process.rank}")
         if (count := local_ranks[process.node, process.local_rank]) > 1:
             texts.append(f"local rank {process.local_rank} of {process.node}: {count} processes")
-    (world_size, _), *_ = Counter(process.world_size for process in processes).most_common(1)
-    missing = set(range(max(size, world_size))) - set(processes_per_rank)
+    [(reported_size, _)] = Counter(process.world_size for process in processes).most_common(1)
+    missing = set(range(max(size, reported_size))) - set(processes_per_rank)
     return {rank: "; ".join(texts) for rank, texts in errors.items() if texts} | dict.fromkeys(missing, "missing")
 
 
@@ -103,10 +103,10 @@ class SampleCounts:
     dropped: int  # samples left over when all ranks read the same number
 
 
-def count_samples(rank_samples: Sequence[Sequence[int]], size: int) -> SampleCounts:
-    """The SampleCounts of ``rank_samples``, the sample indices (0 to ``size`` - 1) that each rank reads."""
-    reads = Counter(chain.from_iterable(rank_samples))
-    dropped = size % len(rank_samples)
+def count_samples(samples_by_rank: Sequence[Sequence[int]], size: int) -> SampleCounts:
+    """The SampleCounts of an epoch of ``size`` samples; ``samples_by_rank``: the sample indices that a rank reads."""
+    reads = Counter(chain.from_iterable(samples_by_rank))
+    dropped = size % len(samples_by_rank)
     return SampleCounts(
         missing=max(0, size - dropped - len(reads)), duplicates=reads.total() - len(reads), dropped=dropped
     )

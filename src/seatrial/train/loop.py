@@ -61,7 +61,7 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
 def train_without_error_propagation(
     settings: TrainConfig, folder: Path | None, started: float | None = None
 ) -> dict[str, Any]:
-    """As ``train``, but an error of one rank does not end the other ranks, which then wait for it in a collective.
+    """As ``train``, but an error of one rank does not end the other ranks: they wait in a collective for this rank.
 
     After an error that all ranks raise, this process can train again.
     """
@@ -149,7 +149,7 @@ class Trainer:
         # of the forward passes, which contain no wait
         gathers_weights = settings.parallel.strategy == "fsdp2" and world.size > 1
         self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers_weights else None)
-        self._extra_batches = self._batches(0)  # for run_steps, whose steps are additional
+        self._extra_batches = self._batches(0)  # for run_steps
         self._gradient_bytes = 0
         self._communicate = True  # whether a step communicates gradients between ranks
         self._nonfinite = torch.zeros((), device=world.device)  # 1 after the first step that is not finite
@@ -235,13 +235,13 @@ class Trainer:
             yield batch.view(settings.grad_accum, settings.bsz, -1)
 
     def run_steps(self, steps: int) -> list[Step]:
-        """Runs ``steps`` additional steps without logging: queues all, then reads all, also non-finite ones."""
+        """Runs ``steps`` steps for a check, without a StepLog: queues all, then reads all, also non-finite ones."""
         self.timer.reset()
         pending_steps = [self.step(self.settings.max_steps, self._extra_batches) for _ in range(steps)]
         return [self.read_step(pending) for pending in pending_steps]
 
     def step_function(self) -> Callable[[bool], PendingStep]:
-        """A function that queues one step, with gradient communication if its argument is True (False: DDP only)."""
+        """A function that queues one step; its argument: whether ranks communicate gradients (False: DDP only)."""
         batches = self._batches(0)
 
         def run_step(communicate: bool) -> PendingStep:

@@ -49,20 +49,21 @@ def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) 
     """Writes ``weights`` (from ``gather_adapters``) to ``folder`` in peft's format; ``base``: the base model's name."""
     from safetensors.torch import save
 
-    modules = [
-        (name.rpartition(".")[2], layer.adapter)
-        for name, layer in model.named_modules()
-        if isinstance(layer, Linear) and layer.adapter is not None
-    ]
-    first = modules[0][1]
+    adapters: list[Adapter] = []
+    targets: set[str] = set()
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear) and layer.adapter is not None:
+            adapters.append(layer.adapter)
+            targets.add(name.rpartition(".")[2])
+    adapter = adapters[0]  # all have the same rank, scale and dropout
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": len(first.lora_A),
-        "lora_alpha": first.scale * len(first.lora_A),
-        "lora_dropout": first.dropout,
-        "target_modules": sorted({name for name, _ in modules}),
+        "r": len(adapter.lora_A),
+        "lora_alpha": adapter.scale * len(adapter.lora_A),
+        "lora_dropout": adapter.dropout,
+        "target_modules": sorted(targets),
         "bias": "none",
     }
     folder.mkdir(parents=True, exist_ok=True)

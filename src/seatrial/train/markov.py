@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 STATES = 64  # the vocabulary
-SIXTEENTHS = (8, 4, 2, 1, 1)
+SIXTEENTHS = (8, 4, 2, 1, 1)  # probability of each successor × 16
 # nats per token, the same in every state: the lowest possible mean loss
 ENTROPY = -sum(weight / 16 * math.log(weight / 16) for weight in SIXTEENTHS)
 CHAIN_SEED = 0  # determines the successors of each state

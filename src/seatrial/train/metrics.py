@@ -57,12 +57,12 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
     Step times, tokens_per_second_per_gpu and MFU are those of the steps after ``untimed_steps`` (of the last step if
     there are none), without checkpoint saves. The rates of ``_script_metrics`` include all steps and saves.
     """
-    common = _script_metrics(settings, world, run.steps, phases)
+    script_metrics = _script_metrics(settings, world, run.steps, phases)
     measured = run.steps[settings.untimed_steps :] or run.steps[-1:]
     state = state_metrics(run.model, run.optimizer, run.gradient_bytes)
     ranks = world.gather(_rank_metrics(world, measured) | state)
     trained, total = parameter_counts(run.model)
-    return common | {
+    return script_metrics | {
         "run_name": settings.run_name,
         "stack": settings.stack,
         "strategy": run.strategy if world.size > 1 or run.strategy == "fsdp2" else "single",
@@ -135,17 +135,17 @@ def _speed(
     """Speed, MFU and step times of the ``measured`` steps, by this rank's clock: all ranks end each step together."""
     architecture = settings.model.architecture()
     seconds = sorted(step.seconds for step in measured)
-    speed = sum(step.tokens for step in measured) / sum(seconds) / world.size
-    flops = architecture.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
-    tflops = speed * flops / 1e12
+    tokens_per_second = sum(step.tokens for step in measured) / sum(seconds) / world.size
+    flops_per_token = architecture.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
+    tflops = tokens_per_second * flops_per_token / 1e12
     peak = peak_tflops(ranks[0]["device"])
     gemm = min((rank["gemm_tflops"] for rank in ranks if rank["gemm_tflops"] is not None), default=None)
     waits = [step.data_wait_s for step in measured if step.data_wait_s is not None]
-    flops_factor = 4 if settings.use_lora else 6
+    flops_factor = 4 if settings.use_lora else 6  # as in Architecture.flops_per_token
     return {
         "steps_measured": len(measured),
-        "tokens_per_second_per_gpu": speed,
-        "flops_per_token": flops,
+        "tokens_per_second_per_gpu": tokens_per_second,
+        "flops_per_token": flops_per_token,
         "tflops_per_gpu": tflops,
         "mfu_percent": None if peak is None else 100 * tflops / peak,
         "mfu_formula": f"({flops_factor}·N + 12·layers·heads·head_dim·seq_len) · tokens/s/GPU / peak FLOP/s; "
@@ -165,7 +165,7 @@ def _median_seconds(steps: Sequence[Step]) -> float:
 
 def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
     """This rank's entry of ``ranks`` in metrics.json, without the fields of ``state_metrics``."""
-    gpu = world.device.type == "cuda"
+    on_gpu = world.device.type == "cuda"
     forward = [step.forward_s for step in measured if step.forward_s is not None]
     return {
         "rank": world.rank,
@@ -174,9 +174,9 @@ def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
         "step_p50_s": _median_seconds(measured),
         "forward_p50_s": median(forward) if forward else None,
         **RankTimes.of_steps(world.device_name, measured).to_metrics(),
-        "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else None,
-        "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
-        "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if gpu else None,
+        "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if on_gpu else None,
+        "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if on_gpu else None,
+        "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if on_gpu else None,
         "gemm_tflops": gemm_tflops(world.device),  # after the memory metrics, since it allocates memory
     }
 
@@ -229,17 +229,16 @@ def _max_over_ranks(ranks: Sequence[Mapping[str, Any]], name: str) -> float | No
 
 
 def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The rank with the longest compute time, its host, and the ratio of that time to the median of the other ranks.
+    """The rank with the longest compute time, its host, and the ratio of this time to the median of the other ranks.
 
-    ``interval``: the 95 % confidence interval of the ratio. Step times cannot show the slowest rank, since all ranks
-    end a step together. None if compute time was not separated from waiting (as with ZeRO-3), with fewer than
-    rank_times.MIN_STEPS steps, or without two ranks on the same device model.
+    Step times cannot show the slowest rank, since all ranks end a step together. ``interval``: the 95 % confidence
+    interval of the ratio. None if compute time was not separated from waiting (as with ZeRO-3), with fewer than
+    rank_times.MIN_STEPS steps, or without two ranks on the same device model. ``ranks``: as in metrics.json.
     """
-    by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
-    if not by_index:
+    slowdown_by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
+    if not slowdown_by_index:
         return None
-    index = max(by_index, key=lambda index: by_index[index].ratio)
-    slowdown = by_index[index]
+    index, slowdown = max(slowdown_by_index.items(), key=lambda item: item[1].ratio)
     return {
         "rank": ranks[index]["rank"],
         "host": ranks[index]["host"],

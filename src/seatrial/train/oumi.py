@@ -53,15 +53,16 @@ def convert_row(layout: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_supported(config: TrainConfig) -> None:
-    unsupported = {
+    applies_by_reason = {
         f"data.layout {config.data.layout}, expected {' or '.join(_LAYOUTS)}": config.data.layout not in _LAYOUTS,
         "use_lora true, expected false": config.use_lora,
         f"parallel.strategy {config.parallel.strategy}, expected ddp": config.parallel.strategy != "ddp",
         "data.packing true, expected false": config.data.packing,
         f"learning_rate.min_ratio {config.learning_rate.min_ratio:g}, expected 0": config.learning_rate.min_ratio > 0,
     }
-    if reason := next((reason for reason, applies in unsupported.items() if applies), None):
-        raise UsageError(f"cannot convert {config.run_name} for Oumi: {reason}")
+    for reason, applies in applies_by_reason.items():
+        if applies:
+            raise UsageError(f"cannot convert {config.run_name} for Oumi: {reason}")
 
 
 def _model(config: TrainConfig, folder: Path) -> dict[str, Any]:

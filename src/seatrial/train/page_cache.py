@@ -39,6 +39,6 @@ def _cached_share(path: Path) -> float:
         address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), states) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
+            error_number = ctypes.get_errno()
+            raise OSError(error_number, os.strerror(error_number), str(path))
         return sum(state & 1 for state in states) / pages

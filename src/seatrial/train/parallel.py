@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.bench import rank as bench_rank
@@ -75,27 +75,33 @@ def process_group(timeout_s: float) -> Iterator[World]:
     and gloo for CPU tensors (checkpoints, offloading) or without GPUs.
     """
     rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _TORCHRUN_VARIABLES)
-    gpus = torch.cuda.device_count()
-    if gpus and local_rank >= gpus:
-        raise SeatrialError(f"no GPU for local rank {local_rank}; GPUs on this node: {gpus}. Start one process per GPU")
-    device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
-    if gpus:
+    gpu_count = torch.cuda.device_count()
+    if gpu_count and local_rank >= gpu_count:
+        raise SeatrialError(
+            f"no GPU for local rank {local_rank}; GPUs on this node: {gpu_count}. Start one process per GPU"
+        )
+    device = torch.device("cuda", local_rank) if gpu_count else torch.device("cpu")
+    if gpu_count:
         torch.cuda.set_device(device)
     else:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
-    single_rank: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
     already_open = dist.is_initialized()  # child processes of checks open it (train.child, train.variants)
-    # without device_id, which the gloo group of checkpoints would inherit
     if not already_open:
-        dist.init_process_group(BACKEND if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **single_rank)
+        without_torchrun: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1}
+        # no device_id: the gloo group of checkpoints would inherit it
+        dist.init_process_group(
+            BACKEND if gpu_count else "gloo",
+            timeout=timedelta(seconds=timeout_s),
+            **({} if "RANK" in os.environ else without_torchrun),
+        )
     world = World(rank, size, device, node_name())
     world.all_reduce_sum(torch.ones((), device=device))  # NCCL connects on first use: now, not in the first step
-    if gpus:
+    if gpu_count:
         torch.cuda.synchronize()
     yield world
     # No ``finally``: after an error, peers may be gone, and torchrun ends the remaining ranks.
-    if gpus:
+    if gpu_count:
         torch.cuda.synchronize()
     if not already_open:
         dist.destroy_process_group()
@@ -206,8 +212,8 @@ def fsdp_groups(model: Decoder, parallel: Parallel) -> list[nn.Module]:
     groups: list[nn.Module] = []
     for block in transformer_blocks(model):
         inner = [module for module in (block.self_attn, block.mlp) if _size(module) >= minimum]
-        rest = _size(block) - sum(map(_size, inner))
-        groups += [block, *inner] if rest >= minimum else inner
+        size_without_inner = _size(block) - sum(map(_size, inner))
+        groups += [block, *inner] if size_without_inner >= minimum else inner
     return [*groups, *(module for module in head if _size(module) >= minimum)]
 
 
@@ -223,8 +229,8 @@ def _mesh(world: World, replicas: int) -> DeviceMesh:
     """
     if replicas == 1:
         return init_device_mesh(world.device.type, (world.size,))
-    shards, rest = divmod(world.size, replicas)
-    if rest or shards == 1:
+    shards, remainder = divmod(world.size, replicas)
+    if remainder or shards == 1:
         raise UsageError(
             f"parallel.replicas {replicas}: expected a divisor of {world.size} (ranks), at least 2 ranks per replica"
         )
@@ -257,17 +263,21 @@ def sharding_errors(model: nn.Module, ranks: int, replicas: int = 1) -> list[str
     """
     errors = []
     shards = ranks // replicas
-    sizes, placements = ((shards,), (Shard(0),)) if replicas == 1 else ((replicas, shards), (Replicate(), Shard(0)))
+    mesh_shape: tuple[int, ...] = (shards,)
+    placements: tuple[Placement, ...] = (Shard(0),)
+    if replicas > 1:
+        mesh_shape, placements = (replicas, shards), (Replicate(), Shard(0))
     for name, parameter in model.named_parameters():
-        rows = -(-parameter.shape[0] // shards)
+        max_rows = -(-parameter.shape[0] // shards)
         if not isinstance(parameter, DTensor):
             errors.append(f"{name} is not sharded")
-        elif parameter.placements != placements or parameter.device_mesh.shape != sizes:
+        elif parameter.placements != placements or parameter.device_mesh.shape != mesh_shape:
             errors.append(
                 f"{name} is {parameter.placements} over {' × '.join(map(str, parameter.device_mesh.shape))} ranks"
             )
-        elif len(parameter.to_local()) > rows:
-            errors.append(f"{name}: {len(parameter.to_local())} of {parameter.shape[0]} rows, expected at most {rows}")
+        elif len(parameter.to_local()) > max_rows:
+            local_rows = len(parameter.to_local())
+            errors.append(f"{name}: {local_rows} of {parameter.shape[0]} rows, expected at most {max_rows}")
     return errors
 
 

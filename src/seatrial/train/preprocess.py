@@ -16,10 +16,10 @@ from seatrial.train.train_config import TrainConfig
 def preprocess(config: TrainConfig) -> dict[str, Any] | None:
     """Write the tokens of ``config`` to data.cache or SEATRIAL_DATA_CACHE, unless that folder has them.
 
-    Returns the folder of the tokens, whether it existed, and the seconds. None if the config trains on Markov
-    sequences, which each training run generates from the seed. Raises UsageError if no cache is set or it is not
-    writable, if a package is missing, for invalid rows, and for a damaged folder; SeatrialError if the tokens cannot be
-    written.
+    Returns ``folder`` with the tokens, ``existed``: whether the folder was there already, and ``seconds``. None if the
+    config trains on Markov sequences, which each training run generates from the seed. Raises UsageError if no cache is
+    set or the cache is not writable, if a package is missing, for invalid rows, and for a damaged folder; SeatrialError
+    if the tokens cannot be written.
     """
     if config.data.path is None and (config.stack == "native" or config.data.layout == "markov_chain"):
         return None

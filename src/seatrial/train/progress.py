@@ -58,26 +58,26 @@ class StartupPhases:
     """
 
     def __init__(self, started: float, first_phase: str) -> None:
-        self._started = self._last = started
-        self._ends: dict[str, float] = {}
+        self._started = self._last_end = started
+        self._end_by_phase: dict[str, float] = {}  # Unix times
         self.seconds: dict[str, float] = {}
         self.end_phase(first_phase)
 
     def end_phase(self, phase: str) -> None:
         """Records that ``phase`` ends now."""
-        self._ends[phase] = time.time()
-        self.seconds[phase] = self._ends[phase] - self._last
-        self._last = self._ends[phase]
+        end = time.time()
+        self.seconds[phase] = end - self._last_end
+        self._end_by_phase[phase] = self._last_end = end
 
     def end_first_step(self) -> None:
         """Records the end of the first step, compilation included; later calls have no effect."""
         if "first_step" not in self.seconds:
             self.end_phase("first_step")
-            self.seconds["time_to_first_step"] = self._last - self._started
+            self.seconds["time_to_first_step"] = self._last_end - self._started
 
     def since(self, phase: str) -> float:
         """Seconds since ``phase`` ended."""
-        return time.time() - self._ends[phase]
+        return time.time() - self._end_by_phase[phase]
 
 
 class StepLog:
@@ -97,7 +97,8 @@ class StepLog:
         self._is_terminal = sys.stderr.isatty()
         self._interval_s = min(TERMINAL_INTERVAL_S, settings.log_every_s) if self._is_terminal else settings.log_every_s
         self._last_print = time.monotonic()
-        self._first_step: tuple[int, float] | None = None  # number of the step, and time.monotonic() at its end
+        self._first_record: Step | None = None  # of this process, which may have resumed a run
+        self._first_record_time = 0.0  # time.monotonic() at the end of this step
 
     def write(self, record: Step) -> Step:
         """Writes ``record`` and returns it."""
@@ -122,27 +123,35 @@ class StepLog:
 
     def _print_progress(self, record: Step) -> None:
         now = time.monotonic()
-        self._first_step = self._first_step or (record.step, now)
+        if self._first_record is None:
+            self._first_record, self._first_record_time = record, now
         is_last = record.step == self._settings.max_steps
         if now - self._last_print < self._interval_s and not is_last:
             return
         self._last_print = now
-        start, end = ("\r\033[K", "\n" if is_last else "") if self._is_terminal else ("", "\n")
-        print(start + self._line(record, self._remaining_s(record, now)), end=end, file=sys.stderr, flush=True)
+        line = self._line(record, self._remaining_s(record, now))
+        if self._is_terminal:  # replace the previous line
+            print(f"\r\033[K{line}", end="\n" if is_last else "", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def _remaining_s(self, record: Step, now: float) -> float:
         """Estimated seconds to the last step; the first step of this process is slow and does not count."""
-        first, first_end = self._first_step or (record.step, now)
-        step_s = (now - first_end) / (record.step - first) if record.step > first else record.seconds
+        steps_after_first = 0 if self._first_record is None else record.step - self._first_record.step
+        step_s = (now - self._first_record_time) / steps_after_first if steps_after_first else record.seconds
         return step_s * (self._settings.max_steps - record.step)
 
     def _line(self, record: Step, remaining_s: float) -> str:
         parts = [f"step {record.step}/{self._settings.max_steps}", f"loss {record.loss:.4f}"]
-        parts += [] if record.grad_norm is None else [f"grad norm {record.grad_norm:.3f}"]
-        parts += [] if record.learning_rate is None else [f"lr {record.learning_rate:.2e}"]
+        if record.grad_norm is not None:
+            parts.append(f"grad norm {record.grad_norm:.3f}")
+        if record.learning_rate is not None:
+            parts.append(f"lr {record.learning_rate:.2e}")
         parts.append(f"{record.tokens / record.seconds / self._world.size:,.0f} tok/s/GPU")
-        parts += [] if record.data_wait_s is None else [f"data {record.data_wait_s / record.seconds:.1%}"]
-        return "  ".join([*parts, f"{remaining_s:.0f} s left"])
+        if record.data_wait_s is not None:
+            parts.append(f"data {record.data_wait_s / record.seconds:.1%}")
+        parts.append(f"{remaining_s:.0f} s left")
+        return "  ".join(parts)
 
 
 def create_run_folder(settings: TrainConfig, out: Path) -> None:

@@ -3,7 +3,8 @@
 Step times are equal on all ranks, since each step waits for the slowest rank. Compute time contains no wait for other
 ranks, so it shows which rank the others wait for:
 
-- DDP, stack native: from the first forward pass to the last gradient of the rank.
+- DDP, stack native: from the start of the first forward pass to the gradient at the first block's output, which is
+  nearly the end of the last backward pass.
 - DDP, stack hf: the forward passes.
 - FSDP2: the forward passes of the innermost groups, each timed after its weights were gathered.
 - ZeRO-3: not measured.
@@ -11,7 +12,7 @@ ranks, so it shows which rank the others wait for:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -43,8 +44,11 @@ class RankTimes:
     def of_steps(cls, device: str, steps: Sequence[Step]) -> RankTimes:
         """The times in the last MAX_STEPS of ``steps`` of one rank, rounded to microseconds."""
         last = steps[-MAX_STEPS:]
-        columns = [[getattr(step, name) for step in last] for name in _NAMES]
-        return cls(device, *(tuple(round(value, 6) for value in column if value is not None) for column in columns))
+        times = []
+        for name in _NAMES:
+            column = [getattr(step, name) for step in last]
+            times.append(tuple(round(seconds, 6) for seconds in column if seconds is not None))
+        return cls(device, *times)
 
     def to_metrics(self) -> dict[str, list[float]]:
         """The times as they are in an entry of ``ranks`` in metrics.json."""
@@ -82,31 +86,33 @@ def slowdowns(ranks: Sequence[RankTimes]) -> dict[int, Slowdown]:
     Ranks without such peers or without compute times are missing. So are all ranks of a device model if one of them
     has compute times of fewer than MIN_STEPS steps.
     """
-    groups: dict[str, list[int]] = {}
+    indices_by_device: dict[str, list[int]] = {}
     for index, rank in enumerate(ranks):
         if rank.compute_s:
-            groups.setdefault(rank.device, []).append(index)
-    by_index: dict[int, Slowdown] = {}
-    for indices in groups.values():
+            indices_by_device.setdefault(rank.device, []).append(index)
+    slowdown_by_index: dict[int, Slowdown] = {}
+    for indices in indices_by_device.values():
         steps = min(len(ranks[index].compute_s) for index in indices)
         if len(indices) < 2 or steps < MIN_STEPS:
             continue
         seconds_by_step = [[ranks[index].compute_s[step] for index in indices] for step in range(-steps, 0)]
-        ratios_by_rank = list(zip(*(list(_ratios(seconds)) for seconds in seconds_by_step), strict=True))
-        for index, samples in zip(indices, ratios_by_rank, strict=True):
-            low, high = median_interval(samples) or (min(samples), max(samples))
-            by_index[index] = Slowdown(median(samples), low, high, steps)
-    return by_index
+        ratios_by_step = [_ratios_to_median_of_others(seconds) for seconds in seconds_by_step]
+        for index, ratios in zip(indices, zip(*ratios_by_step, strict=True), strict=True):
+            low, high = median_interval(ratios) or (min(ratios), max(ratios))
+            slowdown_by_index[index] = Slowdown(median(ratios), low, high, steps)
+    return slowdown_by_index
 
 
-def _ratios(seconds: Sequence[float]) -> Iterator[float]:
-    """Each value divided by the median of the other values; 1 where that median is 0."""
+def _ratios_to_median_of_others(seconds: Sequence[float]) -> list[float]:
+    """Each value divided by the median of the other values; 1 where this median is 0. Sorts the values only once."""
     ordered = sorted(seconds)
-    position = {value: index for index, value in enumerate(ordered)}
-    count = len(seconds) - 1
+    index_in_ordered = {value: index for index, value in enumerate(ordered)}
+    other_count = len(seconds) - 1
+    middle_indices = (other_count - 1) // 2, other_count // 2  # the same index twice if the count is odd
+    ratios = []
     for value in seconds:
-        # the median of the others: the mean of the middle two (or twice the middle one) of ``ordered`` without value
-        skipped = position[value]
-        middle_two = [ordered[index if index < skipped else index + 1] for index in ((count - 1) // 2, count // 2)]
-        median_of_others = sum(middle_two) / 2
-        yield value / median_of_others if median_of_others > 0 else 1.0
+        skipped = index_in_ordered[value]
+        middle_values = [ordered[index if index < skipped else index + 1] for index in middle_indices]
+        median_of_others = sum(middle_values) / 2
+        ratios.append(value / median_of_others if median_of_others > 0 else 1.0)
+    return ratios

@@ -33,7 +33,7 @@ def config_with_resume(config: TrainConfig, out: Path | None) -> TrainConfig:
 
     With checkpoint.requeue, raises UsageError in three cases: Slurm has restarted the job more than
     checkpoint.max_restarts times; ``out`` is None (each start would get a new folder); or ``out`` has steps of another
-    job and checkpoint.resume is false. Slurm also counts a start whose prolog failed, which has written no steps.
+    job and checkpoint.resume is false. Slurm counts a start even if its prolog failed, so that it wrote no steps.
     """
     settings, restarts = config.checkpoint, restart_count()
     if not settings.requeue:
@@ -75,7 +75,7 @@ def _require_earlier_start(path: Path) -> None:
     """Raise UsageError if starts.jsonl beside ``path`` does not list this job, or cannot be read."""
     file, job = path.with_name(STARTS_FILE), os.environ.get("SLURM_JOB_ID", "")
     try:
-        starts = journal.read(file)[0] if file.exists() else []
+        starts, _ = journal.read(file)  # empty if there is no file
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file}: {error}") from error
     if job not in [start.get("job") for start in starts]:

@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from seatrial.util.input_files import open_file
 
-# What torch.distributed.checkpoint (2.11 to 2.13) writes to .metadata, besides dtypes
+# (module, name) of the classes and functions that torch.distributed.checkpoint (2.11 to 2.13) writes to .metadata,
+# besides dtypes
 _ALLOWED = {
     *(
         (metadata.__name__, name)
@@ -69,16 +70,16 @@ class Planner(DefaultLoadPlanner):
 def weights_only(*allowed: type) -> Iterator[None]:
     """Context manager: torch.load raises UnpicklingError for functions and classes that are not ``allowed``.
 
-    Those that torch.load accepts with ``weights_only=True`` are always allowed. Needed since DeepSpeed loads its
-    checkpoints with ``weights_only=False``.
+    The functions and classes that torch.load accepts with ``weights_only=True`` are always allowed. Needed since
+    DeepSpeed loads its checkpoints with ``weights_only=False``.
     """
-    before = os.environ.get(_FORCE_WEIGHTS_ONLY)
+    previous = os.environ.get(_FORCE_WEIGHTS_ONLY)
     os.environ[_FORCE_WEIGHTS_ONLY] = "1"
     try:
         with torch.serialization.safe_globals(list(allowed)):
             yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[_FORCE_WEIGHTS_ONLY]
         else:
-            os.environ[_FORCE_WEIGHTS_ONLY] = before
+            os.environ[_FORCE_WEIGHTS_ONLY] = previous

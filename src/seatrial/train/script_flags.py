@@ -53,7 +53,8 @@ def overrides_from_flags(arguments: Sequence[str]) -> list[str]:
 def overrides_from_run_args(path: Path) -> list[str]:
     """The overrides in a run_args.json of seatrial or of a script: a JSON object whose keys are config keys.
 
-    Nested keys may be dotted (``parallel.strategy``). Raises UsageError if the file cannot be read or has another key.
+    Nested keys may be dotted (``parallel.strategy``). Raises UsageError if the file cannot be read, or if a key is no
+    config key.
     """
     try:
         arguments = read_json(path)
@@ -62,34 +63,37 @@ def overrides_from_run_args(path: Path) -> list[str]:
     if not isinstance(arguments, dict):
         raise UsageError(f"--run_args {path}: expected a JSON object with keys such as max_steps and seq_len")
     for name in arguments:
-        if name in _other_names() or name.partition(".")[0] not in TrainConfig.model_fields:
+        if name in _replacements() or name.partition(".")[0] not in TrainConfig.model_fields:
             raise UsageError(_unknown_message(f"{path}: {name}", name))
     return [f"{name}={json.dumps(value)}" for name, value in arguments.items()]
 
 
 def write_run_args(config: TrainConfig, out: Path) -> None:
     """Writes ``out``/run_args.json: every key of ``config`` with its value; nested keys are dotted."""
-    write_json(out / RUN_ARGS_FILE, dict(_flat(config.model_dump(mode="json"))))
+    write_json(out / RUN_ARGS_FILE, _with_dotted_keys(config.model_dump(mode="json")))
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    return [
-        item
-        for name, value in tree.items()
-        for item in (_flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)])
-    ]
-
-
-def _other_names() -> dict[str, str]:
-    """Argument of a training script that is no config key → what to use instead."""
-    names: dict[str, str] = data_files.read("training_flags.yaml")
-    return names
+def _with_dotted_keys(settings: dict[str, Any]) -> dict[str, Any]:
+    """{"a": {"b": 1}} → {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": nested for key, nested in _with_dotted_keys(value).items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _unknown_message(where: str, name: str) -> str:
-    """The message for the unknown argument ``name``, with what to use instead."""
-    if instead := _other_names().get(name):
-        return f"{where}: unknown argument; use {instead}"
+    """The message for the unknown argument ``name``, with its replacement or a similar name."""
+    if replacement := _replacements().get(name):
+        return f"{where}: unknown argument; use {replacement}"
     similar = difflib.get_close_matches(name, [*accepted_flags(), *_OPTIONS], 1)
     suggestion = f"did you mean --{similar[0]}? " if similar else ""
     return f"{where}: unknown argument; {suggestion}Accepted: --{', --'.join(accepted_flags())}; {_HELP}"
+
+
+def _replacements() -> dict[str, str]:
+    """Argument of a training script that is no config key → the config key or option to use instead."""
+    replacements: dict[str, str] = data_files.read("training_flags.yaml")
+    return replacements

@@ -8,6 +8,7 @@ gathered weights, which depends on how FSDP2 wraps the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,19 +32,17 @@ def gradient_bytes(model: nn.Module) -> int:
 def state_metrics(model: nn.Module, optimizer: Any, gradients: int | None) -> dict[str, Any]:
     """Fields of an entry of ``ranks`` in metrics.json: GiB on this rank by kind of state, and the weights' device.
 
-    ``gradients``: bytes. All fields are None if it is None, as with ZeRO-3, whose parameters do not hold the weights.
+    ``gradients``: bytes; None with ZeRO-3, whose parameters do not hold the weights: then all fields are None.
     """
-    names = ("parameters_gib", "gradients_gib", "optimizer_gib")
     if gradients is None:
-        return dict.fromkeys((*names, "state_device"))
+        return dict.fromkeys(("parameters_gib", "gradients_gib", "optimizer_gib", "state_device"))
     states: Iterable[Mapping[str, Any]] = optimizer.state.values()
-    sizes = (
-        local_bytes(model.parameters()),
-        gradients,
-        local_bytes(value for state in states for value in state.values()),
-    )
-    device = next(model.parameters()).device.type
-    return {**{name: size / GIB for name, size in zip(names, sizes, strict=True)}, "state_device": device}
+    return {
+        "parameters_gib": local_bytes(model.parameters()) / GIB,
+        "gradients_gib": gradients / GIB,
+        "optimizer_gib": local_bytes(chain.from_iterable(state.values() for state in states)) / GIB,
+        "state_device": next(model.parameters()).device.type,
+    }
 
 
 def group_bytes(model: nn.Module, element_bytes: int) -> list[int]:
@@ -51,13 +50,11 @@ def group_bytes(model: nn.Module, element_bytes: int) -> list[int]:
 
     FSDP2 gathers the weights of a group together. A weight belongs to the group of its innermost FSDP2 module.
     """
-    owners = {
-        parameter: module
-        for module in model.modules()  # outer modules first: the innermost group remains
-        if isinstance(module, FSDPModule)
-        for parameter in module.parameters()
-    }
-    sizes: dict[nn.Module, int] = {}
-    for parameter, module in owners.items():
-        sizes[module] = sizes.get(module, 0) + parameter.numel() * element_bytes
-    return list(sizes.values())
+    group_by_parameter: dict[nn.Parameter, nn.Module] = {}
+    for module in model.modules():  # outer modules first: an inner group replaces the outer one
+        if isinstance(module, FSDPModule):
+            group_by_parameter |= dict.fromkeys(module.parameters(), module)
+    bytes_by_group: dict[nn.Module, int] = {}
+    for parameter, group in group_by_parameter.items():
+        bytes_by_group[group] = bytes_by_group.get(group, 0) + parameter.numel() * element_bytes
+    return list(bytes_by_group.values())

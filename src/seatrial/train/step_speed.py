@@ -36,7 +36,8 @@ def training_speed(folder: Path) -> TrainingSpeed | None:
         return None
     timed = [step for step in steps if step["step"] > 1][-_MAX_STEPS:] or steps
     seconds = sum(step["seconds"] for step in timed)
-    tokens = [count for step in timed if (count := _number(step.get("tokens"))) is not None]
+    counts = [_number(step.get("tokens")) for step in timed]
+    tokens = [count for count in counts if count is not None]
     return TrainingSpeed(
         folder=str(folder),
         step=steps[-1]["step"],

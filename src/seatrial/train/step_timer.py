@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -48,9 +48,9 @@ def gemm_tflops(device: torch.device) -> float | None:
 class StepTimes:
     """Seconds of one step on this rank.
 
-    ``compute``: from ``begin`` to the last gradient, or with a ForwardTimer the time of the forward passes. It is None
-    without a ForwardTimer if ``end_compute`` was not called, and if the core wait (see Clock) is unknown.
-    ``data_wait``: the time in which the device waited for the batch.
+    ``compute``: with a ForwardTimer the time of the forward passes, otherwise from ``begin`` to the last
+    ``end_compute``; None if ``end_compute`` was not called, or if the core wait (see Clock) is unknown. ``data_wait``:
+    the time in which the device waited for the batch.
     """
 
     seconds: float
@@ -59,18 +59,14 @@ class StepTimes:
     data_wait: float
 
 
-@dataclass
-class _Marks:
-    """Points in time of one step, as ``Clock.now`` returns them, and ``batch_wait_s``: seconds until the batch came."""
+class TimePoint(NamedTuple):
+    """A result of ``Clock.now``."""
 
-    previous_end: Any
-    batch_ready: Any
-    batch_wait_s: float
-    start: Any = None
-    forward_end: Any = None
-    compute_end: Any = None
-    end: Any = None
-    forward_passes: Any = ()  # (start, end) of each, with a ForwardTimer
+    time: Any  # a CUDA event, or on a CPU perf_counter() in seconds
+    core_wait_s: float  # Clock.core_wait_s() at this time
+
+
+ForwardPass = tuple[TimePoint, TimePoint]  # start and end
 
 
 class Clock:
@@ -86,26 +82,26 @@ class Clock:
         self._scheduler = None if device.type == "cuda" else _SchedulerWait.open()
         self.separates_core_wait = device.type == "cuda" or self._scheduler is not None
 
-    def now(self) -> tuple[Any, float]:
-        """The end of the work that is queued on the device now: (CUDA event, 0), or on a CPU (time, core wait)."""
+    def now(self) -> TimePoint:
+        """The end of the work that is queued on the device now."""
         if self._device.type != "cuda":
-            return perf_counter(), self.core_wait_s()
+            return TimePoint(perf_counter(), self.core_wait_s())
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return event, 0.0
+        return TimePoint(event, 0.0)
 
     def core_wait_s(self) -> float:
         """Seconds that this thread has waited for a CPU core; 0 with a GPU, or if the kernel does not count them."""
         return self._scheduler.seconds() if self._scheduler is not None else 0.0
 
-    def seconds(self, start: tuple[Any, float], end: tuple[Any, float], with_core_wait: bool = False) -> float:
-        """Seconds between two results of ``now``; a GPU must have completed both events.
+    def seconds(self, start: TimePoint, end: TimePoint, with_core_wait: bool = False) -> float:
+        """Seconds from ``start`` to ``end``; a GPU must have completed both events.
 
         ``with_core_wait``: include the core wait on a CPU.
         """
         if self._device.type == "cuda":
-            return float(start[0].elapsed_time(end[0])) / 1e3  # elapsed_time returns ms
-        return float(end[0] - start[0]) - (0.0 if with_core_wait else end[1] - start[1])
+            return float(start.time.elapsed_time(end.time)) / 1e3  # elapsed_time returns ms
+        return float(end.time - start.time) - (0.0 if with_core_wait else end.core_wait_s - start.core_wait_s)
 
 
 class ForwardTimer:
@@ -118,8 +114,8 @@ class ForwardTimer:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._clock = Clock(device)
-        self._started: tuple[Any, float] | None = None
-        self._forwards: list[tuple[Any, Any]] = []
+        self._started: Any = None  # TimePoint: start of the current forward pass
+        self._forward_passes: list[ForwardPass] = []
         for module in innermost_groups(model) or [model]:
             # not compiled: a group may be inside of a compiled block
             module.register_forward_pre_hook(_not_compiled(self._start))
@@ -129,24 +125,38 @@ class ForwardTimer:
         self._started = self._clock.now()
 
     def _end(self, *_: Any) -> None:
-        self._forwards.append((self._started, self._clock.now()))
+        self._forward_passes.append((self._started, self._clock.now()))
 
-    def take(self) -> list[tuple[Any, Any]]:
-        """Start and end of each forward pass since the last call, as ``Clock.now`` returns them."""
-        forwards, self._forwards = self._forwards, []
-        return forwards
+    def take(self) -> list[ForwardPass]:
+        """The forward passes since the last call."""
+        forward_passes, self._forward_passes = self._forward_passes, []
+        return forward_passes
 
-    def seconds(self, forwards: list[tuple[Any, Any]]) -> float | None:
-        """The total seconds of ``forwards``, which must have completed; None if they include an unknown core wait."""
+    def seconds(self, forward_passes: Sequence[ForwardPass]) -> float | None:
+        """The total seconds of ``forward_passes``, which must have completed; None if the core wait is unknown."""
         if not self._clock.separates_core_wait:
             return None
-        return sum(self._clock.seconds(start, end) for start, end in forwards)
+        return sum(self._clock.seconds(start, end) for start, end in forward_passes)
 
 
 def innermost_groups(model: nn.Module) -> list[nn.Module]:
     """The modules of ``model`` that are FSDP2 groups and contain no other FSDP2 group."""
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
     return [group for group in groups if sum(isinstance(module, FSDPModule) for module in group.modules()) == 1]
+
+
+@dataclass
+class _StepMarks:
+    """The TimePoints of one step; None until StepTimer sets them."""
+
+    previous_end: TimePoint
+    batch_ready: TimePoint
+    batch_wait_s: float  # seconds for which the CPU waited for the batch
+    start: Any = None
+    forward_end: Any = None
+    compute_end: Any = None
+    end: Any = None
+    forward_passes: Sequence[ForwardPass] = ()  # with a ForwardTimer
 
 
 class StepTimer:
@@ -160,7 +170,7 @@ class StepTimer:
 
     def __init__(self, device: torch.device, forward_timer: ForwardTimer | None = None) -> None:
         self._device, self._clock, self._forward_timer = device, Clock(device), forward_timer
-        self._steps: deque[_Marks] = deque()
+        self._steps: deque[_StepMarks] = deque()
         self.reset()
 
     def reset(self) -> None:
@@ -170,10 +180,10 @@ class StepTimer:
     @contextmanager
     def data_wait(self) -> Iterator[None]:
         """Context manager around the wait for the batch; starts a step."""
-        started, waited = perf_counter(), self._clock.core_wait_s()
+        started, core_wait_before = perf_counter(), self._clock.core_wait_s()
         yield
-        batch_wait_s = perf_counter() - started - (self._clock.core_wait_s() - waited)
-        self._marks = _Marks(self._previous_end, self._clock.now(), batch_wait_s)
+        batch_wait_s = perf_counter() - started - (self._clock.core_wait_s() - core_wait_before)
+        self._marks = _StepMarks(self._previous_end, self._clock.now(), batch_wait_s)
 
     def begin(self) -> None:
         self._marks.start = self._clock.now()
@@ -182,7 +192,7 @@ class StepTimer:
         self._marks.forward_end = self._marks.forward_end or self._clock.now()
 
     def end_compute(self) -> None:
-        """Marks the last gradient of this rank, before the step waits for other ranks."""
+        """Marks the end of this rank's compute time, before the step waits for other ranks."""
         self._marks.compute_end = self._clock.now()
 
     def end(self) -> None:
@@ -195,7 +205,7 @@ class StepTimer:
         """The times of the oldest unread step; waits for the step to finish."""
         marks, clock = self._steps.popleft(), self._clock
         if self._device.type == "cuda":
-            marks.end[0].synchronize()
+            marks.end.time.synchronize()
         compute: float | None = None
         if self._forward_timer is not None:
             compute = self._forward_timer.seconds(marks.forward_passes)
@@ -204,8 +214,12 @@ class StepTimer:
         data_wait = marks.batch_wait_s
         if self._device.type == "cuda":  # the CPU queues steps ahead: the GPU waits only if it has no work left
             data_wait = min(data_wait, clock.seconds(marks.previous_end, marks.batch_ready))
-        step_s = clock.seconds(marks.previous_end, marks.end, with_core_wait=True)
-        return StepTimes(step_s, clock.seconds(marks.start, marks.forward_end, with_core_wait=True), compute, data_wait)
+        return StepTimes(
+            seconds=clock.seconds(marks.previous_end, marks.end, with_core_wait=True),
+            forward=clock.seconds(marks.start, marks.forward_end, with_core_wait=True),
+            compute=compute,
+            data_wait=data_wait,
+        )
 
 
 class _SchedulerWait:

@@ -45,7 +45,7 @@ def _rows(path: Path) -> Iterator[Any]:
 
 
 def _json_rows(path: Path) -> list[Any]:
-    """The rows of a JSON list, the format of alpaca-cleaned and glaive-function-calling-v2."""
+    """The rows of a JSON list, the format of alpaca-cleaned."""
     rows = _parse_json(read_bytes(path, MAX_RECORD_BYTES), str(path))
     if not isinstance(rows, list):
         raise UsageError(f"{path}: expected a JSON list of rows; rename a file of JSON lines to .jsonl")
@@ -86,7 +86,7 @@ def _text(row: Any, where: str) -> str:
 
 
 def _extract_text(row: Any, where: str) -> str:
-    """The text of a row with text, with instruction, output and perhaps input (alpaca-cleaned), or with messages."""
+    """The text of a row with the keys text; or instruction, output and optionally input; or messages."""
     if isinstance(row, Mapping):
         if isinstance(row.get("text"), str) and row["text"]:
             return str(row["text"])
@@ -139,11 +139,12 @@ def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> An
 
 def encode(encoder: Any, rows: Sequence[str]) -> list[list[int]]:
     """The token ids of each row, followed by an end token. Raises UsageError if the tokenizer has none, or fails."""
-    end = next((token_id for token in _END_TOKENS if (token_id := encoder.token_to_id(token)) is not None), None)
-    if end is None:
+    end_ids = [encoder.token_to_id(token) for token in _END_TOKENS]
+    end_id = next((token_id for token_id in end_ids if token_id is not None), None)
+    if end_id is None:
         raise UsageError(f"the tokenizer has no end token: expected one of {', '.join(_END_TOKENS)}")
     try:
         encoded = encoder.encode_batch(list(rows), add_special_tokens=False)
     except Exception as error:  # tokenizers raises nothing more specific
         raise UsageError(f"the tokenizer cannot encode the rows: {error}") from error
-    return [[*encoding.ids, end] for encoding in encoded]
+    return [[*encoding.ids, end_id] for encoding in encoded]

@@ -99,7 +99,8 @@ class _Finite(Frozen):
 class Schedule(_Finite):
     """Learning rate: linear warm-up to ``peak``, then constant, or linear or cosine decay.
 
-    The decay would reach ``min_ratio`` × ``peak`` one step after the last.
+    Step n of w warm-up steps has n/w × ``peak``, with stack hf (n - 1)/w × ``peak``, as in transformers. The decay
+    would reach ``min_ratio`` × ``peak`` one step after the last.
     """
 
     peak: float = Field(default=5e-5, gt=0)
@@ -199,8 +200,7 @@ class Evaluation(_Finite):
     cases: int = Field(default=200, gt=0, description="maximum number of cases per split")
     bsz: int = Field(default=16, gt=0)
     max_new_tokens: int = Field(default=256, gt=0)
-    # Level of a one-sided sign test over the cases that only one of two models answers correctly: the model before and
-    # the model after training
+    # Level of the one-sided sign test over the cases that are correct either before or after training, but not both
     significance: float = Field(default=0.05, gt=0, lt=1)
 
 
@@ -284,9 +284,9 @@ class TrainConfig(_Finite):
 
     @property
     def needs_group(self) -> bool:
-        """Whether a single rank started by a check needs a process group, as FSDP2 and ZeRO-3 of stack hf do.
+        """Whether a single rank that a check starts needs a process group, as FSDP2 and ZeRO-3 of stack hf do.
 
-        Otherwise it trains as without torchrun, on one visible GPU.
+        A single rank that needs no group trains as without torchrun, on one visible GPU.
         """
         return self.stack != "native" and self.parallel.strategy != "ddp"
 
@@ -359,7 +359,9 @@ def _check_hub_names(train_config: TrainConfig) -> None:
 
 def _with_resolved_deepspeed(train_config: TrainConfig, folder: Path) -> TrainConfig:
     """``train_config`` with the absolute path of parallel.deepspeed, if the file exists relative to ``folder``."""
-    path = folder / (train_config.parallel.deepspeed or "")
+    if train_config.parallel.deepspeed is None:
+        return train_config
+    path = folder / train_config.parallel.deepspeed
     if not path.is_file():
         return train_config
     parallel = train_config.parallel.model_copy(update={"deepspeed": str(path.resolve())})

@@ -22,13 +22,13 @@ MAX_BYTES = 64 * 2**20  # enough for 300,000 steps of about 200 B
 _EXPECTED = "expected a file written by the Trainer of transformers"
 
 
-class _Entry(BaseModel):
-    """Base class: ignores unknown keys and does not convert the types of known ones."""
+class _StrictModel(BaseModel):
+    """Base class: ignores unknown keys, and does not convert values to the type of a known key."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class LoggedStep(_Entry):
+class LoggedStep(_StrictModel):
     step: int = Field(ge=0)
     loss: float
     grad_norm: float | None = None
@@ -40,16 +40,16 @@ class LoggedStep(_Entry):
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm or 0.0)
 
 
-class Summary(_Entry):
+class Summary(_StrictModel):
     """The summary at the end of training."""
 
     step: int = Field(ge=0)
-    train_runtime: float = Field(gt=0, allow_inf_nan=False)
+    train_runtime: float = Field(gt=0, allow_inf_nan=False)  # seconds
     train_loss: float
     train_samples_per_second: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
 
-class TrainerState(_Entry):
+class TrainerState(_StrictModel):
     """The content of trainer_state.json. ``summary``: None if the training did not finish."""
 
     global_step: int = Field(ge=0)
@@ -78,8 +78,8 @@ def read(path: Path) -> TrainerState:
         state = TrainerState.model_validate({**fields, "steps": steps, "summary": summaries[-1] if summaries else None})
     except ValidationError as error:
         raise SeatrialError(f"{path}: {first_validation_error(error)}; {_EXPECTED}") from error
-    numbers = [step.step for step in state.steps]
-    if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > state.global_step):
+    step_numbers = [step.step for step in state.steps]
+    if step_numbers != sorted(set(step_numbers)) or (step_numbers and step_numbers[-1] > state.global_step):
         raise SeatrialError(f"{path}: the steps of log_history are not ascending up to global_step; {_EXPECTED}")
     return state
 

@@ -62,7 +62,10 @@ class ChildSettings:
 
 @dataclass(frozen=True)
 class StartedVariants:
-    """Started child processes that wait for ``run`` before they run their variants."""
+    """Started child processes that wait for ``run`` before they run their variants.
+
+    ``first_rank``: the first rank that has a child. ``killed_rank``: the rank that an injected fault kills, if any.
+    """
 
     children: child_ranks.StartedChildRanks
     title: str
@@ -80,8 +83,8 @@ class StartedVariants:
             return []
         failed = {rank: result for rank, result in enumerate(results) if result.error}
         if failed:
-            first = child_ranks.first_failed_rank(failed)
-            raise SeatrialError(f"{self.title}: {child_ranks.failure_text(first, results[first])}")
+            first_failed = child_ranks.first_failed_rank(failed)
+            raise SeatrialError(f"{self.title}: {child_ranks.failure_text(first_failed, results[first_failed])}")
         if self.killed_rank is not None:
             raise SeatrialError(
                 f"{self.title}: rank {self.killed_rank} was not killed during its save; expected SIGKILL"
@@ -127,7 +130,7 @@ def create_folder(parent: Path, shared: bool = False) -> Path:
         number = 1 + sum(1 for _ in parent.glob("attempt*"))
         rank0_folder = parent / f"attempt{number}"
         rank0_folder.mkdir()
-    (path, *_) = gather(rank0_folder)
+    path = gather(rank0_folder)[0]
     assert path is not None
     if dist.get_rank():
         with contextlib.suppress(FileExistsError):

@@ -78,12 +78,12 @@ def from_folder(folder: str, adapter_source: WeightSource) -> WeightSource:
     """
     from safetensors import SafetensorError, safe_open
 
-    files = _files(Path(folder))
+    file_by_name = _file_by_name(Path(folder))
 
     def read(name: str, size: torch.Size, device: torch.device) -> Tensor:
         if "lora_" in name:
             return adapter_source(name, size, device)
-        file = files.get(huggingface_name(name))
+        file = file_by_name.get(huggingface_name(name))
         if file is None:
             raise UsageError(f"{folder} has no weight {huggingface_name(name)} of the configured model")
         try:
@@ -98,21 +98,21 @@ def from_folder(folder: str, adapter_source: WeightSource) -> WeightSource:
     return read
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Weight name → its file."""
+def _file_by_name(folder: Path) -> dict[str, Path]:
+    """Hugging Face's name of a weight → the file that contains it."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / "model.safetensors.index.json"
     try:
         if index.is_file():
-            weights: dict[str, Any] = read_json(index)["weight_map"]
-            return {name: folder / file for name, file in weights.items()}
-        weight_files = {}
+            weight_map: dict[str, Any] = read_json(index)["weight_map"]
+            return {name: folder / file for name, file in weight_map.items()}
+        file_by_name: dict[str, Path] = {}
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, framework="pt") as opened:
-                weight_files.update(dict.fromkeys(opened.keys(), file))
+                file_by_name.update(dict.fromkeys(opened.keys(), file))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UsageError(f"cannot read the weights in {folder}: {error}") from error
-    if not weight_files:
+    if not file_by_name:
         raise UsageError(f"no *.safetensors in {folder}")
-    return weight_files
+    return file_by_name

@@ -70,12 +70,12 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
 
 def _cases(folder: Path, split: Split, max_cases: int) -> list[Case]:
     conversations = read_split(folder / "function_calling", split)
-    cases = (case for conversation in conversations for case in extract_cases(conversation, split))
+    cases = itertools.chain.from_iterable(extract_cases(conversation, split) for conversation in conversations)
     return list(itertools.islice(cases, max_cases))
 
 
 def extract_cases(conversation: Conversation, split: Split) -> Iterator[Case]:
-    """A case for each message of the assistant that follows one of the user, if functions are available."""
+    """A case for each message of the assistant that follows a message of the user, if functions are available."""
     messages = conversation.messages
     for index, message in enumerate(messages):
         if message["role"] == "assistant" and messages[index - 1]["role"] == "user" and conversation.tools:
@@ -130,10 +130,7 @@ def _record(
     config: TrainConfig, report: dict[str, Any], cases: Sequence[Case], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Any]:
     """The content of evaluation.json."""
-    scores = {
-        name: [score(text, case.expected, case.schemas) for text, case in zip(texts, cases, strict=True)]
-        for name, texts in (("base", before), ("tuned", after))
-    }
+    base_scores, tuned_scores = _scores(cases, before), _scores(cases, after)
     return {
         "run_name": config.run_name,
         "model": config.model.name,
@@ -141,27 +138,35 @@ def _record(
         "data": report["data"],
         "preprocess": report["preprocess"],
         "cases": {split: sum(case.split == split for case in cases) for split in HELD_OUT_SPLITS},
-        **{
-            name: {
-                split: summary(score for case, score in zip(cases, model_scores, strict=True) if case.split == split)
-                for split in HELD_OUT_SPLITS
-            }
-            for name, model_scores in scores.items()
-        },
-        "sign_test": sign_test(scores["base"], scores["tuned"], config.evaluation.significance),
+        "base": _summaries(cases, base_scores),
+        "tuned": _summaries(cases, tuned_scores),
+        "sign_test": sign_test(base_scores, tuned_scores, config.evaluation.significance),
     }
+
+
+def _scores(cases: Sequence[Case], answers: Sequence[str]) -> list[Score]:
+    return [score(answer, case.expected, case.schemas) for answer, case in zip(answers, cases, strict=True)]
+
+
+def _summaries(cases: Sequence[Case], scores: Sequence[Score]) -> dict[str, dict[str, dict[str, int]]]:
+    """Split → summary of the scores of its cases."""
+    scores_by_split: dict[str, list[Score]] = {split: [] for split in HELD_OUT_SPLITS}
+    for case, case_score in zip(cases, scores, strict=True):
+        scores_by_split[case.split].append(case_score)
+    return {split: summary(split_scores) for split, split_scores in scores_by_split.items()}
 
 
 def sign_test(base: Sequence[Score], tuned: Sequence[Score], significance: float) -> dict[str, Any]:
     """One-sided sign test of the tuned model over the cases that only one of the two models answers correctly."""
-    pairs = [(before.call_correct, after.call_correct) for before, after in zip(base, tuned, strict=True)]
+    base_correct, tuned_correct = ([answer.call_correct for answer in scores] for scores in (base, tuned))
+    pairs = list(zip(base_correct, tuned_correct, strict=True))
     won, lost = pairs.count((False, True)), pairs.count((True, False))
     p_value = sum(math.comb(won + lost, wins) for wins in range(won, won + lost + 1)) / 2 ** (won + lost)
-    rates = [sum(correct) / len(pairs) for correct in zip(*pairs, strict=True)]
+    base_rate, tuned_rate = sum(base_correct) / len(pairs), sum(tuned_correct) / len(pairs)
     return {
-        "call_correct_base": rates[0],
-        "call_correct_tuned": rates[1],
-        "gain": rates[1] - rates[0],
+        "call_correct_base": base_rate,
+        "call_correct_tuned": tuned_rate,
+        "gain": tuned_rate - base_rate,
         "won": won,
         "lost": lost,
         "p_value": p_value,
@@ -173,8 +178,13 @@ def sign_test(base: Sequence[Score], tuned: Sequence[Score], significance: float
 def _write_answers(path: Path, cases: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> None:
     lines = []
     for case, base, tuned in zip(cases, before, after, strict=True):
-        expected = [{"name": call.name, "arguments": call.arguments} for call in case.expected]
-        line = {"split": case.split, "user": case.messages[-1]["content"], "expected": expected}
-        lines.append(json.dumps({**line, "base": base, "tuned": tuned}, ensure_ascii=False))
+        record = {
+            "split": case.split,
+            "user": case.messages[-1]["content"],
+            "expected": [{"name": call.name, "arguments": call.arguments} for call in case.expected],
+            "base": base,
+            "tuned": tuned,
+        }
+        lines.append(json.dumps(record, ensure_ascii=False))
     text = "\n".join(lines) + "\n"
     atomic_write(path, text.encode())

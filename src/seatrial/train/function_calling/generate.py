@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.train.function_calling.glaive import CALL_MARKER, END_OF_TURN
 from seatrial.util import data_files
@@ -28,31 +28,41 @@ _TEXTS = (
     "the ship is late",
     "don't worry",
 )
-# Kind of parameter → its JSON Schema and a function that draws a value
-_PARAMETER_KINDS: dict[str, tuple[dict[str, Any], Callable[[random.Random], Any]]] = {
-    "city": ({"type": "string"}, lambda rng: rng.choice(_CITIES)),
-    "person": ({"type": "string"}, lambda rng: rng.choice(_PEOPLE)),
-    "people": (
+
+
+class _ParameterKind(NamedTuple):
+    """A kind of parameter in functions.yaml."""
+
+    schema: dict[str, Any]  # JSON Schema
+    draw: Callable[[random.Random], Any]  # draws a value
+
+
+_PARAMETER_KINDS = {
+    "city": _ParameterKind({"type": "string"}, lambda rng: rng.choice(_CITIES)),
+    "person": _ParameterKind({"type": "string"}, lambda rng: rng.choice(_PEOPLE)),
+    "people": _ParameterKind(
         {"type": "array", "items": {"type": "string"}},
         lambda rng: rng.sample(_PEOPLE, 2),
     ),
-    "text": ({"type": "string"}, lambda rng: rng.choice(_TEXTS)),
-    "currency": ({"type": "string"}, lambda rng: rng.choice(("USD", "EUR", "JPY", "CHF", "NOK"))),
-    "temperature_unit": (
+    "text": _ParameterKind({"type": "string"}, lambda rng: rng.choice(_TEXTS)),
+    "currency": _ParameterKind({"type": "string"}, lambda rng: rng.choice(("USD", "EUR", "JPY", "CHF", "NOK"))),
+    "temperature_unit": _ParameterKind(
         {"type": "string", "enum": ["celsius", "fahrenheit"]},
         lambda rng: rng.choice(("celsius", "fahrenheit")),
     ),
-    "cuisine": ({"type": "string"}, lambda rng: rng.choice(("Thai", "Greek", "Peruvian", "vegan", "Turkish"))),
-    "language": ({"type": "string"}, lambda rng: rng.choice(("French", "Hindi", "Welsh", "Korean"))),
-    "symbol": ({"type": "string"}, lambda rng: "".join(rng.choices("ABCDEF", k=3))),
-    "parcel": ({"type": "string"}, lambda rng: "".join(rng.choices("0123456789", k=6))),
-    "room": ({"type": "string"}, lambda rng: rng.choice(("kitchen", "attic", "hall", "study"))),
-    "amount": ({"type": "number"}, lambda rng: rng.choice((20, 35.5, 80, 99.5, 120, 250))),
-    "percent": ({"type": "integer"}, lambda rng: rng.randint(5, 30)),
-    "count": ({"type": "integer"}, lambda rng: rng.randint(2, 9)),
-    "flag": ({"type": "boolean"}, lambda rng: rng.random() < 0.5),
-    "date": ({"type": "string"}, lambda rng: f"2026-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"),
-    "time": ({"type": "string"}, lambda rng: f"{rng.randint(5, 9):02}:{rng.randrange(0, 60, 5):02}"),
+    "cuisine": _ParameterKind(
+        {"type": "string"}, lambda rng: rng.choice(("Thai", "Greek", "Peruvian", "vegan", "Turkish"))
+    ),
+    "language": _ParameterKind({"type": "string"}, lambda rng: rng.choice(("French", "Hindi", "Welsh", "Korean"))),
+    "symbol": _ParameterKind({"type": "string"}, lambda rng: "".join(rng.choices("ABCDEF", k=3))),
+    "parcel": _ParameterKind({"type": "string"}, lambda rng: "".join(rng.choices("0123456789", k=6))),
+    "room": _ParameterKind({"type": "string"}, lambda rng: rng.choice(("kitchen", "attic", "hall", "study"))),
+    "amount": _ParameterKind({"type": "number"}, lambda rng: rng.choice((20, 35.5, 80, 99.5, 120, 250))),
+    "percent": _ParameterKind({"type": "integer"}, lambda rng: rng.randint(5, 30)),
+    "count": _ParameterKind({"type": "integer"}, lambda rng: rng.randint(2, 9)),
+    "flag": _ParameterKind({"type": "boolean"}, lambda rng: rng.random() < 0.5),
+    "date": _ParameterKind({"type": "string"}, lambda rng: f"2026-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"),
+    "time": _ParameterKind({"type": "string"}, lambda rng: f"{rng.randint(5, 9):02}:{rng.randrange(0, 60, 5):02}"),
 }
 # Field of a function's response → a function that draws its value
 _RESPONSES: dict[str, Callable[[random.Random], Any]] = {
@@ -64,12 +74,12 @@ _RESPONSES: dict[str, Callable[[random.Random], Any]] = {
     "title": lambda rng: f"The {rng.choice(('Tide', 'Keel', 'Lantern'))}",
     "clock": lambda rng: f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}",
 }
-# Requests without a matching function, and their answers
-_NO_FUNCTION = (
+# (request, answer) without a matching function
+_REQUESTS_WITHOUT_FUNCTION = (
     ("Write a poem about {city}.", "I cannot write poems with what I have been given."),
     ("Who won the match in {city}?", "I have no function that knows of matches."),
 )
-# (text of the user, answer)
+# (request, answer)
 _GREETING, _THANKS = ("Hello!", "Hello! What can I do for you?"), ("Thank you!", "You are welcome.")
 
 
@@ -122,7 +132,7 @@ def _draw_calls(rng: random.Random, count: int) -> list[_RequestedCall]:
     return [
         _RequestedCall(
             function=function,
-            arguments={name: _PARAMETER_KINDS[kind][1](rng) for name, kind in function["parameters"].items()},
+            arguments={name: _PARAMETER_KINDS[kind].draw(rng) for name, kind in function["parameters"].items()},
             response={function["response"]: _RESPONSES[function["response"]](rng)},
         )
         for function in chosen
@@ -140,13 +150,14 @@ def _row(rng: random.Random, calls: list[_RequestedCall], turns: list[tuple[str,
 
 
 def _chat(turns: list[tuple[str, str]]) -> str:
-    ends = {"ASSISTANT": f" {END_OF_TURN}"}
-    return "\n\n\n".join(f"{role}: {text}{ends.get(role, '')}" for role, text in turns) + "\n\n\n"
+    """``turns``: role and text of each, in the form of the dataset."""
+    lines = [f"{role}: {text}{f' {END_OF_TURN}' if role == 'ASSISTANT' else ''}" for role, text in turns]
+    return "\n\n\n".join(lines) + "\n\n\n"
 
 
 def _schema(function: dict[str, Any]) -> dict[str, Any]:
     properties = {
-        name: {**_PARAMETER_KINDS[kind][0], "description": f"The {name.replace('_', ' ')}"}
+        name: {**_PARAMETER_KINDS[kind].schema, "description": f"The {name.replace('_', ' ')}"}
         for name, kind in function["parameters"].items()
     }
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
@@ -165,7 +176,7 @@ def _row_with_calls(rng: random.Random, count: int, last_turns: tuple[tuple[str,
 
 
 def _row_without_matching_function(rng: random.Random) -> dict[str, str]:
-    template, answer = rng.choice(_NO_FUNCTION)
+    template, answer = rng.choice(_REQUESTS_WITHOUT_FUNCTION)
     request = template.format(city=rng.choice(_CITIES))
     return _row(rng, [], [("USER", request), ("ASSISTANT", answer)])
 

@@ -42,8 +42,8 @@ class RejectedRow(ValueError):
     """A row that is not used; ``reason`` is a key of REJECTION_REASONS."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        assert reason in REJECTION_REASONS
-        super().__init__(f"{REJECTION_REASONS[reason]}{detail and f': {detail:.200}'}")
+        description = REJECTION_REASONS[reason]
+        super().__init__(f"{description}: {detail:.200}" if detail else description)
         self.reason = reason
 
 
@@ -130,13 +130,14 @@ _TURN = re.compile(r"^(USER|ASSISTANT|FUNCTION RESPONSE):", re.MULTILINE)
 
 
 def _turns(chat: str) -> list[tuple[str, str]]:
-    before, *parts = _TURN.split(chat)
-    turns = [(role, text.strip()) for role, text in zip(parts[::2], parts[1::2], strict=True)]
-    if before.strip() or not turns or not all(text for _, text in turns):
+    """Role (a key of _ADD_TURN) and text of each turn."""
+    text_before, *parts = _TURN.split(chat)
+    roles, texts = parts[::2], [text.strip() for text in parts[1::2]]
+    if text_before.strip() or not texts or not all(texts):
         raise RejectedRow("turns_unreadable", chat)
-    if turns[-1][0] == "ASSISTANT" and not turns[-1][1].endswith(END_OF_TURN):
-        raise RejectedRow("truncated", turns[-1][1][-80:])
-    return turns
+    if roles[-1] == "ASSISTANT" and not texts[-1].endswith(END_OF_TURN):
+        raise RejectedRow("truncated", texts[-1][-80:])
+    return list(zip(roles, texts, strict=True))
 
 
 def _add_user(conversation: Conversation, text: str) -> None:
@@ -150,11 +151,12 @@ def _add_assistant(conversation: Conversation, text: str) -> None:
     messages = conversation.messages
     if not messages or messages[-1]["role"] == "assistant":
         raise RejectedRow("turn_order", text)
-    if _open_calls(messages):
+    if _unanswered_calls(messages):
         raise RejectedRow("response_count", text)
-    content, *calls = text.removesuffix(END_OF_TURN).split(CALL_MARKER)
-    if END_OF_TURN in text.removesuffix(END_OF_TURN):
+    turn = text.removesuffix(END_OF_TURN)
+    if END_OF_TURN in turn:
         raise RejectedRow("turns_unreadable", text)
+    content, *calls = turn.split(CALL_MARKER)
     message: Message = {"role": "assistant", "content": content.strip()}
     if calls:
         message["tool_calls"] = [_call(call, conversation.parameter_schemas) for call in calls]
@@ -164,22 +166,22 @@ def _add_assistant(conversation: Conversation, text: str) -> None:
 
 
 def _add_response(conversation: Conversation, text: str) -> None:
-    open_calls = _open_calls(conversation.messages)
-    if not open_calls:
+    unanswered = _unanswered_calls(conversation.messages)
+    if not unanswered:
         raise RejectedRow("response_count", text)
-    conversation.messages.append({"role": "tool", "name": open_calls[0], "content": text})
+    conversation.messages.append({"role": "tool", "name": unanswered[0], "content": text})
 
 
 _ADD_TURN = {"USER": _add_user, "ASSISTANT": _add_assistant, "FUNCTION RESPONSE": _add_response}
 
 
-def _open_calls(messages: list[Message]) -> list[str]:
+def _unanswered_calls(messages: list[Message]) -> list[str]:
     """Names of the functions that the last assistant message called and that have no response yet, in order."""
-    answered = 0
-    while messages and answered < len(messages) and messages[-1 - answered]["role"] == "tool":
-        answered += 1
-    calls = messages[-1 - answered].get("tool_calls", []) if answered < len(messages) else []
-    return [call["function"]["name"] for call in calls[answered:]]
+    responses = 0  # messages of tools at the end
+    while responses < len(messages) and messages[-1 - responses]["role"] == "tool":
+        responses += 1
+    calls = messages[-1 - responses].get("tool_calls", []) if responses < len(messages) else []
+    return [call["function"]["name"] for call in calls[responses:]]
 
 
 _CALL_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
@@ -193,8 +195,8 @@ def _call(text: str, schemas: Mapping[str, dict[str, Any]]) -> Message:
     if not head:
         raise RejectedRow("call_unreadable", text)
     name, _ = _decode(_JSON, head.group(1), 0, "call_unreadable")
-    arguments, rest = _arguments(text[head.end() :])
-    if rest.strip() != "}" or not isinstance(arguments, dict):
+    arguments, text_after = _arguments(text[head.end() :])
+    if text_after.strip() != "}" or not isinstance(arguments, dict):
         raise RejectedRow("call_unreadable", text)
     if name not in schemas:
         raise RejectedRow("call_unknown_function", name)
@@ -204,7 +206,7 @@ def _call(text: str, schemas: Mapping[str, dict[str, Any]]) -> Message:
 
 
 def _arguments(text: str) -> tuple[Any, str]:
-    """Split ``text`` into the arguments at its start, an object with or without single quotes, and the rest.
+    """Split ``text`` into the arguments, an object with or without single quotes around it, and the text after them.
 
     The JSON decoder finds the end of the object, so that an apostrophe inside of a string does not end the object.
     """
@@ -223,6 +225,7 @@ def _arguments(text: str) -> tuple[Any, str]:
 
 
 def _decode(decoder: json.JSONDecoder, text: str, position: int, reason: str) -> tuple[Any, int]:
+    """The JSON value at ``position`` and the index of its end. Raises RejectedRow with ``reason``."""
     try:
         return decoder.raw_decode(text, _skip_space(text, position))
     except (ValueError, RecursionError) as error:

@@ -38,12 +38,12 @@ class HeldOutFractions:
 
 @dataclass
 class RowCounts:
-    """Number of rows per split and per rejection reason."""
+    """Numbers of rows by split and by rejection reason, and what the report says about functions and rejected rows."""
 
     splits: Counter[Split] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)  # rejection reason → messages of the first rows
-    # normalized names of the functions that the conversations of each split list
+    # split → normalized names of the functions that its conversations list
     functions: dict[Split, set[str]] = field(default_factory=lambda: {split: set() for split in SPLITS})
 
     def add_rejected(self, row: int, error: RejectedRow) -> None:
@@ -117,9 +117,8 @@ def _convert_rows(
 
 def assign_split(conversation: Conversation, held_out: HeldOutFractions) -> Split:
     """The split of the conversation, independent of other rows."""
-    if any(
-        _hash_fraction(_normalized(name), held_out.seed) < held_out.functions for name in conversation.parameter_schemas
-    ):
+    names = [_normalized(name) for name in conversation.parameter_schemas]
+    if any(_hash_fraction(name, held_out.seed) < held_out.functions for name in names):
         return "unseen"
     return "seen" if _hash_fraction(_digest(conversation).hex(), held_out.seed) < held_out.conversations else "train"
 

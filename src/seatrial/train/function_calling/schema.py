@@ -21,12 +21,12 @@ def is_object_schema(parameters: dict[str, Any]) -> bool:
 
 
 @lru_cache(maxsize=4096)  # many rows have the same functions; without a cache this took most of the preprocessing time
-def _is_schema(parameters: str) -> bool:
+def _is_schema(json_text: str) -> bool:
     from jsonschema import Draft202012Validator  # other workloads do not need it
     from jsonschema.exceptions import SchemaError
 
     try:
-        Draft202012Validator.check_schema(json.loads(parameters))
+        Draft202012Validator.check_schema(json.loads(json_text))
     except (SchemaError, RecursionError):
         return False
     return True
@@ -45,9 +45,9 @@ def matches_schema(arguments: object, parameters: dict[str, Any]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _validator(parameters: str) -> Any:
+def _validator(json_text: str) -> Any:
     from jsonschema import Draft202012Validator
     from referencing import Registry
 
     # an empty registry: by default jsonschema downloads a remote "$ref"
-    return Draft202012Validator(json.loads(parameters), registry=Registry())
+    return Draft202012Validator(json.loads(json_text), registry=Registry())

@@ -2,8 +2,8 @@
 
 Source: bfcl_eval/eval_checker/ast_eval/ast_checker.py of gorilla. An answer is correct if its calls match the expected
 calls one to one, in any order. Two calls match if they have the same name, the same parameters and equal values, and
-the arguments match the JSON Schema of the function. Strings are compared without case, spaces and ``,./-_*^``. If no
-call is expected, any call is wrong.
+the arguments match the JSON Schema of the function. Strings are compared without case, spaces and ``,./-_*^``; single
+quotes equal double quotes. If no call is expected, any call is wrong.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Score:
         return self.emitted < self.expected
 
 
+# a call up to its closing tag; an incomplete call ends at the next call or at the end of the text
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 
 
@@ -58,12 +59,12 @@ def _parse_call(match: re.Match[str]) -> Call | None:
     if not match.group(0).endswith("</tool_call>"):
         return None
     try:
-        value = json.loads(match.group(1))
+        call = json.loads(match.group(1))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or set(value) != {"name", "arguments"}:
+    if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
         return None
-    name, arguments = value["name"], value["arguments"]
+    name, arguments = call["name"], call["arguments"]
     return Call(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
@@ -189,6 +190,7 @@ def table(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _count_of_total(splits: Mapping[str, Any], name: str) -> str:
-    """Count and total of criterion ``name`` over all splits."""
-    count, total = (sum(split[name][key] for split in splits.values()) for key in ("count", "of"))
+    """Count and total of criterion ``name`` over all splits, as "8 of 10"."""
+    count = sum(criteria[name]["count"] for criteria in splits.values())
+    total = sum(criteria[name]["of"] for criteria in splits.values())
     return f"{count} of {total}" if total else "none"

@@ -91,7 +91,7 @@ def _hidden_packages(*packages: str) -> Iterator[None]:
     transformers imports scikit-learn and SciPy if they are installed, for features that seatrial does not use. These
     imports took a quarter of the startup time of a rank.
     """
-    hidden: dict[str, Any] = dict.fromkeys(name for name in packages if name not in sys.modules)
+    hidden: dict[str, Any] = dict.fromkeys(name for name in packages if name not in sys.modules)  # None: import fails
     sys.modules |= hidden
     try:
         yield

@@ -56,12 +56,12 @@ def report(folder: Path) -> dict[str, Any]:
     return content
 
 
-def print_rejected(numbers: Mapping[str, Any]) -> None:
+def print_rejected(content: Mapping[str, Any]) -> None:
     """Print the number of rejected rows by reason, since nothing else in the output shows it.
 
-    ``numbers``: the content of report.json.
+    ``content``: that of report.json.
     """
-    for counts in (numbers, numbers.get("preprocess", {})):
+    for counts in (content, content.get("preprocess", {})):
         if rejected := counts.get("rejected"):
             message = f"{sum(rejected.values()):,} of {counts['rows']:,} rows are not used: {_reasons(rejected)}"
             print(message, file=sys.stderr)
@@ -78,6 +78,9 @@ def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
     def content(name: str, description: str) -> Any:
         return name if hub.hub_repository(name) else data_cache.content_hashes(Path(name), description)
 
+    tokenizer_content: Any = tokenizer or "trained"
+    if tokenizer and (hub.hub_repository(tokenizer) or Path(tokenizer).exists()):  # else tokenization.load fails later
+        tokenizer_content = content(tokenizer, "the tokenizer")
     return {
         **data_cache.common_key(config, "tokenizers", "transformers"),
         "layout": data.layout,
@@ -85,10 +88,7 @@ def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
         "samples": data.samples or (GENERATED_ROWS if data.path is None else None),
         "template": hashlib.sha256(template.chat_template().encode()).hexdigest(),
         "data": content(data.path, "the data") if data.path else {"generated with seed": str(config.seed)},
-        # For a local tokenizer that does not exist, tokenization.load raises the error later
-        "tokenizer": content(tokenizer, "the tokenizer")
-        if tokenizer and (hub.hub_repository(tokenizer) or Path(tokenizer).exists())
-        else tokenizer or "trained",
+        "tokenizer": tokenizer_content,
     }
 
 
@@ -108,11 +108,9 @@ def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
     path, layout = config.data.path, config.data.layout
     if path is None:
         count = config.data.samples or GENERATED_ROWS
-        return (
-            generate.conversations(count, config.seed)
-            if layout == "function_calling"
-            else rows.generate_rows(layout, count, config.seed)
-        )
+        if layout == "function_calling":
+            return generate.conversations(count, config.seed)
+        return rows.generate_rows(layout, count, config.seed)
     repository = hub.hub_repository(path)
     if repository is None:
         return itertools.islice(preprocess.read_rows(Path(path)), config.data.samples)
@@ -138,7 +136,8 @@ def _encoded_rows(config: TrainConfig, folder: Path, rejected: Counter[str]) -> 
         except ValueError as error:
             rejected[str(error)] += 1
             continue
-        if len(sample[0]) > config.seq_len:
+        tokens, _ = sample
+        if len(tokens) > config.seq_len:
             rejected["longer than seq_len"] += 1
         else:
             yield sample
@@ -166,12 +165,12 @@ def _pack(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
     """Yield blocks; each contains as many whole samples as fit into ``length`` tokens."""
     ids: list[int] = []
     trained: list[bool] = []
-    for sample_ids, mask in samples:
+    for sample_ids, sample_trained in samples:
         if ids and len(ids) + len(sample_ids) > length:
             yield ids, trained
             ids, trained = [], []
-        # the first token is not trained on: the previous sample does not predict it
-        ids, trained = [*ids, *sample_ids], [*trained, False, *mask[1:]]
+        # no loss on the first token of a sample, which the previous sample does not predict
+        ids, trained = [*ids, *sample_ids], [*trained, False, *sample_trained[1:]]
     if ids:
         yield ids, trained
 
@@ -180,12 +179,12 @@ def write_blocks(
     samples: Iterable[Sample], config: TrainConfig, folder: Path, rejected: Counter[str]
 ) -> dict[str, Any]:
     """Write the blocks of ``samples`` to ``folder``; return the counts for report.json, including ``rejected``."""
-    used = 0
+    used_rows = 0
 
     def counted() -> Iterator[Sample]:
-        nonlocal used
+        nonlocal used_rows
         for sample in samples:
-            used += 1
+            used_rows += 1
             yield sample
 
     blocks = list(_pack(counted(), config.seq_len) if config.data.packing else counted())
@@ -202,8 +201,8 @@ def write_blocks(
     np.save(folder / "inputs.npy", inputs)
     np.save(folder / "labels.npy", labels)
     return {
-        "rows": used + rejected.total(),
-        "samples": used,
+        "rows": used_rows + rejected.total(),
+        "samples": used_rows,
         "rejected": dict(rejected),
         "blocks": len(blocks),
         "padding_share": 1 - sum(len(ids) for ids, _ in blocks) / inputs.size,

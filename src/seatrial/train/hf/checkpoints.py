@@ -41,8 +41,8 @@ def saved_step(checkpoint: Path) -> int:
 def convert_write_errors(folder: Path, model: nn.Module, strategy: str) -> Iterator[None]:
     """Context manager around the write of the checkpoint ``folder`` by transformers; rank 0 then adds the metadata.
 
-    All ranks enter it. If the filesystem fails, the partial checkpoint is removed, since it may fill the disk, and
-    SeatrialError is raised.
+    All ranks enter this context. After an error of the filesystem, the partial checkpoint, which may fill the disk, is
+    removed, and SeatrialError is raised.
     """
     try:
         yield
@@ -97,13 +97,12 @@ def check_compatible(folder: Path, model: nn.Module, strategy: str) -> None:
 
 def _metadata(model: nn.Module, strategy: str) -> dict[str, Any]:
     """Strategy, world size and unsharded shapes of the trained weights (``ds_shape`` under ZeRO-3)."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in trained.items()}
+    shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters() if p.requires_grad}
     return {"shapes": shapes, "strategy": strategy, "world_size": ranks.world_size()}
 
 
 def _write_error(error: BaseException, folder: Path) -> str | None:
-    """The filesystem error behind ``error`` (safetensors and torch.save wrap it); None for other errors."""
+    """The message of the filesystem error that ``error`` is or was caused by; None if there is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, (OSError, SafetensorError)) or disk.is_short_write(cause):

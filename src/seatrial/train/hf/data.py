@@ -67,17 +67,17 @@ def prepare(config: TrainConfig, out: Path) -> PreparedData:
         ranks.run_on_rank0(lambda: _write_markov(config, folder), folder)
         _write_markov(config, folder)  # writes only on a node that does not share the folder: the same sequences
         return load(config, folder)
-    written: list[data_cache.Prepared] = []
-    ranks.run_on_rank0(lambda: written.append(blocks.prepare(config, cache)), cache)
-    folder = ranks.gather(written[0].folder if written else cache)[0]
+    on_rank0: list[data_cache.Prepared] = []  # on the other ranks it stays empty
+    ranks.run_on_rank0(lambda: on_rank0.append(blocks.prepare(config, cache)), cache)
+    folder = ranks.gather(on_rank0[0].folder if on_rank0 else cache)[0]
     if not folder.exists():
         raise UsageError(
             f"{folder} does not exist on rank {ranks.rank()}: set data.cache to a directory that all nodes share"
         )
     prepared = load(config, folder)
     if ranks.rank() == 0:
-        if written[0].message:
-            print(written[0].message, file=sys.stderr)
+        if on_rank0[0].message:
+            print(on_rank0[0].message, file=sys.stderr)
         blocks.print_rejected(prepared.report)
     return prepared
 
@@ -89,8 +89,14 @@ def load(config: TrainConfig, folder: Path) -> PreparedData:
 
 
 def _markov_folder_name(config: TrainConfig) -> str:
-    options = [config.data.packing, config.seq_len, config.seed, config.architecture().vocab_size]
-    return f"markov_chain-{hashlib.sha256(json.dumps([_markov_sequences(config), *options]).encode()).hexdigest()[:16]}"
+    key = [
+        _markov_sequences(config),
+        config.data.packing,
+        config.seq_len,
+        config.seed,
+        config.architecture().vocab_size,
+    ]
+    return f"markov_chain-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
 
 
 def _markov_sequences(config: TrainConfig) -> int:

@@ -58,7 +58,7 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
 def _initialize(model: Any, config: TrainConfig, device: torch.device) -> None:
     """Initialize weights from the seed and their names: the same values for any strategy and number of ranks.
 
-    transformers itself initializes differently under ZeRO-3. A file of initial weights would take a minute to write and
+    transformers' own initialization differs under ZeRO-3. A file of initial weights would take a minute to write and
     read.
     """
     source = weights.random_weights(config.seed, config.architecture().initializer_range)
@@ -88,7 +88,7 @@ def _hf_config(architecture: Architecture) -> Any:
 def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
     """The frozen ``model`` with adapters in fp32.
 
-    With ZeRO-3 they have the model's dtype, since a buffer of DeepSpeed has one dtype for all weights.
+    With strategy zero3 they have the model's dtype, since a buffer of DeepSpeed has one dtype for all weights.
     """
     adapters = LoraConfig(
         r=config.lora_r,
@@ -98,7 +98,7 @@ def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    # Strategies have drawn different numbers of random values before; all must initialize the same adapters
+    # By now, strategies have drawn different numbers of random values; with all, the adapters must be the same
     set_seed(config.seed)
     wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
     assert isinstance(wrapped, PeftModel)

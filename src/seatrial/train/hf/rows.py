@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.train.function_calling.glaive import Conversation
 
@@ -25,54 +25,62 @@ _WORDS = (
     "keel",
     "lantern",
 )
-Task = tuple[str, str, str]  # instruction, input (may be empty), output
+
+
+class Task(NamedTuple):
+    """A generated task, from which a row of either layout is made."""
+
+    instruction: str
+    input_text: str  # may be empty
+    output: str
 
 
 def generate_rows(layout: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield ``count`` rows in ``layout`` (no_robots or alpaca), determined by the seed."""
     for number in range(count):
-        rng = random.Random(f"{seed}/{number}")
-        yield _ROWS[layout](*_TASKS[number % len(_TASKS)](rng))
+        generate_task = _TASKS[number % len(_TASKS)]
+        task = generate_task(random.Random(f"{seed}/{number}"))
+        yield _ROW_BY_LAYOUT[layout](task)
 
 
 def _reverse(rng: random.Random) -> Task:
     words = rng.sample(_WORDS, 3)
-    return "Write these words in reverse order.", " ".join(words), " ".join(reversed(words))
+    return Task("Write these words in reverse order.", " ".join(words), " ".join(reversed(words)))
 
 
 def _add(rng: random.Random) -> Task:
     first, second = rng.randint(1, 20), rng.randint(1, 20)
-    return f"What is {first} plus {second}?", "", f"{first} plus {second} is {first + second}."
+    return Task(f"What is {first} plus {second}?", "", f"{first} plus {second} is {first + second}.")
 
 
 def _count(rng: random.Random) -> Task:
     word, times = rng.choice(_WORDS), rng.randint(2, 4)
-    return f"Say {word} {times} times.", "", " ".join([word] * times)
+    return Task(f"Say {word} {times} times.", "", " ".join([word] * times))
 
 
 def _first_letter(rng: random.Random) -> Task:
     word = rng.choice(_WORDS)
-    return "Which letter does this word begin with?", word, f"{word} begins with {word[0]}."
+    return Task("Which letter does this word begin with?", word, f"{word} begins with {word[0]}.")
 
 
 _TASKS: tuple[Callable[[random.Random], Task], ...] = (_reverse, _add, _count, _first_letter)
 
 
-def _no_robots(instruction: str, input_text: str, output: str) -> dict[str, Any]:
-    prompt = f"{instruction}\n\n{input_text}" if input_text else instruction
-    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": output}]
+def _no_robots_row(task: Task) -> dict[str, Any]:
+    prompt = f"{task.instruction}\n\n{task.input_text}" if task.input_text else task.instruction
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": task.output}]
     return {"prompt": prompt, "messages": messages, "category": "Generated"}
 
 
-def _alpaca(instruction: str, input_text: str, output: str) -> dict[str, Any]:
-    return {"instruction": instruction, "input": input_text, "output": output}
+def _alpaca_row(task: Task) -> dict[str, Any]:
+    return {"instruction": task.instruction, "input": task.input_text, "output": task.output}
 
 
-_ROWS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {"no_robots": _no_robots, "alpaca": _alpaca}
+_ROW_BY_LAYOUT: dict[str, Callable[[Task], dict[str, Any]]] = {"no_robots": _no_robots_row, "alpaca": _alpaca_row}
 
 
 def conversation(row: Mapping[str, Any]) -> Conversation:
-    """A row of no_robots as a conversation. Raises ValueError with the reason if its messages are not valid turns."""
+    """A row of no_robots as a conversation. Raises ValueError with the reason if the row has no valid messages."""
     _require_object(row)
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -90,7 +98,7 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
 def prompt_and_output(row: Mapping[str, Any]) -> tuple[str, str]:
     """Prompt (instruction and, if present, input) and output of an alpaca-cleaned row.
 
-    Raises ValueError with the reason if one is missing or is not text.
+    Raises ValueError with the reason if instruction or output is missing, or a value is not text.
     """
     _require_object(row)
     instruction, input_text, output = row.get("instruction"), row.get("input") or "", row.get("output")

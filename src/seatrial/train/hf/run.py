@@ -36,8 +36,9 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     ranks.run_on_rank0(lambda: create_run_folder(config, out), out)
     phases.end_phase("init")
     prepared = data.prepare(config, out)
-    if (blocks := len(prepared.blocks)) < (batch := config.bsz * world.size):
-        raise UsageError(f"{blocks} sequences are fewer than one batch of {batch}: use more rows or a smaller bsz")
+    blocks, batch_size = len(prepared.blocks), config.bsz * world.size
+    if blocks < batch_size:
+        raise UsageError(f"{blocks} sequences are fewer than one batch of {batch_size}: use more rows or a smaller bsz")
     phases.end_phase("data")
     recorder = StepRecorder(config, effective_strategy(config), world, out, phases)
     with metrics.explain_out_of_memory(config, args.device):
@@ -45,7 +46,8 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
         checkpoint = checkpoints.newest_complete(out) if config.checkpoint.resume else None
         if checkpoint:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            checkpoints.check_compatible(checkpoint, model, effective_strategy(config).partition(" ")[0])
+            strategy = effective_strategy(config).partition(" ")[0]  # without the reason in NO_DEEPSPEED
+            checkpoints.check_compatible(checkpoint, model, strategy)
             # Without this check, the Trainer would take one more step if the checkpoint is in the middle of an epoch
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
                 raise SeatrialError(
@@ -72,7 +74,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
 
 
 def _deepspeed_classes(config: TrainConfig) -> list[type]:
-    """The classes in a ZeRO-3 checkpoint besides weights (deepspeed 0.19)."""
+    """The classes of DeepSpeed in a ZeRO-3 checkpoint (deepspeed 0.19); empty with another strategy."""
     if effective_strategy(config) != "zero3":
         return []
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
@@ -101,7 +103,7 @@ def _trainer(
 
 
 def _training_run(
-    config: TrainConfig, trainer: CountingTrainer, recorder: StepRecorder, world: World, data: DatasetInfo
+    config: TrainConfig, trainer: CountingTrainer, recorder: StepRecorder, world: World, info: DatasetInfo
 ) -> metrics.TrainingRun:
     return metrics.TrainingRun(
         steps=recorder.steps,
@@ -109,7 +111,7 @@ def _training_run(
         optimizer=trainer.optimizer,
         strategy=effective_strategy(config),
         compute_dtype="bf16" if config.bf16 else metrics.dtype_name(models.weights_dtype(config)),
-        data=data,
+        data=info,
         trained_tokens=sum(world.gather(int(trainer.trained_tokens))),
         checkpoints=recorder.saves,
         gradient_bytes=recorder.gradient_bytes,

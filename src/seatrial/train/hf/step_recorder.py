@@ -25,9 +25,9 @@ from seatrial.train.train_config import TrainConfig
 
 
 class CountingTrainer(Trainer):
-    """A Trainer that keeps this rank's last loss and counts the rank's tokens, without synchronizing with the device.
+    """A Trainer that keeps this rank's last loss and counts this rank's tokens, without synchronizing with the device.
 
-    Errors while a checkpoint is written become SeatrialErrors: see checkpoints.convert_write_errors.
+    Filesystem errors while a checkpoint is written become SeatrialErrors: see checkpoints.convert_write_errors.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -36,10 +36,10 @@ class CountingTrainer(Trainer):
         self.tokens = 0
         self.trained_tokens: Tensor | int = 0
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *others: Any, **options: Any) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any) -> Tensor:
         self.tokens += inputs["input_ids"].numel()
         self.trained_tokens = self.trained_tokens + (inputs["labels"] != IGNORE_INDEX).sum()
-        self.local_loss = super().training_step(model, inputs, *others, **options)
+        self.local_loss = super().training_step(model, inputs, *arguments, **options)
         return self.local_loss
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -72,6 +72,7 @@ class StepRecorder(TrainerCallback):
         del args, control
         assert self.trainer is not None
         strategy = applied_strategy(self.trainer.model_wrapped)
+        # startswith: the reason follows in arguments.NO_DEEPSPEED
         if self._world.size > 1 and not self._strategy.startswith(strategy):
             raise SeatrialError(f"the model runs with strategy {strategy}, expected {self._strategy}")
         self._progress = StepLog(self._config, self._world, self._out, state.global_step)
@@ -141,26 +142,26 @@ class StepRecorder(TrainerCallback):
 
     def _require_finite(self, step: int, logs: dict[str, float]) -> None:
         """Raise SeatrialError on all ranks, which have the same ``logs``, if loss or gradient norm is not finite."""
-        not_finite = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
-        if not not_finite:
+        nonfinite_names = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
+        if not nonfinite_names:
             return
         assert self.trainer is not None
         local_loss = self.trainer.local_loss
         is_finite = local_loss is None or bool(torch.isfinite(local_loss).all())
-        by_rank = self._world.gather((self._world.rank, self._world.host, is_finite))
-        ranks = [f"rank {rank} on {host}" for rank, host, rank_is_finite in by_rank if not rank_is_finite]
+        all_ranks = self._world.gather((self._world.rank, self._world.host, is_finite))
+        nonfinite_ranks = [f"rank {rank} on {host}" for rank, host, rank_is_finite in all_ranks if not rank_is_finite]
         earlier = "an earlier micro-batch or " if self._config.grad_accum > 1 else ""
         source = (
-            f"the loss is not finite on {', '.join(ranks)}"
-            if ranks
+            f"the loss is not finite on {', '.join(nonfinite_ranks)}"
+            if nonfinite_ranks
             else f"the last micro-batch's loss is finite on all ranks: the cause is in {earlier}the gradients"
         )
-        values = ", ".join(f"{name} is {logs[name]}" for name in not_finite)
+        values = ", ".join(f"{name} is {logs[name]}" for name in nonfinite_names)
         raise SeatrialError(f"step {step}: {values}; {source}. No checkpoint of step {step} was written")
 
 
 def applied_strategy(model: nn.Module) -> str:
-    """The strategy in use, by the types of the parameters: accelerate may silently ignore the configured strategy."""
+    """ddp, fsdp2 or zero3, by the types of the parameters: accelerate may silently ignore the configured strategy."""
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return "fsdp2"
     return "zero3" if any(hasattr(parameter, "ds_id") for parameter in model.parameters()) else "ddp"
