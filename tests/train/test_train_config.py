@@ -167,6 +167,7 @@ def test_fp8_requirements() -> None:
     ("overrides", "message"),
     [
         (["parallel.wrap=none"], "wrap none requires strategy fsdp2"),
+        (["parallel.strategy=zero3", "parallel.cpu_offload=true"], "with zero3, set them in the deepspeed file"),
         (["parallel.strategy=fsdp2", "parallel.wrap=size"], "wrap size and wrap_min_parameters require each other"),
         (["parallel.strategy=fsdp2", "parallel.wrap_min_parameters=9"], "wrap size and wrap_min_parameters require"),
         (

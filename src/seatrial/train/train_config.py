@@ -158,8 +158,9 @@ class Parallel(Frozen):
 
     @model_validator(mode="after")
     def _check_strategy(self) -> Parallel:
-        if self.strategy == "ddp" and (self.cpu_offload or not self.reshard_after_forward):
-            raise ValueError("cpu_offload and reshard_after_forward=false require strategy fsdp2")
+        if self.strategy != "fsdp2" and (self.cpu_offload or not self.reshard_after_forward):
+            zero3 = "; with zero3, set them in the deepspeed file" if self.strategy == "zero3" else ""
+            raise ValueError(f"cpu_offload and reshard_after_forward=false require strategy fsdp2{zero3}")
         if self.strategy != "fsdp2" and self.replicas > 1:
             raise ValueError("replicas requires strategy fsdp2")
         if self.strategy != "fsdp2" and self.wrap != "block":
