@@ -21,7 +21,7 @@ from seatrial.checks.fabric._sizes import (
     CollectiveOptions,
     DefaultSizes,
     default_sizes,
-    left_out_sizes,
+    omitted_sizes,
     timed_sizes,
 )
 from seatrial.model import (
@@ -101,7 +101,7 @@ def collective_check(
         skipped_if=("only mode cuda_graph requested, no GPU",),
         operation=name,
         timed_sizes=partial(timed_sizes, name),
-        left_out_sizes=partial(left_out_sizes, name),
+        omitted_sizes=partial(omitted_sizes, name),
         bounds=_results.BANDWIDTH_BOUNDS,
         may_exceed_100=("cv.*",),
         performance_metrics=("busbw*", "algbw*", "latency*", "rank_time.*", "cuda_graph_*", "p[59]*", "cv*"),
@@ -322,7 +322,7 @@ class _Modes:
         default = defaults.for_mode("back_to_back", CollectiveOptions(), gpu=gpu)
         requested = self.defaults.for_mode("back_to_back", self.options, gpu=gpu)
         requested = requested if "back_to_back" in self.options.modes else []
-        left_out = left_out_sizes(name, self.options, network)
+        left_out = omitted_sizes(name, self.options, network)
         sizes = ", ".join(map(size_label, sorted(requested)))
         reason = f"the trial's options {f'request only sizes {sizes}' if requested else 'omit mode back_to_back'}"
         reasons = {size_label(size): reason for size in default if size not in requested}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from seatrial.checks.base import Context, metric
 from seatrial.checks.fabric._nccl_log import logging_environment
-from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, left_out_sizes
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, omitted_sizes
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes, size_label
 
@@ -61,7 +61,7 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
         return
     context.progress("NCCL_ALGO=Ring")
     network = context.tcp_network
-    left_out = left_out_sizes("all_reduce", options, network)
+    left_out = omitted_sizes("all_reduce", options, network)
     size = max(size for size in default_sizes("all_reduce", nodes).gpu if size not in left_out)
     results = child_ranks.run_child_ranks(
         "seatrial.bench.nccl_settings",

@@ -128,7 +128,7 @@ def default_sizes(name: str, nodes: int = 1, network: TcpNetwork | None = None) 
     return replace(sizes, gpu=tuple(size for size in gpu if size not in left_out))
 
 
-def left_out_sizes(name: str, options: CollectiveOptions, network: TcpNetwork | None) -> list[int]:
+def omitted_sizes(name: str, options: CollectiveOptions, network: TcpNetwork | None) -> list[int]:
     """The default sizes that the network is too slow for, without those that the trial's ``sizes`` request."""
     if network is None:
         return []
