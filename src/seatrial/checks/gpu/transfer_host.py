@@ -24,9 +24,9 @@ CONCURRENT_TIME_FACTOR = 2  # concurrent copies are timed longer, as GPUs altern
 # between four GPUs; a GPU that shares its root port reaches 0.5.
 CONCURRENT_WARN_RATIO = 0.75
 CONCURRENT_FAIL_RATIO = 0.40
-# The sum of the concurrent rates of a node's GPUs must reach this share of a single copy's rate. Even GPUs that all
-# share one PCIe link reach 1.0. The nodes with 2 and 4 H200 in docs/results, some of them shared with other users,
-# reached 1.88 to 3.6.
+# FAIL if a GPU's concurrent rate, times the number of GPUs of its node, is below this share of its single rate. Even
+# GPUs that all share one PCIe link reach 1.0. The nodes with 2 and 4 H200 in docs/results, some of them shared with
+# other users, reached 1.88 to 3.6.
 CONCURRENT_SINGLE_RATIO = 0.75
 # Direction → the single copy with which its concurrent copies are compared. A bidirectional copy, the sum of both
 # directions, reaches at least the rate of one direction.
