@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -164,32 +164,41 @@ def _has_concurrent_pairs(results: PairResults) -> bool:
 
 def merge_steps(steps_by_node: Iterable[Sequence[Partners]]) -> list[Partners]:
     """The first steps of all nodes as one step, then the second steps, and so on."""
-    merged = zip_longest(*steps_by_node, fillvalue=Partners())
-    return [dict(chain.from_iterable(partners.items() for partners in step)) for step in merged]
+    merged_steps: list[Partners] = []
+    for steps in zip_longest(*steps_by_node, fillvalue=Partners()):
+        merged_steps.append({})
+        for partners in steps:
+            merged_steps[-1] |= partners
+    return merged_steps
 
 
 def results_by_node(
     ranks_by_node: Mapping[str, Sequence[int]],
     subjects: Sequence[str],
     size: int,
-    timings: Sequence[PairTiming],
-    retries: Sequence[PairTiming] = (),
+    timings: Iterable[PairTiming],
+    retries: Iterable[PairTiming] = (),
 ) -> dict[str, PairResults]:
     """The results of each node with two or more ranks, from its own timings only."""
     from seatrial.bench.pairs import PairResults
 
+    node_of_rank = {rank: node for node, ranks in ranks_by_node.items() for rank in ranks}
+
+    def by_node(timings: Iterable[PairTiming]) -> dict[str, list[PairTiming]]:
+        grouped: dict[str, list[PairTiming]] = {node: [] for node in ranks_by_node}
+        for timing in timings:
+            grouped[node_of_rank[timing.rank]].append(timing)
+        return grouped
+
+    timings_by_node, retries_by_node = by_node(timings), by_node(retries)
     results: dict[str, PairResults] = {}
     for node, ranks in ranks_by_node.items():
         if len(ranks) > 1:
-            # Sorted by subject, so that a pair has the same name in a retry of the check that orders the ranks
-            # differently
+            # Sorted by subject, so that a pair has the same name in a retry of the check that reverses the ranks
             ordered = sorted(ranks, key=lambda rank: (len(subjects[rank]), subjects[rank]))
+            members = {subjects[rank]: (rank,) for rank in ordered}
             results[node] = PairResults(
-                timings=tuple(timing for timing in timings if timing.rank in ranks),
-                size=size,
-                members={subjects[rank]: (rank,) for rank in ordered},
-                subjects=subjects,
-                retries=tuple(timing for timing in retries if timing.rank in ranks),
+                tuple(timings_by_node[node]), size, members, subjects, tuple(retries_by_node[node])
             )
     return results
 

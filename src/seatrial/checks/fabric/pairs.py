@@ -124,10 +124,7 @@ def _switches_by_node(context: Context, nodes: Sequence[str]) -> dict[str, tuple
 
     if (topology := context.topology) is None:
         return {}
-    names = (
-        context.node,
-        os.environ.get("SLURMD_NODENAME", ""),
-    )  # Slurm's name of a node may differ from its host name
+    names = (context.node, os.environ.get("SLURMD_NODENAME", ""))  # Slurm's name may differ from the host name
     switches = next((topology.switches_above(name) for name in names if topology.knows(name)), ())
     switches_by_node = dict(rank.gather((context.node, switches)))
     missing = [node for node in nodes if not switches_by_node[node]]
