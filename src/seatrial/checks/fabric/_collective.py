@@ -277,7 +277,10 @@ class _Modes:
         time_size: Callable[..., CollectiveResult],
         metrics_of_size: Callable[..., Iterator[Metric]],
     ) -> ModeResults:
-        """Yield the metrics of each size of a mode; return the results of the sizes that fit on every rank."""
+        """Yield the metrics of each size of a mode; return the results of the sizes that fit on every rank.
+
+        ``label``: see ``_size_name``. ``time_size`` measures one size; ``metrics_of_size`` yields its metrics.
+        """
         requested = self.defaults.for_mode(mode, self.options, gpu=self.context.on_gpu)
         element_bytes = ELEMENT_SIZES[self.options.dtype]
         sizes = {self.operation.nominal_size(size, element_bytes, self.context.world_size) for size in requested}
@@ -352,7 +355,7 @@ class _Modes:
 
 
 def _size_name(label: str, size: int) -> str:
-    """The size as facts name it: ``1MiB``, ``percentiles 4KiB``, ``float16 64KiB``."""
+    """The size as facts name it: ``1MiB``, ``percentiles 4KiB``, ``float16 64KiB``; ``label``: the part before it."""
     return f"{label} {size_label(size)}".lstrip()
 
 

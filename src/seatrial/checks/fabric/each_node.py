@@ -61,7 +61,7 @@ class EachNodeOptions(GroupOptions):
 def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]:
     """Yield the metrics of each node on its first rank.
 
-    Raises NotApplicable on a single node, and SeatrialError if no size fits into memory.
+    Raises NotApplicable on a single node and with one rank per node, and SeatrialError if no size fits into memory.
     """
     from seatrial.bench import collectives, rank, subgroups
 
@@ -72,7 +72,7 @@ def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]
     if not ranks_by_node:
         raise NotApplicable("one rank per node: no all-reduce within a node")
     group_facts, models = collectives.describe_group(), subgroups.gpu_models(all_nodes[context.node], context.device)
-    models_by_rank = rank.gather(models)
+    models_by_rank = rank.gather(models)  # rank → the GPU models of its node
     rank.release_memory(context.device)
     log_offset = _nccl_log.log_size(context.device)
     size, results, not_allocated = _measure_largest_size(context, options, list(ranks_by_node.values()))

@@ -194,7 +194,7 @@ def results_by_node(
     results: dict[str, PairResults] = {}
     for node, ranks in ranks_by_node.items():
         if len(ranks) > 1:
-            # Sorted by subject, so that a pair has the same name in a retry of the check that reverses the ranks
+            # Sorted by subject: a pair keeps its name in a retry, which assigns the GPUs to ranks in reverse order
             ordered = sorted(ranks, key=lambda rank: (len(subjects[rank]), subjects[rank]))
             members = {subjects[rank]: (rank,) for rank in ordered}
             results[node] = PairResults(

@@ -25,8 +25,8 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
     group_facts = collectives.describe_group()
     rank.release_memory(context.device)
-    groups_of_one_rank = [[number] for number in range(context.world_size)]
-    result = subgroups.measure_all_reduce(groups_of_one_rank, SIZE, context.device, SECONDS)[context.rank]
+    single_rank_groups = [[number] for number in range(context.world_size)]
+    result = subgroups.measure_all_reduce(single_rank_groups, SIZE, context.device, SECONDS)[context.rank]
     times_us = [1e6 * seconds for seconds in result.timings.window_means]
     yield from facts({**group_facts, **rank.describe_device(context.device)})
     yield Fact(

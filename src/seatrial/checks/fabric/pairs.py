@@ -171,10 +171,10 @@ def _observations(results: PairResults, round_count: int, transport: str) -> Ite
         if results.median_best_rate:
             shares = tuple(rate / results.median_best_rate for rate in rates)
             yield metric("gpu_share", shares, "of the median", results.subjects[rank])
-    fast_in_retry = sum(
+    fast_in_retry_count = sum(
         median(results.pair_shares(timings)) >= MIN_SHARE for timings in results.retries_by_pair.values()
     )
-    yield metric("shared_paths", fast_in_retry, "pairs")
+    yield metric("shared_paths", fast_in_retry_count, "pairs")
     yield from pair_wrong_data_results(results)
     yield Fact(
         name="method",

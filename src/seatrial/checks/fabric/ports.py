@@ -115,24 +115,25 @@ def _rate_observations(compute: ComputePorts) -> Iterator[Observation]:
 
     The fastest port can be the port itself.
     """
-    best_by_name: dict[str, float] = {}
-    best_by_node: dict[str, float] = {}
+    best_rate_by_name: dict[str, float] = {}
+    best_rate_by_node: dict[str, float] = {}
     for node, port in compute:
-        best_by_name[port.name] = max(best_by_name.get(port.name, 0.0), port.rate_gbps or 0.0)
-        best_by_node[node] = max(best_by_node.get(node, 0.0), port.rate_gbps or 0.0)
+        best_rate_by_name[port.name] = max(best_rate_by_name.get(port.name, 0.0), port.rate_gbps or 0.0)
+        best_rate_by_node[node] = max(best_rate_by_node.get(node, 0.0), port.rate_gbps or 0.0)
     slow_ports: dict[str, str] = {}
     for node, port in compute:
         subject, rate = f"{node}/{port.name}", port.rate_gbps
         if rate is None:  # counted by ports_unreadable
             continue
         yield metric("port_rate", rate, "Gb/s", subject)
-        for name, best in (("rate_vs_nodes", best_by_name[port.name]), ("rate_vs_node_ports", best_by_node[node])):
-            yield metric(name, rate / best if best else 0.0, "of the best", subject)
+        best_of_name, best_of_node = best_rate_by_name[port.name], best_rate_by_node[node]
+        yield metric("rate_vs_nodes", rate / best_of_name if best_of_name else 0.0, "of the best", subject)
+        yield metric("rate_vs_node_ports", rate / best_of_node if best_of_node else 0.0, "of the best", subject)
         if rate and port.capability_gbps:
             yield metric("rate_vs_maximum", 100 * rate / port.capability_gbps, "%", subject)
         if rate and port.pci_gbps:
             yield metric("pci_bandwidth", 100 * port.pci_gbps / rate, "%", subject)
-        if not rate or rate < max(best_by_name[port.name], best_by_node[node]):
+        if not rate or rate < max(best_of_name, best_of_node):
             slow_ports[subject] = f"{port.state}, {port.physical_state}, {port.rate}"
     yield Fact(name="slow_ports", value=slow_ports)
 

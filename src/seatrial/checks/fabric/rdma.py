@@ -64,7 +64,8 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     if not participants.several_nodes:
         raise NotApplicable("one node: no pairs of nodes")
     ports_and_tools = participants.run_on_all(
-        lambda: (read_node_ports(context.root), read_tools(context)), 3 * TOOL_TIMEOUT_S
+        lambda: (read_node_ports(context.root), read_tools(context)),
+        3 * TOOL_TIMEOUT_S,  # for two commands and the ports
     )
     nodes: dict[str, NodePorts] = {}
     tools: dict[str, NodeTools] = {}

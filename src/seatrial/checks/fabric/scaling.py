@@ -59,7 +59,8 @@ PAIR_SIZE = parse_bytes("256MiB")  # as in collectives.pairs, but at most ``size
 TWO_NODES, ALL_NODES = "2nodes", "all_nodes"
 # Time limit of the child processes, which start in seconds; limit_with_network adds the transfer time of a slow network
 RING_LIMIT_S = 120.0
-# Published healthy clusters reach 0.90 of the slower link or more, in GB/s, 8x400 being 8 ports of 400 Gb/s per node:
+# Published healthy clusters reach 0.90 of the slower link or more. All rates are in GB/s; 8x400 means 8 ports of 400
+# Gb/s per node:
 #   H100 8x400: 330 of 365 without NVLS (NVIDIA/nccl#1221), 441 to 468 of 400 with NVLS
 #   B200 8x400: 690 of 400 (coreweave/nccl-tests#92, dstackai/dstack)
 #   A100 8x200: 187 of 200 (Azure/aks-rdma-infiniband)
@@ -67,9 +68,9 @@ RING_LIMIT_S = 120.0
 # (NVIDIA/nccl-tests#290). The limit lies between these ranges, with a margin on both sides, as NCCL's choice of
 # algorithm changes the share.
 MIN_LINK_EFFICIENCY = 0.80
-# Usual acceptance tests require this scaling. Published clusters keep 0.97 from two to four nodes (330 and 320
-# GB/s without NVLS, NVIDIA/nccl#1221) and 0.99 from four to eight (325 and 321, NVIDIA/nccl-tests#309); with a fault
-# between racks 0.05 (NVIDIA/nccl#1453).
+# Usual acceptance tests require this scaling. Published clusters keep 0.97 from two to four nodes (330 and 320 GB/s
+# without NVLS, NVIDIA/nccl#1221) and 0.99 from four to eight (325 and 321, NVIDIA/nccl-tests#309). A cluster with a
+# fault between racks kept 0.05 (NVIDIA/nccl#1453).
 MIN_RING_EFFICIENCY = 0.90
 
 

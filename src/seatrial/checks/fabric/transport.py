@@ -91,15 +91,15 @@ def _nvls_observations(transport_by_rank: Mapping[str, RankTransport]) -> Iterat
     """Yield whether NCCL should use NVLink SHARP (NVLS), and if so, the number of ranks that do not use it."""
     from seatrial.hardware.references import skus
 
-    known_models: set[str] = set()
+    models_with_data: set[str] = set()
     models_with_nvls: set[str] = set()
     for sku in skus():
-        known_models.update(sku.nvml_names)
+        models_with_data.update(sku.nvml_names)
         models_with_nvls.update(sku.nvml_names if sku.nvls else ())
     min_gpus = min(Counter(subject.partition("/")[0] for subject in transport_by_rank).values())
     not_logged = [subject for subject, transport in transport_by_rank.items() if transport.log.nvls_channels is None]
     models_without_nvls = sorted({transport.gpu_model for transport in transport_by_rank.values()} - models_with_nvls)
-    unknown_models = [name or "a GPU without a name" for name in models_without_nvls if name not in known_models]
+    unknown_models = [name or "a GPU without a name" for name in models_without_nvls if name not in models_with_data]
     reason = ""
     if unknown_models:
         reason = f"no data on NVLink SHARP of {' and '.join(unknown_models)}"
