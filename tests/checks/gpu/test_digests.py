@@ -63,7 +63,7 @@ def test_majority_digest_per_model(runs: Runs) -> None:
 
 
 def test_unsupported_dtype_is_not_listed() -> None:
-    first_round = {"bf16": ("", "", "b", "b"), "fp32": ("a", "a", "c", "c")}
+    first_round: dict[str, tuple[str, ...]] = {"bf16": ("", "", "b", "b"), "fp32": ("a", "a", "c", "c")}
     observations = _compare_digests("XXYY", "wxyz", [first_round])
     two_models = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
     assert two_models["matching_digests"] == {"X": {"fp32": "a"}, "Y": {"bf16": "b", "fp32": "c"}}

@@ -264,7 +264,7 @@ def method_text(
 ) -> str:
     """Text of the fact ``method``: transport, ranks, timing, confidence interval.
 
-    ``group``: as ``transport_text``. ``results``: of mode back_to_back.
+    ``group``: see ``transport_text``. ``results``: of mode back_to_back.
     """
     nodes = f"{settings['nodes']} {'node' if settings['nodes'] == 1 else 'nodes'}"
     parts = [

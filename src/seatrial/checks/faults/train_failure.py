@@ -174,7 +174,7 @@ def _with_short_timeout(config: JsonValue, options: FailureOptions) -> Config:
 def _fault_observations(
     context: Context, runner: TrialRunner, fault: Fault, trial: Trial, teardown_s: float
 ) -> Iterator[Observation]:
-    """Yield what the ended ``trial`` with ``fault`` reports, and the job and the processes that it left behind."""
+    """Yield the observations on the report of the ended ``trial``, and on its leftover jobs and processes."""
     injected = _read_fault(
         runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
     )
