@@ -16,8 +16,9 @@ from seatrial.model import Phase, SeatrialError
 def catalog() -> Mapping[str, Check]:
     """All checks by name, in the order of the report; the file of a check is imported when the check is looked up.
 
-    Iteration imports all files and raises SeatrialError for a file without a check. Files whose names begin with an
-    underscore contain code shared by the checks of a folder.
+    Iteration imports all files, and so does the lookup of an unknown name, which raises KeyError. A file without a
+    check raises SeatrialError. Files whose names begin with an underscore contain code shared by the checks of a
+    folder.
     """
     return _Catalog()
 
@@ -46,10 +47,10 @@ class _Catalog(Mapping[str, Check]):
 
 
 def _check_in_file_of_its_name(name: str) -> Check | None:
-    """The check ``host.cpu`` in a file ``cpu.py`` or ``host_cpu.py``; no other files are imported."""
-    files = (name.rpartition(".")[2], name.replace(".", "_"))
-    named = (module for module in _modules() if module.rpartition(".")[2] in files)
-    return next((check for check in map(_load_check, named) if check.name == name), None)
+    """The check ``host.cpu`` from a file ``cpu.py`` or ``host_cpu.py``, else None; no other files are imported."""
+    file_names = (name.rpartition(".")[2], name.replace(".", "_"))
+    candidates = (module for module in _modules() if module.rpartition(".")[2] in file_names)
+    return next((check for check in map(_load_check, candidates) if check.name == name), None)
 
 
 @cache

@@ -43,7 +43,7 @@ from seatrial.model import (
 )
 
 # Conditions under which a check may skip itself. The judge compares each with the plan in the record, except the last:
-# the plan does not contain properties of the hardware and Slurm's settings
+# that one depends on the hardware or on Slurm's settings, which the plan does not contain
 SkipCondition = Literal[
     "no GPU",
     "no Slurm",
@@ -92,7 +92,8 @@ class Context:
     )  # check → its options, for all checks of the job
     topology: Topology | None = None  # None: unknown
     tcp_network: TcpNetwork | None = None  # None: one node, CPU job, not TCP, or unknown rate
-    nvml_index: int | None = None  # of the device; not its CUDA index if CUDA_VISIBLE_DEVICES selects GPUs
+    # NVML's index of the device; differs from its CUDA index if CUDA_VISIBLE_DEVICES selects GPUs. None on a CPU
+    nvml_index: int | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -209,9 +210,9 @@ class RuleFact:
 
     ``values``: regular expression of the possible values; NOT_SUPPORTED and PERMISSION_DENIED are always possible.
     ``no``, NOT_SUPPORTED and PERMISSION_DENIED may have the suffix ``: REASON``. ``reason``: why a rule does not apply,
-    if the value has no REASON; ``{}`` in it stands for the value. ``not_supported``, ``permission_denied``: outcome of
-    the rules if the fact has this value; for other values the outcome is SKIP. ``varies_by_device``: whether the fact
-    may differ between GPUs of one model, as the presence of NVLink bridges does.
+    used for values without REASON; ``{}`` in it stands for the value. ``not_supported``, ``permission_denied``: outcome
+    of the rules if the fact has this value; for all other values that a rule does not require, the outcome is SKIP.
+    ``varies_by_device``: whether the fact may differ between GPUs of one model, as the presence of NVLink bridges does.
     """
 
     values: str = "yes|no"
@@ -224,9 +225,10 @@ class RuleFact:
         """Whether the fact may have this value."""
         if not isinstance(value, str):
             return False
-        state = value.partition(": ")[0]
-        is_state = state in (NOT_SUPPORTED, PERMISSION_DENIED)
-        return is_state or bool(re.fullmatch(self.values, state if state == "no" else value))
+        without_reason = value.partition(": ")[0]
+        if without_reason in (NOT_SUPPORTED, PERMISSION_DENIED):
+            return True
+        return bool(re.fullmatch(self.values, "no" if without_reason == "no" else value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +280,7 @@ class Check:
     # Mode → the sizes in bytes of ``operation`` that GPUs time over TCP
     timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
     # The default sizes in bytes that are not timed because the TCP network is too slow for them
-    left_out_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None
+    omitted_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None
     # Upper bound of a metric or family: key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.links
     bounds: Mapping[str, str] = field(default_factory=dict)
     # Metrics, or families, in % that may exceed 100 %, such as a gain; a higher value of other metrics in % is an ERROR

@@ -289,7 +289,7 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
     if check.timed_sizes and isinstance(network, TcpNetwork):
         options = check.options.model_validate(settings.options)
         labels = {metric.rpartition(".")[2] for metric in settings.expect}
-        left_out = check.left_out_sizes(options, network) if check.left_out_sizes else ()
+        left_out = check.omitted_sizes(options, network) if check.omitted_sizes else ()
         if with_threshold := [size for size in left_out if size_label(size) in labels]:
             defaults["sizes"] = [*check.timed_sizes(options, network).get("back_to_back", ()), *with_threshold]
     if "reservation" in check.options.model_fields:
@@ -345,7 +345,7 @@ def _left_out_sizes(
     if not isinstance(network, TcpNetwork):
         return
     for check in checks:
-        if check.left_out_sizes is not None:
-            sizes = check.left_out_sizes(check.options.model_validate(options[check.name]), network)
+        if check.omitted_sizes is not None:
+            sizes = check.omitted_sizes(check.options.model_validate(options[check.name]), network)
             if reasons := [network.too_slow_reason(check.operation, size) for size in sizes]:
                 yield check.name, "; ".join(reasons)

@@ -245,7 +245,7 @@ def test_gloo_is_skipped(tmp_path: Path) -> None:
 def test_a_slow_network_leaves_out_sizes_that_are_only_logged(tmp_path: Path) -> None:
     """Unless the trial sets them: 8 GiB over 10 Gb/s takes 22 s for each setting."""
 
-    def left_out(gbps: float, **options: Any) -> list[int]:
+    def too_slow_sizes(gbps: float, **options: Any) -> list[int]:
         context = Context(
             node="n0",
             rank=0,
@@ -257,8 +257,8 @@ def test_a_slow_network_leaves_out_sizes_that_are_only_logged(tmp_path: Path) ->
             run_dir=tmp_path,
             tcp_network=TcpNetwork(4, 8, gbps),
         )
-        return nccl_settings._left_out(context, nccl_settings.NcclSettingsOptions.model_validate(options))
+        return nccl_settings._too_slow_sizes(context, nccl_settings.NcclSettingsOptions.model_validate(options))
 
-    assert left_out(10) == [2**33]
-    assert left_out(100) == []
-    assert left_out(10, untimed_sizes=["1GiB", "8GiB"]) == []
+    assert too_slow_sizes(10) == [2**33]
+    assert too_slow_sizes(100) == []
+    assert too_slow_sizes(10, untimed_sizes=["1GiB", "8GiB"]) == []

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from seatrial.bench.pairs import PairResults, PairTiming
-from seatrial.checks.fabric.pairs import CHECK, PairOptions, _max_locatable, _observations, _switch_facts, _switches
+from seatrial.checks.fabric.pairs import (
+    CHECK,
+    PairOptions,
+    _max_locatable,
+    _observations,
+    _switch_facts,
+    _switches_by_node,
+)
 from seatrial.hardware.pair_search import round_robin
 from seatrial.model import Fact, Outcome, SeatrialError, Topology
 from tests.checks.fabric.verdicts import outcomes
@@ -63,10 +70,10 @@ def test_switches_of_a_slow_path_are_evidence() -> None:
 
 
 def switches_on(node: str, topology: Topology | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
-    """The result of ``_switches`` in a group of one process on ``node``."""
+    """The result of ``_switches_by_node`` in a group of one process on ``node``."""
     monkeypatch.setattr("seatrial.bench.rank.gather", lambda value: [value])
     context = replace(make_context(Path()), node=node, topology=topology)
-    return _switches(context, [node])
+    return _switches_by_node(context, [node])
 
 
 def test_switches_by_host_name_or_slurms_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from seatrial.checks.fabric._sizes import (
     CollectiveOptions,
     default_sizes,
     expand_size_sweep,
-    left_out_sizes,
+    omitted_sizes,
     timed_sizes,
 )
 from seatrial.hardware.network_time import TcpNetwork
@@ -42,11 +42,11 @@ def test_sizes_on_a_tcp_network() -> None:
 
 
 def test_default_sizes_that_a_network_is_too_slow_for() -> None:
-    assert left_out_sizes("all_reduce", CollectiveOptions(), SLOW) == [GIB8]
-    assert left_out_sizes("all_reduce", CollectiveOptions(), FAST) == []
-    assert left_out_sizes("all_reduce", CollectiveOptions(), None) == []
+    assert omitted_sizes("all_reduce", CollectiveOptions(), SLOW) == [GIB8]
+    assert omitted_sizes("all_reduce", CollectiveOptions(), FAST) == []
+    assert omitted_sizes("all_reduce", CollectiveOptions(), None) == []
     requested = CollectiveOptions.model_validate({"sizes": ["8GiB"]})
-    assert left_out_sizes("all_reduce", requested, SLOW) == [], "the trial asks for it"
+    assert omitted_sizes("all_reduce", requested, SLOW) == [], "the trial asks for it"
     many_nodes = TcpNetwork(MANY_NODES, 8, 1)
-    assert left_out_sizes("all_gather", CollectiveOptions(), many_nodes) == [GIB8]
+    assert omitted_sizes("all_gather", CollectiveOptions(), many_nodes) == [GIB8]
     assert max(default_sizes("all_gather", MANY_NODES, many_nodes).gpu) == GIB

@@ -63,12 +63,12 @@ def test_majority_digest_per_model(runs: Runs) -> None:
 
 
 def test_unsupported_dtype_is_not_listed() -> None:
-    rounds: list[list[tuple[str, ...]]] = [[("", "a"), ("", "a"), ("b", "c"), ("b", "c")]]
-    observations = _compare_digests("XXYY", "wxyz", ("bf16", "fp32"), rounds)
+    first_round: dict[str, tuple[str, ...]] = {"bf16": ("", "", "b", "b"), "fp32": ("a", "a", "c", "c")}
+    observations = _compare_digests("XXYY", "wxyz", [first_round])
     two_models = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
     assert two_models["matching_digests"] == {"X": {"fp32": "a"}, "Y": {"bf16": "b", "fp32": "c"}}
     assert two_models["dtypes"] == ["bf16", "fp32"]
-    observations = _compare_digests("XX", "yz", ("bf16", "fp32"), [[("", "a"), ("", "a")]])
+    observations = _compare_digests("XX", "yz", [{"bf16": ("", ""), "fp32": ("a", "a")}])
     facts = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
     assert facts["dtypes"] == ["fp32"]
     assert "products in fp32;" in str(facts["method"])

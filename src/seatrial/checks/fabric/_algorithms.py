@@ -31,27 +31,28 @@ def logged_choices(context: Context) -> dict[str, Any]:
 
     nodes = len(set(rank.gather(context.node)))
     network = context.tcp_network
-    requested = requests(context.options_by_check, OPERATIONS, nodes, network)
     # The largest size first: the allocator then serves smaller buffers from its memory
-    ordered = sorted(requested, key=lambda request: -request["size"])
-    if not ordered:
+    ordered_requests = sorted(
+        requests(context.options_by_check, OPERATIONS, nodes, network), key=lambda request: -request["size"]
+    )
+    if not ordered_requests:
         return {}
     results = child_ranks.run_child_ranks(
         "seatrial.bench.algorithms",
-        {"requests": ordered},
+        {"requests": ordered_requests},
         logging_environment(context.artifacts_dir, "choices"),
         device=context.device,
         local_rank=context.local_rank,
         file_prefix=context.artifacts_dir / "choices",
         spare_gpus="all",
         limit_s=TIMEOUT_S
-        + sum(limit_with_network(0, network, request["operation"], request["size"], 1) for request in ordered),
+        + sum(limit_with_network(0, network, request["operation"], request["size"], 1) for request in ordered_requests),
     )
-    failed = {number: result for number, result in enumerate(results) if result.error}
+    failed = {child_rank: result for child_rank, result in enumerate(results) if result.error}
     if failed:
         first = child_ranks.first_failed_rank(failed)
         return {"unavailable": child_ranks.failure_text(first, failed[first])}
-    return choices_by_operation(ordered, results[0].value) if context.rank == 0 else {}
+    return choices_by_operation(ordered_requests, results[0].value) if context.rank == 0 else {}
 
 
 def requests(
@@ -65,29 +66,34 @@ def requests(
     The sizes of an operation are in descending order.
     """
     for name in operations:
-        if (values := options_by_check.get(f"collectives.{name}")) is not None:
-            options = CollectiveOptions.model_validate(values)
-            defaults = default_sizes(name, nodes, network)
-            sizes = {size for mode in options.modes for size in defaults.for_mode(mode, options, gpu=True)}
-            request = {"operation": name, "dtype": options.dtype, "buffers": options.buffers}
-            yield from ({**request, "size": size} for size in sorted(sizes, reverse=True))
+        if f"collectives.{name}" not in options_by_check:
+            continue
+        options = CollectiveOptions.model_validate(options_by_check[f"collectives.{name}"])
+        defaults = default_sizes(name, nodes, network)
+        sizes: set[int] = set()
+        for mode in options.modes:
+            sizes.update(defaults.for_mode(mode, options, gpu=True))
+        for size in sorted(sizes, reverse=True):
+            yield {"operation": name, "dtype": options.dtype, "buffers": options.buffers, "size": size}
 
 
 def choices_by_operation(requested: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> dict[str, Any]:
-    """The choices by operation and size, in ascending order of the size.
+    """Operation → ``dtype``, ``buffers`` and ``by_size``: size → NCCL's choice, in ascending order of the size.
 
-    ``requested``: in descending order of the size. ``result``: of ``bench.algorithms``, with the log range of each
-    request.
+    ``requested``: the requests in descending order of the size. ``result``: of ``bench.algorithms``. It has for each
+    request the exact size, followed by start and end of the operation in NCCL's log if the operation ran.
     """
     from seatrial.bench.buffers import ALLOCATORS
 
-    choices: dict[str, Any] = {}
-    for request, (size, *log_range) in zip(requested, result["log_ranges"], strict=True):
-        empty = {"dtype": request["dtype"], "buffers": ALLOCATORS[request["buffers"]], "by_size": {}}
-        by_size = choices.setdefault(request["operation"], empty)["by_size"]
+    choices: dict[str, Any] = {
+        request["operation"]: {"dtype": request["dtype"], "buffers": ALLOCATORS[request["buffers"]], "by_size": {}}
+        for request in requested
+    }
+    ascending = zip(reversed(requested), reversed(result["log_ranges"]), strict=True)
+    for request, (exact_size, *log_range) in ascending:
         choice = _choice(Path(result["log"]), request["operation"], log_range)
-        by_size[size_label(request["size"])] = {"bytes": size, **choice}
-    return {name: {**entry, "by_size": dict(reversed(entry["by_size"].items()))} for name, entry in choices.items()}
+        choices[request["operation"]]["by_size"][size_label(request["size"])] = {"bytes": exact_size, **choice}
+    return choices
 
 
 def _choice(log: Path, operation: str, log_range: Sequence[int]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Measurement, options, metrics and facts that the checks of collective operations share.
+"""The declaration and the measurement that the checks of one collective operation share, such as all_reduce.
 
 Sizes, bandwidths and timing follow nccl-tests, so that published figures of nccl-tests can be compared directly.
 """
@@ -6,10 +6,10 @@ Sizes, bandwidths and timing follow nccl-tests, so that published figures of ncc
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic import JsonValue
 
@@ -21,7 +21,7 @@ from seatrial.checks.fabric._sizes import (
     CollectiveOptions,
     DefaultSizes,
     default_sizes,
-    left_out_sizes,
+    omitted_sizes,
     timed_sizes,
 )
 from seatrial.model import (
@@ -56,6 +56,13 @@ CPU_DATA_CHECK_SIZES = (parse_bytes("64KiB"),)
 NO_CUDA_GRAPH = "not applicable: gloo runs on the CPU and has no CUDA graphs"
 
 
+class DataCheck(NamedTuple):
+    """The wrong data of one measurement: rank → mismatch, for ranks with wrong data. ``name``: see ``_size_name``."""
+
+    name: str
+    mismatches: Mapping[int, Mismatch]
+
+
 def collective_check(
     name: str,
     title: str,
@@ -66,8 +73,8 @@ def collective_check(
 ) -> Check:
     """Return the check of the operation ``name``.
 
-    Every such check has rules on wrong data, sizes that could not be allocated, and tail latency (p99).
-    ``measure_more`` runs after the modes and yields ``more_metrics``.
+    It has rules on wrong data, on sizes that could not be allocated and on tail latency (p99), and ``rules``.
+    ``measure_more`` runs after the modes; ``more_metrics``: its metrics with their units.
     """
     return Check(
         name=f"collectives.{name}",
@@ -101,7 +108,7 @@ def collective_check(
         skipped_if=("only mode cuda_graph requested, no GPU",),
         operation=name,
         timed_sizes=partial(timed_sizes, name),
-        left_out_sizes=partial(left_out_sizes, name),
+        omitted_sizes=partial(omitted_sizes, name),
         bounds=_results.BANDWIDTH_BOUNDS,
         may_exceed_100=("cv.*",),
         performance_metrics=("busbw*", "algbw*", "latency*", "rank_time.*", "cuda_graph_*", "p[59]*", "cv*"),
@@ -132,14 +139,14 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     from seatrial.bench.operations import OPERATIONS
 
     is_rank_0, operation, buffers = context.rank == 0, OPERATIONS[name], ALLOCATORS[options.buffers]
-    subjects, group = rank.gather(context.subject), collectives.describe_group()
-    nodes = len({subject.partition("/")[0] for subject in subjects})
-    modes = _Modes(operation, default_sizes(name, nodes, context.tcp_network), options, context, subjects)
-    settings = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
+    subjects, group_facts = rank.gather(context.subject), collectives.describe_group()
+    node_count = len({subject.partition("/")[0] for subject in subjects})
+    modes = _Modes(operation, default_sizes(name, node_count, context.tcp_network), options, context, subjects)
+    settings = {"nodes": node_count, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
     settings["api"] = collectives.describe_api(context.device)
     if is_rank_0:
-        yield from facts({**group, **settings, "modes": list(options.modes)})
-        if name in POINT_TO_POINT_OPERATIONS and nodes > 1:
+        yield from facts({**group_facts, **settings, "modes": list(options.modes)})
+        if name in POINT_TO_POINT_OPERATIONS and node_count > 1:
             channels = os.environ.get(CHANNELS_PER_PEER)
             value = f"{CHANNELS_PER_PEER}={channels}" if channels else f"{CHANNELS_PER_PEER} is not set: NCCL's default"
             yield Fact(name=NET_PEER_CHANNELS, value=value)
@@ -147,7 +154,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
         if is_rank_0:
             yield observation
     # Read after the measurement: NCCL opens connections at first use
-    group["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
     if modes.not_allocated and not modes.data_checks:
         raise SeatrialError(modes.allocation_error())
     if not modes.data_checks:
@@ -161,25 +168,30 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     if is_rank_0:
         yield from _results.wrong_data_results(modes.mismatches())
         yield _results.p99_ratio_fact(modes.percentiles)
-        yield Fact(name="additional_data_checks", value=[label for label, _ in modes.data_checks[timed_check_count:]])
+        yield Fact(name="additional_data_checks", value=[check.name for check in modes.data_checks[timed_check_count:]])
         yield metric("sizes_not_allocated", len(modes.not_allocated), "sizes")
         yield from facts({"not_allocated": modes.not_allocated} if modes.not_allocated else {})
         yield from modes.not_requested()
-        yield Fact(name="transports", value=group["transports"])
-        method = _results.method_text(group, settings, modes.applicable_modes, modes.back_to_back, operation)
+        yield Fact(name="transports", value=group_facts["transports"])
+        method = _results.method_text(group_facts, settings, modes.applicable_modes, modes.back_to_back, operation)
         yield Fact(name="method", value=method)
 
 
 @dataclass
 class _Modes:
-    """One operation in the requested modes. All ranks call every method; rank 0 reports the observations."""
+    """Measures one operation in the requested modes, and collects the results.
+
+    All ranks call every method; rank 0 reports the observations. ``defaults``: without the sizes that the network is
+    too slow for. ``subjects``: the subject of each rank. ``not_allocated``: size as in ``_size_name`` → subject of a
+    rank → why its buffers could not be allocated. ``back_to_back``, ``percentiles``: size in bytes → result.
+    """
 
     operation: Operation
     defaults: DefaultSizes
     options: CollectiveOptions
     context: Context
     subjects: list[str]
-    data_checks: list[tuple[str, Mapping[int, Mismatch]]] = field(default_factory=list)  # label, mismatch by rank
+    data_checks: list[DataCheck] = field(default_factory=list)
     not_allocated: dict[str, dict[str, str]] = field(default_factory=dict)
     back_to_back: dict[int, CollectiveResult] = field(default_factory=dict)
     percentiles: dict[int, CollectiveResult] = field(default_factory=dict)
@@ -191,14 +203,14 @@ class _Modes:
 
     def run(self) -> Iterator[Observation]:
         """Yield the observations of all requested modes, in a fixed order."""
-        modes = {
+        run_by_mode = {
             "back_to_back": self.run_back_to_back,
             "cuda_graph": self.run_cuda_graph,
             "percentiles": self.run_percentiles,
         }
-        for name, mode in modes.items():
-            if name in self.options.modes:
-                yield from mode()
+        for mode, run in run_by_mode.items():
+            if mode in self.options.modes:
+                yield from run()
 
     def run_back_to_back(self) -> Iterator[Observation]:
         self.back_to_back = yield from self._time_back_to_back(self.operation, "")
@@ -234,8 +246,8 @@ class _Modes:
         time_size = partial(
             measure_back_to_back, operation, seconds=max(min_seconds, max_seconds), min_seconds=min_seconds
         )
-        report = partial(_results.back_to_back_metrics, operation=operation, suffix=suffix)
-        return self._each_size("back_to_back", label, time_size, report)
+        metrics_of_size = partial(_results.back_to_back_metrics, operation=operation, suffix=suffix)
+        return self._each_size("back_to_back", label, time_size, metrics_of_size)
 
     def run_cuda_graph(self) -> Iterator[Observation]:
         from seatrial.bench.collectives import measure_cuda_graph
@@ -244,8 +256,8 @@ class _Modes:
             yield Fact(name="cuda_graph", value=NO_CUDA_GRAPH)
             return
         time_size = partial(measure_cuda_graph, self.operation, seconds=self.options.seconds_per_size)
-        report = partial(_results.cuda_graph_metrics, operation=self.operation)
-        results = yield from self._each_size("cuda_graph", "cuda_graph", time_size, report)
+        metrics_of_size = partial(_results.cuda_graph_metrics, operation=self.operation)
+        results = yield from self._each_size("cuda_graph", "cuda_graph", time_size, metrics_of_size)
         if results:
             yield from _results.size_curves(results, self.operation, "cuda_graph_")
         yield _results.cuda_graph_fact(results)
@@ -254,14 +266,21 @@ class _Modes:
         from seatrial.bench.collectives import measure_each_operation
 
         time_size = partial(measure_each_operation, self.operation, seconds=self.options.seconds_per_size)
-        report = _results.percentile_metrics
-        self.percentiles = yield from self._each_size("percentiles", "percentiles", time_size, report)
+        metrics_of_size = _results.percentile_metrics
+        self.percentiles = yield from self._each_size("percentiles", "percentiles", time_size, metrics_of_size)
         yield _results.percentiles_fact(self.percentiles, self.subjects)
 
     def _each_size(
-        self, mode: str, label: str, time_size: Callable[..., CollectiveResult], report: Callable[..., Iterator[Metric]]
+        self,
+        mode: str,
+        label: str,
+        time_size: Callable[..., CollectiveResult],
+        metrics_of_size: Callable[..., Iterator[Metric]],
     ) -> ModeResults:
-        """Yield the metrics of each size of a mode; return the results of the sizes that fit on every rank."""
+        """Yield the metrics of each size of a mode; return the results of the sizes that fit on every rank.
+
+        ``label``: see ``_size_name``. ``time_size`` measures one size; ``metrics_of_size`` yields its metrics.
+        """
         requested = self.defaults.for_mode(mode, self.options, gpu=self.context.on_gpu)
         element_bytes = ELEMENT_SIZES[self.options.dtype]
         sizes = {self.operation.nominal_size(size, element_bytes, self.context.world_size) for size in requested}
@@ -269,8 +288,8 @@ class _Modes:
         for size in sorted(sizes, reverse=True):
             if result := self._run_if_allocated(label, size, partial(time_size, dtype=self.options.dtype)):
                 results[size] = result
-                self.data_checks.append((_size_name(label, size), result.mismatches))
-                yield from report(size, result)
+                self.data_checks.append(DataCheck(_size_name(label, size), result.mismatches))
+                yield from metrics_of_size(size, result)
         return dict(sorted(results.items()))
 
     def check_other_dtypes(self) -> None:
@@ -283,7 +302,7 @@ class _Modes:
             for size in GPU_DATA_CHECK_SIZES if self.context.on_gpu else CPU_DATA_CHECK_SIZES:
                 run = partial(check_data, self.operation, dtype=dtype)
                 if (mismatches := self._run_if_allocated(dtype, size, run)) is not None:
-                    self.data_checks.append((_size_name(dtype, size), mismatches))
+                    self.data_checks.append(DataCheck(_size_name(dtype, size), mismatches))
 
     def _run_if_allocated(self, label: str, size: int, run: Callable[..., T]) -> T | None:
         """The result of ``run``; None if the buffers do not fit on a rank, with the reason in ``not_allocated``."""
@@ -299,16 +318,16 @@ class _Modes:
             return None
 
     def mismatches(self) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
-        """Yield each mismatch with its size, rank and subject."""
-        for name, mismatches in self.data_checks:
-            for rank, mismatch in mismatches.items():
-                yield {"size": name, "rank": rank, "subject": self.subjects[rank]}, mismatch
+        """Yield (location, mismatch) for the wrong data of each rank; a location has size, rank and subject."""
+        for check in self.data_checks:
+            for rank, mismatch in check.mismatches.items():
+                yield {"size": check.name, "rank": rank, "subject": self.subjects[rank]}, mismatch
 
     def allocation_error(self) -> str:
-        """The message if no size could be allocated: the smallest size, and the first rank with its reason."""
-        name, reasons = list(self.not_allocated.items())[-1]
-        rank, reason = next(iter(reasons.items()))
-        return f"no buffer could be allocated at any size; request a smaller size. {name}: {rank}: {reason}"
+        """The message if no size could be allocated: the last size that was tried, and the first rank's reason."""
+        size, reason_by_subject = list(self.not_allocated.items())[-1]
+        subject, reason = next(iter(reason_by_subject.items()))
+        return f"no buffer could be allocated at any size; request a smaller size. {size}: {subject}: {reason}"
 
     def not_requested(self) -> Iterator[Observation]:
         """Yield the facts NOT_REQUESTED and JUDGED_INSTEAD.
@@ -318,24 +337,25 @@ class _Modes:
         → the largest default size that the network is fast enough for.
         """
         name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu
-        defaults = default_sizes(name, network.nodes) if network else self.defaults
-        default = defaults.for_mode("back_to_back", CollectiveOptions(), gpu=gpu)
-        requested = self.defaults.for_mode("back_to_back", self.options, gpu=gpu)
-        requested = requested if "back_to_back" in self.options.modes else []
-        left_out = left_out_sizes(name, self.options, network)
-        sizes = ", ".join(map(size_label, sorted(requested)))
-        reason = f"the trial's options {f'request only sizes {sizes}' if requested else 'omit mode back_to_back'}"
+        all_defaults = default_sizes(name, network.nodes) if network else self.defaults  # also sizes too slow to time
+        default = all_defaults.for_mode("back_to_back", CollectiveOptions(), gpu=gpu)
+        requested: Sequence[int] = []
+        reason = "the trial's options omit mode back_to_back"
+        if "back_to_back" in self.options.modes:
+            requested = self.defaults.for_mode("back_to_back", self.options, gpu=gpu)
+            reason = f"the trial's options request only sizes {', '.join(map(size_label, sorted(requested)))}"
         reasons = {size_label(size): reason for size in default if size not in requested}
-        if network and left_out:
-            reasons |= {size_label(size): network.too_slow_reason(name, size) for size in left_out}
-            largest = size_label(max(size for size in default if size not in left_out))
-            yield Fact(name=JUDGED_INSTEAD, value={size_label(size): largest for size in left_out})
+        omitted = omitted_sizes(name, self.options, network)
+        if network and omitted:
+            reasons |= {size_label(size): network.too_slow_reason(name, size) for size in omitted}
+            largest = size_label(max(size for size in default if size not in omitted))
+            yield Fact(name=JUDGED_INSTEAD, value={size_label(size): largest for size in omitted})
         if reasons:
             yield Fact(name=NOT_REQUESTED, value={f"busbw.{size}": text for size, text in reasons.items()})
 
 
 def _size_name(label: str, size: int) -> str:
-    """The size as facts name it: ``1MiB``, ``percentiles 4KiB``, ``float16 64KiB``."""
+    """The size as facts name it: ``1MiB``, ``percentiles 4KiB``, ``float16 64KiB``; ``label``: the part before it."""
     return f"{label} {size_label(size)}".lstrip()
 
 

@@ -3,8 +3,8 @@
 1. With NCCL_NET=Socket, or NCCL_IB_DISABLE other than 0, a node has no compute ports.
 2. If NCCL_IB_HCA lists ports, these are the compute ports.
 3. Otherwise the compute ports of a node are those of one kind (NIC model, board, link layer): the kind with the highest
-   total rate on a node. Two groups of ports are left out: ports whose interface has the default route (management),
-   unless the node has no others, and ports that are not ACTIVE and need not be (see _unused_ports).
+   total rate on a node. Two groups of ports are excluded: ports whose interface has the default route (management),
+   unless all ports of the node have it, and ports that are not ACTIVE and need not be (see _unused_ports).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,15 @@ from seatrial.util import data_files
 if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
 
-Kind = tuple[str, str, str]  # PortDetails.kind
+Kind = tuple[str, str, str]  # PortDetails.kind: NIC model, board, link layer
 
 
 @dataclass(frozen=True)
 class NodePorts:
     """The RDMA ports of one node, and NCCL's settings there; empty or None for a setting that is not set.
 
-    ``gid_index``: None for a negative NCCL_IB_GID_INDEX too. ``rdma_off``: the setting that keeps NCCL from using RDMA,
-    as NAME=VALUE.
+    ``gid_index``: NCCL_IB_GID_INDEX; None if it is negative. ``rdma_off``: the setting that keeps NCCL from using
+    RDMA, as NAME=VALUE.
     """
 
     ports: tuple[PortDetails, ...]
@@ -42,7 +43,10 @@ class NodePorts:
 
 @dataclass(frozen=True)
 class ComputePorts:
-    """``by_node``: node → its compute ports, sorted. ``others``: NODE/PORT → why this port is not a compute port."""
+    """``by_node``: node → its compute ports, sorted. ``others``: NODE/PORT → why this port is not a compute port.
+
+    Iteration yields (node, compute port).
+    """
 
     by_node: Mapping[str, tuple[PortDetails, ...]]
     others: Mapping[str, str]
@@ -86,25 +90,23 @@ def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
     others: dict[str, str] = {}
     candidates = {node: _candidates(node, node_ports, others) for node, node_ports in nodes.items()}
     rate_by_kind = _rate_by_kind(candidates)
-    compute: dict[str, tuple[PortDetails, ...]] = {}
+    of_best_kind: dict[str, tuple[PortDetails, ...]] = {}  # node → ports; all candidates if NCCL_IB_HCA lists ports
     for node, ports in candidates.items():
-        compute[node] = ports
+        of_best_kind[node] = ports
         if ports and not _is_list(nodes[node].nccl_ib_hca):
             kind = max((port.kind for port in ports), key=rate_by_kind.__getitem__)
-            compute[node] = tuple(port for port in ports if port.kind == kind)
+            of_best_kind[node] = tuple(port for port in ports if port.kind == kind)
             reason = f"not of the compute ports' kind ({kind_text(kind)})"
             others |= {
                 f"{node}/{port.name}": f"{kind_text(port.kind)}: {reason}" for port in ports if port.kind != kind
             }
-    unused = {
-        place: reason
-        for place, reason in _unused_ports(compute).items()
-        if not _is_list(nodes[place.partition("/")[0]].nccl_ib_hca)
-    }
-    by_node = {
-        node: tuple(port for port in ports if f"{node}/{port.name}" not in unused) for node, ports in compute.items()
-    }
-    return ComputePorts(by_node, {**others, **unused})
+    unused = _unused_ports(of_best_kind)
+    by_node: dict[str, tuple[PortDetails, ...]] = {}
+    for node, ports in of_best_kind.items():
+        excluded = {} if _is_list(nodes[node].nccl_ib_hca) else unused
+        by_node[node] = tuple(port for port in ports if f"{node}/{port.name}" not in excluded)
+        others |= {place: reason for place, reason in excluded.items() if place.partition("/")[0] == node}
+    return ComputePorts(by_node, others)
 
 
 def kind_text(kind: Kind) -> str:
@@ -123,12 +125,12 @@ def _candidates(node: str, node_ports: NodePorts, others: dict[str, str]) -> tup
     if ports and not selected:
         names = ", ".join(port.name for port in ports)
         raise SeatrialError(f"NCCL_IB_HCA={setting} on {node} selects none of its RDMA ports: {names}")
-    not_selected = f"NCCL_IB_HCA={setting} does not select it"
-    others |= {f"{node}/{port.name}": not_selected for port in ports if port not in selected}
-    routed = [port for port in selected if port.has_default_route]
-    if _is_list(setting) or len(routed) == len(selected):
+    reason = f"NCCL_IB_HCA={setting} does not select it"
+    others |= {f"{node}/{port.name}": reason for port in ports if port not in selected}
+    management = [port for port in selected if port.has_default_route]
+    if _is_list(setting) or len(management) == len(selected):
         return tuple(selected)
-    others |= {f"{node}/{port.name}": f"management: {port.netdev} has the default route" for port in routed}
+    others |= {f"{node}/{port.name}": f"management: {port.netdev} has the default route" for port in management}
     return tuple(port for port in selected if not port.has_default_route)
 
 
@@ -143,17 +145,21 @@ def _is_list(setting: str) -> bool:
 
 
 def _is_selected(port: PortDetails, setting: str) -> bool:
-    """Whether NCCL_IB_HCA selects the port: ``^`` excludes, ``=`` matches whole names, else prefixes; ``NAME:PORT``."""
+    """Whether NCCL_IB_HCA selects the port; an empty ``setting`` selects every port.
+
+    The setting lists DEVICE or DEVICE:PORT. A leading ``^`` excludes the listed ports. ``=`` requires equal device
+    names; otherwise DEVICE is a prefix of the name.
+    """
     if not setting:
         return True
-    names = setting.removeprefix("^")
-    is_exact, listed = names.startswith("="), names.removeprefix("=").split(",")
-    matches = False
-    for entry in filter(None, listed):
-        name, _, number = entry.partition(":")
-        name_matches = port.device == name if is_exact else port.device.startswith(name)
-        matches |= name_matches and number in ("", port.port)
-    return matches is not setting.startswith("^")
+    excludes, without_caret = setting.startswith("^"), setting.removeprefix("^")
+    is_exact, listed = without_caret.startswith("="), without_caret.removeprefix("=").split(",")
+    is_listed = False
+    for device_and_port in filter(None, listed):
+        device, _, number = device_and_port.partition(":")
+        device_matches = port.device == device if is_exact else port.device.startswith(device)
+        is_listed |= device_matches and number in ("", port.port)
+    return not is_listed if excludes else is_listed
 
 
 def _rate_by_kind(candidates: Mapping[str, Sequence[PortDetails]]) -> dict[Kind, float]:
@@ -161,25 +167,28 @@ def _rate_by_kind(candidates: Mapping[str, Sequence[PortDetails]]) -> dict[Kind,
 
     A port that is down counts with the rate of another port of its kind, or with that of its model in nics.yaml.
     """
-    rates: dict[Kind, float] = {}
-    for port in (port for ports in candidates.values() for port in ports):
-        rates[port.kind] = max(rates.get(port.kind, 0.0), port.rate_gbps or 0.0)
-    rates = {kind: rate or _model_rates().get(kind[0], {}).get("gbps", 0.0) for kind, rate in rates.items()}
-    totals: dict[Kind, float] = dict.fromkeys(rates, 0.0)
+    port_rates: dict[Kind, float] = {}  # the highest rate of one port
+    for port in chain.from_iterable(candidates.values()):
+        port_rates[port.kind] = max(port_rates.get(port.kind, 0.0), port.rate_gbps or 0.0)
+    for kind, rate in port_rates.items():
+        nic_model, _board, _link_layer = kind
+        port_rates[kind] = rate or _nic_models().get(nic_model, {}).get("gbps", 0.0)
+    totals: dict[Kind, float] = dict.fromkeys(port_rates, 0.0)
     for ports in candidates.values():
         for kind in {port.kind for port in ports}:
-            total = sum(port.rate_gbps or rates[kind] for port in ports if port.kind == kind)
+            total = sum(port.rate_gbps or port_rates[kind] for port in ports if port.kind == kind)
             totals[kind] = max(totals[kind], total)
     return totals
 
 
 @cache
-def _model_rates() -> dict[str, dict[str, float]]:
-    rates: dict[str, dict[str, float]] = data_files.read("nics.yaml")
-    return rates
+def _nic_models() -> dict[str, dict[str, float]]:
+    """NIC model → its entry in nics.yaml, with the rate of a port in ``gbps``."""
+    nic_models: dict[str, dict[str, float]] = data_files.read("nics.yaml")
+    return nic_models
 
 
-def _unused_ports(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
+def _unused_ports(ports_by_node: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
     """NODE/PORT → reason, for each port that is not ACTIVE and need not be.
 
     A port should be ACTIVE in each of these cases:
@@ -188,9 +197,9 @@ def _unused_ports(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str
     - Most ports of its node are ACTIVE, and its NIC has no ACTIVE port.
     - Its node has no ACTIVE port at all.
     """
-    active_names = {port.name for ports in compute.values() for port in ports if port.is_active}
+    active_names = {port.name for port in chain.from_iterable(ports_by_node.values()) if port.is_active}
     unused = {}
-    for node, ports in compute.items():
+    for node, ports in ports_by_node.items():
         active = [port for port in ports if port.is_active]
         if not active:
             continue

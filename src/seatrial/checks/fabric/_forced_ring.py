@@ -12,7 +12,7 @@ from pathlib import Path
 
 from seatrial.checks.base import Context, metric
 from seatrial.checks.fabric._nccl_log import logging_environment
-from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, left_out_sizes
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, omitted_sizes
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes, size_label
 
@@ -20,7 +20,7 @@ SIZE = parse_bytes("8GiB")  # the largest default size of the all-reduce
 OPERATIONS = OPERATIONS_PER_SIZE + 1  # one more: the first operation, whose algorithm NCCL logs
 ENVIRONMENT = {"NCCL_ALGO": "Ring"}
 LIMIT_S = 300.0  # time limit of the child processes; limit_with_network adds the transfer time of a slow network
-_ALL_RANKS = "all_ranks"
+_ALL_RANKS = "all_ranks"  # name of the only group, which contains all ranks
 
 QUANTITY = "busbw_ring"
 BUSBW = f"{QUANTITY}.{size_label(SIZE)}"
@@ -61,8 +61,8 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
         return
     context.progress("NCCL_ALGO=Ring")
     network = context.tcp_network
-    left_out = left_out_sizes("all_reduce", options, network)
-    size = max(size for size in default_sizes("all_reduce", nodes).gpu if size not in left_out)
+    omitted = omitted_sizes("all_reduce", options, network)
+    size = max(size for size in default_sizes("all_reduce", nodes).gpu if size not in omitted)
     results = child_ranks.run_child_ranks(
         "seatrial.bench.nccl_settings",
         {
@@ -81,10 +81,11 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
         first = child_ranks.first_failed_rank(failed)
         raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
     if context.rank == 0:
-        value = results[0].value
-        yield metric(f"{QUANTITY}.{size_label(size)}", value["busbw"][_ALL_RANKS][0], "GB/s")
-        yield metric("wrong_elements_ring", value["wrong_elements"], "count")
-        choice = nccl_log.read(Path(value["log"]), value["log_bytes"]).find_choice("AllReduce", size)
+        rank_0_result = results[0].value  # format: bench.nccl_settings
+        yield metric(f"{QUANTITY}.{size_label(size)}", rank_0_result["busbw"][_ALL_RANKS][0], "GB/s")
+        yield metric("wrong_elements_ring", rank_0_result["wrong_elements"], "count")
+        log = nccl_log.read(Path(rank_0_result["log"]), rank_0_result["log_bytes"])
+        choice = log.find_choice("AllReduce", size)
         algorithm = f"NCCL logs {choice.algorithm}" if choice else "NCCL logs no algorithm"
         text = f"all-reduce of {format_bytes(size)} in new processes with NCCL_ALGO=Ring; {algorithm}"
         yield Fact(name="ring", value=text)

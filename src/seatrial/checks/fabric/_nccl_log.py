@@ -23,9 +23,9 @@ def log_size(device: str) -> int:
 
 
 def connections_by_transport(device: str, offset: int = 0) -> dict[str, int]:
-    """Number of connections of all ranks by transport, from the logs of this job; empty without logs.
+    """Transport → number of connections of all ranks, the most used transport first; empty without logs.
 
-    Only the log after byte ``offset`` is read. All ranks call this together.
+    Each rank reads its NCCL log from byte ``offset`` on. All ranks call this together.
     """
     from seatrial.bench import group, rank
     from seatrial.discover import nccl_log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
@@ -39,16 +39,20 @@ class RailPath:
     not_measured: str = ""
 
     @property
-    def key(self) -> str:
-        return f"{self.source}/{self.source_port.name}->{self.target}/{self.target_port.name}"
+    def source_subject(self) -> str:
+        return f"{self.source}/{self.source_port.name}"
 
     @property
-    def ends(self) -> tuple[str, str]:
-        """The subjects of both ports."""
-        return f"{self.source}/{self.source_port.name}", f"{self.target}/{self.target_port.name}"
+    def target_subject(self) -> str:
+        return f"{self.target}/{self.target_port.name}"
+
+    @property
+    def key(self) -> str:
+        return f"{self.source_subject}->{self.target_subject}"
 
     @property
     def pair(self) -> str:
+        """The subject of the pair of nodes, the same for both directions."""
         return "->".join(sorted((self.source, self.target)))
 
     @property
@@ -60,55 +64,56 @@ class RailPath:
         """This path with the value in the client's output, or with the error of the client or the server."""
         from seatrial.discover import perftest
 
-        sides = {self.source: result.client, self.target: result.server}
-        for node, side in sides.items():
-            if error := perftest.transport_error(side.out + side.err):
+        result_by_node = {self.source: result.client, self.target: result.server}
+        for node, program in result_by_node.items():
+            if error := perftest.transport_error(program.out + program.err):
                 return replace(self, failure=f"{node}: {error}")
         try:
             text = result.client.out
             is_bandwidth = self.tool == perftest.BANDWIDTH_TOOL
             value = perftest.parse_bandwidth(text) if is_bandwidth else perftest.parse_latency(text).typical
         except ValueError as error:
-            reasons = [f"{node}: {reason}" for node, side in sides.items() if (reason := _reason(side))]
-            return replace(self, not_measured="; ".join(reasons) or f"{self.source}: {error}")
+            reasons = {node: _failure_reason(program) for node, program in result_by_node.items()}
+            texts = [f"{node}: {reason}" for node, reason in reasons.items() if reason]
+            return replace(self, not_measured="; ".join(texts) or f"{self.source}: {error}")
         return replace(self, value=value)
 
 
-def _reason(side: ProgramResult) -> str:
-    """Why one side did not succeed; empty if it ended without an error."""
+def _failure_reason(program: ProgramResult) -> str:
+    """Why the client or the server failed; empty if it ended without an error."""
     from seatrial.discover import perftest
 
-    if side.code == 0 and not side.error:
+    if program.code == 0 and not program.error:
         return ""
-    exit_code = "" if side.code is None else f"exit code {side.code}"
-    return "; ".join(filter(None, [side.error or exit_code, perftest.first_error(side.err)]))
+    exit_code = "" if program.code is None else f"exit code {program.code}"
+    return "; ".join(filter(None, [program.error or exit_code, perftest.first_error(program.err)]))
 
 
 def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
     """Yield the best values of each port over its partners, their shares, and the failures of each pair of nodes."""
     from seatrial.discover import perftest
 
-    bandwidths = [path for path in paths if path.tool == perftest.BANDWIDTH_TOOL]
-    best = _best_bandwidths(bandwidths)
-    latency = _best_latencies([path for path in paths if path.tool == perftest.LATENCY_TOOL])
-    measured = min(len(best), len(latency))
-    too_few = f"no: a comparison needs {MIN_COMPARABLE_PORTS} ports, {measured} were measured"
-    yield Fact(name="comparable", value="yes" if measured >= MIN_COMPARABLE_PORTS else too_few)
-    peers: dict[Kind, list[float]] = {}
-    for port in best.values():
-        if port.is_at_port_rate:
-            peers.setdefault(port.kind, []).append(port.gbps)
-    medians = {kind: median(values) for kind, values in peers.items()}
-    for subject, port in best.items():
-        yield metric("write_bw", port.gbps, "Gb/s", subject)
-        yield metric("rate_share", 100 * port.share, "%", subject)
-        if port.is_at_port_rate and medians[port.kind]:
-            yield metric("bw_vs_peers", port.gbps / medians[port.kind], "of the median", subject)
-    median_latency = median(latency.values()) if latency else 0.0
-    for subject, value in latency.items():
-        yield metric("write_latency", value, "us", subject)
-        yield metric("latency_vs_peers", value / median_latency, "x", subject)
-    yield from _path_shares(bandwidths, best)
+    bandwidth_paths = [path for path in paths if path.tool == perftest.BANDWIDTH_TOOL]
+    bandwidth_by_port = _best_bandwidths(bandwidth_paths)
+    latency_by_port = _best_latencies([path for path in paths if path.tool == perftest.LATENCY_TOOL])
+    measured_ports = min(len(bandwidth_by_port), len(latency_by_port))
+    too_few = f"no: a comparison needs {MIN_COMPARABLE_PORTS} ports, {measured_ports} were measured"
+    yield Fact(name="comparable", value="yes" if measured_ports >= MIN_COMPARABLE_PORTS else too_few)
+    gbps_by_kind: dict[Kind, list[float]] = {}
+    for bandwidth in bandwidth_by_port.values():
+        if bandwidth.is_at_port_rate:
+            gbps_by_kind.setdefault(bandwidth.kind, []).append(bandwidth.gbps)
+    medians = {kind: median(values) for kind, values in gbps_by_kind.items()}
+    for subject, bandwidth in bandwidth_by_port.items():
+        yield metric("write_bw", bandwidth.gbps, "Gb/s", subject)
+        yield metric("rate_share", 100 * bandwidth.share, "%", subject)
+        if bandwidth.is_at_port_rate and medians[bandwidth.kind]:
+            yield metric("bw_vs_peers", bandwidth.gbps / medians[bandwidth.kind], "of the median", subject)
+    median_latency = median(latency_by_port.values()) if latency_by_port else 0.0
+    for subject, latency in latency_by_port.items():
+        yield metric("write_latency", latency, "us", subject)
+        yield metric("latency_vs_peers", latency / median_latency, "x", subject)
+    yield from _path_shares(bandwidth_paths, bandwidth_by_port)
     yield from _pair_results(paths)
     yield Fact(name="paths", value=_values_by_tool(paths))
 
@@ -126,26 +131,39 @@ class _PortBandwidth:
     kind: Kind
 
 
+@dataclass(frozen=True)
+class _Directions:
+    """The bandwidths of a port with its partners, when the port sends and when it receives."""
+
+    sending: list[_PortBandwidth] = field(default_factory=list)
+    receiving: list[_PortBandwidth] = field(default_factory=list)
+
+
 def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
     """Port → its bandwidth with the best partner, in the slower direction (sending or receiving).
 
     A path to a port with a lower rate counts only if there is no other path. RDMA that fails counts as 0. A port that
     was not measured in both directions is omitted.
     """
-    by_port: dict[str, tuple[list[_PortBandwidth], list[_PortBandwidth]]] = {}
+    directions_by_port: dict[str, _Directions] = {}
     for path in paths:
-        for end, (subject, port) in enumerate(zip(path.ends, (path.source_port, path.target_port), strict=True)):
-            directions = by_port.setdefault(subject, ([], []))
-            gbps = 0.0 if path.failure else path.value
-            if gbps is not None:
-                share, at_port_rate = gbps / path.rate_gbps, path.rate_gbps == port.rate_gbps
-                directions[end].append(_PortBandwidth(gbps, share, at_port_rate, port.kind))
+        gbps = 0.0 if path.failure else path.value
+        if gbps is None:
+            continue
+        source, target = path.source_port, path.target_port
+        share = gbps / path.rate_gbps
+        sending = _PortBandwidth(gbps, share, path.rate_gbps == source.rate_gbps, source.kind)
+        receiving = _PortBandwidth(gbps, share, path.rate_gbps == target.rate_gbps, target.kind)
+        directions_by_port.setdefault(path.source_subject, _Directions()).sending.append(sending)
+        directions_by_port.setdefault(path.target_subject, _Directions()).receiving.append(receiving)
     best_partner = attrgetter("is_at_port_rate", "share")
-    return {
-        subject: min((max(values, key=best_partner) for values in directions), key=attrgetter("share"))
-        for subject, directions in by_port.items()
-        if all(directions)
-    }
+    best: dict[str, _PortBandwidth] = {}
+    for subject, directions in directions_by_port.items():
+        if directions.sending and directions.receiving:
+            best_sending = max(directions.sending, key=best_partner)
+            best_receiving = max(directions.receiving, key=best_partner)
+            best[subject] = min(best_sending, best_receiving, key=attrgetter("share"))
+    return best
 
 
 def _best_latencies(paths: Sequence[RailPath]) -> dict[str, float]:
@@ -153,7 +171,7 @@ def _best_latencies(paths: Sequence[RailPath]) -> dict[str, float]:
     best: dict[str, float] = {}
     for path in paths:
         if path.value is not None:
-            for subject in path.ends:
+            for subject in (path.source_subject, path.target_subject):
                 best[subject] = min(best.get(subject, path.value), path.value)
     return best
 
@@ -167,34 +185,37 @@ def _pair_results(paths: Sequence[RailPath]) -> Iterator[Observation]:
             if reason:
                 counts[path.pair][name] += 1
                 reasons[name][f"{path.tool} {path.key}"] = reason
-    for name, by_path in reasons.items():
-        yield Fact(name=name, value=dict(by_path))
-        for pair, count in counts.items():
-            yield metric(name, count[name], "paths", pair)
+    for name, reason_by_path in reasons.items():
+        yield Fact(name=name, value=dict(reason_by_path))
+        for pair, counts_of_pair in counts.items():
+            yield metric(name, counts_of_pair[name], "paths", pair)
 
 
-def _path_shares(bandwidths: Sequence[RailPath], best: Mapping[str, _PortBandwidth]) -> Iterator[Observation]:
+def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBandwidth]) -> Iterator[Observation]:
     """Yield for each pair of nodes the lowest share of its paths: bandwidth / best bandwidth of the slower port.
 
     The fact ``slow_paths`` lists the paths below MIN_SHARE.
     """
-    lowest: dict[str, float] = {}
+    lowest_shares: dict[str, float] = {}  # pair of nodes → share
     slow_paths: dict[str, str] = {}
-    for path in bandwidths:
-        lower_best = min(best[end].gbps if end in best else 0.0 for end in path.ends)
-        if path.value is not None and lower_best:
+    for path in paths:
+        best_source, best_target = best_by_port.get(path.source_subject), best_by_port.get(path.target_subject)
+        if path.value is None or best_source is None or best_target is None:
+            continue
+        lower_best = min(best_source.gbps, best_target.gbps)
+        if lower_best:
             share = path.value / lower_best
-            lowest[path.pair] = min(lowest.get(path.pair, share), share)
+            lowest_shares[path.pair] = min(lowest_shares.get(path.pair, share), share)
             if share < MIN_SHARE:
                 slow_paths[path.key] = f"{path.value:g} of {lower_best:g} Gb/s"
-    for pair, share in lowest.items():
+    for pair, share in lowest_shares.items():
         yield metric("path_share", share, "of the best", pair)
     yield Fact(name="slow_paths", value=slow_paths)
 
 
 def _values_by_tool(paths: Sequence[RailPath]) -> dict[str, dict[str, float | None]]:
-    """Tool → path → Gb/s or us."""
-    table: dict[str, dict[str, float | None]] = {}
+    """Tool → path → Gb/s or us; None if the path has no value."""
+    values_by_tool: dict[str, dict[str, float | None]] = {}
     for path in paths:
-        table.setdefault(path.tool, {})[path.key] = path.value
-    return table
+        values_by_tool.setdefault(path.tool, {})[path.key] = path.value
+    return values_by_tool

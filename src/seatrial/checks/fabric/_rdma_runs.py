@@ -1,12 +1,13 @@
-"""Runs perftest between the compute ports of two nodes, on the ranks nearest to the ports."""
+"""The options of fabric.rdma, and its runs of perftest between ports of two nodes, on the ranks nearest to them."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
 
 SECONDS = 0.5  # duration of a bandwidth test at the port's rate
-MAX_ITERATIONS = 20_000  # with more iterations perftest does not report the peak
+# Of each queue pair in a bandwidth test. With more iterations than the maximum, perftest does not report the peak.
+MIN_ITERATIONS, MAX_ITERATIONS = 100, 20_000
 LATENCY_ITERATIONS = 1000  # perftest's default
 
 
@@ -43,7 +45,10 @@ class RdmaOptions(Options):
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank runs: node, CUDA index and PCI path of its GPU, and the number of CPUs it may use."""
+    """Where a rank runs: node, CUDA index and PCI path of its GPU, and the number of CPUs that it may use.
+
+    Without a GPU the index is None and the path is ().
+    """
 
     node: str
     gpu_index: int | None
@@ -52,6 +57,7 @@ class RankPlace:
 
 
 def rank_place(context: Context) -> RankPlace:
+    """The place of this rank."""
     from seatrial.bench import rank
     from seatrial.discover import rdma_ports
 
@@ -64,8 +70,9 @@ def rank_place(context: Context) -> RankPlace:
 class TransferRunner:
     """Runs the transfers of a round on the ranks nearest to the ports.
 
-    ``ports``: node → its port on each rail, None if the port cannot be used. ``cuda_options``: options of ib_write_bw
-    for GPU memory; empty for host memory. The first option gets the CUDA index of the GPU as its value.
+    ``ports``: node → its port on each rail, None if the port cannot be used. ``places``: by rank. ``cuda_options``:
+    options of ib_write_bw for GPU memory; empty for host memory. The first option gets the CUDA index of the GPU as its
+    value.
     """
 
     def __init__(
@@ -77,57 +84,61 @@ class TransferRunner:
         places: Sequence[RankPlace],
         cuda_options: Sequence[str],
     ) -> None:
-        self._context, self._options, self._nodes, self._ports = context, options, nodes, ports
-        self._places, self._cuda_options = places, cuda_options
+        self._context = context
+        self._options = options
+        self._nodes = nodes
+        self._ports = ports
+        self._places = places
+        self._cuda_options = cuda_options
+        # Node → the rank of each rail
         self._ranks = {node: ranks_of_ports(node_ports, node, places) for node, node_ports in ports.items()}
         # The rails of a node are split into batches that run one after another: perftest polls, so that each concurrent
         # rail of a rank needs a CPU
-        self._batches = max(
-            ceil(ranks.count(rank) / places[rank].cpu_count) for ranks in self._ranks.values() for rank in {*ranks}
-        )
+        rails_by_rank = Counter(chain.from_iterable(self._ranks.values()))
+        self._batch_count = max(ceil(rails / places[rank].cpu_count) for rank, rails in rails_by_rank.items())
 
     def run_round(self, paired: Sequence[tuple[str, str]]) -> list[RailPath]:
-        """The bandwidths in both directions and the latency of all rails of all pairs."""
+        """The bandwidths in both directions and the latency of all rails of all pairs of nodes."""
         from seatrial.discover import perftest
 
+        reversed_pairs = [(b, a) for a, b in paired]
         paths: list[RailPath] = []
-        for batch in range(self._batches):
-            for tool, is_reversed in (
-                (perftest.BANDWIDTH_TOOL, False),
-                (perftest.BANDWIDTH_TOOL, True),
-                (perftest.LATENCY_TOOL, False),
+        for batch in range(self._batch_count):
+            for tool, directed_pairs in (
+                (perftest.BANDWIDTH_TOOL, paired),
+                (perftest.BANDWIDTH_TOOL, reversed_pairs),
+                (perftest.LATENCY_TOOL, paired),
             ):
-                ends = [(b, a) if is_reversed else (a, b) for a, b in paired]
-                planned = [
-                    RailPath(tool, source, target, rail, source_port, target_port)
-                    for source, target in ends
-                    for rail, (source_port, target_port) in enumerate(
-                        zip(self._ports[source], self._ports[target], strict=False)
-                    )
-                    if source_port and target_port and rail % self._batches == batch
-                ]
+                planned: list[RailPath] = []
+                for source, target in directed_pairs:
+                    planned += self._paths_of_batch(batch, tool, source, target)
                 paths += self._run(planned)
         return paths
+
+    def _paths_of_batch(self, batch: int, tool: str, source: str, target: str) -> Iterator[RailPath]:
+        """Yield the paths between two nodes on the rails of a batch, without rails that lack a usable port."""
+        rails = enumerate(zip(self._ports[source], self._ports[target], strict=False))
+        for rail, (source_port, target_port) in rails:
+            if source_port and target_port and rail % self._batch_count == batch:
+                yield RailPath(tool, source, target, rail, source_port, target_port)
 
     def _run(self, planned: Sequence[RailPath]) -> list[RailPath]:
         """Run the planned transfers concurrently, and return them with their values or errors."""
         from seatrial.bench.perftest import Transfer, run_transfers
 
         context = self._context
-        transfers = [
-            Transfer(path.key, self._ranks[path.target][path.rail], self._ranks[path.source][path.rail])
-            for path in planned
-        ]
-        argv = {
-            path.key: self._argv(path, path.target if transfer.server == context.rank else path.source)
-            for path, transfer in zip(planned, transfers, strict=True)
-            if context.rank in (transfer.server, transfer.client)
-        }
-        results = run_transfers(transfers, argv, context.node, self._options.transfer_limit_s)
+        transfers: list[Transfer] = []
+        argv_by_path: dict[str, list[str]] = {}  # of the paths on which this rank is the server or the client
+        for path in planned:
+            server, client = self._ranks[path.target][path.rail], self._ranks[path.source][path.rail]
+            transfers.append(Transfer(path.key, server, client))
+            if context.rank in (server, client):
+                argv_by_path[path.key] = self._argv(path, path.target if context.rank == server else path.source)
+        results = run_transfers(transfers, argv_by_path, context.node, self._options.transfer_limit_s)
         return [path.with_result(results[path.key]) for path in planned]
 
     def _argv(self, path: RailPath, node: str) -> list[str]:
-        """The command of the side of a transfer that runs on ``node``, without the server's TCP port and address."""
+        """The command of the server or the client on ``node``, without the server's TCP port and address."""
         from seatrial.discover import perftest
 
         port = path.source_port if node == path.source else path.target_port
@@ -136,34 +147,35 @@ class TransferRunner:
         command += ["-x", str(gid.index)] if gid else []
         if path.tool == perftest.LATENCY_TOOL:
             return [*command, "-n", str(LATENCY_ITERATIONS)]
-        options, rate = self._options, path.rate_gbps
-        iterations = int(SECONDS * rate * 1e9 / 8 / options.size / options.qps)
+        options = self._options
+        bytes_per_s = path.rate_gbps * 1e9 / 8
+        iterations = int(SECONDS * bytes_per_s / options.size / options.qps)
         command += ["-s", str(options.size), "-q", str(options.qps), "--report_gbits"]
-        command += ["-n", str(min(max(iterations, 100), MAX_ITERATIONS))]
+        command += ["-n", str(min(max(iterations, MIN_ITERATIONS), MAX_ITERATIONS))]
         if self._cuda_options:
-            use_cuda, *others = self._cuda_options
-            gpu = self._places[self._ranks[node][path.rail]].gpu_index
-            command += [f"{use_cuda}={gpu}", *others]
+            use_cuda, *more_options = self._cuda_options
+            gpu_index = self._places[self._ranks[node][path.rail]].gpu_index
+            command += [f"{use_cuda}={gpu_index}", *more_options]
         return command
 
 
 def ranks_of_ports(ports: Sequence[PortDetails | None], node: str, places: Sequence[RankPlace]) -> list[int]:
-    """The rank that runs perftest on each port: the rank whose GPU is nearest by PCI path.
+    """The rank that runs perftest on each port: the rank of ``node`` whose GPU is nearest by PCI path.
 
-    Of several such ranks, the rank with the fewest ports.
+    Of several equally near ranks, the rank with the fewest ports.
     """
     ranks = [rank for rank, place in enumerate(places) if place.node == node]
     chosen: list[int] = []
     for port in ports:
-        path = port.pci_path if port else ()
-        shared = {rank: _shared_length(path, places[rank].pci_path) for rank in ranks}
+        port_path = port.pci_path if port else ()
+        shared = {rank: _shared_bridges(port_path, places[rank].pci_path) for rank in ranks}
         chosen.append(min(ranks, key=lambda rank: (-shared[rank], chosen.count(rank), rank)))
     return chosen
 
 
-def _shared_length(path: Sequence[str], other: Sequence[str]) -> int:
+def _shared_bridges(path_a: Sequence[str], path_b: Sequence[str]) -> int:
     """The number of PCI bridges from the root that two devices have in common."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path_a, path_b, strict=False)))
 
 
 def _cpu_binding(context: Context, port: PortDetails) -> list[str]:

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 Results = Mapping[int, "CollectiveResult"]  # requested size in bytes → result
 
-UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}  # latency_max: of the slowest rank
+# Quantity → unit. latency: mean over ranks; latency_max: of the slowest rank
+UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
 BACKEND = {"backend": RuleFact("nccl|gloo")}  # Check.rule_facts
 P99_RATIO = {"p99_ratio_measured": RuleFact()}  # Check.rule_facts; see p99_ratio_fact
-P99_RATIO_SIZE = "1GiB"
+P99_RATIO_SIZE = "1GiB"  # the size whose p99_ratio has a rule
 BANDWIDTH_BOUNDS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
-# ``in_place`` of the opposite variant → suffix of its metric names
+# ``in_place`` of the variant that the option in_place=both adds → suffix of its metric names
 VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}
 
 # Percentile → minimum number of samples. The maximum of n samples exceeds the percentile p (0.95 or 0.99) with 95 %
@@ -100,27 +101,32 @@ def percentile_metrics(size: int, result: CollectiveResult) -> Iterator[Metric]:
     for percent, min_samples in MIN_SAMPLES.items():
         if percent != 50 and len(times_us) >= min_samples:
             index = ceil(len(times_us) * percent / 100) - 1  # at least ``percent`` % of the times are this or shorter
-            yield metric(f"p{percent}.{size_label(size)}", sorted(times_us)[index], "us")
+            percentile_us = sorted(times_us)[index]
+            yield metric(f"p{percent}.{size_label(size)}", percentile_us, "us")
             if percent == 99:
-                yield metric(f"p99_ratio.{size_label(size)}", sorted(times_us)[index] / median(times_us), "x")
+                yield metric(f"p99_ratio.{size_label(size)}", percentile_us / median(times_us), "x")
     yield metric(f"cv.{size_label(size)}", 100 * pstdev(times_us) / fmean(times_us), "%")
 
 
 def rank_time_metric(subject: str, size: int, seconds: Sequence[float]) -> Metric:
-    """Time per operation on one rank in us. The rank with the longest time is not necessarily at fault: it may wait."""
-    return metric(f"rank_time.{size_label(size)}", [window * 1e6 for window in seconds], "us", subject)
+    """Time per operation on one rank in us; ``seconds``: seconds per operation in each window.
+
+    The rank with the longest time is not necessarily at fault: it may wait for another rank.
+    """
+    return metric(f"rank_time.{size_label(size)}", [1e6 * window_s for window_s in seconds], "us", subject)
 
 
 def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") -> Iterator[Fact]:
-    """Yield exact bytes, iterations, spread (us) and drift (%) by size."""
-    columns: dict[str, Callable[[CollectiveResult], JsonValue]] = {
+    """Yield four facts with a value per size: exact bytes, iterations, spread (us) and drift (%)."""
+    value_functions: dict[str, Callable[[CollectiveResult], JsonValue]] = {
         "sizes": lambda result: result.size,
         "iterations": lambda result: _iterations(result.timings),
         "spread": lambda result: _spread(result.timings, subjects),
         "drift_percent": lambda result: 100 * result.timings.drift,
     }
-    for name, column in columns.items():
-        yield Fact(name=f"{name}{suffix}", value={size_label(size): column(result) for size, result in results.items()})
+    for name, value_of in value_functions.items():
+        value_by_size = {size_label(size): value_of(result) for size, result in results.items()}
+        yield Fact(name=f"{name}{suffix}", value=value_by_size)
 
 
 def size_curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
@@ -136,7 +142,10 @@ def _iterations(timings: Timings) -> dict[str, JsonValue]:
 
 
 def _spread(timings: Timings, subjects: Sequence[str]) -> dict[str, JsonValue]:
-    """Median, minimum and maximum time per operation in us over windows (mean over ranks), and the slowest rank."""
+    """Median, its interval, minimum and maximum of the windows' times per operation in us, and the slowest rank.
+
+    The time of a window is the mean over ranks.
+    """
     times_us = [seconds * 1e6 for seconds in timings.window_means]
     interval = median_interval(times_us)
     return {
@@ -158,22 +167,22 @@ def cuda_graph_fact(results: Results) -> Fact:
 
 
 def percentiles_fact(results: Results, subjects: Sequence[str]) -> Fact:
-    """The fact ``percentiles``: samples and slowest rank by size, and why a percentile is missing."""
+    """The fact ``percentiles``: number of samples and slowest rank by size, and why a percentile is missing."""
     by_size: dict[str, JsonValue] = {}
     for size, result in results.items():
-        count = len(result.timings.windows)
-        rank, share = result.timings.most_often_slowest_rank
-        omitted: dict[str, JsonValue] = {
-            f"p{percent}": f"not computed: needs {min_samples} samples, got {count}"
+        sample_count = len(result.timings.windows)
+        slowest_rank, slowest_share = result.timings.most_often_slowest_rank
+        missing_percentiles: dict[str, JsonValue] = {
+            f"p{percent}": f"not computed: needs {min_samples} samples, got {sample_count}"
             for percent, min_samples in MIN_SAMPLES.items()
-            if count < min_samples
+            if sample_count < min_samples
         }
         by_size[size_label(size)] = {
             "bytes": result.size,
-            "samples": count,
-            "slowest_rank": subjects[rank],
-            "slowest_in_percent_of_samples": 100 * share,
-            **omitted,
+            "samples": sample_count,
+            "slowest_rank": subjects[slowest_rank],
+            "slowest_in_percent_of_samples": 100 * slowest_share,
+            **missing_percentiles,
         }
     return Fact(name="percentiles", value=by_size)
 
@@ -189,35 +198,35 @@ def p99_ratio_fact(results: Results) -> Fact:
 def wrong_data_results(
     mismatches: Iterable[tuple[Mapping[str, JsonValue], Mismatch]], subject: str = CLUSTER
 ) -> Iterator[Observation]:
-    """Yield the number of wrong elements and, where there are any, the fact ``wrong_data``.
+    """Yield the number of wrong elements, and the fact ``wrong_data`` if there are any.
 
     ``mismatches``: (location, mismatch); the location is a mapping such as sender and receiver.
     """
-    located = list(mismatches)
-    yield metric("wrong_elements", sum(mismatch.wrong for _, mismatch in located), "count", subject)
-    if located:
-        yield Fact(name="wrong_data", value=[{**location, **asdict(mismatch)} for location, mismatch in located])
+    located_mismatches = list(mismatches)
+    yield metric("wrong_elements", sum(mismatch.wrong for _, mismatch in located_mismatches), "count", subject)
+    if located_mismatches:
+        wrong_data = [{**location, **asdict(mismatch)} for location, mismatch in located_mismatches]
+        yield Fact(name="wrong_data", value=wrong_data)
 
 
 def group_wrong_data_results(results: Mapping[str, GroupResult], subject: str = CLUSTER) -> Iterator[Observation]:
     """Yield the wrong data of all groups, located by group name and rank."""
-    located: Iterable[tuple[Mapping[str, JsonValue], Mismatch]] = (
-        ({"group": name, "rank": rank}, mismatch)
-        for name, result in results.items()
-        for rank, mismatch in result.mismatches.items()
-    )
-    return wrong_data_results(located, subject)
+    located_mismatches: list[tuple[Mapping[str, JsonValue], Mismatch]] = []
+    for name, result in results.items():
+        for rank, mismatch in result.mismatches.items():
+            located_mismatches.append(({"group": name, "rank": rank}, mismatch))
+    return wrong_data_results(located_mismatches, subject)
 
 
 def pair_wrong_data_results(results: PairResults, subject: str = CLUSTER) -> Iterator[Observation]:
     """Yield the wrong data of all pairs, located by sender and receiver."""
-    names = results.subjects
-    located = (
-        ({"from": names[timing.partner], "to": names[timing.rank]}, timing.mismatch)
+    subjects = results.subjects
+    located_mismatches = (
+        ({"from": subjects[timing.partner], "to": subjects[timing.rank]}, timing.mismatch)
         for timing in results.corrupted
         if timing.mismatch
     )
-    return wrong_data_results(located, subject)
+    return wrong_data_results(located_mismatches, subject)
 
 
 def wrong_data_rule(fix: str) -> Rule:
@@ -253,7 +262,10 @@ def method_text(
     results: Results,
     operation: Operation,
 ) -> str:
-    """Text of the fact ``method``: transport, ranks, timing, confidence interval; ``results``: of mode back_to_back."""
+    """Text of the fact ``method``: transport, ranks, timing, confidence interval.
+
+    ``group``: see ``transport_text``. ``results``: of mode back_to_back.
+    """
     nodes = f"{settings['nodes']} {'node' if settings['nodes'] == 1 else 'nodes'}"
     parts = [
         f"{transport_text(group)}, {group['world_size']} ranks on {nodes}, "
@@ -261,18 +273,22 @@ def method_text(
         f"buffers from {settings['buffers']}, called through {settings['api']}"
     ]
     if results:
-        windows = [len(result.timings.windows) for result in results.values()]
-        count = f"{min(windows)} to {max(windows)}" if len(set(windows)) > 1 else str(windows[0])
+        window_counts = [len(result.timings.windows) for result in results.values()]
+        fewest, most = min(window_counts), max(window_counts)
+        largest_size = max(results)
         parts += [
-            f"back_to_back: median of {count} windows, mean over ranks",
+            f"back_to_back: median of {fewest if fewest == most else f'{fewest} to {most}'} windows, mean over ranks",
             f"busbw = algbw · {operation.busbw_formula}, as in nccl-tests",
-            f"{_interval_text(results[max(results)], max(results), operation)}{_drift_text(results)}",
+            f"{_interval_text(results[largest_size], largest_size, operation)}{_drift_text(results)}",
         ]
     return "; ".join([*parts, *(MODE_DESCRIPTIONS[mode] for mode in modes if mode in MODE_DESCRIPTIONS)])
 
 
 def transport_text(group: Mapping[str, object]) -> str:
-    """The library that moved the data, and its transports if logged, such as ``NCCL 2.28.9 over P2P/CUMEM``."""
+    """The library that moved the data, and its transports if logged, such as ``NCCL 2.28.9 over P2P/CUMEM``.
+
+    ``group``: the facts of ``collectives.describe_group``, and ``transports`` of ``_nccl_log``.
+    """
     if group["backend"] == "nccl":
         transports = group.get("transports")
         names = " + ".join(transports) if isinstance(transports, dict) and transports else "unknown transports (no log)"

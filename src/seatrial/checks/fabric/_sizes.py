@@ -27,15 +27,16 @@ CPU_PERCENTILE_SIZES = (parse_bytes("1MiB"),)
 
 MANY_NODES_SIZE = parse_bytes("8GiB")  # on MANY_NODES nodes and more
 
-ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}  # dtype → bytes
 
 
 def expand_size_sweep(sizes: Any) -> Any:
     """The list of sizes of ``{from: 8B, to: 1KiB, factor: 2}``; any other value unchanged."""
     if not isinstance(sizes, Mapping):
         return sizes
-    if wrong := {"from", "to"} - set(sizes) or set(sizes) - {"from", "to", "factor"}:
-        names = ", ".join(map(str, wrong))
+    missing, unknown = {"from", "to"} - set(sizes), set(sizes) - {"from", "to", "factor"}
+    if wrong_keys := missing or unknown:
+        names = ", ".join(map(str, wrong_keys))
         raise ValueError(f"missing or unknown in the size sweep: {names}; expected from, to and factor (default 2)")
     first, last, factor = parse_bytes(sizes["from"]), parse_bytes(sizes["to"]), sizes.get("factor", 2)
     if not isinstance(factor, int) or factor < 2 or not 0 < first <= last:
@@ -64,7 +65,7 @@ class CollectiveOptions(Options):
     ``min_seconds_per_size``: minimum duration of mode back_to_back at each size, for a burn-in.
     """
 
-    # Metric → the option that lists its sizes; others use ``sizes``
+    # Metric → the option that lists its sizes; for all other metrics the option is ``sizes``
     size_option_by_metric: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("cuda_graph_latency", "cuda_graph_busbw"), "cuda_graph_sizes"),
         **dict.fromkeys(("p50", "p95", "p99", "p99_ratio", "cv"), "percentile_sizes"),
@@ -121,15 +122,18 @@ _SIZES_BY_OPERATION = {
 
 
 def default_sizes(name: str, nodes: int = 1, network: TcpNetwork | None = None) -> DefaultSizes:
-    """The default sizes of the operation ``name`` on this number of nodes, without those too slow for ``network``."""
+    """The default sizes of the operation ``name`` on this number of nodes, without sizes too slow for ``network``."""
     sizes = _SIZES_BY_OPERATION.get(name, DefaultSizes())
     gpu = sizes.gpu if nodes < MANY_NODES else tuple({*sizes.gpu, MANY_NODES_SIZE})
-    left_out = network.too_slow_sizes(name, gpu) if network else []
-    return replace(sizes, gpu=tuple(size for size in gpu if size not in left_out))
+    too_slow = network.too_slow_sizes(name, gpu) if network else []
+    return replace(sizes, gpu=tuple(size for size in gpu if size not in too_slow))
 
 
-def left_out_sizes(name: str, options: CollectiveOptions, network: TcpNetwork | None) -> list[int]:
-    """The default sizes that the network is too slow for, without those that the trial's ``sizes`` request."""
+def omitted_sizes(name: str, options: CollectiveOptions, network: TcpNetwork | None) -> list[int]:
+    """The default sizes that are not timed because the network is too slow for them; empty without a network.
+
+    A size that the option ``sizes`` requests is timed on any network.
+    """
     if network is None:
         return []
     too_slow = network.too_slow_sizes(name, default_sizes(name, network.nodes).gpu)

@@ -49,11 +49,10 @@ MAX_HALVINGS = 7  # from 8 GiB down to 64 MiB; smaller sizes do not saturate the
 
 
 class EachNodeOptions(GroupOptions):
-    """Options of collectives.each_node.
+    """Options of collectives.each_node, in addition to those of GroupOptions.
 
-    ``size``: bytes of the buffer on each rank; the default depends on the device. If the buffer does not fit on one
-    rank, all ranks halve the size, up to 7 times. The sizes that did not fit are recorded. ``seconds``: maximum
-    timed duration; on a GPU twice this duration if the median is imprecise.
+    If the buffer of ``size`` does not fit on one rank, all ranks halve the size, up to MAX_HALVINGS times. The sizes
+    that did not fit are recorded.
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
@@ -62,43 +61,44 @@ class EachNodeOptions(GroupOptions):
 def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]:
     """Yield the metrics of each node on its first rank.
 
-    Raises NotApplicable on a single node, and SeatrialError if no size fits into memory.
+    Raises NotApplicable on a single node and with one rank per node, and SeatrialError if no size fits into memory.
     """
     from seatrial.bench import collectives, rank, subgroups
 
-    nodes = subgroups.ranks_by_node(context.node)
-    if len(nodes) < 2:
+    all_nodes = subgroups.ranks_by_node(context.node)
+    if len(all_nodes) < 2:
         raise NotApplicable("one node: covered by collectives.all_reduce")
-    groups = {node: ranks for node, ranks in nodes.items() if len(ranks) > 1}
-    if not groups:
+    ranks_by_node = {node: ranks for node, ranks in all_nodes.items() if len(ranks) > 1}
+    if not ranks_by_node:
         raise NotApplicable("one rank per node: no all-reduce within a node")
-    group, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
-    models_by_rank = rank.gather(models)
+    group_facts, models = collectives.describe_group(), subgroups.gpu_models(all_nodes[context.node], context.device)
+    models_by_rank = rank.gather(models)  # rank → the GPU models of its node
     rank.release_memory(context.device)
     log_offset = _nccl_log.log_size(context.device)
-    size, results, not_allocated = _measure_largest_size(context, options, list(groups.values()))
-    group["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
-    result = dict(zip(groups, results, strict=True)).get(context.node)
+    size, results, not_allocated = _measure_largest_size(context, options, list(ranks_by_node.values()))
+    group_facts["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
+    result = dict(zip(ranks_by_node, results, strict=True)).get(context.node)
     if not result or context.rank != result.ranks[0]:
         return
-    yield from facts({**group, "gpu": models, "world_size": len(result.ranks), "nodes": 1, "size": size})
+    yield from facts({**group_facts, "gpu": models, "world_size": len(result.ranks), "nodes": 1, "size": size})
     too_large = next(iter(not_allocated), "")
     reduced = f" ({format_bytes(parse_bytes(too_large))} did not fit on all ranks)" if too_large else ""
     yield Fact(
         name="method",
-        value=f"{transport_text(group)}: all-reduce of {format_bytes(size)}{reduced} among the {len(result.ranks)} "
-        f"ranks of this node, {len(groups)} nodes at the same time; median of {len(result.timings.windows)} windows; "
-        "busbw = algbw · 2(n−1)/n",
+        value=f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)}{reduced} among the "
+        f"{len(result.ranks)} ranks of this node, {len(ranks_by_node)} nodes at the same time; median of "
+        f"{len(result.timings.windows)} windows; busbw = algbw · 2(n−1)/n",
     )
     yield metric(f"busbw.{size_label(size)}", result.busbw(size), "GB/s", context.node)
-    similar_busbw = [
-        median(other.busbw(size))
-        for other in results
-        if (models_by_rank[other.ranks[0]], len(other.ranks)) == (models, len(result.ranks))
+    busbw_of_same_gpus = [  # of this node, and of the other nodes with the same number of GPUs of the same models
+        median(node_result.busbw(size))
+        for node_result in results
+        if (models_by_rank[node_result.ranks[0]], len(node_result.ranks)) == (models, len(result.ranks))
     ]
-    yield Fact(name="comparable", value="yes" if len(similar_busbw) > 1 else "no: no other node has the same GPUs")
-    if len(similar_busbw) > 1:
-        shares = [busbw / max(similar_busbw) for busbw in result.busbw(size)]
+    is_comparable = len(busbw_of_same_gpus) > 1
+    yield Fact(name="comparable", value="yes" if is_comparable else "no: no other node has the same GPUs")
+    if is_comparable:
+        shares = [busbw / max(busbw_of_same_gpus) for busbw in result.busbw(size)]
         yield metric("node_share", shares, "of the best", context.node)
     yield from group_wrong_data_results({context.node: result}, context.node)
     yield metric("sizes_not_allocated", len(not_allocated), "sizes", context.node)
@@ -113,15 +113,16 @@ def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]
 def _measure_largest_size(
     context: Context, options: EachNodeOptions, groups: Sequence[Sequence[int]]
 ) -> tuple[int, list[GroupResult], dict[str, str]]:
-    """The largest size that fits on all ranks, its results by group, and the reason for each size that did not fit.
+    """The largest size that fits on all ranks, its result for each group, and a mapping: too large size → reason.
 
-    The returned values are the same on all ranks.
+    The returned values are the same on all ranks. Raises SeatrialError if no size fits.
     """
     from seatrial.bench import collectives, rank, subgroups
 
     largest = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     subjects, not_allocated = rank.gather(context.subject), dict[str, str]()
-    for size in filter(None, (largest // 2**halvings // 4 * 4 for halvings in range(MAX_HALVINGS + 1))):
+    sizes = [largest // 2**halvings // 4 * 4 for halvings in range(MAX_HALVINGS + 1)]  # multiples of 4: float32
+    for size in filter(None, sizes):
         context.progress(f"{len(groups)} nodes concurrently, {format_bytes(size)}")
         try:
             return size, subgroups.measure_all_reduce(groups, size, context.device, options.seconds), not_allocated

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -78,24 +78,28 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
     """
     from seatrial.bench import collectives, rank, subgroups
 
-    nodes = subgroups.ranks_by_node(context.node)
-    if max(map(len, nodes.values())) < 2:
+    ranks_by_node = subgroups.ranks_by_node(context.node)
+    node_ranks = ranks_by_node[context.node]
+    if max(map(len, ranks_by_node.values())) < 2:
         raise NotApplicable("one GPU per node: no pairs within a node")
-    group_facts, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
-    subjects, indices = rank.gather(context.subject), rank.gather(context.nvml_index)
+    group_facts, models = collectives.describe_group(), subgroups.gpu_models(node_ranks, context.device)
+    subjects, nvml_indices = rank.gather(context.subject), rank.gather(context.nvml_index)
     # Connections are read from this byte of the log on. With several nodes, each node has its own group, which is
     # opened below, so that earlier connections do not count. On one node NCCL may reuse connections of earlier checks.
-    log_offset = _nccl_log.log_size(context.device) if len(nodes) > 1 else 0
+    log_offset = _nccl_log.log_size(context.device) if len(ranks_by_node) > 1 else 0
     retry = context.on_gpu if options.retry_slow_pairs is None else options.retry_slow_pairs
-    all_results = _measure_rounds(context, options, nodes, subjects, retry=retry)
+    all_results = _measure_rounds(context, options, ranks_by_node, subjects, retry=retry)
     group_facts["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
-    results, ranks = all_results.get(context.node), nodes[context.node]
-    if results and context.rank == ranks[0]:
-        links = sorted(link_types(gpu.read(context.root), [indices[rank] for rank in ranks])) if context.on_gpu else []
+    results = all_results.get(context.node)
+    if results and context.rank == node_ranks[0]:
+        link = ""
+        if context.on_gpu:
+            node_indices = [nvml_indices[node_rank] for node_rank in node_ranks]
+            link = " + ".join(sorted(link_types(gpu.read(context.root), node_indices)))
         # world_size 2: SKU data has reference values for two GPUs of one node
         yield from facts({**group_facts, "gpu": models, "world_size": 2, "nodes": 1, "size": results.size})
-        yield from facts(_comparison_facts(results, " + ".join(links), retry=retry))
-        yield from _observations(context.node, results, " + ".join(links))
+        yield from facts(_comparison_facts(results, link, retry=retry))
+        yield from _observations(context.node, results, link)
         yield Fact(name="method", value=_method_text(transport_text(group_facts), results, len(all_results)))
         if context.on_gpu and results.size != GPU_SIZE:
             reason = f"the trial's options set size {size_label(results.size)}"
@@ -105,7 +109,7 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
 def _measure_rounds(
     context: Context,
     options: GpuPairOptions,
-    nodes: Mapping[str, Sequence[int]],
+    ranks_by_node: Mapping[str, Sequence[int]],
     subjects: Sequence[str],
     *,
     retry: bool,
@@ -114,27 +118,27 @@ def _measure_rounds(
 
     Each node has its own group. In a group of several nodes NCCL uses the few channels and small chunks of inter-node
     transfers inside a node too (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src). The rates would then
-    differ from those of a single node.
+    differ from the rates of a single node.
     """
     from seatrial.bench import pairs, subgroups
 
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     timings: list[PairTiming] = []
     retries: list[PairTiming] = []
-    with subgroups.open_subgroups(list(nodes.values()), context.device) as (group, _):
+    with subgroups.open_subgroups(list(ranks_by_node.values()), context.device) as (group, _):
         measure_pairs = partial(
             pairs.measure_pairs, size=size, device=context.device, seconds=options.seconds, group=group
         )
-        rounds = merge_steps([_rounds(ranks) for ranks in nodes.values()])
+        rounds = merge_steps([_rounds(ranks) for ranks in ranks_by_node.values()])
         for number, partners in enumerate(rounds, 1):
             context.progress(f"round {number} of {len(rounds)}")
             timings += measure_pairs(partners)
-        first_results = results_by_node(nodes, subjects, size, timings) if retry else {}
+        first_results = results_by_node(ranks_by_node, subjects, size, timings) if retry else {}
         retry_steps = merge_steps([_retry_steps(results) for results in first_results.values()])
         for number, partners in enumerate(retry_steps, 1):  # all ranks have all timings, and so the same steps
             context.progress(f"retry {number} of {len(retry_steps)}")
             retries += measure_pairs(partners)
-    return results_by_node(nodes, subjects, size, timings, retries)
+    return results_by_node(ranks_by_node, subjects, size, timings, retries)
 
 
 def _rounds(ranks: Sequence[int]) -> list[Partners]:
@@ -146,11 +150,11 @@ def _rounds(ranks: Sequence[int]) -> list[Partners]:
 
 
 def _retry_steps(results: PairResults) -> list[Partners]:
-    """The slow pairs of a node, one per step; empty where no two of its pairs ran concurrently."""
+    """The slow pairs of a node, one per step; empty if all pairs of the node ran without concurrent pairs."""
     from seatrial.bench import pairs
 
-    slow = results.pairs_below_median(MIN_SHARE) if _has_concurrent_pairs(results) else []
-    return [pairs.partner_map([(0, 1)], [results.members[a], results.members[b]]) for a, b in slow]
+    slow_pairs = results.pairs_below_median(MIN_SHARE) if _has_concurrent_pairs(results) else []
+    return [pairs.partner_map([(0, 1)], [results.members[a], results.members[b]]) for a, b in slow_pairs]
 
 
 def _has_concurrent_pairs(results: PairResults) -> bool:
@@ -160,12 +164,16 @@ def _has_concurrent_pairs(results: PairResults) -> bool:
 
 def merge_steps(steps_by_node: Iterable[Sequence[Partners]]) -> list[Partners]:
     """The first steps of all nodes as one step, then the second steps, and so on."""
-    merged = zip_longest(*steps_by_node, fillvalue=Partners())
-    return [dict(chain.from_iterable(partners.items() for partners in step)) for step in merged]
+    merged_steps: list[Partners] = []
+    for steps in zip_longest(*steps_by_node, fillvalue=Partners()):
+        merged_steps.append({})
+        for partners in steps:
+            merged_steps[-1] |= partners
+    return merged_steps
 
 
 def results_by_node(
-    nodes: Mapping[str, Sequence[int]],
+    ranks_by_node: Mapping[str, Sequence[int]],
     subjects: Sequence[str],
     size: int,
     timings: Iterable[PairTiming],
@@ -174,25 +182,32 @@ def results_by_node(
     """The results of each node with two or more ranks, from its own timings only."""
     from seatrial.bench.pairs import PairResults
 
-    node_of_rank = {rank: node for node, ranks in nodes.items() for rank in ranks}
-    by_node: dict[str, tuple[list[PairTiming], list[PairTiming]]] = {
-        node: ([], []) for node, ranks in nodes.items() if len(ranks) > 1
-    }
-    for index, measured in enumerate((timings, retries)):
-        for timing in measured:
-            by_node[node_of_rank[timing.rank]][index].append(timing)
-    # Sorted by subject, so that a pair has the same name in a retry of the check that orders the ranks differently
-    ordered = {node: sorted(nodes[node], key=lambda rank: (len(subjects[rank]), subjects[rank])) for node in by_node}
-    return {
-        node: PairResults(
-            tuple(first), size, {subjects[rank]: (rank,) for rank in ordered[node]}, subjects, tuple(second)
-        )
-        for node, (first, second) in by_node.items()
-    }
+    node_of_rank = {rank: node for node, ranks in ranks_by_node.items() for rank in ranks}
+
+    def by_node(timings: Iterable[PairTiming]) -> dict[str, list[PairTiming]]:
+        grouped: dict[str, list[PairTiming]] = {node: [] for node in ranks_by_node}
+        for timing in timings:
+            grouped[node_of_rank[timing.rank]].append(timing)
+        return grouped
+
+    timings_by_node, retries_by_node = by_node(timings), by_node(retries)
+    results: dict[str, PairResults] = {}
+    for node, ranks in ranks_by_node.items():
+        if len(ranks) > 1:
+            # Sorted by subject: a pair keeps its name in a retry, which assigns the GPUs to ranks in reverse order
+            ordered = sorted(ranks, key=lambda rank: (len(subjects[rank]), subjects[rank]))
+            members = {subjects[rank]: (rank,) for rank in ordered}
+            results[node] = PairResults(
+                tuple(timings_by_node[node]), size, members, subjects, tuple(retries_by_node[node])
+            )
+    return results
 
 
 def _not_comparable_reason(results: PairResults, link: str) -> str:
-    """Why the GPUs of a node cannot be compared with each other; empty if they can. ``link``: their link types."""
+    """Why the GPUs of a node cannot be compared with each other; empty if they can.
+
+    ``link``: the link types between the GPUs, joined by " + "; empty on CPUs.
+    """
     if len(results.members) < 3:
         return "a comparison needs 3 ranks per node, this node has 2"
     if " + " in link or link == UNKNOWN_LINK:
@@ -211,8 +226,8 @@ def _comparison_facts(results: PairResults, link: str, *, retry: bool) -> dict[s
 def _observations(node: str, results: PairResults, link: str) -> Iterator[Observation]:
     """Yield the rates in GB/s of every pair, and of every GPU with its fastest partner, and the wrong data.
 
-    A pair that was retried has the rate of its retry; the best rate of a GPU is over all its measurements. If the GPUs
-    are comparable, also yield path_share and gpu_share.
+    A pair that was retried has the rate of its retry; the best rate of a GPU is the highest of all its measurements,
+    including retries. If the GPUs are comparable, also yield path_share and gpu_share.
     """
     gpus: list[JsonValue] = [name.rpartition("/")[2] for name in results.members]
     matrix = [[*row] for row in results.rate_matrix(results.final_by_pair)]
@@ -228,12 +243,12 @@ def _observations(node: str, results: PairResults, link: str) -> Iterator[Observ
             shares = tuple(rate / results.median_best_rate for rate in rates)
             yield metric("gpu_share", shares, "of the median", results.subjects[rank])
     if _has_concurrent_pairs(results):
-        required = MIN_SHARE * results.median_best_rate
-        fast_in_retry = sum(
-            all(median(results.rates(timing)) >= required for timing in timings)
+        required_rate = MIN_SHARE * results.median_best_rate
+        fast_in_retry_count = sum(
+            all(median(results.rates(timing)) >= required_rate for timing in timings)
             for timings in results.retries_by_pair.values()
         )
-        yield metric("shared_links", fast_in_retry, "pairs", node)
+        yield metric("shared_links", fast_in_retry_count, "pairs", node)
     if results.retries:
         rates_by_pair = {_pair_subject(*pair): rates for pair, rates in results.retry_rates().items()}
         yield Fact(name="single_pair", value=rates_by_pair)
@@ -251,18 +266,19 @@ def max_locatable(gpus: int) -> int:
     return (gpus - 1) // 2 if gpus > 2 else 0
 
 
-def _method_text(transport: str, results: PairResults, nodes: int) -> str:
-    pairs, ranks = len(results.by_pair), len(results.members)
-    windows = sorted({len(timing.seconds) for timing in results.timings})
-    window_count = f"{windows[0]} to {windows[-1]}" if len(windows) > 1 else f"{windows[0]}"
-    rounds, max_located = ranks - 1 + ranks % 2, max_locatable(ranks)
+def _method_text(transport: str, results: PairResults, node_count: int) -> str:
+    pair_count, rank_count = len(results.by_pair), len(results.members)
+    round_count = rank_count - 1 + rank_count % 2  # of a round robin of all ranks
+    window_counts = sorted({len(timing.seconds) for timing in results.timings})
+    windows = f"{window_counts[0]} to {window_counts[-1]}" if len(window_counts) > 1 else f"{window_counts[0]}"
+    max_located = max_locatable(rank_count)
     guarantee = f"up to {max_located} slow {'rank is' if max_located == 1 else 'ranks are'} located exactly"
-    concurrent = f"all pairs of a round on {nodes} nodes" if nodes > 1 else "all pairs of a round"
+    concurrent = f"all pairs of a round on {node_count} nodes" if node_count > 1 else "all pairs of a round"
     return (
-        f"{transport}: {pairs} {'pair' if pairs == 1 else 'pairs'} of the {ranks} ranks of this node in {rounds} "
-        f"{'round' if rounds == 1 else 'rounds'} of a round-robin schedule, {concurrent} concurrently; each rank sends "
-        f"{format_bytes(results.size)} to its partner and receives as much at the same time; GB/s per direction, "
-        f"median of {window_count} windows; "
+        f"{transport}: {pair_count} {'pair' if pair_count == 1 else 'pairs'} of the {rank_count} ranks of this node in "
+        f"{round_count} {'round' if round_count == 1 else 'rounds'} of a round-robin schedule, {concurrent} "
+        f"concurrently; each rank sends {format_bytes(results.size)} to its partner and receives as much at the same "
+        f"time; GB/s per direction, median of {windows} windows; "
         f"{guarantee if max_located else 'with two ranks a slow rank cannot be located'}"
     )
 

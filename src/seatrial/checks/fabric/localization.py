@@ -55,7 +55,9 @@ if TYPE_CHECKING:
 # GPU_SIZE takes about 5 ms at the 50 GB/s of a 400 Gb/s NIC, CPU_SIZE 0.2 s at 200 Mbit/s. Traffic shapers, such as
 # those of the tests, do not limit a first burst; CPU_SIZE is 128 times this burst, so that the link is measured.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("4MiB")
-MAX_OPERATION_S = 0.1  # per operation on a TCP network; each step of a search has at least five operations
+# Time per operation to which ``default_size`` reduces the size on a slow TCP network, in seconds. Each step of a search
+# has at least five operations.
+MAX_OPERATION_S = 0.1
 
 
 class LocalizationOptions(Options):
@@ -78,13 +80,13 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     """
     from seatrial.bench import collectives, pairs, rank, subgroups
 
-    ranks = subgroups.ranks_by_node(context.node)
-    if len(ranks) < 2:
+    all_ranks = subgroups.ranks_by_node(context.node)
+    if len(all_ranks) < 2:
         raise NotApplicable("one node: there are no pairs of nodes")
-    subjects, group = rank.gather(context.subject), collectives.describe_group()
-    rails = min(map(len, ranks.values())) if context.on_gpu else 1
-    members = {node: node_ranks[:rails] for node, node_ranks in ranks.items()}
-    names = {node: [subjects[member] for member in node_ranks] for node, node_ranks in members.items()}
+    subjects, group_facts = rank.gather(context.subject), collectives.describe_group()
+    rail_count = min(map(len, all_ranks.values())) if context.on_gpu else 1
+    members = {node: node_ranks[:rail_count] for node, node_ranks in all_ranks.items()}  # node → ranks that send
+    subjects_by_node = {node: [subjects[member] for member in node_ranks] for node, node_ranks in members.items()}
     limits = GPU_LIMITS if context.on_gpu else CPU_LIMITS
     size = options.size or default_size(context.on_gpu, context.tcp_network)
     rates: list[PairRate] = []
@@ -92,38 +94,41 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     conclusion: Conclusion
     # all ranks have the rates of all ranks, so that all choose the same steps
     search = pair_search(list(members), limits, options.rounds)
-    step, number = next(search), 1
+    step, step_number = next(search), 1
     while True:
-        context.progress(f"{step.stage}, step {number}: {len(step.pairs)} pairs")
+        context.progress(f"{step.stage}, step {step_number}: {len(step.pairs)} pairs")
         partners, receivers = _partners(step, members)
         step_timings = pairs.measure_pairs(partners, size, context.device, options.seconds, receivers=receivers)
         timings += step_timings
-        measured = _rates(step, members, step_timings, size, use_fastest=not context.on_gpu)
-        rates += measured
+        step_rates = _rates(step, members, step_timings, size, use_fastest=not context.on_gpu)
+        rates += step_rates
         try:
-            step, number = search.send(measured), number + 1
-        except StopIteration as end:
-            conclusion = end.value
+            step, step_number = search.send(step_rates), step_number + 1
+        except StopIteration as search_end:
+            conclusion = search_end.value
             break
-    group["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank != 0:
         return
     results = pairs.PairResults(tuple(timings), size, members, subjects)
-    yield from facts({**group, "nodes": len(members), "size": size, "steps": number})
-    yield Fact(name=RANKS_BY_NODE, value={node: list(node_ranks) for node, node_ranks in names.items()})
+    yield from facts({**group_facts, "nodes": len(members), "size": size, "steps": step_number})
+    yield Fact(name=RANKS_BY_NODE, value=subjects_by_node)
     yield Fact(name=PAIR_RATES, value=[rate.model_dump(mode="json") for rate in rates])
-    slow = [names[rank.node][rank.rail] for rank in conclusion.ranks]
-    slow += [f"{first}->{second}" for first, second in dict.fromkeys(path.pair for path in conclusion.paths)]
-    yield Fact(name="slow", value=[*slow, *(f"rail {rail}" for rail in conclusion.slow_rails)])
+    slow_pairs = list(dict.fromkeys(path.pair for path in conclusion.paths))
+    slow_parts = [subjects_by_node[slow_rank.node][slow_rank.rail] for slow_rank in conclusion.ranks]
+    slow_parts += [f"{first}->{second}" for first, second in slow_pairs]
+    slow_parts += [f"rail {rail}" for rail in conclusion.slow_rails]
+    yield Fact(name="slow", value=slow_parts)
     yield metric("slow_ranks", len(conclusion.ranks), "ranks")
-    yield metric("slow_paths", len({path.pair for path in conclusion.paths}), "paths")
+    yield metric("slow_paths", len(slow_pairs), "paths")
     yield metric("slow_rails", len(conclusion.slow_rails), "rails")
     yield from pair_wrong_data_results(results)
     statistic = "median" if context.on_gpu else "fastest"
     yield Fact(
         name="method",
-        value=f"{transport_text(group)}: {format_bytes(size)} between pairs of {len(members)} nodes in {number} steps, "
-        f"{rails} ranks per node; the {statistic} window of each pair; slow: at least {limits.min_deficit:.1%} below "
+        value=f"{transport_text(group_facts)}: {format_bytes(size)} between pairs of {len(members)} nodes in "
+        f"{step_number} steps, {rail_count} ranks per node; the {statistic} window of each pair; slow: at least "
+        f"{limits.min_deficit:.1%} below "
         f"{'the other rails or direction' if len(members) == 2 else 'the pairs of good nodes in the same step'}, and "
         "beyond the noise",
     )
@@ -138,13 +143,14 @@ def default_size(on_gpu: bool, network: TcpNetwork | None) -> int:
 
 
 def _partners(step: PairStep, members: Mapping[str, Sequence[int]]) -> tuple[dict[int, int], set[int]]:
-    """Rank → partner in this step, and the ranks that only receive."""
+    """Two values: rank → its partner in this step, and the ranks that only receive."""
     partners: dict[int, int] = {}
     receivers: set[int] = set()
     for first, second in step.pairs:
         for sender, receiver in zip(members[first], members[second], strict=True):
             partners |= {sender: receiver, receiver: sender}
-            receivers |= {receiver} if step.unidirectional else set()
+            if step.unidirectional:
+                receivers.add(receiver)
     return partners, receivers
 
 
@@ -153,12 +159,12 @@ def _rates(
 ) -> list[PairRate]:
     """The rates of the pairs of a step in GB/s, from their fastest or their median window.
 
-    The time of a window is that of the slower of its two ranks.
+    In a window, the time of the slower one of the two ranks counts.
     """
-    seconds = {timing.rank: timing.seconds for timing in timings}
+    seconds_by_rank = {timing.rank: timing.seconds for timing in timings}
 
     def rate(sender: int, receiver: int) -> float:
-        windows = [max(both) for both in zip(seconds[sender], seconds[receiver], strict=True)]
+        windows = [max(times) for times in zip(seconds_by_rank[sender], seconds_by_rank[receiver], strict=True)]
         return size / (min(windows) if use_fastest else median(windows)) / 1e9
 
     return [

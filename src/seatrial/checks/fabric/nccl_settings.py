@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ ALL_RANKS, PER_NODE = "all_ranks", "per_node"  # one group of all ranks; one gro
 
 @dataclass(frozen=True)
 class NcclSetting:
-    """Environment variables, and what the bandwidth under this setting shows, compared with the default's."""
+    """``env``: environment variables. ``meaning``: what the bandwidth shows, compared with that of setting default."""
 
     env: Mapping[str, str]
     meaning: str
@@ -97,17 +98,23 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
         raise NotApplicable("NCCL settings have no effect on gloo")
     from seatrial.bench import collectives, rank, subgroups
 
-    nodes = subgroups.ranks_by_node(context.node)
-    names, not_applicable = applicable_settings(nodes, os.environ)
-    group = {**collectives.describe_group(), "nodes": len(nodes), "nvlink": _nvlink(context), "size": options.size}
-    group |= {"p2p_available": "no" if "no_p2p" in not_applicable else "yes"}
-    group |= {"settings_not_applicable": not_applicable}
-    group |= {"settings_tested": {name: SETTINGS[name].meaning for name in names}}
-    results, logs = {}, {}
+    ranks_by_node = subgroups.ranks_by_node(context.node)
+    settings, not_applicable = applicable_settings(ranks_by_node, os.environ)
+    group_facts = {
+        **collectives.describe_group(),
+        "nodes": len(ranks_by_node),
+        "nvlink": _nvlink(context),
+        "size": options.size,
+        "p2p_available": "no" if "no_p2p" in not_applicable else "yes",
+        "settings_not_applicable": not_applicable,
+        "settings_tested": {name: SETTINGS[name].meaning for name in settings},
+    }
+    results: dict[str, Sequence[ChildResult]] = {}  # setting → results of the child processes by rank
+    logs: dict[str, list[NcclLog]] = {}  # setting → logs of the child processes by rank
     with ExitStack() as stack:
         # all settings at once, since importing torch takes longer than a measurement
         context.progress("starting")
-        started = {name: stack.enter_context(start_setting(name, nodes, context, options)) for name in names}
+        started = {name: stack.enter_context(start_setting(name, ranks_by_node, context, options)) for name in settings}
         for children in started.values():
             children.wait_until_ready()
         for name, children in started.items():
@@ -115,45 +122,46 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
             results[name] = children.results()
             logs[name] = rank.gather(_child_log(results[name][context.rank]))
     failed: dict[str, str] = {}  # setting → errors of its ranks
-    for name, by_rank in results.items():
-        if errors := [f"rank {rank}: {result.error}" for rank, result in enumerate(by_rank) if result.error]:
+    for name, rank_results in results.items():
+        if errors := [f"rank {number}: {result.error}" for number, result in enumerate(rank_results) if result.error]:
             failed[name] = and_more(errors, 2, "; ")
     if context.rank == 0:
-        yield from facts(group)
-        measured = {name: by_rank[0].value for name, by_rank in results.items() if name not in failed}
-        yield from _metrics(measured, list(nodes), options.size)
-        yield from _path_facts(measured, logs, options, _left_out(context, options))
+        yield from facts(group_facts)
+        rank_0_results = {name: results[name][0].value for name in results if name not in failed}
+        yield from _metrics(rank_0_results, list(ranks_by_node), options.size)
+        yield from _path_facts(rank_0_results, logs, options, _too_slow_sizes(context, options))
     if failed:
         texts = "; ".join(f"{name} ({errors})" for name, errors in failed.items())
         raise SeatrialError(f"NCCL settings not measured: {texts}")
 
 
 def applicable_settings(
-    nodes: Mapping[str, Sequence[int]], environ: Mapping[str, str]
+    ranks_by_node: Mapping[str, Sequence[int]], environ: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The names of the settings to measure, and the reasons for omitting the others."""
+    """The names of the settings to measure, and a mapping from each other setting to the reason."""
     not_applicable = {}
     if environ.get("NCCL_NVLS_ENABLE") == "0":
         not_applicable["no_nvls"] = "NCCL_NVLS_ENABLE=0 in the environment: NVLS is already disabled"
-    if max(map(len, nodes.values())) == 1:
+    if max(map(len, ranks_by_node.values())) == 1:
         not_applicable["no_p2p"] = "one rank per node: no peer-to-peer transfers"
     return [name for name in SETTINGS if name not in not_applicable], not_applicable
 
 
 def start_setting(
-    name: str, nodes: Mapping[str, Sequence[int]], context: Context, options: NcclSettingsOptions
+    name: str, ranks_by_node: Mapping[str, Sequence[int]], context: Context, options: NcclSettingsOptions
 ) -> AbstractContextManager[StartedChildRanks]:
-    """Context manager: starts the child processes of one setting on all ranks."""
+    """Context manager: starts the child process of this rank for the setting ``name``. Called by all ranks."""
     from seatrial.bench import child_ranks
 
-    groups = {ALL_RANKS: [[rank for ranks in nodes.values() for rank in ranks]]}
-    if len(nodes) > 1 and min(map(len, nodes.values())) > 1:
-        groups[PER_NODE] = [list(ranks) for ranks in nodes.values()]
+    groups = {ALL_RANKS: [sorted(chain.from_iterable(ranks_by_node.values()))]}
+    if len(ranks_by_node) > 1 and min(map(len, ranks_by_node.values())) > 1:
+        groups[PER_NODE] = [sorted(ranks) for ranks in ranks_by_node.values()]
+    too_slow = _too_slow_sizes(context, options)
     task = {
-        "groups": {key: [sorted(ranks) for ranks in members] for key, members in groups.items()},
+        "groups": groups,
         "size": options.size,
         "seconds": options.seconds,
-        "untimed_sizes": [size for size in options.untimed_sizes if size not in _left_out(context, options)],
+        "untimed_sizes": [size for size in options.untimed_sizes if size not in too_slow],
     }
     return child_ranks.start_child_ranks(
         "seatrial.bench.nccl_settings",
@@ -166,10 +174,11 @@ def start_setting(
     )
 
 
-def _left_out(context: Context, options: NcclSettingsOptions) -> list[int]:
+def _too_slow_sizes(context: Context, options: NcclSettingsOptions) -> list[int]:
     """The sizes among UNTIMED_SIZES that the network is too slow for; none if the trial sets ``untimed_sizes``."""
-    is_default = options.untimed_sizes == UNTIMED_SIZES
-    return context.tcp_network.too_slow_sizes("all_reduce", UNTIMED_SIZES) if context.tcp_network and is_default else []
+    if context.tcp_network is None or options.untimed_sizes != UNTIMED_SIZES:
+        return []
+    return context.tcp_network.too_slow_sizes("all_reduce", UNTIMED_SIZES)
 
 
 def _child_log(result: ChildResult) -> NcclLog:
@@ -191,29 +200,31 @@ def _nvlink(context: Context) -> str:
         state = "unknown"
     else:
         state = "yes" if any(device.active_nvlinks for device in gpus) else "no"
-    states = [
-        node_state for node_state, is_local_rank_0 in rank.gather((state, context.local_rank == 0)) if is_local_rank_0
-    ]
-    return next((value for value in ("unknown", "no") if value in states), "yes")
+    states_of_nodes = rank.gather(state if context.local_rank == 0 else None)
+    if "unknown" in states_of_nodes:
+        return "unknown"
+    return "no" if "no" in states_of_nodes else "yes"
 
 
 def _metrics(results: Mapping[str, Any], nodes: Sequence[str], size: int) -> Iterator[Metric]:
-    """Yield busbw (GB/s) by setting, over all ranks and per node, and the ratios default/no_p2p and default/ring."""
-    rates: dict[str, dict[str, Sequence[float]]] = {}
+    """Yield busbw (GB/s) by setting, over all ranks and per node, and the ratios default/no_p2p and default/ring.
+
+    ``results``: setting → the result of bench.nccl_settings on rank 0.
+    """
+    busbw_by_subject: dict[str, dict[str, Sequence[float]]] = {}  # setting → subject → GB/s of every window
     for name, result in results.items():
-        busbw = result["busbw"]
-        rates[name] = {
-            CLUSTER: busbw[ALL_RANKS][0],
-            **(dict(zip(nodes, busbw[PER_NODE], strict=True)) if PER_NODE in busbw else {}),
-        }
-        for subject, samples in rates[name].items():
+        busbw_by_subject[name] = {CLUSTER: result["busbw"][ALL_RANKS][0]}
+        if PER_NODE in result["busbw"]:
+            busbw_by_subject[name] |= zip(nodes, result["busbw"][PER_NODE], strict=True)
+        for subject, samples in busbw_by_subject[name].items():
             yield metric(f"busbw_{name}.{size_label(size)}", samples, "GB/s", subject)
-    default, no_p2p, ring = (rates.get(name, {}) for name in ("default", "no_p2p", "ring"))
-    ratios = [("p2p_gain", no_p2p, subject) for subject in (nodes if len(nodes) > 1 else [CLUSTER])]
-    for name, other, subject in (*ratios, ("default_vs_ring", ring, CLUSTER)):
-        if subject in default and subject in other:
-            base = median(other[subject])
-            yield metric(name, [rate / base for rate in default[subject]], "x", subject)
+    p2p_subjects = nodes if len(nodes) > 1 else [CLUSTER]
+    for name, base_setting, subjects in (("p2p_gain", "no_p2p", p2p_subjects), ("default_vs_ring", "ring", [CLUSTER])):
+        default, base = busbw_by_subject.get("default", {}), busbw_by_subject.get(base_setting, {})
+        for subject in subjects:
+            if subject in default and subject in base:
+                base_median = median(base[subject])
+                yield metric(name, [busbw / base_median for busbw in default[subject]], "x", subject)
     yield metric("wrong_elements", sum(result["wrong_elements"] for result in results.values()), "count")
 
 
@@ -221,31 +232,29 @@ def _path_facts(
     results: Mapping[str, Any],
     logs: Mapping[str, Sequence[NcclLog]],
     options: NcclSettingsOptions,
-    left_out: Sequence[int],
+    too_slow_sizes: Sequence[int],
 ) -> Iterator[Fact]:
     """Yield algorithm, protocol, channels and transport by setting and size, and the method."""
-    by_size = {
-        name: {
-            size_label(size): "not measured: no memory"
-            if size in result["not_allocated"]
-            else path_at_size(logs[name], size)
-            for size in sorted({options.size, *options.untimed_sizes} - set(left_out))
-        }
-        for name, result in results.items()
-    }
-    yield Fact(name="path_by_size", value=by_size)
-    if left_out:
-        sizes = ", ".join(map(format_bytes, left_out))
-        yield Fact(name="sizes_left_out", value=f"{sizes}: would take too long at the cluster.fabric.rate of the trial")
+    sizes = sorted({options.size, *options.untimed_sizes} - set(too_slow_sizes))
+    path_by_size: dict[str, dict[str, object]] = {name: {} for name in results}  # setting → size → path
+    for name, result in results.items():
+        for size in sizes:
+            no_memory = size in result["not_allocated"]
+            path = "not measured: no memory" if no_memory else path_at_size(logs[name], size)
+            path_by_size[name][size_label(size)] = path
+    yield Fact(name="path_by_size", value=path_by_size)
+    if too_slow_sizes:
+        texts = ", ".join(map(format_bytes, too_slow_sizes))
+        yield Fact(name="sizes_left_out", value=f"{texts}: would take too long at the cluster.fabric.rate of the trial")
     if "default" in results:
-        by_rank = logs["default"]
-        algorithm, protocol, channels, transport = path_at_size(by_rank, options.size).values()
-        tree = "" if len(by_rank) > 2 else "; with two ranks NCCL has no tree, only a ring"
+        rank_logs = logs["default"]
+        path = path_at_size(rank_logs, options.size)
+        tree = "" if len(rank_logs) > 2 else "; with two ranks NCCL has no tree, only a ring"
         yield Fact(
             name="method",
-            value=f"NCCL {by_rank[0].version}, {len(by_rank)} ranks on {by_rank[0].nodes} nodes, all-reduce of "
-            f"{format_bytes(options.size)} in new processes for each setting; default: {algorithm}, {protocol}, "
-            f"{channels} channels, over {transport}{tree}",
+            value=f"NCCL {rank_logs[0].version}, {len(rank_logs)} ranks on {rank_logs[0].nodes} nodes, all-reduce of "
+            f"{format_bytes(options.size)} in new processes for each setting; default: {path['algorithm']}, "
+            f"{path['protocol']}, {path['channels']} channels, over {path['transport']}{tree}",
         )
 
 

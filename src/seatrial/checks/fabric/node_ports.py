@@ -1,4 +1,4 @@
-"""fabric.node_ports: the RDMA ports of one node, compared with each other. Needs no other node and no torch."""
+"""The RDMA ports of one node, compared with each other: fabric.ports for a single node, without torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from seatrial.model import NotApplicable, Observation, Phase, Scope
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the comparison of the node's compute ports. Raises NotApplicable without a compute port."""
     context.progress("reading RDMA ports")
-    by_node = {context.node: read_node_ports(context.root)}
-    compute = select_compute_ports(by_node)
+    node_ports = read_node_ports(context.root)
+    compute = select_compute_ports({context.node: node_ports})
     if compute.absence_reason:
         raise NotApplicable(compute.absence_reason)
     yield from facts({"not_compute_ports": dict(compute.others)})
-    yield from ports.compare_ports(compute, {context.node: by_node[context.node].gid_index})
+    yield from ports.compare_ports(compute, {context.node: node_ports.gid_index})
 
 
 CHECK = Check(

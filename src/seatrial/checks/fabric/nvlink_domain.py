@@ -17,7 +17,7 @@ MAX_GPUS = 72  # largest NVLink domain: GB200 and GB300 NVL72 (nvidia.com/en-us/
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield from rank 0 the NVLink domains of all GPUs, and their differences from the expected ones."""
+    """Yield from rank 0 the NVLink domains of all GPUs, and the metrics of ``compare``."""
     from seatrial.bench import rank
 
     fabric = None if context.nvml_index is None else nvml.read_fabric(context.nvml_index)
@@ -27,7 +27,10 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
-    """Yield facts and metrics of the GPUs in ``domains``: subject of the GPU → its domain, empty if it is in none."""
+    """Yield the domains, and the numbers of GPUs without a domain, of nodes in several domains, of excess domains.
+
+    ``domains``: subject of the GPU → its domain; empty if the GPU is in none.
+    """
     nodes_by_domain: dict[str, list[str]] = {}
     domains_by_node: dict[str, set[str]] = {}
     for subject, domain in domains.items():
@@ -37,7 +40,8 @@ def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
             nodes_by_domain[domain].append(node)
     without_domain = [subject for subject, domain in domains.items() if not domain]
     split_nodes = [node for node, node_domains in domains_by_node.items() if len(node_domains - {""}) > 1]
-    # A single node shows only whether its GPUs are in one domain. GPUs of HGX boards are in no domain
+    # The rules apply if a domain spans nodes. GPUs in no domain (HGX boards) or in domains of one node have no NVLink
+    # between nodes. On a trial of a single node, the rules check whether its GPUs are in one domain.
     spans_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())
     rules_apply = spans_nodes or (len(domains_by_node) == 1 and bool(nodes_by_domain))
     yield from facts(
@@ -51,7 +55,8 @@ def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
     if rules_apply:
         yield metric("gpus_without_domain", len(without_domain), "GPUs")
         yield metric("split_nodes", len(split_nodes), "nodes")
-        yield metric("additional_domains", max(0, len(nodes_by_domain) - math.ceil(len(domains) / MAX_GPUS)), "count")
+        required_domains = math.ceil(len(domains) / MAX_GPUS)
+        yield metric("additional_domains", max(0, len(nodes_by_domain) - required_domains), "count")
 
 
 _APPLIES_IF = {"nvlink_across_nodes": "yes"}

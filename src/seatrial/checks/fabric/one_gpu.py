@@ -20,21 +20,21 @@ SECONDS = 0.2  # timed duration: tens of thousands of operations on a GPU
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield latency and wrong elements of each rank, all ranks concurrently."""
+    """Yield latency (us) and wrong elements of this rank; all ranks run concurrently."""
     from seatrial.bench import collectives, rank, subgroups
 
-    group = collectives.describe_group()
+    group_facts = collectives.describe_group()
     rank.release_memory(context.device)
-    groups = [[number] for number in range(context.world_size)]
-    result = subgroups.measure_all_reduce(groups, SIZE, context.device, SECONDS)[context.rank]
-    windows = [1e6 * seconds for seconds in result.timings.window_means]
-    yield from facts({**group, **rank.describe_device(context.device)})
+    single_rank_groups = [[number] for number in range(context.world_size)]
+    result = subgroups.measure_all_reduce(single_rank_groups, SIZE, context.device, SECONDS)[context.rank]
+    times_us = [1e6 * seconds for seconds in result.timings.window_means]
+    yield from facts({**group_facts, **rank.describe_device(context.device)})
     yield Fact(
         name="method",
-        value=f"{transport_text(group)}: in-place all-reduce of 1 KiB in a communicator of one rank, "
-        f"{context.world_size} ranks concurrently; median of {len(windows)} windows",
+        value=f"{transport_text(group_facts)}: in-place all-reduce of 1 KiB in a communicator of one rank, "
+        f"{context.world_size} ranks concurrently; median of {len(times_us)} windows",
     )
-    yield metric("latency.1KiB", windows, "us", context.subject)
+    yield metric("latency.1KiB", times_us, "us", context.subject)
     yield from group_wrong_data_results({context.subject: result}, context.subject)
 
 

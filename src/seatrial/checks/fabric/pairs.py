@@ -1,15 +1,15 @@
 """Bandwidth between pairs of nodes, to locate slow nodes, GPUs and inter-node paths.
 
-Nodes are paired in rounds by the circle method; in each round all pairs run concurrently. GPU i of a node sends to and
-receives from GPU i of the other node, so that all NICs carry load and NVLink carries none.
+Nodes are paired in rounds; in each round all pairs run concurrently. GPU i of a node sends to and receives from GPU i
+of the other node, so that all NICs carry load and NVLink carries none.
 
 A single slow pair does not locate the fault. A node that is slow with every partner is at fault. If two good nodes are
 slow with each other, their path is at fault. If each node has r partners, up to r−1 bad nodes are located exactly,
 provided that more than half of all nodes are good. With two nodes only wrong data is judged, no bandwidth. A path may
 be slow only because other pairs use the same uplink. Slow paths are therefore measured again without concurrent pairs.
 
-Rounds of pairs inside a leaf switch and rounds of pairs across leaf switches alternate if not all pairs are measured
-and the switches of the nodes are known (``cluster.topology``, Slurm).
+The rounds are those of a round robin. If they do not cover all pairs and the switches of the nodes are known
+(``cluster.topology``, Slurm), rounds of pairs inside leaf switches and rounds of pairs across leaf switches alternate.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -79,79 +80,84 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     from seatrial.bench import collectives, pairs, rank, subgroups
     from seatrial.hardware.pair_search import round_robin
 
-    nodes = subgroups.ranks_by_node(context.node)
-    if len(nodes) < 2:
+    ranks_by_node = subgroups.ranks_by_node(context.node)
+    node_count = len(ranks_by_node)
+    if node_count < 2:
         raise NotApplicable("one node: no pairs of nodes")
-    subjects, group = rank.gather(context.subject), collectives.describe_group()
+    subjects, group_facts = rank.gather(context.subject), collectives.describe_group()
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
-    max_rounds = options.rounds or (len(nodes) if len(nodes) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
-    switches, members = _switches(context, list(nodes)), list(nodes.values())
-    leaves = [path[:1] for path in switches.values()]
+    max_rounds = options.rounds or (node_count if node_count <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
+    switches_by_node = _switches_by_node(context, list(ranks_by_node))
+    leaf_switches = [switches[:1] for switches in switches_by_node.values()]  # one per node; empty without a topology
     # Not all pairs are measured, there are several leaf switches, and one of them has several nodes
-    if max_rounds < len(nodes) - 1 and 1 < len(set(leaves)) < len(leaves):
-        rounds = pairs.rounds_by_group(leaves, max_rounds)
+    if max_rounds < node_count - 1 and 1 < len(set(leaf_switches)) < len(leaf_switches):
+        rounds = pairs.rounds_by_group(leaf_switches, max_rounds)
     else:
-        rounds = round_robin(len(nodes), max_rounds)
+        rounds = round_robin(node_count, max_rounds)
     timings: list[PairTiming] = []
     retries: list[PairTiming] = []
     for number, paired in enumerate(rounds, 1):
         context.progress(f"round {number} of {len(rounds)}")
-        timings += pairs.measure_pairs(pairs.partner_map(paired, members), size, context.device, options.seconds)
-    results = pairs.PairResults(tuple(timings), size, nodes, tuple(subjects))
+        partners = pairs.partner_map(paired, list(ranks_by_node.values()))
+        timings += pairs.measure_pairs(partners, size, context.device, options.seconds)
+    results = pairs.PairResults(tuple(timings), size, ranks_by_node, tuple(subjects))
     max_retries = (MAX_RETRIES if context.on_gpu else 0) if options.max_retries is None else options.max_retries
     for a, b in results.pairs_below_best(MIN_SHARE)[:max_retries]:  # equal on all ranks, as each has all timings
         context.progress(f"retry {a}->{b}")
-        partners = pairs.partner_map([(0, 1)], [nodes[a], nodes[b]])
+        partners = pairs.partner_map([(0, 1)], [ranks_by_node[a], ranks_by_node[b]])
         retries += pairs.measure_pairs(partners, size, context.device, options.seconds)
-    group["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank == 0:
-        yield from facts({**group, "nodes": len(nodes), "size": size, "rounds": len(rounds)})
-        results = pairs.PairResults(tuple(timings), size, nodes, tuple(subjects), tuple(retries))
-        yield from _switch_facts(results, switches, context.topology)
-        yield from _observations(results, len(rounds), transport_text(group))
+        yield from facts({**group_facts, "nodes": node_count, "size": size, "rounds": len(rounds)})
+        results = pairs.PairResults(tuple(timings), size, ranks_by_node, tuple(subjects), tuple(retries))
+        yield from _switch_facts(results, switches_by_node, context.topology)
+        yield from _observations(results, len(rounds), transport_text(group_facts))
 
 
-def _switches(context: Context, nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _switches_by_node(context: Context, nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Node → its switches from the leaf to the top; empty without a topology. All ranks call this together.
 
-    Slurm's name of a node may differ from its host name. Raises SeatrialError if a topology file lacks one of
-    ``nodes``.
+    A topology that Slurm reports may lack nodes: their switches are (). Raises SeatrialError if a topology file lacks
+    one of ``nodes``.
     """
     from seatrial.bench import rank
 
     if (topology := context.topology) is None:
         return {}
-    names = (context.node, os.environ.get("SLURMD_NODENAME", ""))
-    node_switches = next((topology.switches_above(name) for name in names if topology.knows(name)), ())
-    by_node = dict(rank.gather((context.node, node_switches)))
-    if (missing := [node for node in nodes if not by_node[node]]) and topology.is_file:
+    names = (context.node, os.environ.get("SLURMD_NODENAME", ""))  # Slurm's name may differ from the host name
+    switches = next((topology.switches_above(name) for name in names if topology.knows(name)), ())
+    switches_by_node = dict(rank.gather((context.node, switches)))
+    missing = [node for node in nodes if not switches_by_node[node]]
+    if missing and topology.is_file:
         raise SeatrialError(f"topology {topology.source} lacks {', '.join(missing)}: add all nodes of the trial to it")
-    return {node: by_node[node] for node in nodes}
+    return {node: switches_by_node[node] for node in nodes}
 
 
 def _switch_facts(
-    results: PairResults, switches: Mapping[str, tuple[str, ...]], topology: Topology | None
+    results: PairResults, switches_by_node: Mapping[str, tuple[str, ...]], topology: Topology | None
 ) -> Iterator[Fact]:
     """Yield the number of pairs inside and across leaf switches, and the switches between the nodes of slow pairs."""
     if not topology:
         return
-    in_leaf = sum(switches[a][:1] == switches[b][:1] for a, b in results.by_pair)
+    in_leaf = sum(switches_by_node[a][:1] == switches_by_node[b][:1] for a, b in results.by_pair)
     counts = {"source": topology.source, "inside a leaf switch": in_leaf, "across": len(results.by_pair) - in_leaf}
     yield Fact(name="pairs_by_switch", value=counts)
-    slow = {f"{a}->{b}": switch_path(switches[a], switches[b]) for a, b in results.pairs_below_best(MIN_SHARE)}
-    if slow:
-        yield Fact(name="slow_paths", value={pair: " – ".join(path) or "unknown" for pair, path in slow.items()})
+    slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
+    for a, b in results.pairs_below_best(MIN_SHARE):
+        slow_paths[f"{a}->{b}"] = " – ".join(switch_path(switches_by_node[a], switches_by_node[b])) or "unknown"
+    if slow_paths:
+        yield Fact(name="slow_paths", value=slow_paths)
 
 
-def _observations(results: PairResults, rounds: int, transport: str) -> Iterator[Observation]:
+def _observations(results: PairResults, round_count: int, transport: str) -> Iterator[Observation]:
     """Yield the rate of each pair and the best rate of each rank (GB/s), their shares, wrong data and method."""
-    count = len(results.members)
-    partners = Counter(node for pair in results.by_pair for node in pair)
-    max_located = _max_locatable(count, min(partners[node] for node in results.members))
+    node_count = len(results.members)
+    partner_counts = Counter(chain.from_iterable(results.by_pair))  # node → number of its partners
+    max_located = _max_locatable(node_count, min(partner_counts[node] for node in results.members))
     guarantee = f"up to {max_located} bad {'node is' if max_located == 1 else 'nodes are'} located exactly"
-    if count == 2:
+    if node_count == 2:
         guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
-    comparable = "yes" if count > 2 else "no: a comparison needs 3 nodes, this trial has 2"
+    comparable = "yes" if node_count > 2 else "no: a comparison needs 3 nodes, this trial has 2"
     yield from facts({"comparable": comparable, "max_locatable_nodes": max_located, "guarantee": guarantee})
     yield Fact(name="pair_matrix", value={"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     if results.retries:
@@ -165,25 +171,25 @@ def _observations(results: PairResults, rounds: int, transport: str) -> Iterator
         if results.median_best_rate:
             shares = tuple(rate / results.median_best_rate for rate in rates)
             yield metric("gpu_share", shares, "of the median", results.subjects[rank])
-    fast_in_retry = sum(
+    fast_in_retry_count = sum(
         median(results.pair_shares(timings)) >= MIN_SHARE for timings in results.retries_by_pair.values()
     )
-    yield metric("shared_paths", fast_in_retry, "pairs")
+    yield metric("shared_paths", fast_in_retry_count, "pairs")
     yield from pair_wrong_data_results(results)
     yield Fact(
         name="method",
-        value=f"{transport}: {len(results.by_pair)} pairs of {count} nodes in {rounds} rounds of the circle method; "
-        f"each rank sends {format_bytes(results.size)} to the same rank of the other node and receives as much at the "
-        f"same time; GB/s per direction and rank; {guarantee}",
+        value=f"{transport}: {len(results.by_pair)} pairs of {node_count} nodes in {round_count} rounds; each rank "
+        f"sends {format_bytes(results.size)} to the same rank of the other node and receives as much at the same time; "
+        f"GB/s per direction and rank; {guarantee}",
     )
 
 
-def _max_locatable(nodes: int, partners: int) -> int:
-    """Maximum number of bad nodes that can all be located, if each node has at least ``partners`` partners.
+def _max_locatable(node_count: int, min_partners: int) -> int:
+    """Maximum number of bad nodes that can all be located, if each node has at least ``min_partners`` partners.
 
     Up to this number every good node has a good partner, and a majority of nodes is good.
     """
-    return max(0, min(partners - 1, (nodes - 1) // 2))
+    return max(0, min(min_partners - 1, (node_count - 1) // 2))
 
 
 _APPLIES_IF = {"backend": "nccl", "comparable": "yes"}

@@ -1,9 +1,9 @@
 """The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with other ports and their capabilities.
 
-Only compute ports are judged (see _compute_ports). A port is compared with the port of the same name on other nodes,
-and with the other compute ports of its node. Its rate is compared with the fastest link mode that ethtool lists, and
-with the rate of its PCI link. A port that is not ACTIVE counts with a rate of 0: its sysfs file ``rate`` then contains
-the lowest rate of the link, such as 10 Gb/sec (4X SDR).
+Only compute ports are judged: the ports that NCCL should use (_compute_ports.py selects them). A port is compared with
+the port of the same name on other nodes, and with the other compute ports of its node. Its rate is compared with the
+fastest link mode that ethtool lists, and with the rate of its PCI link. A port that is not ACTIVE counts with a rate of
+0: its sysfs file ``rate`` then contains the lowest rate of the link, such as 10 Gb/sec (4X SDR).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from seatrial.model import (
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    """Yield on one rank per node the ports of the node, and on rank 0 their comparison.
+    """Yield on one rank per node the ports of its node, and on rank 0 the comparison of the compute ports of all nodes.
 
     Raises NotApplicable without a compute port, and ParticipantError if the ports of a node cannot be read.
     """
@@ -41,7 +41,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
     participants = one_rank_per_node.select_participants(context.node)
     context.progress("reading RDMA ports")
     by_node = dict(zip(participants.names, participants.run_on_all(lambda: read_node_ports(context.root)), strict=True))
-    if participants.index >= 0:
+    if participants.index >= 0:  # this rank has read the ports of its node
         node_ports = by_node[participants.names[participants.index]].ports
         yield Fact(name="ports", value=[port.model_dump(mode="json") for port in node_ports])
     compute = select_compute_ports(by_node)
@@ -52,19 +52,22 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         yield from compare_ports(compute, {node: node_ports.gid_index for node, node_ports in by_node.items()})
 
 
-def compare_ports(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> Iterator[Observation]:
-    """Yield rates, states and settings of the compute ports, and their comparison over nodes and on each node."""
+def compare_ports(compute: ComputePorts, gid_index_by_node: Mapping[str, int | None]) -> Iterator[Observation]:
+    """Yield rates, states and settings of the compute ports, and their comparison over nodes and on each node.
+
+    ``gid_index_by_node``: node → its NCCL_IB_GID_INDEX; None if that is not set or negative.
+    """
     by_node = compute.by_node
-    rates = [port.rate_gbps for _, port in compute if port.rate_gbps]
-    roce = [(node, port) for node, port in compute if port.link_layer == "Ethernet"]
+    ports_with_rate = [port for _, port in compute if port.rate_gbps]
+    roce_ports = [(node, port) for node, port in compute if port.link_layer == "Ethernet"]
     yield from facts(
         {
             "several_nodes": "yes" if len(by_node) > 1 else "no",
             "three_or_more_ports": "yes" if min(map(len, by_node.values())) > 2 else "no",
-            "any_active": "yes" if rates else "no",
-            "roce": "yes" if roce else "no",
-            "capability_known": _any_readable(port.capability_gbps for _, port in compute if port.rate_gbps),
-            "pci_link_known": _any_readable(port.pci_gbps for _, port in compute if port.rate_gbps),
+            "any_active": "yes" if ports_with_rate else "no",
+            "roce": "yes" if roce_ports else "no",
+            "capability_known": "yes" if any(port.capability_gbps is not None for port in ports_with_rate) else "no",
+            "pci_link_known": "yes" if any(port.pci_gbps is not None for port in ports_with_rate) else "no",
             "compute_ports": {
                 node: dict(Counter(f"{kind_text(port.kind)}, {port.rate}" for port in ports))
                 for node, ports in by_node.items()
@@ -74,33 +77,31 @@ def compare_ports(compute: ComputePorts, gid_index: Mapping[str, int | None]) ->
     yield from _state_observations(compute)
     yield from _rate_observations(compute)
     yield from _setting_differences(compute)
-    gids = {(node, port.name): port.roce_gid(gid_index[node]) for node, port in roce}
-    missing = {}
-    for node, port in roce:
-        yield metric("gid_usable", bool(gids[node, port.name]), "bool", f"{node}/{port.name}")
-        if not gids[node, port.name]:
-            table = ", ".join(f"{gid.index}: {gid.type} {gid.address}" for gid in port.gids) or "no GID"
-            index = gid_index[node]
-            setting = "NCCL_IB_GID_INDEX is not set" if index is None else f"NCCL_IB_GID_INDEX={index}"
-            missing[f"{node}/{port.name}"] = f"{setting}; {table}"
-    yield Fact(name="gids_unusable", value=missing)
-
-
-def _any_readable(values: Iterator[float | None]) -> str:
-    return "yes" if any(value is not None for value in values) else "no"
+    unusable_gids: dict[str, str] = {}  # NODE/PORT → the setting and the GIDs of the port
+    for node, port in roce_ports:
+        subject, gid_index = f"{node}/{port.name}", gid_index_by_node[node]
+        is_usable = port.roce_gid(gid_index) is not None
+        yield metric("gid_usable", is_usable, "bool", subject)
+        if not is_usable:
+            gids = ", ".join(f"{gid.index}: {gid.type} {gid.address}" for gid in port.gids) or "no GID"
+            setting = "NCCL_IB_GID_INDEX is not set" if gid_index is None else f"NCCL_IB_GID_INDEX={gid_index}"
+            unusable_gids[subject] = f"{setting}; {gids}"
+    yield Fact(name="gids_unusable", value=unusable_gids)
 
 
 def _state_observations(compute: ComputePorts) -> Iterator[Observation]:
     """Yield the number of active, missing and unreadable ports of each node, and the number of NIC models."""
-    counts = {node: Counter(port.kind[0] for port in ports) for node, ports in compute.by_node.items()}
+    # node → NIC model, the first part of a port's kind → number of its ports
+    counts_by_node = {node: Counter(port.kind[0] for port in ports) for node, ports in compute.by_node.items()}
     max_counts: Counter[str] = Counter()  # NIC model → largest number of its ports on one node
-    for count in counts.values():
-        max_counts |= count
+    for counts in counts_by_node.values():
+        max_counts |= counts
     for node, ports in compute.by_node.items():
         yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
+        counts = counts_by_node[node]
         # a node without any port lacks the ports of the model with the most ports on one node
-        models = counts[node] or dict(max_counts.most_common(1))
-        yield metric("ports_missing", sum(max_counts[model] - counts[node][model] for model in models), "ports", node)
+        models = counts or dict(max_counts.most_common(1))
+        yield metric("ports_missing", sum(max_counts[model] - counts[model] for model in models), "ports", node)
         yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)
     yield metric("nic_models", len(max_counts), "models")
     yield Fact(
@@ -114,24 +115,25 @@ def _rate_observations(compute: ComputePorts) -> Iterator[Observation]:
 
     The fastest port can be the port itself.
     """
-    best_by_name: dict[str, float] = {}
-    best_by_node: dict[str, float] = {}
+    best_rate_by_name: dict[str, float] = {}
+    best_rate_by_node: dict[str, float] = {}
     for node, port in compute:
-        best_by_name[port.name] = max(best_by_name.get(port.name, 0.0), port.rate_gbps or 0.0)
-        best_by_node[node] = max(best_by_node.get(node, 0.0), port.rate_gbps or 0.0)
+        best_rate_by_name[port.name] = max(best_rate_by_name.get(port.name, 0.0), port.rate_gbps or 0.0)
+        best_rate_by_node[node] = max(best_rate_by_node.get(node, 0.0), port.rate_gbps or 0.0)
     slow_ports: dict[str, str] = {}
     for node, port in compute:
         subject, rate = f"{node}/{port.name}", port.rate_gbps
         if rate is None:  # counted by ports_unreadable
             continue
         yield metric("port_rate", rate, "Gb/s", subject)
-        for name, best in (("rate_vs_nodes", best_by_name[port.name]), ("rate_vs_node_ports", best_by_node[node])):
-            yield metric(name, rate / best if best else 0.0, "of the best", subject)
+        best_of_name, best_of_node = best_rate_by_name[port.name], best_rate_by_node[node]
+        yield metric("rate_vs_nodes", rate / best_of_name if best_of_name else 0.0, "of the best", subject)
+        yield metric("rate_vs_node_ports", rate / best_of_node if best_of_node else 0.0, "of the best", subject)
         if rate and port.capability_gbps:
             yield metric("rate_vs_maximum", 100 * rate / port.capability_gbps, "%", subject)
         if rate and port.pci_gbps:
             yield metric("pci_bandwidth", 100 * port.pci_gbps / rate, "%", subject)
-        if not rate or rate < max(best_by_name[port.name], best_by_node[node]):
+        if not rate or rate < max(best_of_name, best_of_node):
             slow_ports[subject] = f"{port.state}, {port.physical_state}, {port.rate}"
     yield Fact(name="slow_ports", value=slow_ports)
 
@@ -139,17 +141,15 @@ def _rate_observations(compute: ComputePorts) -> Iterator[Observation]:
 def _setting_differences(compute: ComputePorts) -> Iterator[Observation]:
     """Yield for each port the number of settings (MTU, firmware) that differ from most ports of its kind."""
     differences: dict[str, dict[str, str]] = {}
-    for name in ("mtu", "active_mtu", "firmware"):
-        for kind in dict.fromkeys(port.kind for _, port in compute):
-            values = {
-                f"{node}/{port.name}": value
-                for node, port in compute
-                if port.kind == kind and (value := getattr(port, name)) is not None
-            }
-            if values:
-                common, count = Counter(values.values()).most_common(1)[0]
-                text = f"{count} of {len(values)} ports have {common}"
-                for subject, value in values.items():
+    for kind in dict.fromkeys(port.kind for _, port in compute):
+        ports_of_kind = {f"{node}/{port.name}": port for node, port in compute if port.kind == kind}
+        for name in ("mtu", "active_mtu", "firmware"):
+            values = {subject: getattr(port, name) for subject, port in ports_of_kind.items()}
+            readable = {subject: value for subject, value in values.items() if value is not None}
+            if readable:
+                common, count = Counter(readable.values()).most_common(1)[0]
+                text = f"{count} of {len(readable)} ports have {common}"
+                for subject, value in readable.items():
                     if value != common:
                         differences.setdefault(subject, {})[name] = f"{value}; {text}"
     yield Fact(name="differences", value=dict(differences))
@@ -298,7 +298,7 @@ CHECK = Check(
     },
     rules=RULES,
     rule_facts={
-        "several_nodes": RuleFact(reason="several nodes: {}; this rule is for the other case"),
+        "several_nodes": RuleFact(reason="several nodes: {}; the rule requires the opposite"),
         "three_or_more_ports": RuleFact(reason="fewer than three ports: a difference does not show which one is slow"),
         "any_active": RuleFact(reason="no compute port is ACTIVE"),
         "roce": RuleFact(reason="InfiniBand ports need no RoCE v2 GID"),

@@ -37,7 +37,7 @@ MIN_COMPARABLE_RAILS = 3  # with two rails, either may be the slow one
 
 
 def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
-    """Yield for every rail, on rank 0, its busbw (GB/s) and the ratio to the median of the rails.
+    """Yield on rank 0 the busbw (GB/s) of every rail, and its ratio to the median of the rails.
 
     Raises NotApplicable on a single node.
     """
@@ -46,38 +46,38 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     nodes = subgroups.ranks_by_node(context.node)
     if len(nodes) < 2:
         raise NotApplicable("one node: rails connect several nodes")
-    group = collectives.describe_group()
+    group_facts = collectives.describe_group()
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     rails = group_by_rail(nodes)
     context.progress(f"{len(rails)} rails concurrently, {format_bytes(size)}")
     results = subgroups.measure_all_reduce(rails, size, context.device, options.seconds)
-    group["transports"] = _nccl_log.connections_by_transport(context.device)
+    group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank != 0:
         return
     too_few = f"no: a comparison needs {MIN_COMPARABLE_RAILS} rails, this trial has {len(rails)}"
     comparable = "yes" if len(rails) >= MIN_COMPARABLE_RAILS else too_few
-    yield from facts({**group, "nodes": len(nodes), "size": size, "comparable": comparable})
-    rates = [result.busbw(size) for result in results]
-    rail_medians = tuple(map(median, rates))
+    yield from facts({**group_facts, "nodes": len(nodes), "size": size, "comparable": comparable})
+    busbw_by_rail = [result.busbw(size) for result in results]
+    rail_medians = tuple(map(median, busbw_by_rail))
     overall_median = median(rail_medians)
-    for number, samples in enumerate(rates):
+    for number, samples in enumerate(busbw_by_rail):
         yield metric("rail_busbw", samples, "GB/s", f"rail{number}")
-        yield metric("rail_share", [rate / overall_median for rate in samples], "of the median", f"rail{number}")
-    x = tuple(map(float, range(len(rates))))
+        yield metric("rail_share", [busbw / overall_median for busbw in samples], "of the median", f"rail{number}")
+    x = tuple(map(float, range(len(rails))))
     yield Series(name="rail_busbw", subject=CLUSTER, x=x, y=rail_medians, x_unit="rail", y_unit="GB/s")
     yield from group_wrong_data_results({f"rail{number}": result for number, result in enumerate(results)})
     yield Fact(
         name="method",
-        value=f"{transport_text(group)}: all-reduce of {format_bytes(size)} on {len(results)} rails concurrently, each "
-        f"with one rank on each of {len(nodes)} nodes; median of {len(results[0].timings.windows)} windows; "
+        value=f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} on {len(rails)} rails concurrently, "
+        f"each with one rank on each of {len(nodes)} nodes; median of {len(results[0].timings.windows)} windows; "
         f"busbw = algbw · 2(n−1)/n with n = {len(nodes)}",
     )
 
 
 def group_by_rail(nodes: Mapping[str, Sequence[int]]) -> list[list[int]]:
-    """The first rank of every node, the second of every node, and so on.
+    """The ranks of each rail: the first rank of every node, the second rank of every node, and so on.
 
-    Raises ValueError where nodes have different numbers of ranks.
+    Raises ValueError if nodes have different numbers of ranks.
     """
     return [list(rail) for rail in zip(*nodes.values(), strict=True)]
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 MAX_NODES_ALL_PAIRS = 4  # up to this number of nodes the rounds cover all pairs
 MAX_ROUNDS = 3  # default number of rounds with more nodes
-TOOL_TIMEOUT_S = 10.0  # limit for ib_write_bw --version and --help
-LIMITS = data_files.read("perftest.yaml")
+TOOL_TIMEOUT_S = 10.0  # limit for ib_write_bw --version, and for --help
+_LIMITS = data_files.read("perftest.yaml")
 
 
 @dataclass(frozen=True)
@@ -64,28 +64,31 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     if not participants.several_nodes:
         raise NotApplicable("one node: no pairs of nodes")
     ports_and_tools = participants.run_on_all(
-        lambda: (read_node_ports(context.root), read_tools(context)), 3 * TOOL_TIMEOUT_S
+        lambda: (read_node_ports(context.root), read_tools(context)),
+        3 * TOOL_TIMEOUT_S,  # for two commands and the ports
     )
-    nodes = {name: ports for name, (ports, _) in zip(participants.names, ports_and_tools, strict=True)}
-    tools = {name: node_tools for name, (_, node_tools) in zip(participants.names, ports_and_tools, strict=True)}
+    nodes: dict[str, NodePorts] = {}
+    tools: dict[str, NodeTools] = {}
+    for node, (node_ports, node_tools) in zip(participants.names, ports_and_tools, strict=True):
+        nodes[node], tools[node] = node_ports, node_tools
     ports, unusable = usable_ports(nodes, tools)
-    names = [node for node in ports if node not in unusable]
+    usable_nodes = [node for node in ports if node not in unusable]
     cuda_options: tuple[str, ...] = ()
     no_gpu_memory = "this trial has no GPU"
     if context.on_gpu:
-        cuda_options, no_gpu_memory = gpu_memory_options(tools, names, options)
+        cuda_options, no_gpu_memory = gpu_memory_options(tools, usable_nodes, options)
     places = rank.gather(rank_place(context))
     if context.rank == 0:
-        yield from _facts(ports, tools, unusable, names, no_gpu_memory)
-    if len(names) < 2:
+        yield from _facts(ports, tools, unusable, usable_nodes, no_gpu_memory)
+    if len(usable_nodes) < 2:
         return
     runner = TransferRunner(context, options, nodes, ports, places, cuda_options)
-    max_rounds = options.rounds or (len(names) if len(names) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
-    rounds = round_robin(len(names), max_rounds)
+    max_rounds = options.rounds or (len(usable_nodes) if len(usable_nodes) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
+    rounds = round_robin(len(usable_nodes), max_rounds)
     paths: list[RailPath] = []
     for number, paired in enumerate(rounds, 1):
         context.progress(f"round {number} of {len(rounds)}")
-        paths += runner.run_round([(names[a], names[b]) for a, b in paired])
+        paths += runner.run_round([(usable_nodes[a], usable_nodes[b]) for a, b in paired])
     if context.rank == 0:
         yield from results_of_paths(paths)
 
@@ -122,15 +125,14 @@ def usable_ports(
 ) -> tuple[dict[str, tuple[PortDetails | None, ...]], dict[str, str]]:
     """Two mappings: node → its compute ports by rail, and node → why the node cannot be measured.
 
-    None stands for a port that cannot be used.
+    None stands for a port that cannot be used. The first mapping has all nodes, the second only unusable ones.
     Raises NotApplicable if no node has a usable port, or if perftest is missing on all nodes.
     """
-    from seatrial.discover.rdma_ports import PortDetails
-
     compute = select_compute_ports(nodes)
     if compute.absence_reason:
         raise NotApplicable(compute.absence_reason)
-    ports, unusable = dict[str, tuple[PortDetails | None, ...]](), dict[str, str]()
+    ports: dict[str, tuple[PortDetails | None, ...]] = {}
+    unusable: dict[str, str] = {}
     for node, node_ports in compute.by_node.items():
         reasons = [_unusable_reason(port, nodes[node].gid_index) for port in node_ports]
         ports[node] = tuple(None if reason else port for port, reason in zip(node_ports, reasons, strict=True))
@@ -166,45 +168,49 @@ def _unusable_reason(port: PortDetails, gid_index: int | None) -> str:
 
 
 def gpu_memory_options(
-    tools: Mapping[str, NodeTools], names: Sequence[str], options: RdmaOptions
+    tools: Mapping[str, NodeTools], usable_nodes: Sequence[str], options: RdmaOptions
 ) -> tuple[tuple[str, ...], str]:
-    """The options of ib_write_bw for GPU memory, the same for all nodes; or none, and the reason."""
+    """Two values: the options of ib_write_bw for GPU memory, the same for all nodes, and why there are none, or "".
+
+    If one node needs --use_cuda_dmabuf, all nodes get this option.
+    """
     if not options.gpu_memory:
         return (), "the option gpu_memory is false"
-    for node in names:
+    for node in usable_nodes:
         if reason := tools[node].no_gpu_memory:
             return (), f"{node}: {reason}"
-    return max((tools[node].cuda_options for node in names), key=len, default=()), ""
+    return max((tools[node].cuda_options for node in usable_nodes), key=len, default=()), ""
 
 
 def _facts(
     ports: Mapping[str, Sequence[PortDetails | None]],
     tools: Mapping[str, NodeTools],
     unusable: Mapping[str, str],
-    names: Sequence[str],
+    usable_nodes: Sequence[str],
     no_gpu_memory: str,
 ) -> Iterator[Observation]:
     """Yield the facts that are known before the measurement, and the numbers of unmeasured nodes and of versions."""
-    versions = {node: tools[node].version for node in names}
-    used = {node: [port.name for port in ports[node] if port] for node in names}
-    too_few = f"no: {len(names)} of {len(ports)} nodes can be measured, a pair needs 2"
+    versions = {node: tools[node].version for node in usable_nodes}
+    names_of_ports = {node: [port.name for port in ports[node] if port] for node in usable_nodes}
+    has_pairs = len(usable_nodes) > 1
+    too_few = f"no: {len(usable_nodes)} of {len(ports)} nodes can be measured, a pair needs 2"
     yield from facts(
         {
-            "measured": "yes" if len(names) > 1 else too_few,
+            "measured": "yes" if has_pairs else too_few,
             "nodes_not_measured": dict(unusable),
             "perftest_versions": versions,
             "memory": f"host: {no_gpu_memory}" if no_gpu_memory else "GPU",
-            PORTS_USED: used if len(names) > 1 else {},
+            PORTS_USED: names_of_ports if has_pairs else {},
         }
     )
     yield metric("nodes_not_measured", len(unusable), "nodes")
     yield metric("perftest_versions", len(set(versions.values())), "count")
 
 
-def _limit(name: str, key: str) -> tuple[float, str]:
+def _limit_and_source(name: str, key: str) -> tuple[float, str]:
     """A limit of data/perftest.yaml, and a sentence for the meaning of its rule that names the source of the limit."""
-    limit = LIMITS[name][key]
-    return float(limit["value"]), f" Source of the limit: {limit['source']}."
+    limit = _LIMITS[name][key]
+    return float(limit["value"]), f"Source of the limit: {limit['source']}."
 
 
 SLOW_FIX = (
@@ -215,19 +221,20 @@ SLOW_FIX = (
 )
 _MEASURED = {"measured": "yes"}
 _COMPARABLE = {**_MEASURED, "comparable": "yes"}
-MAX_LATENCY_RATIO = 1.5  # two more switches on the path add less than half of the latency
+_MAX_LATENCY_US, _MAX_LATENCY_SOURCE = _limit_and_source("latency", "warn_above_us")
+MAX_LATENCY_RATIO = 1.5  # two more switches on the path increase the latency by less than half
 
 
 def _rate_rules() -> Iterator[Rule]:
     for key, outcome in (("fail_below", Outcome.FAIL), ("warn_below", Outcome.WARN)):
-        share, source = _limit("bandwidth", key)
+        min_share, source = _limit_and_source("bandwidth", key)
         yield Rule(
             metric="rate_share",
-            expect=f">= {100 * share:g} %",
+            expect=f">= {100 * min_share:g} %",
             outcome_if_violated=outcome,
             applies_if=_MEASURED,
             evidence_facts=("memory",),
-            meaning=f"RDMA writes do not reach the share of the port's rate that good ports reach.{source}",
+            meaning=f"RDMA writes do not reach the share of the port's rate that good ports reach. {source}",
             fix=SLOW_FIX,
         )
 
@@ -263,10 +270,10 @@ RULES = (
     ),
     Rule(
         metric="write_latency",
-        expect=f"<= {_limit('latency', 'warn_above_us')[0]:g} us",
+        expect=f"<= {_MAX_LATENCY_US:g} us",
         outcome_if_violated=Outcome.WARN,
         applies_if=_MEASURED,
-        meaning=f"The latency of RDMA writes is high.{_limit('latency', 'warn_above_us')[1]}",
+        meaning=f"The latency of RDMA writes is high. {_MAX_LATENCY_SOURCE}",
         fix="cpupower frequency-info on the node; ibtracert or traceroute to the partner; for RoCE check PFC and ECN "
         "settings and pause counters (ethtool -S INTERFACE | grep pause).",
     ),

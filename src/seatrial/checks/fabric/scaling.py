@@ -1,7 +1,7 @@
 """Scaling of the all-reduce with the number of nodes: from one node to two, and from two to all.
 
-Inside a node NCCL uses NVLink, between nodes the NICs, so that one node and many nodes are not comparable. Two
-efficiencies are judged:
+Inside a node NCCL uses NVLink, between nodes the NICs, so that the bandwidths of one node and of many nodes are not
+comparable. Rules evaluate two efficiencies:
 
 - ``link_efficiency``: the bus bandwidth of two nodes, divided by the lower of two bandwidths: the bus bandwidth of one
   node, and the bandwidth of the NICs while each GPU exchanges data with the same GPU of the other node.
@@ -47,6 +47,7 @@ from seatrial.model import (
 
 if TYPE_CHECKING:
     from seatrial.bench.data_check import Mismatch
+    from seatrial.bench.pairs import PairTiming
     from seatrial.bench.subgroups import GroupResult
 
 # The buffer on GPUs grows by BYTES_PER_RANK with each rank, between GPU_SIZE and MAX_GPU_SIZE: 1 GiB saturates the
@@ -58,7 +59,8 @@ PAIR_SIZE = parse_bytes("256MiB")  # as in collectives.pairs, but at most ``size
 TWO_NODES, ALL_NODES = "2nodes", "all_nodes"
 # Time limit of the child processes, which start in seconds; limit_with_network adds the transfer time of a slow network
 RING_LIMIT_S = 120.0
-# Published healthy clusters reach 0.90 of the slower link or more, in GB/s, 8x400 being 8 ports of 400 Gb/s per node:
+# Published healthy clusters reach 0.90 of the slower link or more. All rates are in GB/s; 8x400 means 8 ports of 400
+# Gb/s per node:
 #   H100 8x400: 330 of 365 without NVLS (NVIDIA/nccl#1221), 441 to 468 of 400 with NVLS
 #   B200 8x400: 690 of 400 (coreweave/nccl-tests#92, dstackai/dstack)
 #   A100 8x200: 187 of 200 (Azure/aks-rdma-infiniband)
@@ -66,9 +68,9 @@ RING_LIMIT_S = 120.0
 # (NVIDIA/nccl-tests#290). The limit lies between these ranges, with a margin on both sides, as NCCL's choice of
 # algorithm changes the share.
 MIN_LINK_EFFICIENCY = 0.80
-# The requirement on scaling of usual acceptance tests. Published clusters keep 0.97 from two to four nodes (330 and 320
-# GB/s without NVLS, NVIDIA/nccl#1221) and 0.99 from four to eight (325 and 321, NVIDIA/nccl-tests#309); with a fault
-# between racks 0.05 (NVIDIA/nccl#1453).
+# Usual acceptance tests require this scaling. Published clusters keep 0.97 from two to four nodes (330 and 320 GB/s
+# without NVLS, NVIDIA/nccl#1221) and 0.99 from four to eight (325 and 321, NVIDIA/nccl-tests#309). A cluster with a
+# fault between racks kept 0.05 (NVIDIA/nccl#1453).
 MIN_RING_EFFICIENCY = 0.90
 
 
@@ -79,12 +81,13 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     """
     from seatrial.bench import collectives, pairs, subgroups
 
-    nodes = subgroups.ranks_by_node(context.node)
-    if len(nodes) < 2:
+    ranks_by_node = subgroups.ranks_by_node(context.node)
+    node_count = len(ranks_by_node)
+    if node_count < 2:
         raise NotApplicable("one node: scaling needs at least two")
-    group_facts, members = collectives.describe_group(), list(nodes.values())
+    group_facts, members = collectives.describe_group(), list(ranks_by_node.values())
     size = options.size or (gpu_size(context.world_size) if context.on_gpu else CPU_SIZE)
-    results: dict[int, GroupResult] = {}
+    results: dict[int, GroupResult] = {}  # number of nodes → result
     for count, ranks in ranks_by_node_count(members).items():
         context.progress(_nodes_label(count))
         (results[count],) = subgroups.measure_all_reduce([ranks], size, context.device, options.seconds)
@@ -92,30 +95,19 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     pair_size, partners = min(size, PAIR_SIZE), pairs.partner_map([(0, 1)], members)
     pair_timings = pairs.measure_pairs(partners, pair_size, context.device, options.seconds)
     transports = group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
-    rings: dict[str, Sequence[float]] = {}
-    if context.on_gpu and len(nodes) > 2:
+    ring_busbw: dict[str, Sequence[float]] = {}
+    if context.on_gpu and node_count > 2:
         context.progress("NCCL_ALGO=Ring")
-        rings = _measure_rings(members, size, context, options.seconds)
+        ring_busbw = _measure_rings(members, size, context, options.seconds)
     if context.rank == 0:
-        beyond_two = "yes" if len(nodes) > 2 else "no: there are only 2 nodes"
-        yield from facts({**group_facts, "nodes": len(nodes), "size": size, "node_order": list(nodes)})
+        beyond_two = "yes" if node_count > 2 else "no: there are only 2 nodes"
+        yield from facts({**group_facts, "nodes": node_count, "size": size, "node_order": list(ranks_by_node)})
         yield Fact(name="beyond_two_nodes", value=beyond_two)
         yield Fact(name="no_sockets", value=_no_sockets(transports))
         yield from _observations(results, size)
-        first_node = set(members[0])
-        rates = [
-            [pair_size / seconds / 1e9 for seconds in timing.seconds]
-            for timing in pair_timings
-            if timing.rank in first_node
-        ]
-        yield from _efficiencies(results, size, [sum(window) for window in zip(*rates, strict=True)], rings)
-        located: list[tuple[Mapping[str, JsonValue], Mismatch]] = [
-            ({"group": _nodes_label(count), "rank": rank}, mismatch)
-            for count, result in results.items()
-            for rank, mismatch in result.mismatches.items()
-        ]
-        located += [({"from": pair.partner, "to": pair.rank}, pair.mismatch) for pair in pair_timings if pair.mismatch]
-        yield from wrong_data_results(located)
+        network_busbw = _network_busbw([timing for timing in pair_timings if timing.rank in members[0]], pair_size)
+        yield from _efficiencies(results, size, network_busbw, ring_busbw)
+        yield from wrong_data_results(_located_mismatches(results, pair_timings))
         rank_counts = ", ".join(f"{len(result.ranks)} on {_nodes_label(count)}" for count, result in results.items())
         yield Fact(
             name="method",
@@ -136,56 +128,66 @@ def _no_sockets(transports: Mapping[str, int]) -> str:
     return "no: NCCL uses sockets between nodes, which its threads limit" if uses_sockets else "yes"
 
 
-def gpu_size(ranks: int) -> int:
+def gpu_size(rank_count: int) -> int:
     """Bytes of each all-reduce of the check in a job with this number of GPUs."""
-    return min(max(GPU_SIZE, ranks * BYTES_PER_RANK), MAX_GPU_SIZE)
+    return min(max(GPU_SIZE, rank_count * BYTES_PER_RANK), MAX_GPU_SIZE)
 
 
 def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]]:
     """Number of nodes → the ranks of that many first nodes, for powers of two and for all nodes.
 
-    Groups of a single rank are omitted.
+    ``members``: the ranks of each node. Groups of a single rank are omitted.
     """
-    counts = {2**power for power in range(len(members).bit_length()) if 2**power < len(members)} | {len(members)}
-    ranks_by_count = {count: sorted(chain.from_iterable(members[:count])) for count in sorted(counts)}
+    node_counts = [2**power for power in range(len(members).bit_length()) if 2**power < len(members)]
+    node_counts.append(len(members))
+    ranks_by_count = {count: sorted(chain.from_iterable(members[:count])) for count in node_counts}
     return {count: ranks for count, ranks in ranks_by_count.items() if len(ranks) > 1}
 
 
 def _observations(results: Mapping[int, GroupResult], size: int) -> Iterator[Observation]:
     """Yield busbw by number of nodes, and the ratio of all nodes to one and to two nodes."""
-    rates = {count: result.busbw(size) for count, result in results.items()}
-    busbw = {count: median(samples) for count, samples in rates.items()}
-    for count, samples in rates.items():
+    busbw: dict[int, float] = {}  # number of nodes → median GB/s
+    for count, result in results.items():
+        samples = result.busbw(size)
+        busbw[count] = median(samples)
         yield metric(f"busbw.{_nodes_label(count)}", samples, "GB/s")
-    largest = max(rates)
-    bases = [base for base in (1, 2) if base in rates]
-    for base in (base for base in bases if base < largest):
-        yield metric(f"efficiency.{_nodes_label(base)}", busbw[largest] / busbw[base], "of the base")
+    largest = max(busbw)
+    bases = [base for base in (1, 2) if base in busbw]
+    for base in bases:
+        if base < largest:
+            yield metric(f"efficiency.{_nodes_label(base)}", busbw[largest] / busbw[base], "of the base")
     x, y = tuple(map(float, busbw)), tuple(busbw.values())
     yield Series(name="busbw", subject=CLUSTER, x=x, y=y, x_unit="nodes", y_unit="GB/s")
-    efficiency = {
-        _nodes_label(count): {
-            f"of {_nodes_label(base)}": round(rate / busbw[base], 4) for base in bases if base <= count
-        }
-        for count, rate in busbw.items()
-    }
+    efficiency: dict[str, dict[str, float]] = {}
+    for count, gb_s in busbw.items():
+        ratio_by_base = {f"of {_nodes_label(base)}": round(gb_s / busbw[base], 4) for base in bases if base <= count}
+        efficiency[_nodes_label(count)] = ratio_by_base
     yield Fact(name="efficiency", value=efficiency)
 
 
+def _network_busbw(timings: Sequence[PairTiming], size: int) -> list[float]:
+    """GB/s of a node in every window: the sum over its ranks, whose ``timings`` are of ``size`` bytes."""
+    rates_by_rank = [[size / seconds / 1e9 for seconds in timing.seconds] for timing in timings]
+    return [sum(window) for window in zip(*rates_by_rank, strict=True)]
+
+
 def _efficiencies(
-    results: Mapping[int, GroupResult], size: int, network: Sequence[float], rings: Mapping[str, Sequence[float]]
+    results: Mapping[int, GroupResult],
+    size: int,
+    network_busbw: Sequence[float],
+    ring_busbw: Mapping[str, Sequence[float]],
 ) -> Iterator[Metric]:
     """Yield the two efficiencies that rules evaluate, and the bandwidths (GB/s) that they compare.
 
     The samples of an efficiency are the ratios of the windows, so that its interval has the noise of both bandwidths.
     """
-    yield metric("network_busbw", network, "GB/s")
-    bases = [network, *([results[1].busbw(size)] if 1 in results else [])]
+    yield metric("network_busbw", network_busbw, "GB/s")
+    bases = [network_busbw, *([results[1].busbw(size)] if 1 in results else [])]
     yield _efficiency("link_efficiency", results[2].busbw(size), min(bases, key=median))
-    for name, samples in rings.items():
+    for name, samples in ring_busbw.items():
         yield metric(f"ring_busbw.{name}", samples, "GB/s")
-    if rings:
-        yield _efficiency("ring_efficiency", rings[ALL_NODES], rings[TWO_NODES])
+    if ring_busbw:
+        yield _efficiency("ring_efficiency", ring_busbw[ALL_NODES], ring_busbw[TWO_NODES])
 
 
 def _efficiency(name: str, samples: Sequence[float], base: Sequence[float]) -> Metric:
@@ -193,10 +195,22 @@ def _efficiency(name: str, samples: Sequence[float], base: Sequence[float]) -> M
     return Metric(name=name, value=value, unit="of the base", subject=CLUSTER, samples=ratios(samples, base))
 
 
+def _located_mismatches(
+    results: Mapping[int, GroupResult], pair_timings: Sequence[PairTiming]
+) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
+    """Yield (location, mismatch) for all wrong data; a location has ranks, and for an all-reduce the nodes' number."""
+    for count, result in results.items():
+        for rank, mismatch in result.mismatches.items():
+            yield {"group": _nodes_label(count), "rank": rank}, mismatch
+    for timing in pair_timings:
+        if timing.mismatch:
+            yield {"from": timing.partner, "to": timing.rank}, timing.mismatch
+
+
 def _measure_rings(
     members: Sequence[Sequence[int]], size: int, context: Context, seconds: float
 ) -> dict[str, Sequence[float]]:
-    """Return busbw (GB/s) of every window with NCCL_ALGO=Ring: of the first and the last node, and of all nodes.
+    """Return busbw (GB/s) of every window with NCCL_ALGO=Ring, by group: TWO_NODES (first and last node), ALL_NODES.
 
     All ranks call this together and return the result of rank 0. Raises SeatrialError if a child process fails or
     receives wrong data.

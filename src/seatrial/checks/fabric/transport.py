@@ -1,7 +1,7 @@
 """The transports that NCCL uses: NVLink, shared memory, RDMA with or without GPUDirect, or sockets.
 
-NCCL selects transports itself and falls back to slower ones without an error. To interpret a bandwidth, its transport
-must be known.
+NCCL selects transports itself, and uses slower ones without an error if faster ones are not available. The cause of a
+low bandwidth may therefore be its transport.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 # NCCL uses NVLink SHARP on nodes with more GPUs than this; recent versions also with 2 GPUs (nvls.cc, ncclNvlsInit)
 _GPUS_WITHOUT_NVLS = 2
-_MAX_NAMED = 4  # ranks listed in one message
+_MAX_NAMED = 4  # ranks named in one message
 
 
 class TransportOptions(Options):
-    """``sockets_expected``: sockets between nodes are intended, although the nodes have RDMA ports."""
+    """``sockets_expected``: whether sockets between nodes are intended, although the nodes have RDMA ports."""
 
     sockets_expected: bool = False
 
@@ -38,9 +38,9 @@ class RankTransport:
 
     log: NcclLog
     active_ports: tuple[str, ...]
-    unreadable_ports: str  # port states that could not be read, with reasons
-    log_error: str  # why the log could not be read
-    gpu: str = ""
+    unreadable_ports: str  # port states that could not be read, with reasons; empty if all were read
+    log_error: str  # why the log has no transport; empty if it has
+    gpu_model: str = ""  # empty if unknown
 
     @property
     def rdma_state_unknown(self) -> bool:
@@ -57,43 +57,51 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
     from seatrial.bench import group, rank
 
     group.connect_all_ranks(context.device)
-    ranks = dict(rank.gather((context.subject, _rank_transport(context))))
-    log_errors = [f"{subject}: {transport.log_error}" for subject, transport in ranks.items() if transport.log_error]
+    transport_by_rank = dict(rank.gather((context.subject, _rank_transport(context))))
+    transports = transport_by_rank.values()
+    log_errors = [
+        f"{subject}: {transport.log_error}" for subject, transport in transport_by_rank.items() if transport.log_error
+    ]
     if log_errors:
         raise SeatrialError(f"no transports in the NCCL logs: {and_more(log_errors, _MAX_NAMED, '; ')}")
     choices = _algorithms.logged_choices(context)
     if context.rank == 0:
-        yield from facts(_transport_facts(ranks, options))
-        yield from _nvls_observations(ranks)
+        yield from facts(_transport_facts(transport_by_rank, options))
+        yield from _nvls_observations(transport_by_rank)
         yield Fact(name="nccl_choices", value=choices)
     unreadable = [
         f"{subject}: {transport.unreadable_ports}"
-        for subject, transport in ranks.items()
+        for subject, transport in transport_by_rank.items()
         if transport.rdma_state_unknown
     ]
     if unreadable and not options.sockets_expected:
         texts = and_more(unreadable, _MAX_NAMED, "; ")
         raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {texts}")
     if context.rank == 0:
-        transports = ranks.values()
-        despite_rdma = sum(transport.log.uses_sockets and bool(transport.active_ports) for transport in transports)
-        yield metric("socket_despite_rdma", despite_rdma, "ranks")
+        socket_despite_rdma = [
+            transport for transport in transports if transport.log.uses_sockets and transport.active_ports
+        ]
+        yield metric("socket_despite_rdma", len(socket_despite_rdma), "ranks")
         yield metric("socket_ranks", sum(transport.log.uses_sockets for transport in transports), "ranks")
-        without_gpudirect = sum(transport.log.rdma_without_gpudirect for transport in transports)
-        yield metric("rdma_without_gpudirect", without_gpudirect, "ranks")
+        without_gpudirect_count = sum(transport.log.rdma_without_gpudirect for transport in transports)
+        yield metric("rdma_without_gpudirect", without_gpudirect_count, "ranks")
 
 
-def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
+def _nvls_observations(transport_by_rank: Mapping[str, RankTransport]) -> Iterator[Observation]:
     """Yield whether NCCL should use NVLink SHARP (NVLS), and if so, the number of ranks that do not use it."""
     from seatrial.hardware.references import skus
 
-    min_gpus = min(Counter(subject.partition("/")[0] for subject in ranks).values())
-    models_with_nvls = {name for sku in skus() if sku.nvls for name in sku.nvml_names}
-    not_logged = [subject for subject, transport in ranks.items() if transport.log.nvls_channels is None]
-    models_without_nvls = sorted({transport.gpu for transport in ranks.values()} - models_with_nvls)
+    models_with_data: set[str] = set()
+    models_with_nvls: set[str] = set()
+    for sku in skus():
+        models_with_data.update(sku.nvml_names)
+        models_with_nvls.update(sku.nvml_names if sku.nvls else ())
+    min_gpus = min(Counter(subject.partition("/")[0] for subject in transport_by_rank).values())
+    not_logged = [subject for subject, transport in transport_by_rank.items() if transport.log.nvls_channels is None]
+    models_without_nvls = sorted({transport.gpu_model for transport in transport_by_rank.values()} - models_with_nvls)
+    unknown_models = [name or "a GPU without a name" for name in models_without_nvls if name not in models_with_data]
     reason = ""
-    known_models = {name for sku in skus() for name in sku.nvml_names}
-    if unknown_models := [name or "a GPU without a name" for name in models_without_nvls if name not in known_models]:
+    if unknown_models:
         reason = f"no data on NVLink SHARP of {' and '.join(unknown_models)}"
     elif models_without_nvls:
         reason = f"{' and '.join(models_without_nvls)}: the switches do not reduce"
@@ -103,7 +111,9 @@ def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observati
         reason = f"the log of {not_logged[0]} has no number of NVLS channels"
     yield Fact(name="nvls_expected", value=f"no: {reason}" if reason else "yes")
     if not reason:
-        ranks_without_nvls = [subject for subject, transport in ranks.items() if transport.log.nvls_channels == 0]
+        ranks_without_nvls = [
+            subject for subject, transport in transport_by_rank.items() if transport.log.nvls_channels == 0
+        ]
         yield Fact(name="ranks_without_nvls", value=ranks_without_nvls)
         yield metric("nvls_missing", len(ranks_without_nvls), "ranks")
 
@@ -114,7 +124,7 @@ def _rank_transport(context: Context) -> RankTransport:
     from seatrial.discover import fabric, nccl_log
     from seatrial.discover.nccl_log import NcclLog
 
-    gpu = str(rank.describe_device(context.device)["gpu"] or "")
+    gpu_model = str(rank.describe_device(context.device)["gpu"] or "")
     rdma = fabric.read_rdma(context.root)
     active = tuple(
         f"{device.name}/{port.port}" for device in rdma.devices for port in device.ports if port.state == "ACTIVE"
@@ -123,36 +133,41 @@ def _rank_transport(context: Context) -> RankTransport:
     try:
         log = nccl_log.read(group.nccl_log_path())
     except OSError as error:
-        return RankTransport(NcclLog(), active, unreadable, f"{error.strerror}: {error.filename}", gpu)
+        return RankTransport(NcclLog(), active, unreadable, f"{error.strerror}: {error.filename}", gpu_model)
     log_error = "" if log.transports else "no line on a transport (check NCCL_DEBUG and NCCL_DEBUG_SUBSYS)"
-    return RankTransport(log, active, unreadable, log_error, gpu)
+    return RankTransport(log, active, unreadable, log_error, gpu_model)
 
 
 def _unreadable_states(rdma: RdmaFacts) -> str:
     """The fields that RdmaFacts.status_readable depends on and that could not be read, with the reasons."""
-    by_place = {"": rdma.unreadable, **{device.name: device.unreadable for device in rdma.devices}}
-    by_place |= {f"{device.name}/{port.port}": port.unreadable for device in rdma.devices for port in device.ports}
-    reasons = (
-        f"{place} {name}: {reason}".lstrip()
-        for place, unreadable in by_place.items()
-        for name, reason in unreadable.items()
-        if name in ("devices", "verbs_accessible", "ports", "state")
-    )
-    return "; ".join(reasons)
+    unreadable_by_place = {"": rdma.unreadable}  # device, or device/port → field → reason
+    for device in rdma.devices:
+        unreadable_by_place[device.name] = device.unreadable
+    for device in rdma.devices:
+        unreadable_by_place |= {f"{device.name}/{port.port}": port.unreadable for port in device.ports}
+    texts: list[str] = []
+    for place, unreadable in unreadable_by_place.items():
+        for field, reason in unreadable.items():
+            if field in ("devices", "verbs_accessible", "ports", "state"):
+                texts.append(f"{place} {field}: {reason}".lstrip())
+    return "; ".join(texts)
 
 
-def _transport_facts(ranks: Mapping[str, RankTransport], options: TransportOptions) -> Mapping[str, object]:
-    """The facts from the logs of all ranks; network, plugin and settings of the first rank, and ranks that differ."""
+def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: TransportOptions) -> Mapping[str, object]:
+    """The facts from the logs of all ranks.
+
+    Network, plugin, channels and settings are those of the first rank; the fact ``differs_from_first_rank`` lists other
+    ranks whose network, plugin or settings differ.
+    """
     from seatrial.bench import group
 
-    logs = {subject: transport.log for subject, transport in ranks.items()}
-    first = next(iter(logs.values()))
-    total = sum((Counter(log.transports) for log in logs.values()), Counter[str]())
-    # Node → the ports that NCCL's IB transport uses, and the interfaces of its socket transport, where logged
-    rdma_ports: dict[str, list[str]] = {}
-    socket_interfaces: dict[str, list[str]] = {}
-    deviations: dict[str, dict[str, object]] = {}
-    first_values = {"network": first.network, "net_plugin": first.plugin, "settings": first.settings}
+    logs = {subject: transport.log for subject, transport in transport_by_rank.items()}
+    first_log = next(iter(logs.values()))
+    connection_counts = sum((Counter(log.transports) for log in logs.values()), Counter[str]())
+    rdma_ports: dict[str, list[str]] = {}  # node → ports of NCCL's IB transport, if logged
+    socket_interfaces: dict[str, list[str]] = {}  # node → interfaces of NCCL's socket transport, if logged
+    differing_ranks: dict[str, dict[str, object]] = {}
+    first_values = {"network": first_log.network, "net_plugin": first_log.plugin, "settings": first_log.settings}
     for subject, log in logs.items():
         node = subject.partition("/")[0]
         if log.hcas:
@@ -160,35 +175,37 @@ def _transport_facts(ranks: Mapping[str, RankTransport], options: TransportOptio
         if log.uses_sockets and log.socket_interfaces:
             socket_interfaces[node] = sorted({*socket_interfaces.get(node, ()), *log.socket_interfaces})
         values: dict[str, object] = {"network": log.network, "net_plugin": log.plugin, "settings": log.settings}
-        if deviation := {name: value for name, value in values.items() if value != first_values[name]}:
-            deviations[subject] = deviation
+        if values != first_values:
+            differing_ranks[subject] = {name: value for name, value in values.items() if value != first_values[name]}
     suffix = " (set by seatrial)"  # NCCL's log does not say who set a variable
     settings = {
-        name: f"{value}{suffix if name in group.set_by_seatrial else ''}" for name, value in first.settings.items()
+        name: f"{value}{suffix if name in group.set_by_seatrial else ''}" for name, value in first_log.settings.items()
     }
-    connections = ", ".join(f"{count} connections over {name}" for name, count in total.most_common())
-    network = "network that NCCL would use between nodes" if first.nodes == 1 else "network between nodes"
+    connections = ", ".join(f"{count} connections over {name}" for name, count in connection_counts.most_common())
+    network = "network that NCCL would use between nodes" if first_log.nodes == 1 else "network between nodes"
     return {
         "backend": "nccl",
-        "nccl_version": first.version,
-        "network": first.network,
-        "net_plugin": first.plugin or "none loaded",
-        "net_plugin_version": first.plugin_version or NOT_LOGGED,
+        "nccl_version": first_log.version,
+        "network": first_log.network,
+        "net_plugin": first_log.plugin or "none loaded",
+        "net_plugin_version": first_log.plugin_version or NOT_LOGGED,
         "rdma_ports": rdma_ports,
         "socket_interfaces": socket_interfaces,
-        "channels": first.channels,
-        "nvls_channels": first.nvls_channels,
+        "channels": first_log.channels,
+        "nvls_channels": first_log.nvls_channels,
         "settings": settings,
-        "transports": dict(total),
+        "transports": dict(connection_counts),
         "transports_by_rank": {subject: log.transports for subject, log in logs.items()},
         "active_rdma_ports": {
-            subject: list(transport.active_ports) for subject, transport in ranks.items() if transport.active_ports
+            subject: list(transport.active_ports)
+            for subject, transport in transport_by_rank.items()
+            if transport.active_ports
         },
         "sockets_expected": "yes" if options.sockets_expected else "no",
-        "method": f"{connections}, from the logs of {len(ranks)} ranks on {first.nodes} nodes with NCCL "
-        f"{first.version}, after an all-reduce and an all-to-all; first rank: {network} {first.network or NOT_LOGGED}, "
-        f"plugin {first.plugin or 'none'}",
-        **({"differs_from_first_rank": deviations} if deviations else {}),
+        "method": f"{connections}, from the logs of {len(logs)} ranks on {first_log.nodes} nodes with NCCL "
+        f"{first_log.version}, after an all-reduce and an all-to-all; first rank: {network} "
+        f"{first_log.network or NOT_LOGGED}, plugin {first_log.plugin or 'none'}",
+        **({"differs_from_first_rank": differing_ranks} if differing_ranks else {}),
     }
 
 

@@ -36,12 +36,17 @@ class FaultRecord(Frozen):
 
 
 class FailingJobOptions(Options):
+    """``fault``: how the rank fails. ``rank``: the rank that fails."""
+
     fault: Fault
     rank: int | None = Field(default=None, ge=0, description="default: the last rank, on the last node")
 
 
 def measure(context: Context, options: FailingJobOptions) -> Iterator[Observation]:
-    """Train until the failing rank fails; the other ranks wait until the launcher terminates them. Does not return."""
+    """Train until the failing rank fails; the other ranks wait until the launcher terminates them. Does not return.
+
+    Raises SeatrialError if the option rank is not a rank of the job.
+    """
     from seatrial.train import ddp
     from seatrial.util import files
 
@@ -67,6 +72,7 @@ def measure(context: Context, options: FailingJobOptions) -> Iterator[Observatio
 
 
 def _execute(fault: Fault) -> None:
+    """Make this process fail. Raises RuntimeError for ``error``, and if the signal did not take effect."""
     if fault == "error":
         raise RuntimeError(ERROR_MESSAGE)
     os.kill(os.getpid(), _SIGNALS[fault])

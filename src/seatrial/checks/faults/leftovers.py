@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 
 
 class LeftoversOptions(Options):
+    """``run``: the ended run, whose processes are counted."""
+
     run: str = Field(description="absolute path of the ended run's directory")
 
 
 def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation]:
-    """Yield the number of leftover processes in this PID namespace; processes of other containers are not visible."""
+    """Yield the descriptions and the number of leftover processes.
+
+    Only processes of this PID namespace are visible, not those of other containers.
+    """
     import psutil
 
     # The run directory is in the command line of torchrun and the worker, and in the environment of their children. A

@@ -59,7 +59,7 @@ METRICS = {
     "leftover_jobs.*": "count",
     "leftover_processes.*": "count",
 }
-# fault → text that JobResult.cause must contain (written by launch/root_cause.py)
+# Fault → text that the verdict of the failing rank must contain: the cause of the failure (launch/root_cause.py)
 _CAUSES: dict[Fault, str] = {"error": failing_job.ERROR_MESSAGE, "kill": "SIGKILL", "stop": "no heartbeat"}
 # Set by the launcher for this process; the runs that it starts must not inherit them.
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -110,11 +110,11 @@ class TrialRunner:
         self.progress(f"run {name}")
         settings = CheckSettings(limit_s=limit_s, options=options)
         config = self.config.model_copy(update={"name": name, "checks": {check.name: settings}})
-        file, out, err = (self.folder / f"{name}{ending}" for ending in (".yaml", ".out", ".err"))
+        trial_file, stdout, stderr = (self.folder / f"{name}{ending}" for ending in (".yaml", ".out", ".err"))
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        atomic_write(file, text.encode(), mode=PRIVATE)
-        program = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.folder / name)]
-        child = processes.start(["env", *_env_unset_args(), *program], env={}, stdout=out, stderr=err)
+        atomic_write(trial_file, text.encode(), mode=PRIVATE)
+        program = [sys.executable, "-m", "seatrial", "run", str(trial_file), "--out", str(self.folder / name)]
+        child = processes.start(["env", *_env_unset_args(), *program], env={}, stdout=stdout, stderr=stderr)
 
         def wait_for_record() -> Trial:
             while (code := child.poll()) is None:
@@ -122,7 +122,7 @@ class TrialRunner:
             try:
                 return Trial.model_validate_json(read_text(self.folder / name / "trial.json", MAX_RECORD_BYTES))
             except (OSError, ValueError) as error:
-                lines = err.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["empty"]
+                lines = stderr.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["empty"]
                 raise SeatrialError(
                     f"run {name}: exit code {code}, no trial.json; last line of stderr: {lines[-1]}"
                 ) from error
@@ -133,7 +133,7 @@ class TrialRunner:
             processes.stop(child, grace_s=_CANCEL_S)
 
     def on_nodes(self, nodes: str) -> TrialRunner:
-        """Return a runner for ``nodes``, or for the nodes of the trial if empty."""
+        """Return a runner for a Slurm node list such as ``node[1-4]``; for the nodes of the trial if it is empty."""
         slurm_settings = self.config.slurm.model_copy(update={"nodelist": nodes or self.config.slurm.nodelist})
         return TrialRunner(self.folder, self.config.model_copy(update={"slurm": slurm_settings}), self.progress)
 
@@ -149,15 +149,16 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
     runner = TrialRunner(folder, _with_short_timeout(request["config"], options), context.progress)
     # longer than the heartbeat timeout, so that the heartbeat timeout ends the run
     limit_s = runner.config.limits.heartbeat_timeout_s + failing_job.CHECK.limit_s
-    for faults in [(fault,) for fault in FAULTS] if runner.config.uses_slurm else [FAULTS]:
+    batches = [(fault,) for fault in FAULTS] if runner.config.uses_slurm else [FAULTS]
+    for concurrent_faults in batches:
         with ExitStack() as stack:
-            started = {
+            wait_by_fault = {
                 fault: stack.enter_context(
                     runner.start(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
                 )
-                for fault in faults
+                for fault in concurrent_faults
             }
-            for fault, wait_for_record in started.items():
+            for fault, wait_for_record in wait_by_fault.items():
                 yield from _fault_observations(context, runner, fault, wait_for_record(), options.teardown_s)
                 report = (folder / fault / "report.html").relative_to(context.run_dir)
                 yield Artifact(path=str(report), title=f"report of the run with fault {fault!r}")
@@ -173,14 +174,14 @@ def _with_short_timeout(config: JsonValue, options: FailureOptions) -> Config:
 def _fault_observations(
     context: Context, runner: TrialRunner, fault: Fault, trial: Trial, teardown_s: float
 ) -> Iterator[Observation]:
-    """Yield the report of the ended ``trial`` with ``fault``, and its leftover processes."""
+    """Yield the observations on the report of the ended ``trial``, and on its leftover jobs and processes."""
     injected = _read_fault(
         runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
     )
     result = trial.results[-1]
     uses_slurm = result.launcher == "slurm"
     kill_wait_s = slurm.settings().kill_wait_s if uses_slurm else 0
-    allowed = {
+    limit_parts_s = {
         "teardown_s": teardown_s,
         # time between SIGTERM and SIGKILL: slurm.conf(5)
         "KillWait": float(kill_wait_s) if isinstance(kill_wait_s, int) else 0.0,
@@ -188,23 +189,23 @@ def _fault_observations(
         "heartbeat_timeout_s": runner.config.limits.heartbeat_timeout_s if fault == "stop" else 0.0,
     }
     yield Fact(name="scheduler", value="slurm" if uses_slurm else "none")
-    yield from report_observations(injected, trial, allowed)
+    yield from report_observations(injected, trial, limit_parts_s)
     if uses_slurm:
         yield from allocation_observations(fault, slurm.job(result.scheduler_id))
-    run = str(runner.folder / fault)
+    run_dir = str(runner.folder / fault)
     if result.launcher == "local":  # this process sees all processes of the host, including those of containers
-        yield from leftover_observations(fault, [leftovers.measurement(context, run)], 1)
+        yield from leftover_observations(fault, [leftovers.measurement(context, run_dir)], 1)
         return
     check = leftovers.CHECK
-    leftovers_trial = runner.on_nodes(result.nodelist).run(f"{fault}-leftovers", check, check.limit_s, run=run)
+    leftovers_trial = runner.on_nodes(result.nodelist).run(f"{fault}-leftovers", check, check.limit_s, run=run_dir)
     yield from leftover_observations(fault, leftovers_trial.measurements, leftovers_trial.jobs[-1].nodes)
 
 
-def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
+def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict[str, float]) -> Iterator[Observation]:
     """Yield whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
-    ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the time of the fault is not within
-    the job: the clocks of the failing rank's node and of this host then differ too much.
+    ``limit_parts_s``: name → seconds; their sum is the limit of the seconds. Raises SeatrialError if the time of the
+    fault is not within the job: the clocks of the failing rank's node and of this host then differ too much.
     """
     result = trial.results[-1]
     ended = result.started + result.seconds
@@ -214,14 +215,14 @@ def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, 
             f"to {ended:.1f} by the clock of this host. Next, on both: date +%s.%N; chronyc tracking"
         )
     verdicts = [verdict for verdict in trial.verdicts if verdict.check == failing_job.CHECK.name]
-    end_s, limit_s = max(0.0, ended - injected.time), sum(allowed.values())
-    limit_parts = " + ".join(f"{name} {seconds:g} s" for name, seconds in allowed.items() if seconds)
+    end_s, limit_s = max(0.0, ended - injected.time), sum(limit_parts_s.values())
+    limit_text = " + ".join(f"{name} {seconds:g} s" for name, seconds in limit_parts_s.items() if seconds)
     record = {
         "failing_rank": f"rank {injected.rank} ({injected.subject}, pid {injected.pid})",
         "root_cause": result.failed_subject,
         "cause": result.cause,
         "state": result.state.value,
-        "ended": f"{end_s:.1f} s after the fault; limit {limit_s:g} s: {limit_parts}",
+        "ended": f"{end_s:.1f} s after the fault; limit {limit_s:g} s: {limit_text}",
         "report": [f"{verdict.outcome} {verdict.subject}: {verdict.message}" for verdict in verdicts],
     }
     fault = injected.fault
@@ -235,23 +236,29 @@ def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, 
 
 
 def allocation_observations(fault: Fault, job: JobRecord) -> Iterator[Observation]:
-    """Yield whether the job of the ended run still has an allocation; Slurm lists no state of a purged job. Pure."""
+    """Yield whether the job of the ended run still has an allocation. Pure.
+
+    A job without a state has none: Slurm has removed it from its list.
+    """
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
     yield _metric(f"leftover_jobs.{fault}", job.has_state and not job.ended)
 
 
-def leftover_observations(fault: Fault, measurements: Sequence[Measurement], nodes: int) -> Iterator[Observation]:
-    """Yield the leftover processes per node. Pure. Raises SeatrialError if a node is missing."""
-    counts = [metric for measurement in measurements for metric in measurement.metrics if not measurement.error]
-    if len({metric.subject for metric in counts}) != nodes:
+def leftover_observations(fault: Fault, measurements: Sequence[Measurement], node_count: int) -> Iterator[Observation]:
+    """Yield the leftover processes per node. Pure. Raises SeatrialError if a node did not report."""
+    count_metrics: list[Metric] = []
+    descriptions: list[JsonValue] = []
+    for measurement in measurements:
+        count_metrics += () if measurement.error else measurement.metrics
+        descriptions += _as_list(measurement.facts.get("leftovers"))
+    if len({metric.subject for metric in count_metrics}) != node_count:
         errors = [measurement.error for measurement in measurements if measurement.error]
         raise SeatrialError(
-            f"nodes.leftovers after run {fault}: {len(counts)} of {nodes} nodes reported; "
+            f"nodes.leftovers after run {fault}: {len(count_metrics)} of {node_count} nodes reported; "
             f"errors: {'; '.join(errors) or 'none'}"
         )
-    descriptions = [line for measurement in measurements for line in _as_list(measurement.facts.get("leftovers"))]
     yield Fact(name=f"leftovers.{fault}", value=descriptions)
-    for metric in counts:
+    for metric in count_metrics:
         yield _metric(f"leftover_processes.{fault}", metric.value, metric.subject)
 
 
@@ -269,12 +276,12 @@ def _names_failing_rank(injected: FaultRecord, result: JobResult) -> bool:
 
 
 def _all_verdicts_match(injected: FaultRecord, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
-    """Return whether all verdicts are ERROR of the failing rank, with failed subject and expected cause."""
-    texts = (result.failed_subject, _CAUSES[injected.fault])
+    """Return whether there are verdicts, and each is an ERROR of the failing rank that names it and the cause."""
+    expected_texts = (result.failed_subject, _CAUSES[injected.fault])
     return bool(verdicts) and all(
         verdict.outcome is Outcome.ERROR
         and verdict.subject == injected.subject
-        and all(text in verdict.detail for text in texts)
+        and all(text in verdict.detail for text in expected_texts)
         for verdict in verdicts
     )
 
@@ -297,8 +304,8 @@ def _read_fault(path: Path, trial: Trial) -> FaultRecord:
 def _env_unset_args() -> list[str]:
     """Return arguments of env(1) that unset the variables that the new run must not inherit.
 
-    These are the launcher's variables, seatrial's settings, which are in the trial file, and GLOO_SOCKET_IFNAME=lo,
-    which works on one node only.
+    These are the launcher's variables; seatrial's settings, which the trial file has already; and
+    GLOO_SOCKET_IFNAME=lo, which works on one node only.
     """
     names = [name for name in os.environ if name in _LAUNCHER_VARIABLES or name.startswith(ENV_PREFIX)]
     names += ["GLOO_SOCKET_IFNAME"] if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import ceil
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from seatrial.telemetry.gpu_load import GpuLoad, LoadSample
 
 DTYPES = ("bf16", "fp16", "fp32")  # the load uses the first dtype that the device supports
-MAX_CURVE_POINTS = 240  # a point of the TFLOP/s curve per window of 50 ms would be 72,000 points per hour
+# Of the TFLOP/s curve, so that records stay small: one point per window of 50 ms would be 72,000 points per hour
+MAX_CURVE_POINTS = 240
 # Clocks event reasons that count as throttling. The software power cap does not count: a GPU at full load runs at this
 # cap.
 THROTTLE_REASONS = (
@@ -36,7 +37,7 @@ THROTTLE_REASONS = (
     "hardware power brake",
     "software thermal slowdown",
 )
-# error counter → unit of its increase
+# Error counter → unit of its increase
 COUNTER_UNITS = {
     **dict.fromkeys(GPU_COUNTERS, "errors"),
     "rows_remapped": "rows",
@@ -44,14 +45,15 @@ COUNTER_UNITS = {
     "remap_failed": "bool",
     "nvlinks_down": "links",
 }
-_READINGS = (*COUNTER_UNITS, "clocks_event_reasons")  # for each, the fact NAME_readable is yes, or the reason
+# For each of these names, the fact NAME_readable is yes, or why rules on it are skipped
+_READINGS = (*COUNTER_UNITS, "clocks_event_reasons")
 
 
 class BurnOptions(Options):
     """``seconds``: duration of the load. 10 s detect immediate throttling; thermal throttling takes minutes.
 
-    ``size``: rows and columns of the matrices. The GPU load is sampled twice per second; on a GPU, a burn that is too
-    short for one sample ends in ERROR.
+    The GPU load is sampled twice per second; on a GPU, a burn that is too short for one sample ends in ERROR.
+    ``size``: rows and columns of the matrices.
     """
 
     seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -104,21 +106,24 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
 def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Iterator[Observation]:
     """Yield TFLOP/s, drift (%), the number of changed products and the curve of TFLOP/s over seconds."""
     timing = result.timing
-    x, rates = _curve(timing.windows, timing.per_window, flop)
-    rate = flop / fmean(timing.windows) / 1e12
-    yield Metric(name="tflops.sustained", value=rate, unit="TFLOP/s", subject=subject, samples=rates)
+    end_times, tflops = _curve(timing.windows, timing.per_window, flop)
+    mean_tflops = flop / fmean(timing.windows) / 1e12
+    yield Metric(name="tflops.sustained", value=mean_tflops, unit="TFLOP/s", subject=subject, samples=tflops)
     yield Metric(name="drift", value=100 * timing.drift, unit="%", subject=subject)
     yield Metric(name="changed_products", value=result.changed_products, unit="products", subject=subject)
-    yield Series(name="tflops", subject=subject, x=x, y=rates, x_unit="s", y_unit="TFLOP/s")
+    yield Series(name="tflops", subject=subject, x=end_times, y=tflops, x_unit="s", y_unit="TFLOP/s")
     yield Fact(name="timing", value=timing.describe())
 
 
 def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return seconds since the start and TFLOP/s: means of neighbouring windows, at most MAX_CURVE_POINTS points."""
+    """Return two tuples of at most MAX_CURVE_POINTS values: end times in seconds since the start, and TFLOP/s.
+
+    Each point is the mean of neighbouring ``windows``, which have seconds per product. ``flop``: of one product.
+    """
     group_size = ceil(len(windows) / MAX_CURVE_POINTS)
     groups = [windows[start : start + group_size] for start in range(0, len(windows), group_size)]
-    ends = accumulate(per_window * sum(group) for group in groups)
-    return tuple(ends), tuple(flop / fmean(group) / 1e12 for group in groups)
+    end_times = accumulate(per_window * sum(group) for group in groups)
+    return tuple(end_times), tuple(flop / fmean(group) / 1e12 for group in groups)
 
 
 def _gpu_observations(
@@ -132,17 +137,20 @@ def _gpu_observations(
     yield from _load_metrics(samples, started, subject)
     unavailable = counters.unavailable | load.reader.unavailable
     permission_denied = counters.permission_denied | load.reader.permission_denied
-    # A rule is skipped only for a counter that the GPU does not have or the user may not read; a counter that fails to
-    # answer is an ERROR.
-    for field in _READINGS:
-        state = PERMISSION_DENIED if field in permission_denied else NOT_SUPPORTED
-        yield Fact(name=f"{field}_readable", value=f"{state}: {unavailable[field]}" if field in unavailable else "yes")
+    # A rule is skipped only for a value that the GPU does not have or the user may not read. If reading fails for
+    # another reason, the fact is yes and the metric is missing, which is an ERROR.
+    for reading in _READINGS:
+        readable = "yes"
+        if reading in unavailable:
+            state = PERMISSION_DENIED if reading in permission_denied else NOT_SUPPORTED
+            readable = f"{state}: {unavailable[reading]}"
+        yield Fact(name=f"{reading}_readable", value=readable)
     for counter, unit in COUNTER_UNITS.items():
         if (increase := counters.increase(counter)) is not None:
             yield Metric(name=f"new_errors.{counter}", value=increase, unit=unit, subject=subject)
     if (replays := counters.increase("pcie_replays")) is not None:
-        minutes = sum(result.timing.windows) * result.timing.per_window / 60
-        yield Metric(name="pcie_replay_rate", value=replays / minutes, unit="errors/min", subject=subject)
+        load_minutes = sum(result.timing.windows) * result.timing.per_window / 60
+        yield Metric(name="pcie_replay_rate", value=replays / load_minutes, unit="errors/min", subject=subject)
     yield Fact(name="counters_before", value=dict(counters.before))
     if counters.xids:
         yield Fact(name="xids", value=list(counters.xids))
@@ -150,7 +158,7 @@ def _gpu_observations(
         yield Fact(name="unreadable", value=unreadable)
 
 
-# metric → unit, field of LoadSample, aggregate function
+# Metric → its unit, the field of LoadSample, and the function that computes the metric from the values of this field
 _LOAD_METRICS: dict[str, tuple[str, str, Callable[[Sequence[float]], float]]] = {
     "power_mean": ("W", "power_w", fmean),
     "temperature_max": ("°C", "temperature_c", max),
@@ -159,28 +167,29 @@ _LOAD_METRICS: dict[str, tuple[str, str, Callable[[Sequence[float]], float]]] = 
 
 
 def _load_metrics(samples: Sequence[LoadSample], started: float, subject: str) -> Iterator[Observation]:
-    """Yield power, temperature, SM clock and throttling from the samples; time is relative to ``started``."""
+    """Yield power, temperature, SM clock and throttling from the samples; times are in seconds after ``started``."""
     for name, (unit, field, aggregate) in _LOAD_METRICS.items():
-        points = [
-            (sample.time_s - started, float(value))
-            for sample in samples
-            if (value := getattr(sample, field)) is not None
-        ]
-        if points:
-            x, y = zip(*points, strict=True)
-            yield Metric(name=name, value=aggregate(y), unit=unit, subject=subject, samples=y)
-            yield Series(name=field, subject=subject, x=x, y=y, x_unit="s", y_unit=unit)
-    by_sample = [sample.clocks_event_reasons for sample in samples if sample.clocks_event_reasons is not None]
-    if by_sample:
-        throttled = sum(bool(set(THROTTLE_REASONS) & set(reasons)) for reasons in by_sample)
-        yield Metric(name="throttled_share", value=100 * throttled / len(by_sample), unit="%", subject=subject)
-        counts = Counter(reason for reasons in by_sample for reason in reasons)
-        shares = {reason: round(100 * count / len(by_sample), 1) for reason, count in sorted(counts.items())}
+        readable = [sample for sample in samples if getattr(sample, field) is not None]
+        if readable:
+            times = tuple(sample.time_s - started for sample in readable)
+            values = tuple(float(getattr(sample, field)) for sample in readable)
+            yield Metric(name=name, value=aggregate(values), unit=unit, subject=subject, samples=values)
+            yield Series(name=field, subject=subject, x=times, y=values, x_unit="s", y_unit=unit)
+    reasons_by_sample = [sample.clocks_event_reasons for sample in samples if sample.clocks_event_reasons is not None]
+    if reasons_by_sample:
+        sample_count = len(reasons_by_sample)
+        throttled_count = sum(bool(set(THROTTLE_REASONS) & set(reasons)) for reasons in reasons_by_sample)
+        yield Metric(name="throttled_share", value=100 * throttled_count / sample_count, unit="%", subject=subject)
+        counts = Counter(chain.from_iterable(reasons_by_sample))
+        shares = {reason: round(100 * count / sample_count, 1) for reason, count in sorted(counts.items())}
         yield Fact(name="clocks_event_reasons_percent", value=dict(shares))
 
 
 def _counter_rules() -> Iterator[Rule]:
-    """Yield a rule per error counter of level FAIL or WARN, on its increase or, for PCIe replays, the rate."""
+    """Yield a rule per error counter of level FAIL or WARN.
+
+    The rule is on the increase of the counter; for PCIe replays, the only counter with a limit per minute, on the rate.
+    """
     for name, counter in counter_definitions().gpu.items():
         if counter.level in (Outcome.FAIL, Outcome.WARN):
             yield Rule(

@@ -17,7 +17,9 @@ from seatrial.model import EXEMPT, NotApplicable, Observation, Outcome, Phase, R
 
 GPU_SIZE, CPU_SIZE = 4096, 512  # rows and columns
 GPU_PRODUCTS, CPU_PRODUCTS = 500, 50  # about 2 s on an H200 in fp32, less than 1 s on a CPU core
-DTYPES = {"cuda": ("bf16", "fp32"), "cpu": ("fp32",)}
+DTYPES = {"cuda": ("bf16", "fp32"), "cpu": ("fp32",)}  # backend → dtypes
+
+DigestsByDtype = dict[str, tuple[str, ...]]  # dtype → the digest of every rank; "" for an unsupported dtype
 
 
 class DigestOptions(Options):
@@ -37,49 +39,55 @@ def measure(context: Context, options: DigestOptions) -> Iterator[Observation]:
 
     subjects = rank.gather(context.subject)
     device = rank.describe_device(context.device)
+    # A model includes the versions of the libraries: other versions may give other bits
     models = rank.gather(f"{device['gpu'] or device['cpu']}, {compute.describe_arithmetic(context.device)}")
     if len(set(models)) == len(models):
         listing = "; ".join(f"{subject} is {model}" for subject, model in zip(subjects, models, strict=True))
         raise NotApplicable(f"no two devices have the same model and libraries: {listing}")
     dtypes = DTYPES[device["backend"]]
-    rounds = [_round(context, options, dtypes)]
-    if any(mismatching_ranks(models, digests) for digests in _by_dtype(rounds[0])):
+    rounds = [_run_round(context, options, dtypes)]
+    if _ranks_with_mismatch(models, rounds[0]):
         context.progress("digests differ: second round")
-        rounds.append(_round(context, options, dtypes))
+        rounds.append(_run_round(context, options, dtypes))
     devices = rank.describe_devices(context.device)
     if context.rank == 0:
         yield from facts(devices)
-        yield from _compare_digests(models, subjects, dtypes, rounds)
+        yield from _compare_digests(models, subjects, rounds)
 
 
-def _round(context: Context, options: DigestOptions, dtypes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the digests of every rank, one per dtype; "" for a dtype that the device does not support."""
+def _run_round(context: Context, options: DigestOptions, dtypes: Sequence[str]) -> DigestsByDtype:
+    """Compute one digest per dtype on this rank, and return the digests of all ranks."""
     from seatrial.bench import compute, rank
 
-    size, products = (GPU_SIZE, GPU_PRODUCTS) if context.on_gpu else (CPU_SIZE, CPU_PRODUCTS)
-    size, products = options.size or size, options.products or products
-    digests = (
-        ""
-        if compute.unsupported_reason(dtype, context.device)
-        else compute.chain_digest(dtype, size, context.device, products)
-        for dtype in dtypes
-    )
-    return rank.gather(tuple(digests))
+    size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
+    products = options.products or (GPU_PRODUCTS if context.on_gpu else CPU_PRODUCTS)
+    digests = dict.fromkeys(dtypes, "")
+    for dtype in dtypes:
+        if not compute.unsupported_reason(dtype, context.device):
+            digests[dtype] = compute.chain_digest(dtype, size, context.device, products)
+    digests_by_rank = rank.gather(digests)
+    return {dtype: tuple(rank_digests[dtype] for rank_digests in digests_by_rank) for dtype in dtypes}
 
 
-def _by_dtype(digests_by_rank: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the digests of all ranks, per dtype."""
-    return list(zip(*digests_by_rank, strict=True))
+def _ranks_with_mismatch(models: Sequence[str], digests_by_dtype: DigestsByDtype) -> set[int]:
+    """Return the ranks whose digest of at least one dtype is a mismatch."""
+    ranks: set[int] = set()
+    for digests in digests_by_dtype.values():
+        ranks |= mismatching_ranks(models, digests)
+    return ranks
 
 
 def mismatching_ranks(models: Sequence[str], digests: Sequence[str]) -> set[int]:
-    """Return the ranks whose digest differs from the majority of their GPU model; all ranks of a model without one."""
+    """Return the ranks whose digest differs from the majority of their model.
+
+    If a model has no majority, all its ranks are returned.
+    """
     majorities = {model: majority_digest(_digests_of_model(model, models, digests)) for model in set(models)}
     return {rank for rank, digest in enumerate(digests) if digest != majorities[models[rank]]}
 
 
 def _digests_of_model(model: str, models: Sequence[str], digests: Sequence[str]) -> list[str]:
-    return [digest for digest, other in zip(digests, models, strict=True) if other == model]
+    return [digest for digest, rank_model in zip(digests, models, strict=True) if rank_model == model]
 
 
 def majority_digest(digests: Sequence[str]) -> str | None:
@@ -89,37 +97,43 @@ def majority_digest(digests: Sequence[str]) -> str | None:
 
 
 def _compare_digests(
-    models: Sequence[str], subjects: Sequence[str], dtypes: Sequence[str], rounds: Sequence[list[tuple[str, ...]]]
+    models: Sequence[str], subjects: Sequence[str], rounds: Sequence[DigestsByDtype]
 ) -> Iterator[Observation]:
-    """Yield the mismatches of each rank over the rounds, and facts on models and digests."""
-    mismatching_by_round = [
-        set[int]().union(*(mismatching_ranks(models, digests) for digests in _by_dtype(by_rank))) for by_rank in rounds
-    ]
-    unique = [subject for subject, model in zip(subjects, models, strict=True) if models.count(model) == 1]
+    """Yield the number of rounds with a mismatch of each rank, and facts on models and digests."""
+    mismatching_by_round = [_ranks_with_mismatch(models, digests_by_dtype) for digests_by_dtype in rounds]
+    uncompared = [subject for subject, model in zip(subjects, models, strict=True) if models.count(model) == 1]
     for rank, subject in enumerate(subjects):
-        if subject not in unique:
+        if subject not in uncompared:
             yield metric("digest_mismatches", sum(rank in ranks for ranks in mismatching_by_round), "rounds", subject)
-    yield metric("uncompared_devices", len(unique), "devices")
-    last = dict(zip(dtypes, _by_dtype(rounds[-1]), strict=True))
-    used = [dtype for dtype, digests in last.items() if any(digests)]
-    majorities: dict[str, dict[str, str | None]] = {}
-    for model in sorted(set(models)):  # per supported dtype; None without a majority
-        by_dtype = {dtype: majority_digest(_digests_of_model(model, models, row)) for dtype, row in last.items()}
-        majorities[model] = {dtype: digest for dtype, digest in by_dtype.items() if digest != ""}
+    yield metric("uncompared_devices", len(uncompared), "devices")
+    last_round = rounds[-1]
+    used_dtypes = [dtype for dtype, digests in last_round.items() if any(digests)]
+    majorities: dict[str, dict[str, str | None]] = {}  # model → supported dtype → digest; None without a majority
+    for model in sorted(set(models)):
+        majorities[model] = {}
+        for dtype, digests in last_round.items():
+            majority = majority_digest(_digests_of_model(model, models, digests))
+            if majority != "":
+                majorities[model][dtype] = majority
     yield from facts(
         {
             "rounds": len(rounds),
-            "dtypes": used,
+            "dtypes": used_dtypes,
             "models": {model: models.count(model) for model in majorities},
-            "unique_models": unique,
+            "unique_models": uncompared,
             "matching_digests": majorities,
-            EXEMPT: dict.fromkeys(unique, "no other device has this model and these libraries"),
-            "digests": [dict(zip(subjects, map(list, row), strict=True)) for row in rounds] if len(rounds) > 1 else [],
-            "method": f"chain of seeded matrix products in {', '.join(used)}; SHA-256 over the bit sums of every "
-            "product; digests compared between all devices of one model; the fact matching_digests allows comparison "
-            "with other nodes and runs",
+            EXEMPT: dict.fromkeys(uncompared, "no other device has this model and these libraries"),
+            "digests": [_by_subject(subjects, digests) for digests in rounds] if len(rounds) > 1 else [],
+            "method": f"chain of seeded matrix products in {', '.join(used_dtypes)}; SHA-256 over the bit sums of "
+            "every product; digests compared between all devices of one model; the fact matching_digests allows "
+            "comparison with other nodes and runs",
         }
     )
+
+
+def _by_subject(subjects: Sequence[str], digests_by_dtype: DigestsByDtype) -> dict[str, list[str]]:
+    """Return the digests of each subject, one per dtype."""
+    return {subject: [digests[rank] for digests in digests_by_dtype.values()] for rank, subject in enumerate(subjects)}
 
 
 CHECK = Check(

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 # Rows and columns. 8192 saturates an H100 or H200: three matrices of 128 MiB in bf16 exceed its cache. 1024 takes about
 # 40 ms on a CPU core.
 GPU_MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 1024
-# Largest error of a result, divided by the largest exact result. The limits are the rounding errors with a margin of
-# about 4: half a unit in the last place for bf16 and fp16, the short mantissas for tf32 and fp8, and the accumulation.
-# A defective multiplier exceeds them.
+# Limits of the largest error of a product, divided by the largest exact value: the rounding errors with a margin of
+# about 4. These are half a unit in the last place of the product for bf16, fp16 and fp8 (its product is bf16), the
+# short mantissa of the inputs for tf32, and the accumulation for fp32. A defective multiplier exceeds the limits.
 MAX_RELATIVE_ERROR = {"bf16": 0.01, "fp16": 0.002, "tf32": 0.004, "fp8": 0.01, "fp32": 1e-5}
 
 
@@ -57,11 +57,11 @@ def measure(context: Context, options: GemmOptions) -> Iterator[Observation]:
             yield metric(f"relative_error.{dtype}", error, "ratio", context.subject)
     yield Fact(name="unsupported_types", value=unsupported)
     yield Fact(name="timing", value={dtype: timing.describe() for dtype, timing in timings.items()})
-    windows = "; ".join(f"{dtype}: {len(timing.windows)} × {timing.per_window}" for dtype, timing in timings.items())
+    counts = "; ".join(f"{dtype}: {len(timing.windows)} × {timing.per_window}" for dtype, timing in timings.items())
     yield Fact(
         name="method",
         value=f"{size} × {size} matrices of normally distributed numbers, 2·n³ FLOP per product, median of "
-        f"back-to-back windows (windows × products: {windows}), all devices of a node concurrently; 1 row in "
+        f"back-to-back windows (windows × products: {counts}), all devices of a node concurrently; 1 row in "
         f"{compute.CHECKED_ROW_STRIDE} compared with float64; fp8 without fast accumulation",
     )
 

@@ -31,11 +31,11 @@ from seatrial.model import (
 )
 
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}
-# Fields that a GPU must return if another GPU of its model does; otherwise readings_failed reports the GPU as faulty.
+# Fields of Gpu that a GPU must return if another GPU of its model does; otherwise readings_failed reports it as faulty.
 _REQUIRED = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clocks_event_reasons|power_(limit|default)|memory_|processes"
 )
-# Fields that some GPU models do not support. If no GPU of the node supports a field, the rules on it do not apply.
+# Fields of Gpu that some models do not support. If no GPU of the node supports a field, the rules on it do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
     *("clocks_event_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
@@ -49,7 +49,7 @@ RULE_FACTS = {
 }
 _NO_REASON = "no reason from NVML (for NVLinks: all links may be down, or no NVLink bridge is installed)"
 
-METRICS = {
+METRICS = {  # name → unit
     "ecc_enabled": "bool",
     "ecc_uncorrected": "errors",
     "repair_pending": "bool",
@@ -63,8 +63,7 @@ METRICS = {
     "gpus_missing": "GPUs",
     "gpus_hidden": "GPUs",
     "gpu_models": "models",
-    "nvlinks_down": "links",
-    "nvlinks_missing": "links",
+    **dict.fromkeys(("nvlinks_down", "nvlinks_missing"), "links"),
     "fabric_ready": "bool",
     "foreign_processes": "processes",
     "readings_failed": "readings",
@@ -90,19 +89,20 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     Raises SeatrialError if GPUs cannot be detected and their number is not configured; also, after all metrics, if a
     metric with a rule has no value on a GPU that supports its field.
     """
-    inventory, expected = discover.read(context.root), context.expected_gpus or 0
+    inventory = discover.read(context.root)
+    usable, expected_gpus = len(inventory.gpus), context.expected_gpus or 0
     if inventory.detection_error and context.expected_gpus is None:
         raise SeatrialError(inventory.detection_error)
-    if not inventory.gpus and not inventory.installed_gpus and not expected:
+    if not inventory.gpus and not inventory.installed_gpus and not expected_gpus:
         reason = f" ({inventory.nvml_unavailable})" if inventory.nvml_unavailable else ""
-        expects = "is not set" if context.expected_gpus is None else "is 0"
-        raise NotApplicable(f"no NVIDIA GPU on this machine, and --gpus-per-node {expects}{reason}")
+        option_state = "is not set" if context.expected_gpus is None else "is 0"
+        raise NotApplicable(f"no NVIDIA GPU on this machine, and --gpus-per-node {option_state}{reason}")
     yield from _inventory_facts(inventory)
     # If GPUs are expected, the PCI bus does not count: it also shows GPUs that the scheduler has not allocated.
-    required = max(expected, len(inventory.gpus) + len(inventory.failed_gpus)) if expected else inventory.installed_gpus
-    yield metric("gpus_missing", required - len(inventory.gpus), "GPUs", context.node)
+    required = max(expected_gpus, usable + len(inventory.failed_gpus)) if expected_gpus else inventory.installed_gpus
+    yield metric("gpus_missing", required - usable, "GPUs", context.node)
     used = discover.cuda_visible(inventory, os.environ)
-    yield metric("gpus_hidden", max(0, min(expected, len(inventory.gpus)) - len(used)), "GPUs", context.node)
+    yield metric("gpus_hidden", max(0, min(expected_gpus, usable) - len(used)), "GPUs", context.node)
     yield Fact(name=GPUS_USED, value=[gpu.index for gpu in used])
     yield from facts({name: "yes" if supported else "no" for name, supported in _supported_features(used).items()})
     if used:
@@ -111,39 +111,39 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _gpu_metrics(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
-    """Yield the metrics of each GPU in use. Raises SeatrialError, after all metrics, for values that are missing."""
+    """Yield the metrics of each GPU in use; then raise SeatrialError for metrics that a GPU supports but has not."""
     processes = _foreign_processes(used)
     yield Fact(name="foreign_processes", value=[process.model_dump() for process in processes])
     values_by_gpu = [(gpu, _metric_values(gpu, used, processes)) for gpu in used]
-    missing: dict[str, list[str]] = {}
+    gpus_by_missing_metric: dict[str, list[str]] = {}  # "METRIC: REASON" → GPUs without a value
     for gpu, values in values_by_gpu:
         for name, value in values.items():
             if value is not None:
                 yield metric(name, value, METRICS[name], f"{node}/gpu{gpu.index}")
-        if not values["readings_failed"]:  # otherwise readings_failed reports them as a fault of this GPU
+        if not values["readings_failed"]:  # otherwise the rule on readings_failed reports the missing values
             for name, reason in _missing_values(gpu, values).items():
-                missing.setdefault(f"{name}: {reason}", []).append(f"gpu{gpu.index}")
-    if missing:
-        reasons = [f"{', '.join(gpus)} {reason}" for reason, gpus in missing.items()]
-        raise SeatrialError(f"not measured: {'; '.join(reasons)}")
+                gpus_by_missing_metric.setdefault(f"{name}: {reason}", []).append(f"gpu{gpu.index}")
+    if gpus_by_missing_metric:
+        texts = [f"{', '.join(gpus)} {metric_text}" for metric_text, gpus in gpus_by_missing_metric.items()]
+        raise SeatrialError(f"not measured: {'; '.join(texts)}")
     if exempt := {f"{node}/gpu{gpu.index}": reasons for gpu, reasons in _exempt_metrics(values_by_gpu)}:
         yield Fact(name=EXEMPT, value=exempt)
 
 
 def _exempt_metrics(values_by_gpu: Sequence[tuple[Gpu, Values]]) -> Iterator[tuple[Gpu, JsonValue]]:
-    """Yield each GPU without a value for a metric that another GPU has, with these metrics and the reasons."""
-    measured = sorted({name for _, values in values_by_gpu for name, value in values.items() if value is not None})
+    """Yield each GPU that lacks metrics that another GPU has, and a mapping from these metrics to the reasons."""
+    measured = {name for name in _PER_GPU_METRICS if any(values[name] is not None for _, values in values_by_gpu)}
     for gpu, values in values_by_gpu:
-        failed = {
+        read_errors = {
             name: f"reading failed on this GPU ({reason}), see readings_failed"
             for name, reason in _missing_values(gpu, values).items()
         }
-        if missing := [name for name in measured if values.get(name) is None]:
-            yield gpu, {name: failed.get(name, "not supported by this GPU") for name in missing}
+        if missing := [name for name in sorted(measured) if values[name] is None]:
+            yield gpu, {name: read_errors.get(name, "not supported by this GPU") for name in missing}
 
 
 def _inventory_facts(inventory: GpuFacts) -> Iterator[Fact]:
-    """Yield the non-empty fields of the inventory, including the reasons for missing GPUs."""
+    """Yield a fact per field of the inventory that is not empty; some state why GPUs are missing."""
     values: dict[str, JsonValue] = {
         "driver": inventory.driver,
         "cuda_driver": inventory.cuda_driver,
@@ -163,17 +163,17 @@ def _inventory_facts(inventory: GpuFacts) -> Iterator[Fact]:
 
 
 def _supported_features(gpus: Sequence[Gpu]) -> dict[str, bool]:
-    """Return the ``has_*`` facts of the rules; a field is unsupported only if every GPU reports it as unsupported."""
-    fields = {f"has_{field}": any(field not in gpu.unsupported for gpu in gpus) for field in _OPTIONAL}
-    fabric = any(nvlinks.expects_fabric(gpu, gpus) or "fabric" in _failed_readings(gpu) for gpu in gpus)
-    repair = fields["has_remap_pending"] or fields["has_retirement_pending"]
-    return {**fields, "has_usable_gpu": bool(gpus), "has_fabric": fabric, "has_memory_repair": repair}
+    """Return the ``has_*`` facts of the rules: name → whether at least one of ``gpus`` has the feature."""
+    has_field = {f"has_{field}": any(field not in gpu.unsupported for gpu in gpus) for field in _OPTIONAL}
+    has_fabric = any(nvlinks.expects_fabric(gpu, gpus) or "fabric" in _failed_readings(gpu) for gpu in gpus)
+    has_memory_repair = has_field["has_remap_pending"] or has_field["has_retirement_pending"]
+    return {**has_field, "has_usable_gpu": bool(gpus), "has_fabric": has_fabric, "has_memory_repair": has_memory_repair}
 
 
 def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[ForeignProcess]) -> Values:
     """Return metric → value of ``gpu``. ``gpus``: all GPUs in use, with which some metrics compare it."""
     same_model = [other for other in gpus if other.name == gpu.name]
-    remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
+    remapped_rows = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
     reasons = None if gpu.clocks_event_reasons is None else set(gpu.clocks_event_reasons)
     # the enforced limit includes limits that are set by other tools
     power_limit = gpu.power_limit_w if gpu.power_enforced_w is None else gpu.power_enforced_w
@@ -183,7 +183,7 @@ def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[Fo
         "ecc_uncorrected": gpu.ecc_uncorrected,
         "repair_pending": gpu.retirement_pending if gpu.remap_pending is None else gpu.remap_pending,
         "remap_failed": gpu.remap_failed,
-        "rows_remapped": None if None in remapped else sum(filter(None, remapped)),
+        "rows_remapped": None if None in remapped_rows else sum(filter(None, remapped_rows)),
         "rows_remapped_uncorrectable": gpu.rows_remapped_uncorrectable,
         "pcie_width_lost": _shortfall(gpu.pcie_width, gpu.pcie_width_max),
         "hardware_slowdown": None if reasons is None else bool(reasons & _HARDWARE_SLOWDOWN),
@@ -208,10 +208,10 @@ def _shortfall(value: float | None, maximum: float | None) -> float | None:
 
 def _missing_values(gpu: Gpu, values: Values) -> dict[str, str]:
     """Return the metrics with a rule that have no value on this GPU although it supports the field, with the reason."""
-    reasons, features = dict[str, str](), _supported_features([gpu])
+    reasons, has_feature = dict[str, str](), _supported_features([gpu])
     for rule in RULES:
-        conditions = [name for name in rule.applies_if if name in features]
-        applies = rule.metric in _PER_GPU_METRICS and all(features[name] for name in conditions)
+        conditions = [name for name in rule.applies_if if name in has_feature]
+        applies = rule.metric in _PER_GPU_METRICS and all(has_feature[name] for name in conditions)
         if applies and values.get(rule.metric) is None:
             # The last condition is has_FIELD, with the field of Gpu from which the metric is computed
             field = conditions[-1].removeprefix("has_").replace("memory_repair", "remap_pending")
@@ -222,11 +222,12 @@ def _missing_values(gpu: Gpu, values: Values) -> dict[str, str]:
 
 
 def _failed_readings(gpu: Gpu) -> set[str]:
-    """Return the required fields that could not be read although the GPU model supports them."""
+    """Return the fields of _REQUIRED that could not be read although the GPU supports them."""
     return {field for field in gpu.unreadable if _REQUIRED.match(field) and field not in gpu.unsupported}
 
 
 def _foreign_processes(gpus: Sequence[Gpu]) -> list[ForeignProcess]:
+    """Return the compute processes on ``gpus`` that are neither this worker nor its children."""
     import psutil
 
     worker = psutil.Process()

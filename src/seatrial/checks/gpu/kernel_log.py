@@ -1,4 +1,4 @@
-"""gpu.kernel_log: Xids in the kernel's log for which NVIDIA asks to reset or repair the GPU or the node."""
+"""Counts the Xids in the kernel log for which NVIDIA asks to reset or repair the GPU or the node."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Contex
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 from seatrial.util import data_files
 
-# Values of ``immediate`` in xid_catalog.yaml (NVIDIA's Xid catalog) that ask for action on the GPU or the node, not the
-# program
+# Values of ``immediate`` in xid_catalog.yaml (NVIDIA's Xid catalog) that ask to reset or repair the GPU or the node
 _HARDWARE_ACTIONS = (
     *("RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS"),
     *("WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "WORKFLOW_XID_48"),
 )
-_MAX_LISTED = 20
+_MAX_LISTED = 20  # Xids in the fact xids_of_hardware
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield the number of hardware Xids, and the most recent 20 of them as a fact.
+    """Yield the number of hardware Xids, and the most recent 20 of them as a fact; no number without a readable log.
 
     Raises OSError if reading the log fails for another reason than permission or a missing file.
     """
@@ -39,7 +38,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     yield from facts(
         {
             "log_status": "readable",
-            "log_from_s": log.from_s,  # oldest message, in seconds since boot: earlier ones are overwritten
+            "log_from_s": log.from_s,  # time of the oldest message since boot; earlier messages are overwritten
             "xids": len(log.xids),
             "xids_of_hardware": [
                 f"{xid.seconds:.0f} s after boot, PCI {xid.address}: Xid {xid.number} ({_hardware_xids()[xid.number]})"
@@ -53,8 +52,8 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 @cache
 def _hardware_xids() -> dict[int, str]:
     """Return the meaning of each hardware Xid by its number."""
-    xids = data_files.read("xid_catalog.yaml")["xids"]
-    return {xid["xid"]: xid["meaning"] for xid in xids if xid["immediate"] in _HARDWARE_ACTIONS}
+    catalog = data_files.read("xid_catalog.yaml")["xids"]
+    return {xid["xid"]: xid["meaning"] for xid in catalog if xid["immediate"] in _HARDWARE_ACTIONS}
 
 
 CHECK = Check(

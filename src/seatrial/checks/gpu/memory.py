@@ -36,28 +36,28 @@ def measure(context: Context, options: MemoryOptions) -> Iterator[Observation]:
 
     size = options.size or (GPU_ARRAY_BYTES if context.on_gpu else CPU_ARRAY_BYTES)
     yield from facts(rank.describe_device(context.device))
-    for name, accessed, timing in (
+    for name, moved_bytes, timing in (
         ("copy", 2 * size, memory.time_copy(size, context.device, options.seconds)),
         ("triad", 3 * size, memory.time_triad(size, context.device, options.seconds)),
     ):
-        yield timing.metric(name, accessed / 1e9, "GB/s", context.subject)
+        yield timing.metric(name, moved_bytes / 1e9, "GB/s", context.subject)
         yield Fact(name=f"timing_{name}", value=timing.describe())
     context.progress("patterns")
     rank.release_memory(context.device)
     free = memory.free_bytes(context.device)
     size_on_gpu = min(int(free * options.share), free - SCRATCH_BYTES) if context.on_gpu else 0
-    tested = memory.run_pattern_test(max(MIN_TESTED_BYTES, size_on_gpu), context.device)
+    pattern_test = memory.run_pattern_test(max(MIN_TESTED_BYTES, size_on_gpu), context.device)
     rank.release_memory(context.device)  # NCCL and cuBLAS cannot use memory in torch's cache
-    yield metric("wrong_words", sum(error.words for error in tested.errors), "words", context.subject)
-    yield metric("tested_bytes", tested.size, "B", context.subject)
-    yield metric("tested_share", 100 * tested.size / tested.free_bytes, "%", context.subject)
-    if tested.errors:
-        yield Fact(name="wrong_memory", value=[asdict(error) for error in tested.errors])
+    yield metric("wrong_words", sum(error.words for error in pattern_test.errors), "words", context.subject)
+    yield metric("tested_bytes", pattern_test.size, "B", context.subject)
+    yield metric("tested_share", 100 * pattern_test.size / pattern_test.free_bytes, "%", context.subject)
+    if pattern_test.errors:
+        yield Fact(name="wrong_memory", value=[asdict(error) for error in pattern_test.errors])
     yield Fact(
         name="method",
         value=f"copy (read + write) and triad a = b + s·c (two reads + write) over arrays of {format_bytes(size)}; "
-        f"five patterns written to {format_bytes(tested.size)} and read back; all devices of a node concurrently, "
-        "unsynchronized",
+        f"five patterns written to {format_bytes(pattern_test.size)} and read back; all devices of a node "
+        "concurrently, unsynchronized",
     )
 
 

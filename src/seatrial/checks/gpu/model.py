@@ -18,7 +18,10 @@ class ModelOptions(Options):
 
 
 def measure(context: Context, options: ModelOptions) -> Iterator[Observation]:
-    """Yield the number of GPUs of other models. Raises NotApplicable without a usable GPU or an expected model."""
+    """Yield the number of GPUs that are not of the expected model, with their names as a fact.
+
+    Raises NotApplicable without a usable GPU or an expected model.
+    """
     if options.expected is None:
         raise NotApplicable(
             "no model is expected: in a hook set --gpu-model, in a trial the option expected of gpu.model"
@@ -26,10 +29,14 @@ def measure(context: Context, options: ModelOptions) -> Iterator[Observation]:
     inventory = gpu.read(context.root)
     if not inventory.gpus:
         raise NotApplicable("no usable GPU; gpu.inventory reports missing GPUs")
-    others = [device for device in inventory.gpus if options.expected.lower() not in (device.name or "").lower()]
-    names = [f"gpu{device.index}: {device.name or 'name not readable'}" for device in others]
-    yield from facts({"expected_model": options.expected, "other_models": names})
-    yield metric("gpus_of_other_model", len(others), "GPUs", context.node)
+    expected = options.expected.lower()
+    gpus_of_other_model = [
+        f"gpu{device.index}: {device.name or 'name not readable'}"
+        for device in inventory.gpus
+        if expected not in (device.name or "").lower()
+    ]
+    yield from facts({"expected_model": options.expected, "other_models": gpus_of_other_model})
+    yield metric("gpus_of_other_model", len(gpus_of_other_model), "GPUs", context.node)
 
 
 CHECK = Check(

@@ -24,10 +24,12 @@ CONCURRENT_TIME_FACTOR = 2  # concurrent copies are timed longer, as GPUs altern
 # between four GPUs; a GPU that shares its root port reaches 0.5.
 CONCURRENT_WARN_RATIO = 0.75
 CONCURRENT_FAIL_RATIO = 0.40
-# Share of the single copy that all GPUs of a node must reach together. Even if all of them share one PCIe link, they
-# reach 1.0. The nodes with 2 and 4 H200 in docs/results, some of them shared with other users, reached 1.88 to 3.6.
+# FAIL if a GPU's concurrent rate, times the number of GPUs of its node, is below this share of its single rate. Even
+# GPUs that all share one PCIe link reach 1.0. The nodes with 2 and 4 H200 in docs/results, some of them shared with
+# other users, reached 1.88 to 3.6.
 CONCURRENT_SINGLE_RATIO = 0.75
-# Bidirectional copies (the sum of both directions) reach at least the rate of one direction
+# Direction → the single copy with which its concurrent copies are compared. A bidirectional copy, the sum of both
+# directions, reaches at least the rate of one direction.
 SINGLE_METRICS = {"h2d": "h2d_single", "d2h": "d2h_single", "bidirectional": "h2d_single"}
 
 
@@ -41,26 +43,32 @@ class TransferOptions(Options):
 
 
 def measure(context: Context, options: TransferOptions) -> Iterator[Observation]:
-    """Yield GB/s per direction, single and concurrent. All nodes run at the same time, as they share no host links."""
+    """Yield GB/s of each GPU per direction, single and concurrent.
+
+    All nodes run at the same time, as they share no host links.
+    """
     from seatrial.bench import rank, transfer
     from seatrial.bench.timing import ran_concurrently, time_on_device
 
     yield from facts(rank.describe_devices(context.device))
-    turns = max(rank.gather(context.local_rank)) + 1
+    turn_count = max(rank.gather(context.local_rank)) + 1
     pinned = transfer.PinnedBuffers(context.device)
     yield Fact(name="host_memory", value=pinned.host_placement)
-    time = partial(time_on_device, device=context.device, seconds=options.seconds, window_context=pinned.concurrent)
+    time_copy = partial(
+        time_on_device, device=context.device, seconds=options.seconds, window_context=pinned.concurrent
+    )
     copies = {"h2d": pinned.h2d, "d2h": pinned.d2h, "bidirectional": pinned.bidirectional}
     timings: dict[str, DeviceTiming] = {}
-    for turn in range(turns):
+    for turn in range(turn_count):
         if turn == context.local_rank:
             context.progress("single")
-            timings |= {f"{name}_single": time(copy, warmup_s=transfer.WARMUP_S) for name, copy in copies.items()}
+            for name, copy in copies.items():
+                timings[f"{name}_single"] = time_copy(copy, warmup_s=transfer.WARMUP_S)
         rank.store_barrier()
-    # A GPU copies faster while the others do not copy. So all GPUs copy equally long, with load before and after the
-    # timed windows.
+    # A GPU copies faster while the other GPUs do not copy. So all GPUs copy equally long, with load before and after
+    # the timed windows.
     time_concurrent = partial(
-        time,
+        time_copy,
         min_seconds=CONCURRENT_TIME_FACTOR * options.seconds,
         warmup_s=transfer.OVERLAP_S,
         trailing_s=transfer.OVERLAP_S,
@@ -70,14 +78,17 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Observation]
         rank.store_barrier()
         timings[f"{name}_concurrent"] = time_concurrent(copy)
     for name, timing in timings.items():
-        copied = pinned.size * BUFFERS_PER_COPY[name.partition("_")[0]]
-        yield timing.metric(name, copied / 1e9, "GB/s", context.subject)
+        copied_bytes = pinned.size * BUFFERS_PER_COPY[name.partition("_")[0]]
+        yield timing.metric(name, copied_bytes / 1e9, "GB/s", context.subject)
     yield Fact(name="timing", value={name: timing.describe() for name, timing in timings.items()})
-    node_timings = [rank_timings for node, rank_timings in rank.gather((context.node, timings)) if node == context.node]
-    overlapped = {
-        name: ran_concurrently([rank_timings[f"{name}_concurrent"] for rank_timings in node_timings]) for name in copies
+    timings_of_node = [
+        rank_timings for node, rank_timings in rank.gather((context.node, timings)) if node == context.node
+    ]
+    was_concurrent = {
+        name: ran_concurrently([rank_timings[f"{name}_concurrent"] for rank_timings in timings_of_node])
+        for name in copies
     }
-    yield Fact(name="concurrent", value=overlapped)
+    yield Fact(name="concurrent", value=was_concurrent)
     yield Fact(
         name="method",
         value=f"pinned memory, copies of {format_bytes(pinned.size)} by the copy engines, timed with CUDA events; "

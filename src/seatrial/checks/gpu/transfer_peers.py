@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PeerOptions(Options):
-    """``seconds``: maximum timed duration per ordered pair, of unidirectional and of bidirectional copies each.
+    """``seconds``: maximum timed duration of unidirectional copies, and of bidirectional copies, of an ordered pair.
 
     Twice this duration if the median is imprecise.
     """
@@ -35,23 +35,24 @@ def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
     if len({node for node, _, _ in processes}) == len(processes):  # same result on all ranks, so that none waits
         raise NotApplicable("every node has one GPU; transfer.peers needs two GPUs in a node")
     yield from facts(rank.describe_devices(context.device))
-    names = [name for node, _, name in sorted(processes) if node == context.node]
+    # Names of the node's GPUs by local rank, which is the CUDA index of the rank's GPU
+    gpus = [gpu for node, _local_rank, gpu in sorted(processes) if node == context.node]
     copies: list[PeerCopy] = []
     if context.local_rank == 0:
-        copies = transfer.time_peer_copies(len(names), options.seconds, context.progress)
+        copies = transfer.time_peer_copies(len(gpus), options.seconds, context.progress)
         rank.release_memory(context.device)
     rank.store_barrier()
-    gb = transfer.PEER_SIZE / 1e9
+    copied_gb = transfer.PEER_SIZE / 1e9
     for copy in copies:
-        subject = f"{context.node}/{names[copy.source]}->{names[copy.target]}"
-        yield copy.unidirectional.metric("unidirectional", gb, "GB/s", subject)
-        yield copy.bidirectional.metric("bidirectional", 2 * gb, "GB/s", subject)
+        subject = f"{context.node}/{gpus[copy.source]}->{gpus[copy.target]}"
+        yield copy.unidirectional.metric("unidirectional", copied_gb, "GB/s", subject)
+        yield copy.bidirectional.metric("bidirectional", 2 * copied_gb, "GB/s", subject)
         yield metric("peer_access", copy.peer_access, "bool", subject)
     if copies:
-        unidirectional = {(copy.source, copy.target): copy.unidirectional.rate(gb) for copy in copies}
-        bidirectional = {(copy.source, copy.target): copy.bidirectional.rate(2 * gb) for copy in copies}
-        yield Fact(name="unidirectional_matrix", value=_matrix(names, unidirectional))
-        yield Fact(name="bidirectional_matrix", value=_matrix(names, bidirectional))
+        unidirectional = {(copy.source, copy.target): copy.unidirectional.rate(copied_gb) for copy in copies}
+        bidirectional = {(copy.source, copy.target): copy.bidirectional.rate(2 * copied_gb) for copy in copies}
+        yield Fact(name="unidirectional_matrix", value=_matrix(gpus, unidirectional))
+        yield Fact(name="bidirectional_matrix", value=_matrix(gpus, bidirectional))
         yield Fact(
             name="method",
             value=f"copies of {format_bytes(transfer.PEER_SIZE)} from each GPU to each other, one pair at a time, "
@@ -60,11 +61,16 @@ def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
         )
 
 
-def _matrix(names: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str, JsonValue]:
-    """Return GB/s from the GPU of the row to the GPU of the column; None on the diagonal."""
-    gpus = range(len(names))
-    rows: list[JsonValue] = [[round(gb_s[row, to], 1) if row != to else None for to in gpus] for row in gpus]
-    return {"gpus": [*names], "gb_s": rows}
+def _matrix(gpus: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str, JsonValue]:
+    """Return GB/s from the GPU of the row to the GPU of the column; None on the diagonal.
+
+    ``gb_s``: (index of the source, index of the target) → GB/s.
+    """
+    indices = range(len(gpus))
+    rows: list[JsonValue] = [
+        [None if source == target else round(gb_s[source, target], 1) for target in indices] for source in indices
+    ]
+    return {"gpus": [*gpus], "gb_s": rows}
 
 
 _FIX = (
