@@ -45,6 +45,12 @@ def test_xids_with_time_address_and_number(tmp_path: Path) -> None:
     )
 
 
+def test_the_newest_xids_are_kept(tmp_path: Path) -> None:
+    lines = [f"4,{n},{n},-;NVRM: Xid (0000:03:00): {n}, text" for n in range(1, 1202)]
+    log = read(kmsg(tmp_path, "\n".join(lines) + "\n"))
+    assert [log.xids[0].number, log.xids[-1].number] == [202, 1201]
+
+
 def test_an_empty_log(tmp_path: Path) -> None:
     log = read(kmsg(tmp_path, ""))
     assert (log.from_s, log.xids) == (None, ())

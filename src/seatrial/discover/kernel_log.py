@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections import deque
 from pathlib import Path
 
 from seatrial.model import Frozen
@@ -38,7 +39,7 @@ def read(root: Path = Path("/")) -> KernelLog:
     """Return the Xids in the kernel's log buffer, without waiting for new messages. Raises OSError."""
     descriptor = os.open(root / "dev" / "kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     from_s: float | None = None
-    xids: list[XidEvent] = []
+    xids: deque[XidEvent] = deque(maxlen=_MAX_XIDS)
     try:
         for _ in range(_MAX_RECORDS):
             try:
@@ -55,7 +56,7 @@ def read(root: Path = Path("/")) -> KernelLog:
                 if record := _RECORD.match(line):
                     seconds = int(record[1]) / 1e6
                     from_s = seconds if from_s is None else from_s
-                    if (xid := _XID.search(record[2])) and len(xids) < _MAX_XIDS:
+                    if xid := _XID.search(record[2]):
                         xids.append(XidEvent(seconds=seconds, address=xid[1], number=int(xid[2]), text=xid[3][:200]))
     finally:
         os.close(descriptor)

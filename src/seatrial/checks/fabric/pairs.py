@@ -171,9 +171,9 @@ def _observations(results: PairResults, round_count: int, transport: str) -> Ite
         if results.median_best_rate:
             shares = tuple(rate / results.median_best_rate for rate in rates)
             yield metric("gpu_share", shares, "of the median", results.subjects[rank])
-    fast_in_retry_count = sum(
-        median(results.pair_shares(timings)) >= MIN_SHARE for timings in results.retries_by_pair.values()
-    )
+    shares_in_retry = [results.pair_shares(timings) for timings in results.retries_by_pair.values()]
+    # No shares: every rank of the pair received wrong data
+    fast_in_retry_count = sum(bool(shares) and median(shares) >= MIN_SHARE for shares in shares_in_retry)
     yield metric("shared_paths", fast_in_retry_count, "pairs")
     yield from pair_wrong_data_results(results)
     yield Fact(
