@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.discover import kernel_log
 from seatrial.discover.kernel_log import XidEvent, read
 
 # the kernel's format; the texts are examples of NVIDIA's Xid documentation
@@ -45,10 +46,9 @@ def test_xids_with_time_address_and_number(tmp_path: Path) -> None:
     )
 
 
-def test_the_newest_xids_are_kept(tmp_path: Path) -> None:
-    lines = [f"4,{n},{n},-;NVRM: Xid (0000:03:00): {n}, text" for n in range(1, 1202)]
-    log = read(kmsg(tmp_path, "\n".join(lines) + "\n"))
-    assert [log.xids[0].number, log.xids[-1].number] == [202, 1201]
+def test_the_newest_xids_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "_MAX_XIDS", 2)
+    assert [xid.number for xid in read(kmsg(tmp_path, KMSG)).xids] == [94, 13]
 
 
 def test_an_empty_log(tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
 def _speed(folder: Path, physical: bool) -> int:
     """Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError.
 
-    The drivers of veth (10 Gb/s, as in pods) and of tun report a constant. The kernel gives these interfaces no DEVTYPE;
-    bonds, bridges, VLANs and macvlans have one, and report the speed of the interfaces below.
+    The drivers of veth (10 Gb/s, as in pods) and of tun report a constant. The kernel gives these interfaces no
+    DEVTYPE; bonds, bridges, VLANs and macvlans have one, and report the speed of the interfaces below.
     """
     if not physical and "DEVTYPE=" not in read_text(folder / "uevent"):
         raise ValueError(f"{folder}: a virtual interface without the speed of a link")
