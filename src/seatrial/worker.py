@@ -87,8 +87,7 @@ class HeartbeatWriter:
 
     On SIGTERM it writes the status ``TERMINATING`` and ends the process. So a rank does not count as hung if torchrun
     ends it because another rank failed. With ``cleanup_s``, SIGTERM also raises SystemExit in the check, which then has
-    this many seconds to clean up. ``stacks``: the heartbeat's thread writes the stack dump when the launcher requests
-    it.
+    this many seconds to clean up. ``stacks``: written by the same thread when the launcher requests them.
     """
 
     def __init__(self, path: Path, cleanup_s: float = 0.0, stacks: StackDump | None = None) -> None:
@@ -148,9 +147,9 @@ def _exit(_number: int, _frame: object) -> None:
 def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
     """Run the job's checks in this process. Raises SeatrialError if a CLUSTER check ends with an error on this rank.
 
-    ``attempt_dir``: the directory of this attempt at the job, ``RUN/jobs/JOB/attempt1``.
     The other ranks may then wait in a collective: after the exit of this rank, the launcher ends them and starts a new
-    attempt for the checks that had not started.
+    attempt for the checks that had not started. ``attempt_dir``: the directory of this attempt at the job, such as
+    ``RUN/jobs/JOB/attempt1``.
     """
     identity = RankIdentity.from_environment()
     journal = Journal(attempt_dir / f"rank{identity.rank}.jsonl")

@@ -86,16 +86,7 @@ def hardware_options(
         models, notes = _named_models(gpus_match[2])
     if nodes is not None and nodes < 1:
         raise UsageError(f"--nodes {nodes}: expected a positive number")
-    ports, port_gbps = None, None
-    if nics is not None:
-        nics_match = _NICS.fullmatch(nics.strip())
-        if nics_match:
-            ports, port_gbps = int(nics_match[1]) * int(nics_match[2] or 1), float(nics_match[3])
-    if nics is not None and not (ports and ports <= _MAX_PORTS and port_gbps and port_gbps >= 1):
-        raise UsageError(
-            f"--nics {nics or repr('')}: expected PORTSxGb/s of each port, such as 8x400: 1 to {_MAX_PORTS} ports of a "
-            f"node, each from 1 Gb/s on"
-        )
+    ports, port_gbps = _ports(nics) if nics is not None else (None, None)
     if fabric is not None and fabric not in FABRICS:
         raise UsageError(f"--fabric {fabric!r}: expected one of {', '.join(FABRICS)}")
     if algorithm is not None and algorithm.casefold() not in ALGORITHMS:
@@ -112,6 +103,18 @@ def hardware_options(
         algorithm=ALGORITHMS[algorithm.casefold()] if algorithm else "",
         notes=notes,
     )
+
+
+def _ports(nics: str) -> tuple[int, float]:
+    """Return the number of ports of a node and the Gbit/s of each. Raises UsageError."""
+    match = _NICS.fullmatch(nics.strip())
+    ports, port_gbps = (int(match[1]) * int(match[2] or 1), float(match[3])) if match else (0, 0.0)
+    if not 1 <= ports <= _MAX_PORTS or port_gbps < 1:
+        raise UsageError(
+            f"--nics {nics or repr('')}: expected PORTSxGb/s of each port, such as 8x400: 1 to {_MAX_PORTS} ports of a "
+            f"node, each from 1 Gb/s on"
+        )
+    return ports, port_gbps
 
 
 def known_models() -> str:

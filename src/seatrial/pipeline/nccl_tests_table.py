@@ -111,7 +111,7 @@ def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
             for timing in (row.out_of_place, row.in_place):
                 if timing and timing.algbw >= 1:
                     smallest, largest = _ratio_range(timing.busbw, timing.algbw)
-                    # n = 2 / (2 - ratio); no number of ranks has a ratio of 2 or more: 2**31 is above any ``high``
+                    # n = 2 / (2 - ratio); no n has a ratio of 2 or more: then 2**31, more than any cluster has
                     low = max(low, math.ceil(2 / (2 - smallest) - 1e-6) if smallest < 2 else 2**31)
                     high = min(high, math.floor(2 / (2 - largest) + 1e-6) if largest < 2 else math.inf)
     return None if (low, high) == (1, math.inf) else (low, high)
@@ -120,7 +120,8 @@ def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
 def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:
     """Return the smallest and the largest busbw ÷ algbw that nccl-tests can have printed as these numbers.
 
-    It prints two decimals, one from 1,000 on, and none from 10,000 on: an error of half the last digit (here 2 % more).
+    It prints two decimals, one from 1,000 on, and none from 10,000 on. Each number may be off by half its last digit;
+    2 % are added to this error.
     """
     busbw_error, algbw_error = (
         0.0051 if value < 1000 else 0.051 if value < 10000 else 0.51 for value in (busbw, algbw)

@@ -290,11 +290,6 @@ def _trial(
     config = settings.model_dump(mode="json")
     secret_values = secrets.secret_values(config)
     gpu_error, nodes = this_host.gpu_error(settings), node_environments(results.run_dir.path, settings.container)
-    seconds_by_check = _check_seconds(list(settings.checks), results.measurements)
-    retry_seconds = _check_seconds(list(settings.checks), results.retries)
-    seconds_by_check |= {f"{name} (retry)": seconds for name, seconds in retry_seconds.items()}
-    seconds_by_check |= _check_seconds([each.check for each in results.localization], results.localization)
-    check_timings = [Timing(name=name, kind="check", seconds=value) for name, value in seconds_by_check.items()]
     session = Session(
         started=time.time() - (time.monotonic() - process_start),
         seconds=time.monotonic() - process_start,
@@ -329,7 +324,7 @@ def _trial(
         findings=_without_secrets(assessment.findings, secret_values),
         insights=assessment.insights,
         telemetry=assessment.telemetry,
-        timings=(*overhead, *check_timings),
+        timings=(*overhead, *_check_timings(results)),
         decision=make_decision(
             settings,
             results.measurements,
@@ -343,6 +338,17 @@ def _trial(
             baseline=assessment.baseline,
         ),
     )
+
+
+def _check_timings(results: TrialResults) -> list[Timing]:
+    """Return the time of each check, of its retries, and of the search for slow nodes."""
+    names = list(results.settings.checks)
+    seconds_by_name = _check_seconds(names, results.measurements)
+    for name, seconds in _check_seconds(names, results.retries).items():
+        seconds_by_name[f"{name} (retry)"] = seconds
+    localization_checks = [measurement.check for measurement in results.localization]
+    seconds_by_name |= _check_seconds(localization_checks, results.localization)
+    return [Timing(name=name, kind="check", seconds=seconds) for name, seconds in seconds_by_name.items()]
 
 
 def _without_secrets(findings: Iterable[Finding], secret_values: set[str]) -> tuple[Finding, ...]:
