@@ -118,7 +118,7 @@ class JobState(StrEnum):
     FAILED = "FAILED"  # a process exited with an error or was killed
     HUNG = "HUNG"  # the heartbeat of a process stopped, or a process remained after the end of the job
     TIMEOUT = "TIMEOUT"  # still running at its time limit
-    CANCELLED = "CANCELLED"  # by the user or the scheduler
+    CANCELLED = "CANCELLED"  # by Ctrl-C or another stop signal to seatrial
     REFUSED = "REFUSED"  # a node does not meet the requirements of the trial; no check of the job started
 
 

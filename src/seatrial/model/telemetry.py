@@ -50,8 +50,7 @@ HOST_GAUGES = (
 GAUGES: dict[Kind, tuple[Gauge, ...]] = {"gpu": GPU_GAUGES, "host": HOST_GAUGES}
 SAMPLER_CPU_SECONDS = "sampler_cpu_s"  # CPU time of the sampler since its start
 
-# Reasons for lower clocks; user settings and idle are left out. THROTTLE_REASONS are faults: the power cap is not among
-# them, since it is normal at full load
+# Reasons for lower clocks, without user settings and idle. The power cap is normal at full load: no throttle reason
 POWER_CAP = "software power cap"
 HARDWARE_SLOWDOWN = "hardware slowdown"
 THROTTLE_REASONS = (

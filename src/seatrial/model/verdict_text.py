@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from seatrial.model.verdict import Basis, Verdict
 
 LAX_THRESHOLD, STRICT_THRESHOLD = "LAX THRESHOLD", "STRICT THRESHOLD"
-# The words before the basis's name, where its kind alone does not read well; with them "of" is already said
+# Kind of a basis → the words before its name, as in "median of 8 GPUs"; for other kinds the kind, as in "SKU H200"
 _BASIS_LABELS = {
     BasisKind.PEERS: "median of",
     BasisKind.PHYSICAL_LIMIT: "limit of",

@@ -15,7 +15,7 @@ from seatrial.hardware.links import NCCL_ALGO_NAMES, Links, RdmaPorts, TcpInterf
 from seatrial.hardware.references import MODEL_SEPARATOR, Sku, skus
 from seatrial.model import UsageError
 from seatrial.model.benchmark import BenchmarkHardware
-from seatrial.pipeline.nccl_tests_table import rank_range
+from seatrial.pipeline.nccl_tests_table import RankRange, rank_range
 
 FABRICS = ("ib", "roce", "efa", "tcp")
 ALGORITHMS = {name.casefold(): name for name in ("Ring", "Tree", "NVLS", "NVLSTree", "CollNetChain", "CollNetDirect")}
@@ -240,7 +240,7 @@ def _is_complete_list(devices: Sequence[Device]) -> bool:
     return bool(devices) and sorted(device.rank for device in devices) == list(range(len(devices)))
 
 
-def _process_problems(table: Table, column_ranks: tuple[int, float] | None) -> list[str]:
+def _process_problems(table: Table, column_ranks: RankRange | None) -> list[str]:
     """Return why the table is not that of one group of ranks; empty if it is. ``column_ranks``: by rank_range."""
     processes: dict[int, set[tuple[str, int]]] = {}
     for device in table.devices:
@@ -260,7 +260,7 @@ def _process_problems(table: Table, column_ranks: tuple[int, float] | None) -> l
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
             "value applies"
         ]
-    if column_ranks and column_ranks[0] > column_ranks[1]:
+    if column_ranks and column_ranks.low > column_ranks.high:
         return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
 
@@ -281,15 +281,15 @@ def _interleaved_size(rows: Sequence[Row]) -> tuple[int, int] | None:
 
 
 def _rank_count(
-    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: tuple[int, float] | None
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: RankRange | None
 ) -> tuple[int | None, str]:
     """Return the number of ranks and its source: the table, else NCCL's log, the list of devices or the options."""
-    if column_ranks and column_ranks[0] == column_ranks[1]:
-        return column_ranks[0], "columns of the table"
+    if column_ranks and column_ranks.low == column_ranks.high:
+        return column_ranks.low, "columns of the table"
     if len(output.comm_sizes) == 1:
         ((logged_ranks, _nodes),) = output.comm_sizes
         return logged_ranks, "NCCL's log"
-    fits = column_ranks is None or column_ranks[0] <= len(table.devices) <= column_ranks[1]
+    fits = column_ranks is None or column_ranks.low <= len(table.devices) <= column_ranks.high
     if _is_complete_list(table.devices) and fits:
         return len(table.devices), "list of devices"
     return (options.ranks, "--gpus and --nodes") if options.ranks else (None, "")
@@ -320,14 +320,14 @@ def _nodes_and_gpus_per_node(
 
 
 def _shape_problems(
-    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: tuple[int, float] | None
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: RankRange | None
 ) -> list[str]:
     """Return the first contradiction of table, NCCL's log, list of devices and options on ranks and nodes, if any."""
     hosts = {device.host for device in table.devices}
     last_rank = max((device.rank for device in table.devices), default=-1)
     last_device = max((device.index for device in table.devices), default=-1)
     listed = len(table.devices) if _is_complete_list(table.devices) else None
-    if listed and column_ranks and not column_ranks[0] <= listed <= column_ranks[1]:
+    if listed and column_ranks and not column_ranks.low <= listed <= column_ranks.high:
         listed = None  # an excerpt of the list
     # text that names the source → its number of ranks, None if unknown
     ranks_by_source = {

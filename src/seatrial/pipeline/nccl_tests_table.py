@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from seatrial.discover.nccl_tests_output import REDUCTIONS, Row, Table, Timing
 from seatrial.model import format_bytes, size_label
@@ -93,11 +93,18 @@ def timings(row: Row) -> list[Timing]:
     return [timing for timing in (row.out_of_place, row.in_place) if timing]
 
 
-def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
-    """Return the lowest and the highest number of ranks that agree with ``rows``; None if the rows do not show it.
+class RankRange(NamedTuple):
+    """The lowest and the highest number of ranks that the rows of a table allow; ``high`` may be infinite."""
+
+    low: int
+    high: float
+
+
+def rank_range(rows: Sequence[Row], operation: str) -> RankRange | None:
+    """Return the numbers of ranks that agree with ``rows``; None if the rows do not show them.
 
     For operations in _COUNT_PER_RANK n follows from size and count; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
-    If the rows contradict each other, the lowest is above the highest.
+    If the rows contradict each other, ``low`` is above ``high``.
     """
     low, high = 1, math.inf
     for row in rows:
@@ -114,7 +121,7 @@ def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
                     # n = 2 / (2 - ratio); no n has a ratio of 2 or more: then 2**31, more than any cluster has
                     low = max(low, math.ceil(2 / (2 - smallest) - 1e-6) if smallest < 2 else 2**31)
                     high = min(high, math.floor(2 / (2 - largest) + 1e-6) if largest < 2 else math.inf)
-    return None if (low, high) == (1, math.inf) else (low, high)
+    return None if (low, high) == (1, math.inf) else RankRange(low, high)
 
 
 def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:

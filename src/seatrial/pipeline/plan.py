@@ -136,9 +136,10 @@ def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ..
             # keep the first attempt with this name: later ones have only its remaining checks
             smaller_jobs.setdefault(job.name, job)
     candidates = (*planned, *smaller_jobs.values())
-    job_of_check = {check: job.name for job in candidates for check in job.checks}  # the last job that has the check
+    # check → name of the last of these jobs that has the check
+    job_name_of_check = {check: job.name for job in candidates for check in job.checks}
     jobs = [
-        job.model_copy(update={"checks": tuple(check for check in job.checks if job_of_check[check] == job.name)})
+        job.model_copy(update={"checks": tuple(check for check in job.checks if job_name_of_check[check] == job.name)})
         for job in candidates
     ]
     return tuple(job for job in jobs if job.checks)

@@ -196,13 +196,14 @@ class Session:
         return [name for name in self.options.nodes if name not in self.results]
 
     def _test(self) -> None:
+        """Run up to _MAX_TRIALS trials, until each candidate has a result."""
         for number in range(1, _MAX_TRIALS + 1):
-            good_nodes = [partner for partner in self.pool if partner.node not in self.suspects]
-            if len(good_nodes) < self.options.partners_needed:
-                reason = f"no good partner left: {_missing_partners(good_nodes, self.options, self.suspects)}"
+            good_partners = [partner for partner in self.pool if partner.node not in self.suspects]
+            if len(good_partners) < self.options.partners_needed:
+                reason = f"no good partner left: {_missing_partners(good_partners, self.options, self.suspects)}"
                 return self._add_results(self._untested, _INCOMPLETE, reason)
-            partners = self.options.first_partners(good_nodes)
-            self.used |= {partner.node: partner for partner in good_nodes if partner.node in partners}
+            partners = self.options.first_partners(good_partners)
+            self.used |= {partner.node: partner for partner in good_partners if partner.node in partners}
             trial = self._run_trial(number, partners)
             if trial.decision.value is DecisionValue.ACCEPTED:
                 return self._add_results(self._untested, trial.decision.value, trial.decision.reason)
@@ -214,9 +215,9 @@ class Session:
             self.suspects |= bad_partners
             for name, cause in bad_partners.items():
                 self.note(f"partner {name} is at fault ({cause}): replaced; this trial rejects no node")
-            if not bad_partners:
-                for name in [name for name in self._untested if name in at_fault]:
-                    self._add_results([name], DecisionValue.REJECTED, at_fault[name])
+            rejected = [] if bad_partners else [name for name in self._untested if name in at_fault]
+            for name in rejected:
+                self._add_results([name], DecisionValue.REJECTED, at_fault[name])
             if not self._untested:
                 return None
             if not at_fault:
@@ -324,7 +325,8 @@ def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
                         cause_by_node.setdefault(node, finding.title)
         if not cause_by_node and (node := _subject_node(verdict.subject, nodes)):
             cause_by_node[node] = f"{verdict.check}: {verdict.summary}"
-        at_fault = cause_by_node | at_fault  # a node keeps its first cause
+        for node, cause in cause_by_node.items():
+            at_fault.setdefault(node, cause)
     return at_fault
 
 

@@ -209,7 +209,7 @@ def _check_format(path: Path) -> None:
 
 
 def _check_unchanged(path: Path, text: str) -> None:
-    """Raise UsageError if measurements.jsonl has not exactly one digest, that of ``text``: the content of run.json."""
+    """Raise UsageError if ``text``, the content of run.json, does not have the digest in measurements.jsonl."""
     records, _warnings = journal.read(path / _JOURNAL)
     digests = [record["request"] for record in records if "request" in record]
     if digests != [_digest(text)]:

@@ -16,6 +16,7 @@ from seatrial.report.formatting import family, print_value, unit_text
 # larger font: its digits count
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
 CHARACTER_WIDTH = 7.0  # mean of the characters of a label such as "256 KiB", with the font of narrow screens
+STYLES = 8  # colours and dash patterns of curves: .s0 to .s7 in style.css
 MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
 MAX_POINTS = 400  # points of a curve: about one per SVG unit of width
 MAX_MARKS = 40  # a curve with more points has no marks that show values on hovering

@@ -8,7 +8,7 @@ from statistics import median
 
 from seatrial.model import Trial
 from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry
-from seatrial.report.charts import Axis, Chart, Curve, Frame, drawable, linear, tick_distance
+from seatrial.report.charts import STYLES, Axis, Chart, Curve, Frame, drawable, linear, tick_distance
 from seatrial.report.formatting import format_range, natural_key
 from seatrial.report.view import CheckView
 from seatrial.util.text import plural
@@ -94,7 +94,7 @@ def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> Da
     has_band = any(track.role != "device" for track in dashboard.tracks)
     devices = {track.label for track in dashboard.tracks if track.role == "device" and track.gauge != THROTTLED}
     labels = ["median"] if has_band else sorted(devices, key=natural_key)
-    styles = {label: n % 8 for n, label in enumerate(labels)}
+    styles = {label: n % STYLES for n, label in enumerate(labels)}
     devices_text = plural(dashboard.devices, _DEVICES[dashboard.kind])
     summary = f"{devices_text}, {dashboard.seconds:.0f} s, one point per {_point_distance_s(dashboard):.3g} s"
     return DashboardView(
@@ -117,7 +117,7 @@ def _point_distance_s(dashboard: Dashboard) -> float:
     steps = max((len(track.values) for track in dashboard.tracks), default=0)
     drawn = [count for count in point_counts if count > 1]
     steps_per_point = steps / median(drawn) if drawn else 1.0
-    # a step without a sample at the end of a phase does not count
+    # below the minimum, the steps without a sample are single ones, such as the last of a phase
     return dashboard.step_s * (round(steps_per_point, 1) if steps_per_point >= MIN_STEPS_PER_POINT else 1.0)
 
 
@@ -137,9 +137,9 @@ def _time_axis(seconds: float) -> Axis:
 
 def _drawn_gauges(dashboard: Dashboard) -> Iterator[Gauge]:
     """The gauges with at least two values in a curve, with THROTTLED last if GPUs were throttled."""
-    read = {track.gauge for track in dashboard.tracks if sum(value is not None for value in track.values) > 1}
-    yield from (gauge for gauge in GAUGES[dashboard.kind] if gauge.name in read)
-    if THROTTLED in read:
+    drawn = {track.gauge for track in dashboard.tracks if sum(value is not None for value in track.values) > 1}
+    yield from (gauge for gauge in GAUGES[dashboard.kind] if gauge.name in drawn)
+    if THROTTLED in drawn:
         yield Gauge(THROTTLED, "", "Number of GPUs throttled, by reason")
 
 
@@ -155,7 +155,7 @@ def _panel(gauge: Gauge, dashboard: Dashboard, x: Axis, styles: dict[str, int]) 
     y = linear([0.0, 100.0] if unit == "%" else [0.0, *samples, *min_end], unit, *FRAME.y_range)
     drawn = [(track, values) for track, values in tracks if track.role in ("device", "median")]
     not_in_legend = [track.label for track, _ in drawn if track.label not in styles]  # outliers, throttle reasons
-    styles = styles | {label: n % 8 for n, label in enumerate(not_in_legend, len(drawn) - len(not_in_legend))}
+    styles = styles | {label: n % STYLES for n, label in enumerate(not_in_legend, len(drawn) - len(not_in_legend))}
 
     def lines(values: Sequence[float | None]) -> list[list[tuple[float, float]]]:
         """The unbroken lines of a curve, each as its points in SVG units."""

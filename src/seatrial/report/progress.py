@@ -28,7 +28,7 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-# The speed of finished checks scales the estimate of the remaining time if their typical durations exceed this sum
+# If the typical durations of the finished checks sum to more, their real speed scales the estimate of the remaining time
 MIN_TYPICAL_DONE_S = 10.0
 SECONDS_BELOW_S = 90.0  # an estimate below this is shown in seconds, rounded up to tens
 LATE_S = 10.0  # beyond its typical duration, a check takes longer than expected
@@ -44,8 +44,8 @@ class Live:
         self._console = console
         self._started = time.monotonic()
         self._status = Status("discover", console=console)
-        self._heading = ""
-        self._current = ""
+        self._heading = ""  # the job and its attempt
+        self._current = ""  # the last status that was printed into a log
         self._printed_waits: dict[str, float] = {}  # state → seconds waited when its line was printed
         self._last_outcome: tuple[str, Outcome, str] | None = None
         self._remaining = Remaining()
