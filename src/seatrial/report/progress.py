@@ -28,7 +28,7 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-# If the typical durations of the finished checks sum to more, their real speed scales the estimate of the remaining time
+# If the typical durations of the finished checks sum to more than this, their speed scales the remaining time
 MIN_TYPICAL_DONE_S = 10.0
 SECONDS_BELOW_S = 90.0  # an estimate below this is shown in seconds, rounded up to tens
 LATE_S = 10.0  # beyond its typical duration, a check takes longer than expected

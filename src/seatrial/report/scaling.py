@@ -68,11 +68,12 @@ def _row(
     name: str, metrics: ScalingMetrics, nodes: int, measured: list[Measurement], verdicts: list[Verdict]
 ) -> ScalingRow:
     values: dict[str, list[float]] = {}  # metric → values of all subjects
-    texts: dict[str, str] = {}  # metric → median of its values
+    units: dict[str, str] = {}
     for measurement in measured:
         for metric in measurement.metrics:
             values.setdefault(metric.name, []).append(metric.value)
-            texts[metric.name] = print_value(median(values[metric.name]), metric.unit)
+            units[metric.name] = metric.unit
+    texts = {name: print_value(median(values[name]), unit) for name, unit in units.items()}
     cluster_metric = metrics.cluster.format(nodes=nodes)  # the name may contain {nodes}
     base_values = values.get(metrics.node) or values.get(metrics.gpu)
     ratio = ""

@@ -129,10 +129,11 @@ class SubjectTable:
 def subject_table(check: CheckView) -> SubjectTable | None:
     """The metrics of a check that have several subjects, worst subject first; None without such metrics."""
     columns = tuple(row for row in check.rows if len(row.readings) > 1)
-    readings_by_subject = [{reading.subject: reading for reading in row.readings} for row in columns]  # per column
+    # for each column: subject → reading
+    column_readings = [{reading.subject: reading for reading in row.readings} for row in columns]
     rows: list[SubjectTableRow] = []
     for subject in check.subjects:
-        readings = [of_column.get(subject) for of_column in readings_by_subject]
+        readings = [reading_by_subject.get(subject) for reading_by_subject in column_readings]
         outcomes = [reading.outcome for reading in readings if reading and reading.outcome]
         cells = tuple(_cell(reading) if reading else None for reading in readings)
         if any(cells):
