@@ -13,7 +13,7 @@ from seatrial.checks import catalog
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import Measurement
 from seatrial.util.journal import read
-from seatrial.worker import RankIdentity, _as_retry, _context, child_tasks, reversed_devices
+from seatrial.worker import RankIdentity, _as_retry, _context, reversed_devices, visible_gpus_of_children
 from tests.launch.scripted import job
 
 
@@ -33,16 +33,16 @@ def test_reversed_order(visible: str | None, count: int, reversed_: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("device", "ranks", "trainings"),
+    ("device", "ranks", "visible_gpus"),
     [
         ("cuda", 4, ["all", "own", "all", "all", "all"]),
         ("cuda", 1, ["own", "own", "own", "all", "all"]),
         ("cpu", 4, []),
     ],
 )
-def test_processes_that_import_before_the_first_check(device: str, ranks: int, trainings: list[str]) -> None:
+def test_processes_that_import_before_the_first_check(device: str, ranks: int, visible_gpus: list[str]) -> None:
     spec = job("device.gemm", "train.fsdp", "train.throughput", "train.parity", ranks=ranks)
-    assert child_tasks(spec.model_copy(update={"device": device})) == trainings
+    assert visible_gpus_of_children(spec.model_copy(update={"device": device})) == visible_gpus
 
 
 def test_retry_is_marked_and_has_its_own_artifacts(tmp_path: Path) -> None:

@@ -65,10 +65,11 @@ class RankIdentity:
 
     @classmethod
     def from_environment(cls) -> RankIdentity:
-        rank, world_size, local_rank = (
-            int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+        return cls(
+            rank=int(os.environ.get("RANK", 0)),
+            world_size=int(os.environ.get("WORLD_SIZE", 1)),
+            local_rank=int(os.environ.get("LOCAL_RANK", 0)),
         )
-        return cls(rank, world_size, local_rank)
 
 
 class Heartbeat(Frozen):
@@ -84,9 +85,9 @@ class Heartbeat(Frozen):
 class HeartbeatWriter:
     """Writes the heartbeat of one rank every ``HEARTBEAT_INTERVAL_S``, with its status.
 
-    On SIGTERM it writes the status ``TERMINATING`` and ends the process. So a rank that torchrun ends because of a peer
-    does not count as hung. With ``cleanup_s``, SystemExit is raised in the check, which then has this many seconds to
-    clean up. ``stacks``: the same thread writes them when the launcher requests them.
+    On SIGTERM it writes the status ``TERMINATING`` and ends the process. So a rank does not count as hung if torchrun
+    ends it because another rank failed. With ``cleanup_s``, SIGTERM also raises SystemExit in the check, which then has
+    this many seconds to clean up. ``stacks``: written by the same thread when the launcher requests them.
     """
 
     def __init__(self, path: Path, cleanup_s: float = 0.0, stacks: StackDump | None = None) -> None:
@@ -143,19 +144,20 @@ def _exit(_number: int, _frame: object) -> None:
     raise SystemExit(EXIT_TERMINATED)
 
 
-def run_checks(job: Job, run_dir: Path, folder: Path) -> None:
+def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
     """Run the job's checks in this process. Raises SeatrialError if a CLUSTER check ends with an error on this rank.
 
     The other ranks may then wait in a collective: after the exit of this rank, the launcher ends them and starts a new
-    attempt for the checks that had not started.
+    attempt for the checks that had not started. ``attempt_dir``: the directory of this attempt at the job, such as
+    ``RUN/jobs/JOB/attempt1``.
     """
     identity = RankIdentity.from_environment()
-    journal = Journal(folder / f"rank{identity.rank}.jsonl")
+    journal = Journal(attempt_dir / f"rank{identity.rank}.jsonl")
     # checks of the control job submit Slurm jobs, which they must cancel before the exit
     cleanup_s = CLEANUP_S if job.placement == "control" else 0.0
-    stacks = StackDump(folder, identity.rank, _recorder_dump)
-    with HeartbeatWriter(folder / f"rank{identity.rank}.heartbeat.json", cleanup_s, stacks) as heartbeat:
-        device, nvml_index = _open_device(job, identity, folder)
+    stacks = StackDump(attempt_dir, identity.rank, _recorder_dump)
+    with HeartbeatWriter(attempt_dir / f"rank{identity.rank}.heartbeat.json", cleanup_s, stacks) as heartbeat:
+        device, nvml_index = _open_device(job, identity, attempt_dir)
         for name in job.checks:
             check = catalog()[name]
             heartbeat.set_status(name)
@@ -177,8 +179,11 @@ def run_checks(job: Job, run_dir: Path, folder: Path) -> None:
 
 
 def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurement:
-    """Run one check and return its measurement; observations before an error are kept."""
-    started, clock = time.time(), time.monotonic()
+    """Run one check and return its measurement, with ``error`` or ``skipped`` if the check raised an exception.
+
+    Observations before an exception are kept.
+    """
+    started, monotonic_start = time.time(), time.monotonic()
     observations: list[Observation] = []
     error = skipped = None
     try:
@@ -200,7 +205,7 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
         error=error,
         skipped=skipped,
         started=started,
-        seconds=time.monotonic() - clock,
+        seconds=time.monotonic() - monotonic_start,
     )
 
 
@@ -243,8 +248,11 @@ def _of_type(observations: Iterable[Observation], kind: type[_Kind]) -> list[_Ki
     return [observation for observation in observations if isinstance(observation, kind)]
 
 
-def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, int | None]:
-    """Return this rank's device and its NVML index; for a ``ranks`` job, also open the process group."""
+def _open_device(job: Job, identity: RankIdentity, attempt_dir: Path) -> tuple[str, int | None]:
+    """Return this rank's device and its NVML index, None without a GPU.
+
+    For a ``ranks`` job, also start the spare children and open the process group.
+    """
     if job.placement != "ranks":
         return "cpu", None
     from seatrial.bench import group, rank, spare_children, timing
@@ -252,24 +260,26 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
     if job.retry:
         timing.min_windows = timing.RETRY_MIN_WINDOWS
     device = f"cuda:{identity.local_rank}" if job.device == "cuda" else "cpu"
-    group.enable_nccl_log(folder)
-    tasks = child_tasks(job)
-    spare_children.start(tasks, folder, device)
+    group.enable_nccl_log(attempt_dir)
+    gpus_of_children = visible_gpus_of_children(job)
+    spare_children.start(gpus_of_children, attempt_dir, device)
     group.open_group(device, timeout_s=job.limit_s)
-    if tasks:
+    if gpus_of_children:
         spare_children.wait_until_ready()
     return device, rank.nvml_index(device)
 
 
-def child_tasks(job: Job) -> list[Literal["own", "all"]]:
-    """Return the GPUs visible to each child process of a rank: ``own``: the rank's GPU; ``all``: those of all ranks.
+def visible_gpus_of_children(job: Job) -> list[Literal["own", "all"]]:
+    """Return, for each child process that a rank starts before the checks, the GPUs that the child sees.
 
-    Empty on CPUs: memory is short there, and a training takes longer than its imports.
+    ``own``: the rank's GPU; ``all``: the GPUs of all ranks of the node. Empty on CPUs: there the imports of a child,
+    which would also fill memory, are short compared with its training.
     """
     if job.device == "cpu":
         return []
     one_rank = job.process_count == 1
     tasks = [task for name in job.checks for task in catalog()[name].child_tasks]
+    # a child for the runs of train/variants.py ("variants") sees all GPUs even if there is one rank
     return ["own" if task == "gpu" or (task == "all" and one_rank) else "all" for task in tasks]
 
 
@@ -330,7 +340,7 @@ def reversed_devices(visible: str | None, count: int) -> str:
 
 
 @contextlib.contextmanager
-def _sampler(job: Job, identity: RankIdentity, folder: Path) -> Iterator[None]:
+def _sampler(job: Job, identity: RankIdentity, attempt_dir: Path) -> Iterator[None]:
     """Run the node's telemetry sampler inside the context, on local rank 0; the kernel kills it if this process ends.
 
     If the sampler fails, samples are missing, but no check fails.
@@ -338,7 +348,7 @@ def _sampler(job: Job, identity: RankIdentity, folder: Path) -> Iterator[None]:
     if not job.telemetry_hz or identity.local_rank:
         yield
         return
-    samples, log = folder / f"rank{identity.rank}.samples", folder / f"rank{identity.rank}.samples.err"
+    samples, log = attempt_dir / f"rank{identity.rank}.samples", attempt_dir / f"rank{identity.rank}.samples.err"
     argv = [sys.executable, "-m", "seatrial.telemetry.sampler", str(samples), str(job.telemetry_hz)]
     child = None
     with contextlib.suppress(OSError):
@@ -350,21 +360,22 @@ def _sampler(job: Job, identity: RankIdentity, folder: Path) -> Iterator[None]:
 
 def main(arguments: list[str]) -> None:
     processes.die_with_parent(os.getppid())
-    path, attempt = Path(arguments[0]), arguments[1]
-    job = Job.model_validate_json(path.read_text(encoding="utf-8"))
-    run_dir, folder = path.parents[2], path.parent / f"attempt{attempt}"
+    job_file, attempt = Path(arguments[0]), arguments[1]
+    job = Job.model_validate_json(job_file.read_text(encoding="utf-8"))
+    run_dir, attempt_dir = job_file.parents[2], job_file.parent / f"attempt{attempt}"
     if job.placement == "ranks" and processes.is_orphan():  # torchrun ended before die_with_parent took effect
         raise SystemExit("seatrial.worker: torchrun exited before this rank started; exiting")
-    if job.retry == 1 and job.device == "cuda":  # before CUDA is initialised
+    if job.retry == 1 and job.device == "cuda":  # each rank gets another GPU; before CUDA is initialised
         os.environ[_VISIBLE_DEVICES] = reversed_devices(os.environ.get(_VISIBLE_DEVICES), job.ranks_per_node)
-    with _sampler(job, RankIdentity.from_environment(), folder):  # before the import of torch, which starts threads
+    # the sampler starts before the import of torch, which starts threads
+    with _sampler(job, RankIdentity.from_environment(), attempt_dir):
         if job.placement != "ranks":
-            run_checks(job, run_dir, folder)
+            run_checks(job, run_dir, attempt_dir)
             return
         with gc_ignores_imports():
             from seatrial.bench import group, rank
 
-        rank.with_torchrun_error_file(run_checks)(job, run_dir, folder)
+        rank.with_torchrun_error_file(run_checks)(job, run_dir, attempt_dir)
     group.exit_without_teardown()
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.discover.nccl_tests_output import Row, Timing
 from seatrial.model import Outcome, UsageError
-from seatrial.pipeline.benchmark_hardware import hardware_options, rank_range
+from seatrial.pipeline.benchmark_hardware import hardware_options
 from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
 
 
@@ -127,24 +126,3 @@ def test_log_of_nccl_names_nodes_network_and_settings() -> None:
     assert "--nodes 3 contradicts NCCL's log: 16 ranks, 2 nodes" in only_result(other).problems[0]
     alone = judged(log.replace("nRanks 16 nNodes 2", "nRanks 8 nNodes 1") + table(470, ranks=8), gpus="8xH100", nodes=2)
     assert "MPI=1" in only_result(alone).problems[0]
-
-
-@pytest.mark.parametrize(("ranks", "expected"), [(1, (1, 1)), (2, (2, 2)), (16, (16, 16)), (24, (24, 24))])
-def test_ranks_of_an_all_reduce(ranks: int, expected: tuple[int, int]) -> None:
-    """busbw ÷ algbw = 2(n−1)/n, within rounding to two decimals."""
-    timing = Timing(20000.0, 200.0, round(200 * 2 * (ranks - 1) / ranks, 2), 0.0)
-    assert rank_range([Row(2**32, 2**30, "float", "sum", -1, timing, timing)], "all_reduce") == expected
-
-
-def test_ranks_of_a_large_all_reduce_are_a_range() -> None:
-    timing = Timing(84625.0, 203.01, 405.74, 0.0)  # 1,440 ranks
-    ranks = rank_range([Row(2**34, 2**32, "float", "sum", -1, timing, timing)], "all_reduce")
-    assert ranks
-    assert ranks[0] < 1440 < ranks[1]
-
-
-def test_ranks_from_the_count_of_one_rank() -> None:
-    timing = Timing(2767.0, 388.05, 363.80, 0.0)
-    row = Row(2**30, 2**24, "float", "none", -1, timing, timing)
-    assert rank_range([row], "all_gather") == (16, 16)
-    assert rank_range([row], "broadcast") is None

@@ -10,6 +10,7 @@ from seatrial.pipeline.nccl_tests_table import (
     measured_sizes,
     nominal_size_label,
     possible_operations,
+    rank_range,
     split_series,
     wrong_elements,
 )
@@ -84,3 +85,24 @@ def test_wrong_elements() -> None:
 )
 def test_size_labels(size: int, label: str) -> None:
     assert nominal_size_label(size) == label
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, (1, 1)), (2, (2, 2)), (16, (16, 16)), (24, (24, 24))])
+def test_ranks_of_an_all_reduce(ranks: int, expected: tuple[int, int]) -> None:
+    """busbw ÷ algbw = 2(n−1)/n, within rounding to two decimals."""
+    timing = Timing(20000.0, 200.0, round(200 * 2 * (ranks - 1) / ranks, 2), 0.0)
+    assert rank_range([Row(2**32, 2**30, "float", "sum", -1, timing, timing)], "all_reduce") == expected
+
+
+def test_ranks_of_a_large_all_reduce_are_a_range() -> None:
+    timing = Timing(84625.0, 203.01, 405.74, 0.0)  # 1,440 ranks
+    ranks = rank_range([Row(2**34, 2**32, "float", "sum", -1, timing, timing)], "all_reduce")
+    assert ranks
+    assert ranks[0] < 1440 < ranks[1]
+
+
+def test_ranks_from_the_count_of_one_rank() -> None:
+    timing = Timing(2767.0, 388.05, 363.80, 0.0)
+    row = Row(2**30, 2**24, "float", "none", -1, timing, timing)
+    assert rank_range([row], "all_gather") == (16, 16)
+    assert rank_range([row], "broadcast") is None

@@ -172,10 +172,10 @@ def test_progress_counts_checks_and_scales_typical_durations() -> None:
     remaining = Remaining([JOB])
     assert remaining.seconds(0) == 220
     remaining.finish("a.one", 2 * 20)
-    assert (remaining.done, remaining.total) == (1, 2)
+    assert (remaining.done_count, remaining.check_count) == (1, 2)
     assert remaining.seconds(0) == 2 * 200, "this machine needs twice the typical time"
     remaining.finish("a.one", 2 * 20)
-    assert remaining.done == 1, "a retry does not count twice"
+    assert remaining.done_count == 1, "a retry does not count twice"
     assert remaining.text(0) == "1 of 2 checks, about 7 min left"
 
 

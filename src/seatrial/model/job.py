@@ -37,12 +37,12 @@ class Job(Frozen):
     checks: tuple[str, ...]
     options: dict[str, dict[str, JsonValue]]
     expected_gpus: int | None  # per node
-    expected_nodes: int = 1
+    expected_nodes: int = 1  # of the trial; ``nodes`` is 1 for a control job
     nodelist: str = Field(default="", description="nodes of the previous jobs, in the scheduler's notation")
     topology: Topology | None = Field(default=None, description="switches and racks of the nodes, for jobs of ranks")
     exclude: str = Field(default="", description="nodes that earlier jobs lost, separated by commas")
     limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
-    limit_s: float
+    limit_s: float = Field(description="time limit of the job in seconds: its start, and the limits of its checks")
     typical: dict[str, float] = Field(default={}, description="typical seconds of each check; without unknown ones")
     start_s: float = Field(default=0, description="typical seconds of the start and end of the job")
     network_gbps: float | None = Field(
@@ -116,9 +116,9 @@ class JobState(StrEnum):
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"  # a process exited with an error or was killed
-    HUNG = "HUNG"  # the heartbeat of a process stopped
+    HUNG = "HUNG"  # the heartbeat of a process stopped, or a process remained after the end of the job
     TIMEOUT = "TIMEOUT"  # still running at its time limit
-    CANCELLED = "CANCELLED"
+    CANCELLED = "CANCELLED"  # by Ctrl-C or another stop signal to seatrial
     REFUSED = "REFUSED"  # a node does not meet the requirements of the trial; no check of the job started
 
 

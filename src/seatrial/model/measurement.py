@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from seatrial.model.base import Frozen
 
-CLUSTER = "cluster"
+CLUSTER = "cluster"  # subject of values that all nodes have in common
 ERROR_COUNTERS = "error_counters"  # fact: error counters of GPUs and RDMA ports, see telemetry/error_counts.py
 JOB_FAILURES = "job_failures"  # fact: known causes why pods that the check creates do not start, as JobFailure
 NOT_REPORTED = "not_reported"  # fact: metric → why the check has no value for it

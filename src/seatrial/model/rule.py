@@ -16,7 +16,7 @@ from seatrial.model.base import Frozen
 from seatrial.model.outcome import Outcome
 from seatrial.model.units import BINARY_UNITS, parse_bytes
 
-_LIMIT = re.compile(r"\s*(>=|<=|==|>|<)\s*(-?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
+_THRESHOLD = re.compile(r"\s*(>=|<=|==|>|<)\s*(-?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
 _COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt, "==": operator.eq}
 
 
@@ -30,7 +30,7 @@ class Threshold(Frozen):
     @classmethod
     def parse(cls, text: object) -> "Threshold":
         """The threshold in ``"> 350 GB/s"``, ``">= 1GiB"`` or ``"== 0"``. Raises ValueError for other text."""
-        match = _LIMIT.fullmatch(str(text))
+        match = _THRESHOLD.fullmatch(str(text))
         if not match:
             raise ValueError(f"{text!r} is not a threshold: expected a comparison and a number, such as '> 350 GB/s'")
         op, number, unit = match.groups()
@@ -139,7 +139,7 @@ class LearnedRun(Frozen):
 class Baseline(Frozen):
     """Reference values learned from good runs at a site, applied in addition to SKU data.
 
-    With ``override`` they replace SKU data. Earlier versions wrote paths only to ``learned_from``.
+    With ``override`` they replace SKU data. Earlier versions wrote only the paths of the runs to ``learned_from``.
     """
 
     name: str
@@ -148,5 +148,5 @@ class Baseline(Frozen):
     expected: dict[str, tuple[ReferenceValue, ...]]
 
     def includes(self, run: LearnedRun) -> bool:
-        """Whether the baseline was learned from ``run``; a run that is recorded only as a path may be ``run``."""
+        """Whether the baseline was, or may be, learned from ``run``: a run recorded only as a path may be any run."""
         return any(isinstance(source, str) or source.is_same_run(run) for source in self.learned_from)

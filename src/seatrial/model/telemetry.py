@@ -50,7 +50,7 @@ HOST_GAUGES = (
 GAUGES: dict[Kind, tuple[Gauge, ...]] = {"gpu": GPU_GAUGES, "host": HOST_GAUGES}
 SAMPLER_CPU_SECONDS = "sampler_cpu_s"  # CPU time of the sampler since its start
 
-# The reasons for lower clocks, without user settings and idle. The power cap is normal at full load
+# Reasons for lower clocks, without user settings and idle. The power cap is normal at full load: no throttle reason
 POWER_CAP = "software power cap"
 HARDWARE_SLOWDOWN = "hardware slowdown"
 THROTTLE_REASONS = (
@@ -59,9 +59,9 @@ THROTTLE_REASONS = (
     "hardware power brake",
     HARDWARE_SLOWDOWN,
 )
-THROTTLED = "throttled"  # dashboard gauge: number of GPUs with a throttle reason
-NOT_SAMPLED = "not sampled"  # dashboard gauge: number of GPUs without samples
-SAMPLER_CPU_LIMIT = 0.01  # share of one core, at one sample per second
+THROTTLED = "throttled"  # dashboard gauge: number of GPUs, one curve for each reason for lower clocks
+NOT_SAMPLED = "not sampled"  # label of the gauge's curve of GPUs without samples
+SAMPLER_CPU_LIMIT = 0.01  # CPU time of a sampler at one sample per second, as a share of one core
 
 
 class Load(Frozen):
@@ -108,7 +108,7 @@ class Dashboard(Frozen):
 
     phase: str
     kind: Kind
-    devices: int
+    devices: int = Field(description="number of GPUs or nodes")
     seconds: FiniteFloat
     step_s: FiniteFloat = Field(gt=0)
     spans: tuple[Span, ...]

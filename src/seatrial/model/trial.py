@@ -129,7 +129,7 @@ class Session(Frozen):
 
 
 def _without_empty_fields(verdicts: tuple[Verdict, ...], dump: SerializerFunctionWrapHandler) -> list[dict[str, Any]]:
-    """The verdicts without empty fields, as they are written to trial.json."""
+    """The verdicts as they are written to trial.json: without empty fields, except ``check`` and ``subject``."""
     return [_drop_empty(verdict) for verdict in dump(verdicts)]
 
 
@@ -142,10 +142,14 @@ def _drop_empty(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Trial(Frozen):
-    """The complete record of a trial, written to trial.json."""
+    """The complete record of a trial, written to trial.json.
+
+    ``origins``: dotted key of ``config`` → the file, option or variable that set it. ``environment``: facts of the host
+    that ran seatrial, and of the nodes.
+    """
 
     schema_version: Literal["2"] = "2"
-    seatrial: str
+    seatrial: str = Field(description="version of seatrial")
     name: str
     command: tuple[str, ...]
     host: str

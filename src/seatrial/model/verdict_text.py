@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from seatrial.model.verdict import Basis, Verdict
 
 LAX_THRESHOLD, STRICT_THRESHOLD = "LAX THRESHOLD", "STRICT THRESHOLD"
+# Kind of a basis → the words before its name, as in "median of 8 GPUs"; for other kinds the kind, as in "SKU H200"
 _BASIS_LABELS = {
     BasisKind.PEERS: "median of",
     BasisKind.PHYSICAL_LIMIT: "limit of",
@@ -89,19 +90,17 @@ def summary(verdict: Verdict) -> str:
 def basis_text(basis: Basis) -> str:
     """The kind and name of a basis, its expected value and source, and the limits applied to it."""
     if basis.op or basis.kind in (BasisKind.TRIAL, BasisKind.RULE):
-        text = _label(basis) + (f": {_threshold(basis)}" if basis.op else f": {basis.source}" if basis.source else "")
+        threshold_or_source = _threshold(basis) if basis.op else basis.source
+        text = _label(basis) + (f": {threshold_or_source}" if threshold_or_source else "")
     else:
         value = f": {basis.expected:g} {basis.unit}" if basis.source and basis.expected is not None else ""
         text = f"{_label(basis)}{value}" + (f" ({basis.source})" if basis.source else "")
     limits = []
     if basis.fail_below is not None:
-        is_own_median = basis.kind is BasisKind.OWN_MEDIAN
-        limits = [
-            f"slow windows are those below {basis.fail_below:.0%}"
-            if is_own_median
-            else f"FAIL below {basis.fail_below:.0%}"
-        ]
-    limits += [f"WARN below {basis.warn_below:.0%}"] if basis.warn_below is not None else []
+        label = "slow windows are those" if basis.kind is BasisKind.OWN_MEDIAN else "FAIL"
+        limits.append(f"{label} below {basis.fail_below:.0%}")
+    if basis.warn_below is not None:
+        limits.append(f"WARN below {basis.warn_below:.0%}")
     if basis.asymmetry_limit is not None:
         limits.append(f"WARN below {basis.asymmetry_limit:.0%} of the opposite direction")
     text += f"; {basis.arithmetic}" if basis.arithmetic else ""
@@ -122,11 +121,14 @@ def _threshold(basis: Basis) -> str:
 
 
 def _expected(basis: Basis) -> str:
-    """The condition of a violated threshold; "8 GPUs, expected 0 GPUs" could be read as the number of missing GPUs."""
+    """The condition of a violated threshold, appended to the value.
+
+    An exact number reads "must be": "8 GPUs, expected 0 GPUs" could be read as the number of missing GPUs.
+    """
     value = format_value(basis.expected or 0.0, basis.unit)
-    if basis.op == "==":
-        return f", expected {value}" if basis.unit == "bool" else f", must be {value}"
-    return f", expected {_threshold(basis).removeprefix('must be ')}"
+    if basis.unit == "bool":
+        return f", expected {value}"
+    return f", must be {value}" if basis.op == "==" else f", expected {basis.op} {value}"
 
 
 def _reference(verdict: Verdict) -> str:
@@ -155,14 +157,14 @@ def _template_fields(verdict: Verdict) -> dict[str, str]:
         "retry_in_brackets": "",
     }
     if verdict.interval:
-        fields["interval"] = " to ".join(format_value(end, unit) for end in verdict.interval)
+        fields["interval"] = " to ".join(format_value(bound, unit) for bound in verdict.interval)
     if verdict.opposite_value is not None and verdict.value is not None:
         ratio = verdict.value / verdict.opposite_value
         fields["opposite"] = f"{ratio:.1%} of the {format_value(verdict.opposite_value, unit)}"
     if retry:
         first, second = format_value(retry.first_value, unit), format_value(retry.retry_value, unit)
-        text = f"{first}, then {second}" + (f" on {retry.retry_subject}" if retry.retry_subject else "")
+        values_text = f"{first}, then {second}" + (f" on {retry.retry_subject}" if retry.retry_subject else "")
         if retry.third_value is not None:
-            text += f", then {format_value(retry.third_value, unit)}"
-        fields |= {"retry": text, "retry_in_brackets": f" ({text})"}
+            values_text += f", then {format_value(retry.third_value, unit)}"
+        fields |= {"retry": values_text, "retry_in_brackets": f" ({values_text})"}
     return fields

@@ -69,9 +69,10 @@ class BenchmarkFile:
         try:
             document = parse_json(content.decode(errors="replace"))
         except ValueError as error:
-            tool = "nvbandwidth" if _NVBANDWIDTH_JSON.match(self.head) else "nccl-tests"
-            if not (_NVBANDWIDTH_JSON.match(self.head) or _NCCL_TESTS_JSON.match(self.head)):
+            is_nvbandwidth = _NVBANDWIDTH_JSON.match(self.head)
+            if not is_nvbandwidth and not _NCCL_TESTS_JSON.match(self.head):
                 raise UsageError(f"{self.name} is damaged: {error}; {_EXPECTED}") from error
+            tool = "nvbandwidth" if is_nvbandwidth else "nccl-tests"
             note = f"the JSON report is truncated or damaged, and no value is taken from it: {error}"
             return BenchmarkJudgement(
                 tool=tool, file=self.name, outcome=Outcome.UNJUDGED, hardware=BenchmarkHardware(), notes=(note,)
@@ -107,9 +108,10 @@ class BenchmarkFile:
 def open_benchmark(path: Path) -> BenchmarkFile | None:
     """Return the output of a benchmark; None for a record of seatrial, a folder, and a file that open() refuses.
 
-    ``-`` is standard input. For None, the caller calls load_trial, which reads the record or reports the error. Raises
-    UsageError for a binary file, if reading fails after the file was opened, and for other JSON than that of a
-    benchmark if it comes from standard input or is compressed.
+    ``-`` is standard input. For None, the caller calls load_trial, which reads the record or reports the error.
+
+    Raises UsageError for a binary file and for an error while reading. JSON that is not of a benchmark is a UsageError
+    only from standard input or gzip: from a plain file it may be a record (None).
     """
     if path == STDIN:
         if sys.stdin is None:  # Python's value for a closed stream
@@ -125,11 +127,13 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
 
 
 def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | None:
-    """Return the file; None for JSON that may be a record of seatrial. Text is not identified here."""
+    """Return the file; None for JSON that may be a record of seatrial. Any text is accepted; ``judge`` identifies it.
+
+    Raises UsageError, see ``open_benchmark``.
+    """
     try:
         stream: Any = io.BufferedReader(HeadThenRest(file))
-        head = stream.peek(2)[:2]
-        is_gzip = head == GZIP_MAGIC
+        is_gzip = stream.peek(2)[:2] == GZIP_MAGIC
         if is_gzip:
             stream = LimitedGzip(stream, name)
         head = stream.read(_HEAD_BYTES)

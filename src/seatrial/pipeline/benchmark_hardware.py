@@ -5,7 +5,6 @@ Pure: reads no file and no GPU. Disagreements between an option and the output a
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +15,14 @@ from seatrial.hardware.links import NCCL_ALGO_NAMES, Links, RdmaPorts, TcpInterf
 from seatrial.hardware.references import MODEL_SEPARATOR, Sku, skus
 from seatrial.model import UsageError
 from seatrial.model.benchmark import BenchmarkHardware
+from seatrial.pipeline.nccl_tests_table import RankRange, rank_range
 
 FABRICS = ("ib", "roce", "efa", "tcp")
 ALGORITHMS = {name.casefold(): name for name in ("Ring", "Tree", "NVLS", "NVLSTree", "CollNetChain", "CollNetDirect")}
 _GPUS = re.compile(r"([1-9]\d{0,3})\s*[x×]\s*([A-Za-z].*\S)")  # 8xH200
 # 8x400: ports x Gbit/s of each; 4x2x200: NICs x ports of each x Gbit/s of a port
 _NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
-_MAX_PORTS = 32  # of a node; more ports, or less than 1 Gbit/s of each: the numbers are probably swapped
+_MAX_PORTS = 32  # of a node; with more ports, or below 1 Gbit/s, the two numbers of --nics are probably swapped
 _GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # names of GPUs that the driver does not know
 _SEVERAL_PROCESSES = (
     "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
@@ -32,8 +32,6 @@ _ONE_RANK = (
     "the table was measured by one rank, so that no GPU communicated: nccl-tests without MPI=1 runs every process "
     "alone. Build it with `make MPI=1`, or use the option -g"
 )
-# Operations whose column ``count`` has the number of elements of one rank, not of all ranks
-_COUNT_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -77,34 +75,29 @@ def hardware_options(
     algorithm: str | None = None,
 ) -> HardwareOptions:
     """The parsed options. Raises UsageError for text unlike 8xH200 or 8x400, and an unknown fabric or algorithm."""
-    count: int | None = None
+    gpus_per_node: int | None = None
     models: tuple[Sku, ...] = ()
     notes: tuple[str, ...] = ()
     if gpus is not None:
-        match = _GPUS.fullmatch(gpus.strip())
-        if not match:
+        gpus_match = _GPUS.fullmatch(gpus.strip())
+        if not gpus_match:
             raise UsageError(f"--gpus {gpus or repr('')}: expected COUNTxMODEL, such as 8xH100; {known_models()}")
-        count = int(match[1])
-        models, notes = _named_models(match[2])
+        gpus_per_node = int(gpus_match[1])
+        models, notes = _named_models(gpus_match[2])
     if nodes is not None and nodes < 1:
         raise UsageError(f"--nodes {nodes}: expected a positive number")
-    ports = _NICS.fullmatch(nics.strip()) if nics is not None else None
-    if nics is not None and not (ports and _port_count(ports) in range(1, _MAX_PORTS + 1) and float(ports[3]) >= 1):
-        raise UsageError(
-            f"--nics {nics or repr('')}: expected PORTSxGb/s of each port, such as 8x400: 1 to {_MAX_PORTS} ports of a "
-            f"node, each from 1 Gb/s on"
-        )
+    ports, port_gbps = _ports(nics) if nics is not None else (None, None)
     if fabric is not None and fabric not in FABRICS:
         raise UsageError(f"--fabric {fabric!r}: expected one of {', '.join(FABRICS)}")
     if algorithm is not None and algorithm.casefold() not in ALGORITHMS:
         raise UsageError(f"--algorithm {algorithm!r}: expected one of {', '.join(ALGORITHMS.values())}")
     return HardwareOptions(
         gpus_text=gpus or "",
-        gpus_per_node=count,
+        gpus_per_node=gpus_per_node,
         models=models,
         nodes=nodes,
-        ports=_port_count(ports) if ports else None,
-        port_gbps=float(ports[3]) if ports else None,
+        ports=ports,
+        port_gbps=port_gbps,
         nics_text=nics or "",
         fabric=fabric or "",
         algorithm=ALGORITHMS[algorithm.casefold()] if algorithm else "",
@@ -112,8 +105,16 @@ def hardware_options(
     )
 
 
-def _port_count(nics: re.Match[str]) -> int:
-    return int(nics[1]) * int(nics[2] or 1)
+def _ports(nics: str) -> tuple[int, float]:
+    """Return the number of ports of a node and the Gbit/s of each. Raises UsageError."""
+    match = _NICS.fullmatch(nics.strip())
+    ports, port_gbps = (int(match[1]) * int(match[2] or 1), float(match[3])) if match else (0, 0.0)
+    if not 1 <= ports <= _MAX_PORTS or port_gbps < 1:
+        raise UsageError(
+            f"--nics {nics or repr('')}: expected PORTSxGb/s of each port, such as 8x400: 1 to {_MAX_PORTS} ports of a "
+            f"node, each from 1 Gb/s on"
+        )
+    return ports, port_gbps
 
 
 def known_models() -> str:
@@ -168,12 +169,14 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
     """
     names = sorted({name for name in listed if name and name not in _GENERIC_NAMES})
     if names:
-        text = f"--gpus {options.gpus_text} contradicts the output, which lists {', '.join(names)}; judged as listed"
-        contradicts = bool(options.models) and not all(_is_one_of(name, options.models) for name in names)
-        if contradicts and not any(sku in skus() for sku in options.models):
-            unknown = f"--gpus {options.gpus_text}: no data of this GPU model, and the output lists {', '.join(names)}"
-            raise UsageError(f"{unknown}; {known_models()}")
-        return GpuName(MODEL_SEPARATOR.join(names), "output", text if contradicts else "")
+        listed_names, contradiction = ", ".join(names), ""
+        if options.models and not all(_is_one_of(name, options.models) for name in names):
+            if not any(sku in skus() for sku in options.models):
+                text = f"--gpus {options.gpus_text}: no data of this GPU model, and the output lists {listed_names}"
+                raise UsageError(f"{text}; {known_models()}")
+            contradiction = f"--gpus {options.gpus_text} contradicts the output, which lists {listed_names}"
+            contradiction += "; judged as listed"
+        return GpuName(MODEL_SEPARATOR.join(names), "output", contradiction)
     if len(options.models) > 1:
         models = ", ".join(sku.name for sku in options.models)
         return GpuName(problem=f"--gpus {options.gpus_text} can mean several GPU models: {models}")
@@ -190,38 +193,6 @@ def _is_one_of(listed: str, models: Sequence[Sku]) -> bool:
         for sku in models
         for name in sku.nvml_names
     )
-
-
-def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
-    """Return the lowest and the highest number of ranks that agree with ``rows``; None if the rows do not show it.
-
-    For operations in _COUNT_PER_RANK n follows from size and count; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
-    If the rows contradict each other, the lowest is above the highest.
-    """
-    low, high = 1, math.inf
-    for row in rows:
-        if row.size < 2**20:
-            continue
-        if operation in _COUNT_PER_RANK:
-            if not row.data_size or row.size % row.data_size:
-                return None
-            low, high = max(low, row.size // row.data_size), min(high, row.size // row.data_size)
-        elif operation == "all_reduce":
-            for timing in (row.out_of_place, row.in_place):
-                if timing and timing.algbw >= 1:
-                    smallest, largest = _ratio_range(timing.busbw, timing.algbw)
-                    low = max(low, math.ceil(2 / (2 - smallest) - 1e-6) if smallest < 2 else 2**31)
-                    high = min(high, math.floor(2 / (2 - largest) + 1e-6) if largest < 2 else math.inf)
-    return None if (low, high) == (1, math.inf) else (low, high)
-
-
-def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:
-    """Return the range of busbw ÷ algbw before rounding.
-
-    nccl-tests prints two decimals, one from 1,000 on, and none from 10,000 on.
-    """
-    rounding = [0.0051 if value < 1000 else 0.051 if value < 10000 else 0.51 for value in (busbw, algbw)]
-    return (busbw - rounding[0]) / (algbw + rounding[1]), (busbw + rounding[0]) / (algbw - rounding[1])
 
 
 def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Table, operation: str) -> TableHardware:
@@ -269,7 +240,7 @@ def _is_complete_list(devices: Sequence[Device]) -> bool:
     return bool(devices) and sorted(device.rank for device in devices) == list(range(len(devices)))
 
 
-def _process_problems(table: Table, column_ranks: tuple[int, float] | None) -> list[str]:
+def _process_problems(table: Table, column_ranks: RankRange | None) -> list[str]:
     """Return why the table is not that of one group of ranks; empty if it is. ``column_ranks``: by rank_range."""
     processes: dict[int, set[tuple[str, int]]] = {}
     for device in table.devices:
@@ -281,42 +252,44 @@ def _process_problems(table: Table, column_ranks: tuple[int, float] | None) -> l
             f"rank {repeated[0]} is listed {len(processes[repeated[0]])} times ({', '.join(hosts[:4])}): "
             f"{_SEVERAL_PROCESSES}"
         ]
-    if sizes := _interleaved_sizes(table.rows):
-        return [f"the size {sizes[0]} B appears {sizes[1]} times, more than once per sweep: {_SEVERAL_PROCESSES}"]
+    if interleaved := _interleaved_size(table.rows):
+        size, row_count = interleaved
+        return [f"the size {size} B appears {row_count} times, more than once per sweep: {_SEVERAL_PROCESSES}"]
     if any(device.group for device in table.devices):
         return [
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
             "value applies"
         ]
-    if column_ranks and column_ranks[0] > column_ranks[1]:
+    if column_ranks and column_ranks.low > column_ranks.high:
         return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
 
 
-def _interleaved_sizes(rows: Sequence[Row]) -> tuple[int, int] | None:
+def _interleaved_size(rows: Sequence[Row]) -> tuple[int, int] | None:
     """Return a size from 1 MiB on that occurs repeatedly in one ascending sweep, and its number of rows; else None."""
-    seen: dict[tuple[object, ...], int] = {}
-    last = 0
-    for row in rows:
-        if row.size < last:
-            seen.clear()
-        last = row.size
-        key = (row.size, row.type, row.redop, row.root)
-        seen[key] = seen.get(key, 0) + 1
-        if row.size >= 2**20 and seen[key] > 1:
-            return row.size, sum((other.size, other.type, other.redop, other.root) == key for other in rows)
+    keys = [(row.size, row.type, row.redop, row.root) for row in rows]
+    keys_of_sweep: set[tuple[object, ...]] = set()
+    last_size = 0
+    for row, key in zip(rows, keys, strict=True):
+        if row.size < last_size:  # the next sweep begins
+            keys_of_sweep.clear()
+        last_size = row.size
+        if row.size >= 2**20 and key in keys_of_sweep:
+            return row.size, keys.count(key)
+        keys_of_sweep.add(key)
     return None
 
 
 def _rank_count(
-    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: tuple[int, float] | None
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: RankRange | None
 ) -> tuple[int | None, str]:
     """Return the number of ranks and its source: the table, else NCCL's log, the list of devices or the options."""
-    if column_ranks and column_ranks[0] == column_ranks[1]:
-        return column_ranks[0], "columns of the table"
+    if column_ranks and column_ranks.low == column_ranks.high:
+        return column_ranks.low, "columns of the table"
     if len(output.comm_sizes) == 1:
-        return next(iter(output.comm_sizes))[0], "NCCL's log"
-    fits = column_ranks is None or column_ranks[0] <= len(table.devices) <= column_ranks[1]
+        ((logged_ranks, _nodes),) = output.comm_sizes
+        return logged_ranks, "NCCL's log"
+    fits = column_ranks is None or column_ranks.low <= len(table.devices) <= column_ranks.high
     if _is_complete_list(table.devices) and fits:
         return len(table.devices), "list of devices"
     return (options.ranks, "--gpus and --nodes") if options.ranks else (None, "")
@@ -331,7 +304,7 @@ def _nodes_and_gpus_per_node(
     """
     nodes, gpus = options.nodes, options.gpus_per_node
     if nodes is None and len(output.comm_sizes) == 1:
-        nodes = next(iter(output.comm_sizes))[1]
+        ((_ranks, nodes),) = output.comm_sizes
     hosts = {device.host for device in table.devices}
     if nodes is None and ranks and ranks == len(table.devices):
         nodes = len(hosts)
@@ -347,33 +320,37 @@ def _nodes_and_gpus_per_node(
 
 
 def _shape_problems(
-    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: tuple[int, float] | None
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: RankRange | None
 ) -> list[str]:
     """Return the first contradiction of table, NCCL's log, list of devices and options on ranks and nodes, if any."""
     hosts = {device.host for device in table.devices}
     last_rank = max((device.rank for device in table.devices), default=-1)
     last_device = max((device.index for device in table.devices), default=-1)
     listed = len(table.devices) if _is_complete_list(table.devices) else None
-    if listed and column_ranks and not column_ranks[0] <= listed <= column_ranks[1]:
+    if listed and column_ranks and not column_ranks.low <= listed <= column_ranks.high:
         listed = None  # an excerpt of the list
-    counts = {f"{_option_text(options)} are {options.ranks} GPUs": options.ranks, f"{listed} GPUs are listed": listed}
+    # text that names the source → its number of ranks, None if unknown
+    ranks_by_source = {
+        f"--gpus {options.gpus_text} --nodes {options.nodes} are {options.ranks} GPUs": options.ranks,
+        f"{listed} GPUs are listed": listed,
+    }
     if len(output.comm_sizes) == 1:
-        ranks, nodes = next(iter(output.comm_sizes))
-        counts[f"NCCL's log has {ranks} ranks on {nodes} nodes"] = ranks
+        ((ranks, nodes),) = output.comm_sizes
+        ranks_by_source[f"NCCL's log has {ranks} ranks on {nodes} nodes"] = ranks
         if options.nodes and nodes != options.nodes:
             hint = f". If all nodes were started, {_SEVERAL_PROCESSES}" if nodes == 1 else ""
             return [f"--nodes {options.nodes} contradicts NCCL's log: {ranks} ranks, {nodes} nodes{hint}"]
     if column_ranks:
         low, high = column_ranks
         columns = f"the columns of the table are those of {low if low == high else f'{low} to {high:.0f}'} ranks"
-        if wrong := [name for name, count in counts.items() if count and not low <= count <= high]:
+        if wrong := [source for source, count in ranks_by_source.items() if count and not low <= count <= high]:
             is_single_node = bool(options.gpus_per_node and high <= options.gpus_per_node)
             hint = f". If all GPUs were started, {_SEVERAL_PROCESSES}" if is_single_node else ""
             return [f"{columns}, but {wrong[0]}{hint}"]
         if last_rank >= high:
             return [f"{columns}, but rank {last_rank} is listed"]
-    if len({count for count in counts.values() if count}) > 1:
-        return ["; ".join(name for name, count in counts.items() if count)]
+    if len({count for count in ranks_by_source.values() if count}) > 1:
+        return ["; ".join(source for source, count in ranks_by_source.items() if count)]
     if options.nodes and (len(hosts) > options.nodes or (listed and len(hosts) != options.nodes)):
         count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
         return [f"--nodes {options.nodes} contradicts the list of devices, which has {count}"]
@@ -382,32 +359,28 @@ def _shape_problems(
     return []
 
 
-def _option_text(options: HardwareOptions) -> str:
-    return f"--gpus {options.gpus_text} --nodes {options.nodes}"
-
-
 def _fabric(options: HardwareOptions, output: NcclTestsOutput) -> tuple[str, str]:
     """Return the kind of the network between nodes, and its source; both empty if unknown."""
     if options.fabric:
         return options.fabric, "--fabric"
-    names = [name for name in output.nccl.transports if name.startswith("NET/")]
+    transports = [name for name in output.nccl.transports if name.startswith("NET/")]
     network = (output.nccl.network or "").casefold()
     if output.nccl.uses_sockets or network == "socket":
         return "tcp", "NCCL's log"
-    if any("libfabric" in name.casefold() or "ofi" in name.casefold() for name in (*names, network)):
+    if any("libfabric" in name.casefold() or "ofi" in name.casefold() for name in (*transports, network)):
         return "efa", "NCCL's log"
-    if network.startswith("ib") or any(name.startswith("NET/IB") for name in names):
+    if network.startswith("ib") or any(name.startswith("NET/IB") for name in transports):
         return "roce" if output.uses_roce else "ib", "NCCL's log"
     return ("rdma", "assumed") if options.ports else ("", "")
 
 
 def _network_contradictions(options: HardwareOptions, output: NcclTestsOutput) -> list[str]:
     texts = []
-    logged, _ = _fabric(HardwareOptions(), output)
+    logged, _ = _fabric(HardwareOptions(), output)  # without options: the fabric in NCCL's log
     expected = options.fabric or ("rdma" if options.ports else "")
     if logged == "tcp" and expected not in ("", "tcp"):
-        given = f"--fabric {options.fabric}" if options.fabric else f"--nics {options.nics_text}"
-        texts.append(f"{given}: NCCL's log has sockets (NET/Socket), so that NCCL did not use RDMA")
+        option = f"--fabric {options.fabric}" if options.fabric else f"--nics {options.nics_text}"
+        texts.append(f"{option}: NCCL's log has sockets (NET/Socket), so that NCCL did not use RDMA")
     elif logged and options.fabric and logged != options.fabric:
         texts.append(f"--fabric {options.fabric} contradicts NCCL's log, which has {logged}")
     hcas = output.nccl.hcas

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import chain
 from math import prod
 from typing import Literal
 
@@ -90,12 +91,12 @@ def typical_duration(
     }
     defaults = {name: field.default for name, field in check.options.model_fields.items()}
     values = {**defaults, **options}
-    options_s = sum(
-        factor * value
-        for name, factor in duration.options.items()
-        if isinstance(value := values.get(name), (int, float))
-    )
-    units_s = sum(factor * counts[unit] for unit, factor in duration.per.items())
+    options_s = 0.0
+    for name, seconds_per_one in duration.options.items():
+        value = values.get(name)
+        if isinstance(value, int | float):
+            options_s += seconds_per_one * value
+    units_s = sum(seconds_per_unit * counts[unit] for unit, seconds_per_unit in duration.per.items())
     return duration.seconds + units_s + options_s + network_duration(check, options, network)
 
 
@@ -120,18 +121,19 @@ def uses_network(check: Check) -> bool:
 
 
 def network_duration(check: Check, options: Mapping[str, JsonValue], network: Network) -> float:
-    """Return the seconds of the transfers of ``check`` between nodes; 0 unless ``network`` is TCP of a known rate."""
-    seconds = 0.0
+    """Return the seconds of the transfers of ``check`` between nodes; 0 if ``network`` is not TCP of a known rate."""
     if not isinstance(network, TcpNetwork):
-        return seconds
+        return 0.0
+    seconds = 0.0
     if check.timed_sizes:
         sizes_by_mode = check.timed_sizes(check.options.model_validate(options), network)
-        sizes = [size for sizes in sizes_by_mode.values() for size in sizes]
-        seconds += sum(OPERATIONS_PER_SIZE * network.operation_s(check.operation, size) for size in sizes)
+        for size in chain.from_iterable(sizes_by_mode.values()):
+            seconds += OPERATIONS_PER_SIZE * network.operation_s(check.operation, size)
+    unit_counts = {"gpu": network.gpus, "node": network.nodes - 1}
     for transfer in _transfers(check):
         if transfer.can_be_left_out and network.too_slow_sizes(transfer.operation, [transfer.size]):
             continue
-        count = transfer.count * prod({"gpu": network.gpus, "node": network.nodes - 1}[unit] for unit in transfer.per)
+        count = transfer.count * prod(unit_counts[unit] for unit in transfer.per)
         seconds += count * network.operation_s(transfer.operation, transfer.size)
     return seconds
 

@@ -57,6 +57,7 @@ from seatrial.pipeline.nccl_tests_table import (
 )
 from seatrial.pipeline.next_step import with_next_steps
 
+_MAX_SETTINGS = 30  # environment variables that notes list
 _NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # sizes with reference values of one node in data/skus
 # The fix of the check's rule on wrong elements names a fact that nccl-tests does not report
 _WRONG_DATA_FIX = (
@@ -81,29 +82,26 @@ def judge_output(
         for rows in split_series(table.rows) or [[]]
     ]
     results = [result for result, _ in judged]
+    hardware_of_results = [hardware for _, hardware in judged]
     notes = list(options.notes)
     if not output.tables:
         notes.append(f"no table of results{f': {output.failure}' if output.failure else ''}")
     if output.nccl.version:
         notes.append(f"NCCL {output.nccl.version}")
-    tables = (table.settings for table in output.tables)
-    settings = output.nccl.settings | {name: value for table in tables for name, value in table.items()}
-    notes += [f"set for this run: {name}={value}" for name, value in sorted(settings.items())[:30]]
+    settings = dict(output.nccl.settings)
+    for table in output.tables:
+        settings |= table.settings
+    notes += [f"set for this run: {name}={value}" for name, value in sorted(settings.items())[:_MAX_SETTINGS]]
     return BenchmarkJudgement(
         tool="nccl-tests",
         file=file,
-        outcome=overall_outcome(results),
-        hardware=judged[-1][1].hardware if judged else BenchmarkHardware(),
-        contradictions=tuple(dict.fromkeys(text for _, hardware in judged for text in hardware.contradictions)),
+        # of results without a check only FAIL counts
+        outcome=worst(result.outcome for result in results if result.check or result.outcome is Outcome.FAIL),
+        hardware=hardware_of_results[-1].hardware if hardware_of_results else BenchmarkHardware(),
+        contradictions=tuple(dict.fromkeys(text for each in hardware_of_results for text in each.contradictions)),
         notes=tuple(notes),
         results=tuple(results),
     )
-
-
-def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
-    """Return the worst outcome of the results; of results without a check only FAIL counts."""
-    outcomes = [result.outcome for result in results if result.check or result.outcome is Outcome.FAIL]
-    return worst(outcomes)
 
 
 @dataclass(frozen=True)
@@ -148,6 +146,7 @@ class _Candidate:
 
     @property
     def nodes(self) -> int:
+        """The number of nodes; 1 if unknown."""
         return self.hardware.nodes or 1
 
     @property
@@ -267,7 +266,9 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
     problems = [*candidate.table_hardware.problems]
     notes: list[str] = []
     needs_ports = candidate.nodes > 1 and not hardware.ports
-    verdicts, others, label = _wrong_data_verdicts(series, candidate.operation), tuple[Verdict, ...](), ""
+    verdicts = _wrong_data_verdicts(series, candidate.operation)
+    other_sizes: tuple[Verdict, ...] = ()
+    label = ""  # the size whose bandwidth decides
     if not problems:
         if needs_ports:
             notes.append("the rate of the network ports is unknown: give --nics, such as --nics 8x400")
@@ -282,29 +283,30 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
             problems.append(problem)
         else:
             verdicts += bandwidth
-            others = _other_sizes(candidate, label)
+            other_sizes = _verdicts_on_other_sizes(candidate, label)
     problems += table_problems(series.table, series.rows)
-    undecided = (verdict for verdict in verdicts if verdict.outcome in (Outcome.UNJUDGED, Outcome.ERROR))
-    problems += dict.fromkeys(verdict.detail or verdict.summary for verdict in undecided) if not problems else ()
+    if not problems:
+        undecided = (verdict for verdict in verdicts if verdict.outcome in (Outcome.UNJUDGED, Outcome.ERROR))
+        problems += dict.fromkeys(verdict.detail or verdict.summary for verdict in undecided)
     return BenchmarkResult(
         name=candidate.operation,
-        outcome=_outcome(verdicts, others, problems),
+        outcome=_outcome(verdicts, other_sizes, problems),
         variant=variant_text(candidate.rows[-1]),
         check=candidate.check.name,
         path=_path(candidate),
         measured=measured_sizes(candidate.rows),
         bound=_bound(candidate, label) if label else None,
         verdicts=with_next_steps(verdicts, hardware.gpu, candidate.operation, candidate.has_reference, needs_ports),
-        other_sizes=others,
+        other_sizes=other_sizes,
         problems=tuple(problems),
         notes=(*notes, *table_notes(series.table, series.rows)),
     )
 
 
-def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
+def _outcome(verdicts: Sequence[Verdict], other_sizes: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
     """Return FAIL if a verdict fails, else UNJUDGED if there is a problem, or a verdict is inconclusive or missing.
 
-    Otherwise WARN if a verdict at another size (``others``) fails, else the worst outcome of the verdicts.
+    Otherwise WARN if a verdict at another size (``other_sizes``) fails, else the worst outcome of the verdicts.
     """
     outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
     if outcome is Outcome.FAIL:
@@ -312,7 +314,7 @@ def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: S
     has_bandwidth = any(verdict.metric.startswith("busbw") for verdict in verdicts)
     if problems or not has_bandwidth or outcome in (Outcome.ERROR, Outcome.UNJUDGED):
         return Outcome.UNJUDGED
-    return Outcome.WARN if any(verdict.outcome is Outcome.FAIL for verdict in others) else outcome
+    return Outcome.WARN if any(verdict.outcome is Outcome.FAIL for verdict in other_sizes) else outcome
 
 
 def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
@@ -335,7 +337,7 @@ def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
     return labels[0], labels[0]
 
 
-def _other_sizes(candidate: _Candidate, deciding: str) -> tuple[Verdict, ...]:
+def _verdicts_on_other_sizes(candidate: _Candidate, deciding: str) -> tuple[Verdict, ...]:
     labels = dict.fromkeys(nominal_size_label(row.size) for row in candidate.rows if row.size >= SATURATING_BYTES)
     return tuple(
         verdict
@@ -365,10 +367,8 @@ def _bandwidth_verdicts(candidate: _Candidate, label: str, reference_label: str)
             "max_nodes": None,
         }
         rules.append(candidate.rule.model_copy(update=update))
-    measurement = Measurement(
-        check=candidate.check.name, subject=CLUSTER, metrics=tuple(metrics), facts=candidate.facts
-    )
     check = replace(candidate.check, rules=tuple(rules))
+    measurement = Measurement(check=check.name, subject=CLUSTER, metrics=tuple(metrics), facts=candidate.facts)
     return tuple(judge_check(check, [measurement], {}, "", candidate.references)) if rules else ()
 
 
@@ -446,5 +446,5 @@ def _bound(candidate: _Candidate, label: str) -> BenchmarkBound | None:
 def _exceeds_bound(candidate: _Candidate) -> bool:
     """Return whether the measured bandwidth between nodes is above the bound: then the operation is another one."""
     bound = _bound(candidate, "") if candidate.nodes > 1 and not candidate.table_hardware.problems else None
-    values = [value for size in measured_sizes(candidate.rows) for value in (size.out_of_place, size.in_place) if value]
-    return bool(bound and values and max(values) > MAX_RATIO_OF_BOUND * bound.value)
+    bandwidths = [max(size.out_of_place or 0, size.in_place or 0) for size in measured_sizes(candidate.rows)]
+    return bool(bound and max(bandwidths) > MAX_RATIO_OF_BOUND * bound.value)

@@ -41,38 +41,44 @@ def judge_output(
     gpu = gpu_name(options, output.devices)
     problems = [gpu.problem] if gpu.problem else []
     contradictions = [gpu.contradiction] if gpu.contradiction else []
-    devices = len(output.devices) or max((len(row) for matrix in output.matrices for row in matrix.rows), default=0)
-    if options.gpus_per_node and devices and devices != options.gpus_per_node:
-        problems.append(f"--gpus {options.gpus_text}: nvbandwidth measured {plural(devices, 'GPU')}")
-    hosts = len(output.hosts)
-    if hosts > 1 or (options.nodes or 1) > 1:
-        text = "nvbandwidth of several nodes measures NVLink between them, for which no reference value is known"
-        problems.append(text if hosts > 1 else "nvbandwidth measures one node: run it on each node, without --nodes")
+    row_lengths = [len(row) for matrix in output.matrices for row in matrix.rows]
+    gpu_count = len(output.devices) or max(row_lengths, default=0)
+    if options.gpus_per_node and gpu_count and gpu_count != options.gpus_per_node:
+        problems.append(f"--gpus {options.gpus_text}: nvbandwidth measured {plural(gpu_count, 'GPU')}")
+    host_count = len(output.hosts)
+    if host_count > 1:
+        problems.append(
+            "nvbandwidth of several nodes measures NVLink between them, for which no reference value is known"
+        )
+    elif (options.nodes or 1) > 1:
+        problems.append("nvbandwidth measures one node: run it on each node, without --nodes")
     links = Links(mig_models=frozenset(name for name in output.devices if " MIG " in name))
     references = select_references(links, baseline)
     results = [
         _judge_matrix(matrix, gpu.name, references, problems) for matrix in output.matrices if matrix.name in _METRICS
     ]
-    results += [_failed_testcase(name, text) for name, text in output.failures.items()]
-    others = [matrix.name for matrix in output.matrices if matrix.name not in _METRICS]
+    results += [_failed_testcase(name, message) for name, message in output.failures.items()]
+    without_check = [matrix.name for matrix in output.matrices if matrix.name not in _METRICS]
     notes = [*options.notes]
     if output.version:
         notes.append(f"nvbandwidth {output.version}")
     if output.failure:
         notes.append(f"message of nvbandwidth: {output.failure}")
-    if others:
-        notes.append(f"without a reference value, not judged: {and_more(others, _MAX_LISTED)}")
-    nodes_source = "output" if hosts else "nvbandwidth measures one"
+    if without_check:
+        notes.append(f"without a reference value, not judged: {and_more(without_check, _MAX_LISTED)}")
+    nodes_source = "output" if host_count else "nvbandwidth measures one"
     sources = {"gpu": gpu.source, "gpus_per_node": "output", "nodes": nodes_source} if gpu.name else {}
-    outcomes = [Outcome.UNJUDGED if result.outcome is Outcome.ERROR else result.outcome for result in results]
+    outcomes = [result.outcome for result in results]
+    if output.failure:
+        outcomes.append(Outcome.UNJUDGED)
     return BenchmarkJudgement(
         tool="nvbandwidth",
         file=file,
-        outcome=worst([*outcomes, *([Outcome.UNJUDGED] if output.failure or not results else [])]),
+        outcome=worst(outcomes),
         hardware=BenchmarkHardware(
             gpu=gpu.name,
-            gpus_per_node=devices or None,
-            nodes=max(hosts, 1),
+            gpus_per_node=gpu_count or None,
+            nodes=max(host_count, 1),
             sources=sources,
         ),
         contradictions=tuple(contradictions),
@@ -96,23 +102,25 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
     verdicts: tuple[Verdict, ...] = ()
     bound = None
     if metrics and not problems:
-        devices = max(map(len, matrix.rows))
+        gpu_count = max(map(len, matrix.rows))
         measurements = [
             Measurement(
                 check=check_name,
                 subject=f"{_NODE}/gpu{index}",
                 rank=index,
                 facts=facts,
-                metrics=tuple(each for each in metrics if each.subject.partition("->")[0] == f"{_NODE}/gpu{index}"),
+                # the value of a pair belongs to its source
+                metrics=tuple(value for value in metrics if value.subject.partition("->")[0] == f"{_NODE}/gpu{index}"),
             )
-            for index in range(devices)
+            for index in range(gpu_count)
         ]
         verdicts = tuple(
             with_next_step(verdict, gpu)
             for verdict in judge_check(replace(check, rules=rules), measurements, {}, "", references)
         )
-        limit = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
-        bound = BenchmarkBound(value=limit.value, unit=limit.unit, derivation=limit.derivation) if limit else None
+        link_bound = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
+        if link_bound:
+            bound = BenchmarkBound(value=link_bound.value, unit=link_bound.unit, derivation=link_bound.derivation)
     outcome = worst(verdict.outcome for verdict in verdicts)
     return BenchmarkResult(
         name=matrix.name,
@@ -145,18 +153,18 @@ def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
     return metrics
 
 
-def _failed_testcase(name: str, text: str) -> BenchmarkResult:
+def _failed_testcase(name: str, message: str) -> BenchmarkResult:
     """Return the result of a testcase that ended with an error: FAIL if copied data is wrong, else UNJUDGED."""
     check, _ = _METRICS.get(name, ("", ""))
-    if text.startswith(_WRONG_DATA):
+    if message.startswith(_WRONG_DATA):
         verdict = Verdict(
             check,
             _NODE,
             Outcome.FAIL,
             reasons=(Reason.MEASUREMENT_FAILED,),
-            detail=f"copied data differs from its source: {text}",
+            detail=f"copied data differs from its source: {message}",
             fix="Do not use this node. dcgmi diag -r 3; dmesg | grep -E 'Xid|SXid'",
         )
         return BenchmarkResult(name=name, outcome=Outcome.FAIL, check=check, verdicts=(verdict,))
-    problem = f"the testcase ended with an error: {text}"
+    problem = f"the testcase ended with an error: {message}"
     return BenchmarkResult(name=name, outcome=Outcome.UNJUDGED, check=check, problems=(problem,))

@@ -24,8 +24,7 @@ def localize(
 ) -> None:
     """Run the search with ``run_job`` if there is a reason for it; its measurements are in ``results.localization``.
 
-    The result of an earlier session is kept if this session has measured nothing. ``nodes``: number of nodes of the
-    plan.
+    The result of an earlier session is kept if this session has run no job. ``nodes``: number of nodes of the plan.
     """
     jobs = jobs_as_run(plan.jobs, results.jobs)
     job = localization_job(results.settings, catalog(), jobs, results.run_dir.request.time_limit_s)

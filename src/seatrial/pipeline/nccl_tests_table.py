@@ -1,10 +1,11 @@
-"""Facts of one table of nccl-tests: its operation, sizes, wrong elements, and whether it is complete."""
+"""Facts of one table of nccl-tests: its operation, ranks, sizes, wrong elements, and whether it is complete."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from seatrial.discover.nccl_tests_output import REDUCTIONS, Row, Table, Timing
 from seatrial.model import format_bytes, size_label
@@ -20,6 +21,8 @@ OPERATIONS = {
     "reduce": "reduce",
     "sendrecv": "send_receive",
 }
+# Operations whose column ``count`` has the number of elements of one rank, not of all ranks
+_COUNT_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 Place = Literal["out_of_place", "in_place"]
 # From this size on the bandwidth is not limited by latency: 1 GiB, less 1 % since nccl-tests rounds sizes down
 SATURATING_BYTES = round(0.99 * 2**30)
@@ -43,7 +46,7 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
     Source: the functions GetCollByteCount and RunTest of each program in NVIDIA/nccl-tests src/.
     """
     last = rows[-1]
-    is_part = last.data_size < last.size
+    count_is_of_one_rank = last.data_size < last.size
     is_rooted = last.root is not None and last.root >= 0
     checked_in_place = any(row.in_place and row.in_place.wrong is not None for row in rows)
     checked_out_of_place = any(row.out_of_place and row.out_of_place.wrong is not None for row in rows)
@@ -53,14 +56,14 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
     if last.redop in REDUCTIONS:
         if is_rooted:
             return ["reduce"]
-        if is_part:
+        if count_is_of_one_rank:
             return ["reduce_scatter"]
         if is_checked_twice or not _has_equal_bandwidths(rows):
             return ["all_reduce"]
         return ["send_receive"] if is_checked_once else ["all_reduce", "send_receive"]
     if is_rooted:
-        return [] if is_part else ["broadcast"]
-    if not is_part:
+        return [] if count_is_of_one_rank else ["broadcast"]
+    if not count_is_of_one_rank:
         return ["send_receive"]  # before nccl-tests 2.13 its table has no column redop
     if is_checked_once:
         return ["all_to_all"]
@@ -90,14 +93,54 @@ def timings(row: Row) -> list[Timing]:
     return [timing for timing in (row.out_of_place, row.in_place) if timing]
 
 
+class RankRange(NamedTuple):
+    """The lowest and the highest number of ranks that the rows of a table allow; ``high`` may be infinite."""
+
+    low: int
+    high: float
+
+
+def rank_range(rows: Sequence[Row], operation: str) -> RankRange | None:
+    """Return the numbers of ranks that agree with ``rows``; None if the rows do not show them.
+
+    For operations in _COUNT_PER_RANK n follows from size and count; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
+    If the rows contradict each other, ``low`` is above ``high``.
+    """
+    low, high = 1, math.inf
+    for row in rows:
+        if row.size < 2**20:  # its bandwidths have too few digits
+            continue
+        if operation in _COUNT_PER_RANK:
+            if not row.data_size or row.size % row.data_size:
+                return None
+            low, high = max(low, row.size // row.data_size), min(high, row.size // row.data_size)
+        elif operation == "all_reduce":
+            for timing in (row.out_of_place, row.in_place):
+                if timing and timing.algbw >= 1:
+                    smallest, largest = _ratio_range(timing.busbw, timing.algbw)
+                    # n = 2 / (2 - ratio); no n has a ratio of 2 or more: then 2**31, more than any cluster has
+                    low = max(low, math.ceil(2 / (2 - smallest) - 1e-6) if smallest < 2 else 2**31)
+                    high = min(high, math.floor(2 / (2 - largest) + 1e-6) if largest < 2 else math.inf)
+    return None if (low, high) == (1, math.inf) else RankRange(low, high)
+
+
+def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:
+    """Return the smallest and the largest busbw ÷ algbw that nccl-tests can have printed as these numbers.
+
+    It prints two decimals, one from 1,000 on, and none from 10,000 on. Each number may be off by half its last digit;
+    2 % are added to this error.
+    """
+    busbw_error, algbw_error = (
+        0.0051 if value < 1000 else 0.051 if value < 10000 else 0.51 for value in (busbw, algbw)
+    )
+    return (busbw - busbw_error) / (algbw + algbw_error), (busbw + busbw_error) / (algbw - algbw_error)
+
+
 def busbw(rows: Sequence[Row], label: str, place: Place) -> float | None:
     """Return the bus bandwidth at one size in GB/s; None if not measured. With repeated sweeps (-N) the median."""
-    values = [
-        timing.busbw
-        for row in rows
-        if nominal_size_label(row.size) == label
-        and (timing := row.out_of_place if place == "out_of_place" else row.in_place) is not None
-    ]
+    size_rows = [row for row in rows if nominal_size_label(row.size) == label]
+    place_timings = [row.out_of_place if place == "out_of_place" else row.in_place for row in size_rows]
+    values = [timing.busbw for timing in place_timings if timing]
     return median(values) if values else None
 
 
@@ -112,15 +155,20 @@ def measured_sizes(rows: Sequence[Row]) -> tuple[MeasuredSize, ...]:
             label=label,
             out_of_place=busbw(size_rows, label, "out_of_place"),
             in_place=busbw(size_rows, label, "in_place"),
-            wrong=max((t.wrong for row in size_rows for t in timings(row) if t.wrong is not None), default=None),
+            wrong=max(_wrong_counts(size_rows), default=None),
         )
         for label, size_rows in by_label.items()
     )
 
 
+def _wrong_counts(rows: Sequence[Row]) -> list[float]:
+    """Return the number of wrong elements of each measurement that checked the data."""
+    return [timing.wrong for row in rows for timing in timings(row) if timing.wrong is not None]
+
+
 def wrong_elements(table: Table, rows: Sequence[Row]) -> float | None:
     """Return the largest number of wrong elements in rows and summary; None if the run did not check the data."""
-    counts = [timing.wrong for row in rows for timing in timings(row) if timing.wrong is not None]
+    counts = _wrong_counts(rows)
     if not counts and not table.out_of_bounds:
         return None
     in_rows = max(counts, default=0.0) if table.counts_wrong else 0.0

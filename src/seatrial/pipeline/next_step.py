@@ -32,8 +32,8 @@ def with_next_step(
     ``gpu``: the NVML name; ``needs_ports``: a reference value depends on the network ports, which are unknown.
     ``reference_sizes``: the sizes with a reference value on this hardware, such as 8GiB.
     """
-    missing = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
-    if verdict.outcome is not Outcome.UNJUDGED or missing.isdisjoint(verdict.reasons):
+    no_reference = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
+    if verdict.outcome is not Outcome.UNJUDGED or no_reference.isdisjoint(verdict.reasons):
         return verdict
     baseline = "give --baseline FILE, learned from good runs of `seatrial run`"
     names = gpu.split(MODEL_SEPARATOR)

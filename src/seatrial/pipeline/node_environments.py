@@ -16,18 +16,19 @@ def node_environments(run_dir: Path, container: Container) -> list[JsonValue]:
 
     The field ``in_container`` of an entry: whether the report has ``evidence`` that the process ran in a container.
     """
-    reports: dict[str, dict[str, JsonValue]] = {}
+    report_by_node: dict[str, dict[str, JsonValue]] = {}
     for path in sorted(run_dir.glob("jobs/*/attempt*/preflight/*.json"), key=lambda path: path.stat().st_mtime):
         try:
             report = read_json(path)
-            reports[str(report.pop("node"))] = report
+            report_by_node[str(report.pop("node"))] = report
         except (OSError, ValueError, LookupError, AttributeError, TypeError):  # truncated, or of another program
             continue
-    nodes: dict[str, list[JsonValue]] = {}
-    for node, report in sorted(reports.items()):
-        nodes.setdefault(json.dumps(report, sort_keys=True), []).append(node)
+    nodes_by_report: dict[str, list[JsonValue]] = {}
+    for node, report in sorted(report_by_node.items()):
+        nodes_by_report.setdefault(json.dumps(report, sort_keys=True), []).append(node)
     requested: dict[str, JsonValue] = {"runtime": container.runtime, "image": container.image}
-    return [
-        {"nodes": names, **requested, "in_container": bool((report := json.loads(text)).get("evidence")), **report}
-        for text, names in nodes.items()
-    ]
+    environments: list[JsonValue] = []
+    for report_json, nodes in nodes_by_report.items():
+        report = json.loads(report_json)
+        environments.append({"nodes": nodes, **requested, "in_container": bool(report.get("evidence")), **report})
+    return environments

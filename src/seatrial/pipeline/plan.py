@@ -90,24 +90,22 @@ def make_plan(
     of the trial, optional checks first. ``max_job_s``: the longest time that Slurm's partition allows a job. Raises
     UsageError if a pattern matches no check, or a limit is too short for a check.
     """
-    nodes = nodes or config.cluster.nodes
+    nodes, done = nodes or config.cluster.nodes, set(done)
     excluded = _excluded_checks(list(config.checks), list(only), list(skip))
     selected = [checks[name] for name in config.checks if name not in excluded]
-    results = {check.name: _skip_or_error(check, config, node_gpus, nodes) for check in selected}
-    not_run = {name: measurement for name, measurement in results.items() if measurement}
+    skip_or_error = {check.name: _skip_or_error(check, config, node_gpus, nodes) for check in selected}
+    not_run = {name: measurement for name, measurement in skip_or_error.items() if measurement}
     runnable = [check for check in selected if check.name not in not_run]
     if time_limit_s is not None:
         excluded |= dict.fromkeys(_checks_over_time_limit(runnable, config, node_gpus, nodes, time_limit_s), TIME_LIMIT)
     remaining = [check for check in runnable if check.name not in {*excluded, *done}]
-    jobs = [
-        part
-        for job in _jobs_by_placement(remaining, config, node_gpus, nodes)
-        for part in _split_job(job, config, max_job_s)
-    ]
+    jobs: list[Job] = []
+    for job in _jobs_by_placement(remaining, config, node_gpus, nodes):
+        jobs += _split_job(job, config, max_job_s)
     jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
     preflight = _preflight(remaining, jobs)
     jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
-    not_run_now = tuple(measurement for name, measurement in not_run.items() if name not in set(done))
+    not_run_now = tuple(measurement for name, measurement in not_run.items() if name not in done)
     return Plan(_in_start_order(jobs), not_run_now, excluded)
 
 
@@ -120,25 +118,29 @@ def _in_start_order(jobs: list[Job]) -> tuple[Job, ...]:
 
 def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:
     """Return what every node must have for all checks of the plan, not only for those of one job."""
-    ranks = [job for job in jobs if job.placement == "ranks"]
+    rank_jobs = [job for job in jobs if job.placement == "ranks"]
     return Preflight(
         version=__version__,
-        torch=bool(ranks),
-        gpus=max((job.ranks_per_node for job in ranks if job.device == "cuda"), default=0),
+        torch=bool(rank_jobs),
+        gpus=max((job.ranks_per_node for job in rank_jobs if job.device == "cuda"), default=0),
         hf_cache=any(check.phase in (Phase.SINGLE_GPU, Phase.DISTRIBUTED) for check in runnable),
     )
 
 
 def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:
     """Return the planned jobs, but checks that ran on fewer nodes after the loss of a node are in jobs of their own."""
-    nodes = {check: job.nodes for job in planned for check in job.checks}
-    on_fewer = [job for job in started if not job.retry and any(job.nodes < nodes.get(name, 0) for name in job.checks)]
-    # Of attempts with the same name the one that started first: later ones have only its remaining checks
-    smaller = {job.name: job for job in reversed(on_fewer)}
-    job_names = {check: job.name for job in (*planned, *reversed(smaller.values())) for check in job.checks}
+    planned_nodes = {check: job.nodes for job in planned for check in job.checks}
+    smaller_jobs: dict[str, Job] = {}
+    for job in started:
+        if not job.retry and any(job.nodes < planned_nodes.get(name, 0) for name in job.checks):
+            # keep the first attempt with this name: later ones have only its remaining checks
+            smaller_jobs.setdefault(job.name, job)
+    candidates = (*planned, *smaller_jobs.values())
+    # check → name of the last of these jobs that has the check
+    job_name_of_check = {check: job.name for job in candidates for check in job.checks}
     jobs = [
-        job.model_copy(update={"checks": tuple(check for check in job.checks if job_names[check] == job.name)})
-        for job in (*planned, *reversed(smaller.values()))
+        job.model_copy(update={"checks": tuple(check for check in job.checks if job_name_of_check[check] == job.name)})
+        for job in candidates
     ]
     return tuple(job for job in jobs if job.checks)
 
@@ -162,15 +164,15 @@ def localization_job(
     """
     jobs = list(jobs)
     check = next((check for check in checks.values() if check.localizes), None)
-    ranks = next((job for job in reversed(jobs) if job.placement == "ranks"), None)
-    if not config.localize or check is None or ranks is None or check.name in config.checks:
+    last_job = next((job for job in reversed(jobs) if job.placement == "ranks"), None)
+    if not config.localize or check is None or last_job is None or check.name in config.checks:
         return None
-    if ranks.nodes < (2 if ranks.device == "cuda" else 3):
+    if last_job.nodes < (2 if last_job.device == "cuda" else 3):
         return None
-    network = configured_network(config, ranks.nodes, ranks.ranks_per_node, on_gpus=ranks.device == "cuda")
-    typical = typical_duration(check, {}, config, ranks.ranks_per_node, network)
+    network = configured_network(config, last_job.nodes, last_job.ranks_per_node, on_gpus=last_job.device == "cuda")
+    typical = typical_duration(check, {}, config, last_job.ranks_per_node, network)
     limit_s = check.limit_s + SLOW_FACTOR * network_duration(check, {}, network)
-    job = ranks.model_copy(
+    job = last_job.model_copy(
         update={
             "name": LOCALIZATION_JOB,
             "checks": (check.name,),
@@ -199,7 +201,7 @@ def _checks_over_time_limit(
         if not kept:
             raise UsageError(
                 f"{TIME_LIMIT} {time_limit_s / 60:g} minutes is too short for any check of this trial; the shortest "
-                f"useful limit is {math.ceil(expected_s / 6) / 10:g} minutes"
+                f"useful limit is {math.ceil(10 * expected_s / 60) / 10:g} minutes"
             )
 
 
@@ -223,23 +225,24 @@ def _split_job(job: Job, config: Config, max_job_s: float | None) -> Iterator[Jo
             )
         yield job
         return
-    number, names = 1, job.checks
-    while names:
-        count = len(names)
-        while job.with_checks(names[:count]).requested_s > max_job_s:
+    part_number, remaining = 1, job.checks
+    while remaining:
+        count = len(remaining)
+        while job.with_checks(remaining[:count]).requested_s > max_job_s:
             count -= 1
             if not count:
-                minutes = math.ceil(job.with_checks(names[:1]).requested_s / 60)
+                minutes = math.ceil(job.with_checks(remaining[:1]).requested_s / 60)
                 raise UsageError(
-                    f"{names[0]} requests {minutes} minutes, but {allowed}: choose another partition "
-                    f"(slurm.partition), --skip {names[0]}, or request less with slurm.time_min"
+                    f"{remaining[0]} requests {minutes} minutes, but {allowed}: choose another partition "
+                    f"(slurm.partition), --skip {remaining[0]}, or request less with slurm.time_min"
                 )
-        part = job.with_checks(names[:count])
-        yield part if number == 1 else part.model_copy(update={"name": f"{job.name}-{number}"})
-        number, names = number + 1, names[count:]
+        part = job.with_checks(remaining[:count])
+        yield part if part_number == 1 else part.model_copy(update={"name": f"{job.name}-{part_number}"})
+        part_number, remaining = part_number + 1, remaining[count:]
 
 
 def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:
+    """Return check → the option that excludes it. Raises UsageError if a pattern matches none of ``names``."""
     for pattern in [*only, *skip]:
         if not fnmatch.filter(names, pattern):
             similar = difflib.get_close_matches(pattern, names, n=1)
@@ -256,13 +259,10 @@ def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus, nodes: int
     if node_gpus.gpu_error:
         return Measurement(check=check.name, subject=CLUSTER, error=node_gpus.gpu_error)
     if check.needs.gpus and not node_gpus.usable_gpus:
-        is_zero = config.cluster.gpus_per_node == 0
-        reason = "cluster.gpus_per_node is 0" if is_zero else "none found, and cluster.gpus_per_node is not set"
-        return Measurement(
-            check=check.name,
-            subject=CLUSTER,
-            skipped=f"needs GPUs: {reason}",
-        )
+        reason = "none found, and cluster.gpus_per_node is not set"
+        if config.cluster.gpus_per_node == 0:
+            reason = "cluster.gpus_per_node is 0"
+        return Measurement(check=check.name, subject=CLUSTER, skipped=f"needs GPUs: {reason}")
     world_size = nodes * _ranks_per_node(config, node_gpus)
     if world_size < check.needs.min_ranks:
         reason = f"needs {check.needs.min_ranks} ranks, this trial has {world_size}"
@@ -288,10 +288,10 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
         defaults["limit_s"] = check.options.model_fields["limit_s"].default + SLOW_FACTOR * slow_s
     if check.timed_sizes and isinstance(network, TcpNetwork):
         options = check.options.model_validate(settings.options)
-        labels = {metric.rpartition(".")[2] for metric in settings.expect}
-        left_out = check.omitted_sizes(options, network) if check.omitted_sizes else ()
-        if with_threshold := [size for size in left_out if size_label(size) in labels]:
-            defaults["sizes"] = [*check.timed_sizes(options, network).get("back_to_back", ()), *with_threshold]
+        sizes_with_threshold = {metric.rpartition(".")[2] for metric in settings.expect}  # such as 8GiB
+        too_slow_sizes = check.omitted_sizes(options, network) if check.omitted_sizes else ()
+        if added_sizes := [size for size in too_slow_sizes if size_label(size) in sizes_with_threshold]:
+            defaults["sizes"] = [*check.timed_sizes(options, network).get("back_to_back", ()), *added_sizes]
     if "reservation" in check.options.model_fields:
         defaults["reservation"] = config.slurm.reservation
     if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
@@ -332,16 +332,16 @@ def _job_of_placement(
         typical={name: round(seconds, 1) for name, seconds in typical.items() if seconds is not None},
         start_s=start_duration(placement, checks, on_gpus=bool(node_gpus.usable_gpus)),
         network_gbps=network.gbps if isinstance(network, TcpNetwork) else None,
-        left_out=dict(_left_out_sizes(checks, options, network)),
+        left_out=dict(_reasons_to_leave_out_sizes(checks, options, network)),
         env=config.env,
         telemetry_hz=config.telemetry.hz if config.telemetry.enabled and placement != "control" else 0,
     )
 
 
-def _left_out_sizes(
+def _reasons_to_leave_out_sizes(
     checks: Sequence[Check], options: Mapping[str, Mapping[str, JsonValue]], network: Network
 ) -> Iterator[tuple[str, str]]:
-    """Yield (check, reasons) for each check that omits sizes because the network is too slow for them."""
+    """Yield (name of the check, reasons) for each check that omits sizes since the network is too slow for them."""
     if not isinstance(network, TcpNetwork):
         return
     for check in checks:

@@ -32,7 +32,10 @@ def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTr
 
 
 def plan_request(request: Request, this_host: ThisHost, nodes: int | None = None, done: Sequence[str] = ()) -> Plan:
-    """Return the plan for ``nodes``, by default all, without the checks ``done``. Raises UsageError."""
+    """Return the plan of a run, without the checks ``done``. Raises UsageError.
+
+    ``nodes``: number of nodes; by default all nodes of the config.
+    """
     return make_plan(
         request.config,
         catalog(),

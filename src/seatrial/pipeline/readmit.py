@@ -3,8 +3,8 @@
     trial of candidates and partners → ACCEPTED, or nodes at fault → trial without them → … → changes of node states
 
 A candidate is a node to readmit; partners are known-good nodes. A candidate is ACCEPTED only by a trial that is
-ACCEPTED as a whole. After a trial with a partner at fault, another partner replaces that one, and no candidate is
-rejected by this trial.
+ACCEPTED as a whole. If a partner is at fault in a trial, another partner replaces it, and this trial rejects no
+candidate.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from seatrial.util.threads import start_in_thread
 
 RECORD = "readmit.json"
 _MAX_TRIALS = 3
+_MAX_NAMED = 8  # nodes that a message lists
 _DRAIN_ANSWER_LIMIT_S = 30.0  # a filesystem that hangs must not prevent the changes of other nodes
 _INCOMPLETE = DecisionValue.INCOMPLETE
 DisplayFactory = Callable[[], AbstractContextManager[Display]]
@@ -124,6 +125,10 @@ def planned_changes(
 
 
 def _as_limited(change: NodeChange, options: Options, candidates: Candidates) -> NodeChange:
+    """Return the change, with the outcome ``refused`` if the drain limit refuses it now.
+
+    RUN and CAUSE stand for the run and the reason, which are not known before the test.
+    """
     if change.action not in TAKES_OUT:
         return change
     refusal = _drain_refusal(options, candidates.cluster_node_count, change.nodes[0], "RUN", "CAUSE", dry_run=True)
@@ -191,13 +196,14 @@ class Session:
         return [name for name in self.options.nodes if name not in self.results]
 
     def _test(self) -> None:
+        """Run up to _MAX_TRIALS trials, until each candidate has a result."""
         for number in range(1, _MAX_TRIALS + 1):
-            good = [partner for partner in self.pool if partner.node not in self.suspects]
-            if len(good) < self.options.partners_needed:
-                reason = f"no good partner left: {_missing_partners(good, self.options, self.suspects)}"
+            good_partners = [partner for partner in self.pool if partner.node not in self.suspects]
+            if len(good_partners) < self.options.partners_needed:
+                reason = f"no good partner left: {_missing_partners(good_partners, self.options, self.suspects)}"
                 return self._add_results(self._untested, _INCOMPLETE, reason)
-            partners = self.options.first_partners(good)
-            self.used |= {partner.node: partner for partner in good if partner.node in partners}
+            partners = self.options.first_partners(good_partners)
+            self.used |= {partner.node: partner for partner in good_partners if partner.node in partners}
             trial = self._run_trial(number, partners)
             if trial.decision.value is DecisionValue.ACCEPTED:
                 return self._add_results(self._untested, trial.decision.value, trial.decision.reason)
@@ -209,7 +215,8 @@ class Session:
             self.suspects |= bad_partners
             for name, cause in bad_partners.items():
                 self.note(f"partner {name} is at fault ({cause}): replaced; this trial rejects no node")
-            for name in [] if bad_partners else [name for name in self._untested if name in at_fault]:
+            rejected = [] if bad_partners else [name for name in self._untested if name in at_fault]
+            for name in rejected:
                 self._add_results([name], DecisionValue.REJECTED, at_fault[name])
             if not self._untested:
                 return None
@@ -219,7 +226,8 @@ class Session:
 
     def _run_trial(self, number: int, partners: Sequence[str]) -> Trial:
         folder = self.folder / f"trial{number}"
-        self.note(f"trial {number}: {and_more(self._untested, 8)} with {and_more(list(partners), 8)} in {folder}")
+        candidates, named_partners = and_more(self._untested, _MAX_NAMED), and_more(list(partners), _MAX_NAMED)
+        self.note(f"trial {number}: {candidates} with {named_partners} in {folder}")
         request = _request(self.options, self.candidates, [*self._untested, *partners])
         self.trials.append(str(folder))
         with self.display() as display:
@@ -253,8 +261,10 @@ class Session:
             return f"{failed[0].action} of {', '.join(failed[0].nodes)} failed; make that change by hand, then this one"
         if change.action not in TAKES_OUT:
             return ""
-        (node,), nodes = change.nodes, self.candidates.cluster_node_count
-        return _drain_refusal(self.options, nodes, node, self.folder.name, self.results[node].reason)
+        (node,) = change.nodes
+        reason = self.results[node].reason
+        node_count = self.candidates.cluster_node_count
+        return _drain_refusal(self.options, node_count, node, self.folder.name, reason)
 
     def _execute(self, change: NodeChange) -> None:
         """Make a change. Its start is recorded first, so that the record is complete even after a SIGKILL.
@@ -308,12 +318,15 @@ def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
     """
     at_fault: dict[str, str] = {}
     for verdict in (each for each in trial.verdicts if each.outcome is Outcome.FAIL):
-        findings = [each for each in trial.findings if VerdictKey.from_verdict(verdict) in each.explains]
-        places = [(place, each.title) for each in findings for place in each.subject.split(", ")]
-        places = [(node, title) for place, title in places if (node := _subject_node(place, nodes))]
-        if not places and (node := _subject_node(verdict.subject, nodes)):
-            places = [(node, f"{verdict.check}: {verdict.summary}")]
-        for node, cause in places:
+        cause_by_node: dict[str, str] = {}
+        for finding in trial.findings:
+            if VerdictKey.from_verdict(verdict) in finding.explains:
+                for subject in finding.subject.split(", "):
+                    if node := _subject_node(subject, nodes):
+                        cause_by_node.setdefault(node, finding.title)
+        if not cause_by_node and (node := _subject_node(verdict.subject, nodes)):
+            cause_by_node[node] = f"{verdict.check}: {verdict.summary}"
+        for node, cause in cause_by_node.items():
             at_fault.setdefault(node, cause)
     return at_fault
 
@@ -342,6 +355,6 @@ def _missing_partners(partners: Sequence[Partner], options: Options, suspects: M
     """Return which nodes can be partners, how many are needed, and which partners are at fault, as text."""
     count, needed = len(options.nodes), options.partners_needed
     faults = "".join(f"; partner {name} is at fault: {cause}" for name, cause in (suspects or {}).items())
-    possible = and_more([partner.node for partner in partners], 8) or "no node"
+    possible = and_more([partner.node for partner in partners], _MAX_NAMED) or "no node"
     needs = f"{count} {'node needs' if count == 1 else 'nodes need'} {needed}"
-    return f"{possible} can be a partner of {and_more(list(options.nodes), 8)}, but {needs}{faults}"
+    return f"{possible} can be a partner of {and_more(list(options.nodes), _MAX_NAMED)}, but {needs}{faults}"

@@ -146,7 +146,7 @@ def make_decision(
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
     conflict = "" if gpu_error else device_conflict(settings, jobs, environment)
-    notes = [*_overridden_rules(settings), *_left_out_sizes(jobs)]
+    notes = [*_overridden_rules(settings), *_smaller_sizes(jobs)]
     if baseline:
         error = site_baseline.gpu_model_error(baseline, gpu_models(measurements))
         notes.append(error or site_baseline.summary(baseline))
@@ -155,10 +155,10 @@ def make_decision(
         verdicts,
         excluded_checks,
         tested_hardware(settings, jobs, measurements, environment, gpu_error),
-        (stop_reason, gpu_error, conflict),
-        without_threshold,
-        cpu_only(jobs),
-        notes,
+        blockers=(stop_reason, gpu_error, conflict),
+        metrics_without_threshold=without_threshold,
+        cpu_only=cpu_only(jobs),
+        notes=notes,
         cpu_only_requested=settings.cluster.gpus_per_node == 0,
         unknown_gpus=unknown_gpus(measurements, verdicts),
         untested_nodes=_untested_nodes(settings, jobs, missing_nodes),
@@ -176,21 +176,23 @@ def _untested_nodes(settings: Config, jobs: Sequence[Job], missing_nodes: Sequen
 
 def _overridden_rules(settings: Config) -> Iterator[str]:
     """Yield a note for each check with rules that the trial's thresholds replace."""
-    for name, setting in settings.checks.items():
+    for name, check_settings in settings.checks.items():
         check = catalog().get(name)
-        rules = {rule.metric for rule in check.rules} if check else set()
-        if replaced := [metric for metric in setting.expect if setting.override and metric in rules]:
+        if not check or not check_settings.override:
+            continue
+        metrics_with_rule = {rule.metric for rule in check.rules}
+        if replaced := [metric for metric in check_settings.expect if metric in metrics_with_rule]:
             yield f"override: the trial's thresholds replace the rules of {name} on {', '.join(replaced)}"
 
 
-def _left_out_sizes(jobs: Sequence[Job]) -> Iterator[str]:
+def _smaller_sizes(jobs: Sequence[Job]) -> Iterator[str]:
     """Yield a note for each reason why checks were judged at a smaller size than their default."""
-    reasons = {name: job.left_out[name] for job in jobs for name in job.checks if name in job.left_out}
-    checks: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        checks.setdefault(reason, []).append(name)
-    for reason, names in checks.items():
-        yield f"judged at a smaller size: {and_more(names, _MAX_NAMED)}, since {reason}"
+    reason_by_check = {name: job.left_out[name] for job in jobs for name in job.checks if name in job.left_out}
+    checks_by_reason: dict[str, list[str]] = {}
+    for check, reason in reason_by_check.items():
+        checks_by_reason.setdefault(reason, []).append(check)
+    for reason, checks in checks_by_reason.items():
+        yield f"judged at a smaller size: {and_more(checks, _MAX_NAMED)}, since {reason}"
 
 
 def gpu_models(measurements: Sequence[Measurement]) -> set[str]:

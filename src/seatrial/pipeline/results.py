@@ -95,13 +95,13 @@ class TrialResults:
 
     def add_not_run(self, measurements: Iterable[Measurement]) -> None:
         """Add the ERROR or SKIP of checks that no job can run; show those with the same reason together."""
-        checks: dict[tuple[Outcome, str], list[str]] = {}
+        checks_by_reason: dict[tuple[Outcome, str], list[str]] = {}
         for measurement in map(self._store, measurements):
             outcome = Outcome.ERROR if measurement.error else Outcome.SKIP
             reason = measurement.error or measurement.skipped or ""
-            checks.setdefault((outcome, reason), []).append(measurement.check)
-        for (outcome, reason), names in checks.items():
-            self.display.show_not_run(names, outcome, reason)
+            checks_by_reason.setdefault((outcome, reason), []).append(measurement.check)
+        for (outcome, reason), checks in checks_by_reason.items():
+            self.display.show_not_run(checks, outcome, reason)
 
     def add_measurement(self, measurement: Measurement) -> None:
         measurement = self._store(measurement)
@@ -160,6 +160,6 @@ class TrialResults:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Record the time inside the context as overhead."""
-        clock = time.monotonic()
+        start = time.monotonic()
         yield
-        self.timings.append(Timing(name=name, kind="overhead", seconds=time.monotonic() - clock))
+        self.timings.append(Timing(name=name, kind="overhead", seconds=time.monotonic() - start))

@@ -27,25 +27,26 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     for warning in saved.warnings:
         results.display.warn(warning)
     thresholds = {name: check.expect for name, check in results.settings.checks.items()}
-    discarded = {
+    discarded_checks = {
         measurement.check
         for measurement in saved.measurements
         if measurement.error or _metrics_not_reported(measurement) & set(thresholds.get(measurement.check, ()))
     }
-    if saved.machine != machine:
-        discarded = {measurement.check for measurement in saved.measurements}
-    if saved.machine != machine and saved.machine and discarded:
+    machine_changed = saved.machine != machine
+    if machine_changed:
+        discarded_checks = {measurement.check for measurement in saved.measurements}
+    if machine_changed and saved.machine and discarded_checks:
         before, now = _description(saved.machine, machine), _description(machine, saved.machine)
         results.display.warn(f"machine changed from {before} to {now}: measuring all checks again")
         report.set_aside(results.run_dir.path)  # if this run is killed, no ACCEPTED of the other machine remains
-    if discarded:
-        results.run_dir.discard_checks(discarded)
-    if saved.machine != machine:  # after discard_checks: a kill in between must not mix results of two machines
+    if discarded_checks:
+        results.run_dir.discard_checks(discarded_checks)
+    if machine_changed:  # after discard_checks: a kill in between must not mix results of two machines
         results.run_dir.save_machine(machine)
-    usable = [measurement for measurement in saved.measurements if measurement.check not in discarded]
+    usable = [measurement for measurement in saved.measurements if measurement.check not in discarded_checks]
     results.measurements = [measurement for measurement in usable if measurement.check in results.settings.checks]
     results.localization = [measurement for measurement in usable if measurement.check not in results.settings.checks]
-    results.retries = [measurement for measurement in saved.retries if measurement.check not in discarded]
+    results.retries = [measurement for measurement in saved.retries if measurement.check not in discarded_checks]
     results.job_results, results.sessions = saved.job_results, saved.sessions
 
 
@@ -91,13 +92,13 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
 
 def completed_checks(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
     """Return the checks that all ranks have measured, or that the plan does not run."""
-    expected = {name: job.process_count for job in plan.jobs for name in job.checks}
+    rank_counts = {name: job.process_count for job in plan.jobs for name in job.checks}
     not_run = {measurement.check for measurement in plan.not_run}
-    ranks: dict[str, set[int]] = {measurement.check: set() for measurement in measurements}
+    ranks_by_check: dict[str, set[int]] = {measurement.check: set() for measurement in measurements}
     for measurement in measurements:
         if measurement.rank is not None:  # no rank: an earlier plan did not run the check
-            ranks[measurement.check].add(measurement.rank)
-    return [name for name, measured in ranks.items() if name in not_run or len(measured) >= expected.get(name, 1)]
+            ranks_by_check[measurement.check].add(measurement.rank)
+    return [name for name, ranks in ranks_by_check.items() if name in not_run or len(ranks) >= rank_counts.get(name, 1)]
 
 
 def finished_record(run_dir: Path, trial: Trial) -> Trial | None:
@@ -105,9 +106,9 @@ def finished_record(run_dir: Path, trial: Trial) -> Trial | None:
     try:
         recorded = load_trial(run_dir)
         texts = report.render_all(recorded)
-        complete = all((run_dir / name).read_text(encoding="utf-8") == text for name, text in texts.items())
+        reports_are_complete = all((run_dir / name).read_text(encoding="utf-8") == text for name, text in texts.items())
     except (SeatrialError, OSError, UnicodeDecodeError):
         return None
     fields = ("measurements", "retries", "localization", "verdicts", "missing_nodes", "decision", "stop_reason")
-    same = all(getattr(recorded, name) == getattr(trial, name) for name in fields)
-    return recorded if complete and same else None
+    has_same_results = all(getattr(recorded, name) == getattr(trial, name) for name in fields)
+    return recorded if reports_are_complete and has_same_results else None

@@ -81,15 +81,17 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with _record_stop_reason(results):
         load_earlier_sessions(results, this_host.machine(results.settings))
         remaining = remaining_plan(plan, results, this_host, nodes)
-        for line in planned_notes(results.settings, plan, this_host, baseline) if remaining.jobs else ():
-            display.show_note(line)
+        if remaining.jobs:
+            for line in planned_notes(results.settings, plan, this_host, baseline):
+                display.show_note(line)
         results.add_not_run(remaining.not_run)
         for job in remaining.jobs:
             run_job_on_same_nodes(job)
         _discard_incomplete_retries(results)
-        for number in range(1, MAX_RETRIES + 1) if results.settings.retry else ():
-            for job in _retry_jobs(plan, results, baseline, number):
-                run_job_on_same_nodes(job)
+        if results.settings.retry:
+            for number in range(1, MAX_RETRIES + 1):
+                for job in _retry_jobs(plan, results, baseline, number):
+                    run_job_on_same_nodes(job)
         localize(plan, results, baseline, nodes, run_job_on_same_nodes)
         nothing_measured = not (results.jobs or remaining.not_run)
     plan = replace(plan, jobs=jobs_as_run(plan.jobs, results.jobs))
@@ -109,16 +111,17 @@ def show_completed_check(results: TrialResults, check: str) -> None:
     The first measurements are judged alone while a further retry is needed.
     """
     settings = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
-    first = [measurement for measurement in results.measurements if measurement.check == check]
+    first_measurements = [measurement for measurement in results.measurements if measurement.check == check]
     retries = [measurement for measurement in results.retries if measurement.check == check]
     next_retry = max((measurement.retry for measurement in retries), default=0) + 1
-    retry_pending = results.settings.retry and checks_to_retry(settings, first, retries, catalog(), next_retry)
+    retry_pending = settings.retry and checks_to_retry(settings, first_measurements, retries, catalog(), next_retry)
     jobs = results.jobs[::-1]  # the last job first: after the loss of a node, a check runs in a smaller job
-    judged = judge(settings, jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    judged = judge(settings, jobs, first_measurements, catalog(), {}, retries=None if retry_pending else retries)
     verdicts = [verdict for verdict in judged if verdict.check == check]  # without other checks of the same jobs
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
-    results.display.show_outcome(check, outcome, reason, max(measurement.seconds for measurement in retries or first))
+    seconds = max(measurement.seconds for measurement in retries or first_measurements)
+    results.display.show_outcome(check, outcome, reason, seconds)
 
 
 @dataclass(frozen=True)
@@ -178,9 +181,9 @@ def _discard_incomplete_retries(results: TrialResults) -> None:
     """Discard the retries of each check whose last retry an earlier session did not complete."""
     incomplete = set()
     for check in {measurement.check for measurement in results.retries}:
-        first = [measurement for measurement in results.measurements if measurement.check == check]
+        first_measurements = [measurement for measurement in results.measurements if measurement.check == check]
         retries = [measurement for measurement in results.retries if measurement.check == check]
-        if len(complete_retries(first, retries)) < max(measurement.retry for measurement in retries):
+        if len(complete_retries(first_measurements, retries)) < max(measurement.retry for measurement in retries):
             incomplete.add(check)
     if incomplete:
         results.run_dir.discard_retries(incomplete)
@@ -220,9 +223,9 @@ def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
     if results.preflight_passed:
         job = job.model_copy(update={"preflight": None})
     if results.lost_nodes and job.placement != "control":
-        min_nodes, left = results.settings.cluster.min_nodes, nodes - len(results.lost_nodes)
-        if min_nodes and min_nodes <= left < job.nodes and not job.retry:
-            job = job.on_fewer_nodes(left)
+        min_nodes, nodes_left = results.settings.cluster.min_nodes, nodes - len(results.lost_nodes)
+        if min_nodes and min_nodes <= nodes_left < job.nodes and not job.retry:
+            job = job.on_fewer_nodes(nodes_left)
         return job.model_copy(update={"exclude": ",".join(results.lost_nodes)})
     completed = [result for result in results.job_results if result.nodelist and result.state is JobState.COMPLETED]
     if job.placement == "control" or not completed or not results.measurements:
@@ -253,7 +256,7 @@ def _run_job(job: Job, results: TrialResults) -> None:
 
 
 def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -> dict[str, float]:
-    """Return the seconds of each check on its slowest rank, since the others wait for it."""
+    """Return the seconds of each check on its slowest rank, since the other ranks wait for it."""
     seconds: dict[str, list[float]] = {name: [] for name in checks}
     for measurement in measurements:
         if measurement.check in seconds:
@@ -287,10 +290,6 @@ def _trial(
     config = settings.model_dump(mode="json")
     secret_values = secrets.secret_values(config)
     gpu_error, nodes = this_host.gpu_error(settings), node_environments(results.run_dir.path, settings.container)
-    seconds = _check_seconds(list(settings.checks), results.measurements)
-    retry_seconds = _check_seconds(list(settings.checks), results.retries)
-    seconds |= {f"{name} (retry)": value for name, value in retry_seconds.items()}
-    seconds |= _check_seconds([each.check for each in results.localization], results.localization)
     session = Session(
         started=time.time() - (time.monotonic() - process_start),
         seconds=time.monotonic() - process_start,
@@ -325,7 +324,7 @@ def _trial(
         findings=_without_secrets(assessment.findings, secret_values),
         insights=assessment.insights,
         telemetry=assessment.telemetry,
-        timings=(*overhead, *(Timing(name=name, kind="check", seconds=value) for name, value in seconds.items())),
+        timings=(*overhead, *_check_timings(results)),
         decision=make_decision(
             settings,
             results.measurements,
@@ -339,6 +338,17 @@ def _trial(
             baseline=assessment.baseline,
         ),
     )
+
+
+def _check_timings(results: TrialResults) -> list[Timing]:
+    """Return the time of each check, of its retries, and of the search for slow nodes."""
+    names = list(results.settings.checks)
+    seconds_by_name = _check_seconds(names, results.measurements)
+    for name, seconds in _check_seconds(names, results.retries).items():
+        seconds_by_name[f"{name} (retry)"] = seconds
+    localization_checks = [measurement.check for measurement in results.localization]
+    seconds_by_name |= _check_seconds(localization_checks, results.localization)
+    return [Timing(name=name, kind="check", seconds=seconds) for name, seconds in seconds_by_name.items()]
 
 
 def _without_secrets(findings: Iterable[Finding], secret_values: set[str]) -> tuple[Finding, ...]:
@@ -373,7 +383,7 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
 
 
 def _with_report_time(trial: Trial, timing: Timing) -> Trial:
-    """Return the trial with the time of its reports, also in its duration: the parts add up to it."""
+    """Return the trial with the time of its reports, also in its duration, so that the timings add up to it."""
     last = trial.sessions[-1]
     last = last.model_copy(update={"seconds": last.seconds + timing.seconds, "overhead": (*last.overhead, timing)})
     return trial.model_copy(

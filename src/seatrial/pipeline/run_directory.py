@@ -116,7 +116,8 @@ class RunDir:
 
     def remove_if_unused(self) -> None:
         """Remove the directory if it holds only the request, so that the same --out can be used again."""
-        if all("request" in record for record in journal.read(self._journal.path)[0]):
+        records, _warnings = journal.read(self._journal.path)
+        if all("request" in record for record in records):
             self._journal.path.unlink()
             (self.path / "run.json").unlink()
             self.path.rmdir()
@@ -147,21 +148,20 @@ class RunDir:
         saved = SavedRun()
         records, saved.warnings = journal.read(self._journal.path)
         saved_keys = {_measurement_key(record) for record in records}
-        paths = sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl"))
-        rank_records = []
-        for path in paths:
-            rank_journal, warnings = journal.read(path)
-            rank_records += rank_journal
+        new_records: list[journal.Record] = []
+        for path in sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl")):
+            rank_records, warnings = journal.read(path)
             saved.warnings += warnings
-        new = [record for record in rank_records if _is_success(record) and _measurement_key(record) not in saved_keys]
+            new_records += [
+                record for record in rank_records if _is_success(record) and _measurement_key(record) not in saved_keys
+            ]
         # with torchrun a check is an ERROR until the user starts its ranks: then their measurements replace the ERROR
-        errors = [record for record in records if _is_error(record)]
-        replaced = {_check_and_discard_key(record) for record in new}
-        replaced &= {_check_and_discard_key(record) for record in errors}
+        newly_measured = {_check_and_discard_key(record) for record in new_records}
+        replaced_errors = newly_measured & {_check_and_discard_key(record) for record in records if _is_error(record)}
         for discard_key in (_DISCARDED_CHECKS, _DISCARDED_RETRIES):
-            if checks := sorted(check for check, key in replaced if key == discard_key):
-                new.insert(0, {discard_key: checks})
-        for record in new:
+            if checks := sorted(check for check, key in replaced_errors if key == discard_key):
+                new_records.insert(0, {discard_key: checks})
+        for record in new_records:
             self._journal.append(record)
             records.append(record)
         for record in records:
@@ -197,9 +197,10 @@ def record_format() -> str:
 
 def _check_format(path: Path) -> None:
     """Raise UsageError if the journal was begun by a build of seatrial that writes other records than this one."""
-    begun = [record for record in journal.read(path / _JOURNAL)[0] if "request" in record]
-    if begun and begun[0].get("format") != record_format():
-        version = begun[0].get("seatrial")
+    records, _warnings = journal.read(path / _JOURNAL)
+    first_record = next((record for record in records if "request" in record), None)
+    if first_record and first_record.get("format") != record_format():
+        version = first_record.get("seatrial")
         writer = f"seatrial {reprlib.repr(version)}" if version else "an older seatrial"
         raise UsageError(
             f"--resume {path}: the run was begun by {writer}, whose records differ from those of this build "
@@ -208,8 +209,9 @@ def _check_format(path: Path) -> None:
 
 
 def _check_unchanged(path: Path, text: str) -> None:
-    """Raise UsageError unless measurements.jsonl has the digest of ``text``, the content of run.json."""
-    digests = [record["request"] for record in journal.read(path / _JOURNAL)[0] if "request" in record]
+    """Raise UsageError if ``text``, the content of run.json, does not have the digest in measurements.jsonl."""
+    records, _warnings = journal.read(path / _JOURNAL)
+    digests = [record["request"] for record in records if "request" in record]
     if digests != [_digest(text)]:
         reason = "was changed since the trial started" if digests else "has no matching measurements.jsonl"
         raise UsageError(f"--resume {path}: run.json {reason}; start a new run: seatrial run")

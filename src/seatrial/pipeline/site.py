@@ -31,16 +31,18 @@ def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
     for key, value in options.items():
         if isinstance(value, str) and not value.isprintable():
             raise UsageError(f"--{key} {value!r}: expected one line of printable characters")
-    given = {key: SiteValue(value, f"--{key.replace('_', '-')}") for key, value in options.items() if value is not None}
+    from_options = {
+        key: SiteValue(value, f"--{key.replace('_', '-')}") for key, value in options.items() if value is not None
+    }
     settings = {"venv": _venv()}
     error = ""
     try:
-        settings |= _from_slurm(given)
+        settings |= _from_slurm(from_options)
     except (SlurmUnavailable, SlurmRefused, ValueError) as problem:
         error = " ".join(str(problem).split())
         names = ("partition", "account", "nodes", "gpus_per_node", "max_minutes")
         settings |= dict.fromkeys(names, SiteValue(None, "Slurm could not be read"))
-    return Site(folder=str(folder), slurm_error=error, **(settings | given))
+    return Site(folder=str(folder), slurm_error=error, **(settings | from_options))
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -89,15 +91,15 @@ def _venv() -> SiteValue:
     return SiteValue(sys.prefix, "the environment that ran `seatrial init`; all nodes need it under this path")
 
 
-def _from_slurm(given: Mapping[str, SiteValue]) -> dict[str, SiteValue]:
+def _from_slurm(from_options: Mapping[str, SiteValue]) -> dict[str, SiteValue]:
     """Return the values that Slurm has. Raises SlurmUnavailable, SlurmRefused, ValueError or UsageError."""
     partitions, nodes = slurm.partitions(), slurm.nodes()
-    partition = given.get("partition")
+    partition = from_options.get("partition")
     names = [listed.name for listed in partitions]
     if partition and partition.value not in names:
         raise UsageError(f"--partition {partition.value}: Slurm has {', '.join(names) or 'no partitions'}")
     partition = partition or _partition(partitions, nodes)
-    account = given.get("account") or _account(partition.value)
+    account = from_options.get("account") or _account(partition.value)
     if partition.value is None:
         unknown = SiteValue(None, "depends on the partition, which is not known")
         return {
@@ -105,14 +107,14 @@ def _from_slurm(given: Mapping[str, SiteValue]) -> dict[str, SiteValue]:
             "partition": partition,
             "account": account,
         }
-    members = [node for node in nodes if partition.value in node.partitions]
+    partition_nodes = [node for node in nodes if partition.value in node.partitions]
     place = f"partition {partition.value}"
     return {
         "partition": partition,
         "account": account,
         "max_minutes": _max_minutes(next(listed for listed in partitions if listed.name == partition.value)),
-        "nodes": SiteValue(len(members) or None, f"nodes of {place} in Slurm"),
-        "gpus_per_node": _gpus(members, place),
+        "nodes": SiteValue(len(partition_nodes) or None, f"nodes of {place} in Slurm"),
+        "gpus_per_node": _gpus(partition_nodes, place),
     }
 
 

@@ -44,30 +44,31 @@ def tested_hardware(
     gpu_error: str,
 ) -> str:
     """Return the tested nodes and GPUs as text, or why GPUs were not tested."""
-    expected = settings.cluster.nodes
-    tested = max((job.nodes for job in jobs if job.placement != "control"), default=expected)
-    nodes = f"{tested} of {expected} nodes" if tested < expected else plural(expected, "node")
+    expected_nodes = settings.cluster.nodes
+    tested_nodes = max((job.nodes for job in jobs if job.placement != "control"), default=expected_nodes)
+    nodes = plural(expected_nodes, "node")
+    if tested_nodes < expected_nodes:
+        nodes = f"{tested_nodes} of {expected_nodes} nodes"
     if gpu_error:
         return f"{nodes}; {gpu_error}"
-    gpus = _host_gpus(environment) or {}
+    host_gpus = _host_gpus(environment) or {}
     if cpu_only(jobs):
-        unused = f"0 of {len(gpus)} GPUs used" if gpus else "no GPU"
+        unused = f"0 of {len(host_gpus)} GPUs used" if host_gpus else "no GPU"
         return f"CPU ONLY: {nodes}, {unused}; GPUs and fabric are not tested"
-    used = next((job.ranks_per_node for job in jobs if job.placement == "ranks"), 0)
-    if not used:
+    gpus_used = next((job.ranks_per_node for job in jobs if job.placement == "ranks"), 0)  # per node
+    if not gpus_used:
         return f"{nodes}; no check of this trial uses a GPU"
-    each = plural(used, "GPU")
     if settings.uses_slurm:
-        return f"{nodes} of a Slurm cluster, {each} each"
+        return f"{nodes} of a Slurm cluster, {plural(gpus_used, 'GPU')} each"
     if settings.launcher == "kubernetes":
-        return f"{nodes} of a Kubernetes cluster, {each} each"
+        return f"{nodes} of a Kubernetes cluster, {plural(gpus_used, 'GPU')} each"
     if runs_remotely(settings):
-        return f"{nodes} started by the user, {each} each"
+        return f"{nodes} started by the user, {plural(gpus_used, 'GPU')} each"
     subjects = {measurement.subject.rpartition("/")[2] for measurement in measurements}
-    models = sorted({name for index, name in gpus.items() if f"gpu{index}" in subjects}) or ["unknown GPU"]
-    of_all = f" of {len(gpus)}" if used < len(gpus) else ""
+    models = sorted({name for index, name in host_gpus.items() if f"gpu{index}" in subjects}) or ["unknown GPU"]
+    of_all = f" of {len(host_gpus)}" if gpus_used < len(host_gpus) else ""
     unset = "" if settings.cluster.gpus_per_node else "; expected number of GPUs not set (--gpus-per-node)"
-    return f"{nodes}, {used} × {' + '.join(models)}{of_all}{unset}"
+    return f"{nodes}, {gpus_used} × {' + '.join(models)}{of_all}{unset}"
 
 
 def _host_gpus(environment: Mapping[str, JsonValue]) -> dict[int, str] | None:

@@ -43,21 +43,21 @@ class ThisHost:
         if expected == 0:
             return NodeGpus(0)
         visible = self.visible_gpus(settings)
-        usable = len(visible)
+        usable_count = len(visible)
         if mig_gpus := [f"gpu{device.index}" for device in visible[:expected] if device.mig_mode]:
             fix = "disable MIG (nvidia-smi -i INDEX -mig 0, then reset) or exclude them by CUDA_VISIBLE_DEVICES"
-            return NodeGpus(usable, f"{', '.join(mig_gpus)}: MIG enabled; MIG instances are not supported; {fix}")
-        if expected is not None and usable < expected:
+            return NodeGpus(usable_count, f"{', '.join(mig_gpus)}: MIG enabled; MIG instances are not supported; {fix}")
+        if expected is not None and usable_count < expected:
             reason = self.gpus.nvml_unavailable or "see the check gpu.inventory"
-            return NodeGpus(usable, f"{plural(expected, 'GPU')} expected, {usable} usable: {reason}")
-        if not usable and (self.gpus.gpus or self.gpus.pci_devices):
+            return NodeGpus(usable_count, f"{plural(expected, 'GPU')} expected, {usable_count} usable: {reason}")
+        if not usable_count and (self.gpus.gpus or self.gpus.pci_devices):
             reason = self.gpus.nvml_unavailable or "CUDA_VISIBLE_DEVICES excludes all of them"
             return NodeGpus(
                 0, f"{plural(len(self.gpus.pci_devices), 'NVIDIA GPU')} on the PCI bus, none usable: {reason}"
             )
-        if not usable and self.gpus.detection_error:
+        if not usable_count and self.gpus.detection_error:
             return NodeGpus(0, f"{self.gpus.detection_error}; if this host has no GPU, set --gpus-per-node 0")
-        return NodeGpus(usable)
+        return NodeGpus(usable_count)
 
     def topology(self, settings: Config) -> Topology | None:
         """Return the switches of the nodes, from ``cluster.topology`` or from Slurm; None for one node or if unknown.
@@ -76,9 +76,10 @@ class ThisHost:
         if unknown := sorted(from_file.nodes - {node.name for node in nodes}):
             raise UsageError(f"topology {file}: Slurm has no node {and_more(unknown, _MAX_NAMED)}. Run first: sinfo -N")
         partition, nodelist = settings.slurm.partition, settings.slurm.nodelist
-        expected = [node.name for node in nodes if partition is None or partition in node.partitions]
-        expected = hostlist.expand(nodelist) if nodelist else expected
-        if missing := [name for name in expected if name not in from_file.nodes]:
+        expected_nodes = [node.name for node in nodes if partition is None or partition in node.partitions]
+        if nodelist:
+            expected_nodes = hostlist.expand(nodelist)
+        if missing := [name for name in expected_nodes if name not in from_file.nodes]:
             place = "--nodelist" if nodelist else f"partition {partition}" if partition else "Slurm"
             raise UsageError(
                 f"topology {file}: {and_more(missing, _MAX_NAMED)} of {place} missing: add them to the file"

@@ -71,10 +71,16 @@ def upgrade_changes(text: str) -> list[str]:
     new: Any = upgrade(json.loads(text))  # a second copy, since upgrade may change its argument
     if old == new:
         return []
-    version = [f"schema version 1 -> {new['schema_version']}"] if old["schema_version"] == "1" else []
-    old_names, new_names = ({name for mapping in _mappings([each]) for name in mapping} for each in (old, new))
-    changed = (("no longer used", old_names - new_names), ("added", new_names - old_names))
-    return version or [f"{title}: {', '.join(sorted(names))}" for title, names in changed if names] or ["old names"]
+    if old["schema_version"] == "1":
+        return [f"schema version 1 -> {new['schema_version']}"]
+    old_names = {name for mapping in _mappings(old) for name in mapping}
+    new_names = {name for mapping in _mappings(new) for name in mapping}
+    changes = []
+    if unused_names := old_names - new_names:
+        changes.append(f"no longer used: {', '.join(sorted(unused_names))}")
+    if added_names := new_names - old_names:
+        changes.append(f"added: {', '.join(sorted(added_names))}")
+    return changes or ["old names"]
 
 
 def _with_present_names(document: Record) -> Record:
@@ -101,6 +107,7 @@ def _with_present_names(document: Record) -> Record:
 
 
 def _upgraded(document: Record) -> Record:
+    """Return a record of version 1 as a record of version 2 with present names."""
     trial = _rename_fields(document, _TRIAL)
     trial["schema_version"] = "2"
     _change_each(trial, "sessions", lambda session: _rename_fields(session, _SESSION))
@@ -217,7 +224,7 @@ def _add_p99_ratio_measured(trial: Record) -> None:
 
 def _add_facts_of_new_metrics(trial: Record) -> None:
     """Add the facts that rules on later metrics require, with the value "no": the record lacks these metrics."""
-    added = {
+    facts_by_check = {
         **dict.fromkeys(
             (ddp.CHECK.name, fsdp.CHECK.name, throughput.CHECK.name), ("ranks_compared", "data_wait_timed")
         ),
@@ -226,10 +233,10 @@ def _add_facts_of_new_metrics(trial: Record) -> None:
         "kubernetes.pods": ("pulls_compared", "digests_compared"),
     }
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
-        # rank 0 records device or backend, kubernetes.pods records not_started
-        records_facts = not measurement.get("facts", {}).keys().isdisjoint(("device", "backend", "not_started"))
-        for fact in added.get(measurement["check"], ()) if records_facts else ():
-            measurement["facts"].setdefault(fact, "no: recorded by a version without this metric")
+        # only measurements that report facts: rank 0 has device or backend, kubernetes.pods has not_started
+        if not measurement.get("facts", {}).keys().isdisjoint(("device", "backend", "not_started")):
+            for fact in facts_by_check.get(measurement["check"], ()):
+                measurement["facts"].setdefault(fact, "no: recorded by a version without this metric")
 
 
 def _verdict(verdict: Record) -> Record:

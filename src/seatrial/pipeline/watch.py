@@ -115,7 +115,7 @@ class Watcher:
         return status.model_copy(update={**_job_fields(job), "gpus": gpus})
 
     def _training_status(self, folder: Path | None, log: Path | None, notes: tuple[str, ...]) -> JobStatus:
-        """Return the status by the files of a training: its steps in ``folder``, and its log."""
+        """Return the status of a training from its files: the steps in ``folder``, and the log."""
         speed, speed_note = _result_or_error(lambda: training_speed(folder)) if folder else (None, "")
         if folder and speed is None and not speed_note:
             speed_note = f"no step in {folder / STEPS_FILE} yet"
@@ -125,10 +125,11 @@ class Watcher:
         if log and not lines and not log_note:
             last_lines, _ = _result_or_error(lambda: _last_lines(log, 1))
         ended = bool(folder and speed and _modified(folder / METRICS_FILE) >= _modified(folder / STEPS_FILE))
+        state = "no data yet" if speed is None else _training_state(speed, last_lines or ())
         return JobStatus(
             target=self.target,
             title=str(folder or self.target),
-            state="ended" if ended else "no data yet" if speed is None else _training_state(speed, last_lines or ()),
+            state="ended" if ended else state,
             ended=ended,
             training=speed,
             log=str(log or ""),
@@ -202,11 +203,12 @@ def _job_fields(job: JobRecord) -> dict[str, Any]:
     """Return the fields of a status that come from Slurm."""
     nodes, _ = _result_or_error(lambda: hostlist.expand(job.nodes))
     limit_s = job.time_limit_s if isinstance(job.time_limit_s, int) else None
+    pending_reason = job.reason if job.pending else ""
     return {
         "title": f"job {job.id}" + (f" {job.name}" if job.name else ""),
         "state": job.state,
         "ended": job.ended,
-        "reason": _end_reason(job) if job.ended else job.reason if job.pending else "",
+        "reason": _end_reason(job) if job.ended else pending_reason,
         "start": job.start,
         "time_limit_s": limit_s,
         "nodes": tuple(nodes or filter(None, [job.nodes])),
@@ -256,15 +258,16 @@ def _latest_attempt(run_dir: Path) -> Path | None:
 
 def _rank_statuses(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int]:
     """Return the number of ranks by their status, the nodes, and the number of silent ranks."""
-    statuses, nodes, silent, now = Counter[str](), set[str](), 0, time.time()
+    statuses, nodes, silent_ranks, now = Counter[str](), set[str](), 0, time.time()
     for rank in read_ranks(attempt, job):
         rank.read()
         if rank.heartbeat is None:
             continue
         statuses["done" if rank.done else rank.last_status] += 1
         nodes.add(rank.heartbeat.node)
-        silent += rank.heartbeat_expected and now - rank.heartbeat.time > _SILENT_S
-    return statuses, nodes, silent
+        if rank.heartbeat_expected and now - rank.heartbeat.time > _SILENT_S:
+            silent_ranks += 1
+    return statuses, nodes, silent_ranks
 
 
 def _sampled_use(path: Path) -> Iterator[GpuUse]:

@@ -15,10 +15,11 @@ _MAX_SUBJECTS = 8  # GPUs or pairs that are listed
 def lines(judgement: BenchmarkJudgement) -> list[str]:
     """The judgement as lines: the hardware, each operation with its values, bound and expectation, then the outcome."""
     texts = [f"{judgement.tool}: {judgement.file}", f"hardware: {_hardware(judgement.hardware)}"]
-    texts += [f"CONTRADICTION: {each}" for each in judgement.contradictions]
+    texts += [f"CONTRADICTION: {contradiction}" for contradiction in judgement.contradictions]
     for result in judgement.results:
         texts += ["", *_result(result)]
-    texts += ["", *(f"note: {note}" for note in judgement.notes)] if judgement.notes else [""]
+    texts.append("")
+    texts += [f"note: {note}" for note in judgement.notes]
     texts.append(f"Outcome: {judgement.outcome}")
     return [single_line(clean(text)) if not text.startswith("  ") else clean(text) for text in texts]
 
@@ -83,19 +84,17 @@ def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
         subject = "" if verdict.subject == CLUSTER else f" {verdict.subject}"
         yield f"  {verdict.outcome}{subject}: {single_line(verdict.summary)}"
         if verdict.basis_text and verdict.basis_text != last_basis and verdict.basis:
-            is_rule = verdict.basis.kind is BasisKind.RULE
-            yield (
-                f"    expected: {single_line(verdict.basis_text)}" if not is_rule else "    expected: no wrong elements"
-            )
+            is_rule = verdict.basis.kind is BasisKind.RULE  # a fixed threshold: only wrong elements have one here
+            yield f"    expected: {'no wrong elements' if is_rule else single_line(verdict.basis_text)}"
             last_basis = verdict.basis_text
         if verdict.fix and verdict.fix != last_fix and verdict.outcome is not Outcome.PASS:
             yield f"    next: {single_line(verdict.fix)}"
             last_fix = verdict.fix
     if len(shown) < len(ordered):
         values = [verdict.value for verdict in ordered if verdict.value is not None]
-        low, high = (
-            (format_value(value, ordered[0].unit) for value in (min(values), max(values))) if values else ("", "")
-        )
+        low, high = "", ""
+        if values:
+            low, high = format_value(min(values), ordered[0].unit), format_value(max(values), ordered[0].unit)
         yield f"  {len(ordered)} values from {low} to {high}; {len(shown)} of them listed above"
 
 
@@ -104,8 +103,8 @@ def _listed_verdicts(ordered: list[Verdict]) -> list[Verdict]:
     if all(verdict.subject == CLUSTER for verdict in ordered):
         return ordered
     bad = [verdict for verdict in ordered if verdict.outcome in (Outcome.FAIL, Outcome.ERROR, Outcome.WARN)]
-    first = {verdict.outcome: verdict for verdict in reversed(ordered)}
-    return [*bad[:_MAX_SUBJECTS], *(verdict for verdict in first.values() if verdict not in bad)]
+    first_by_outcome = {verdict.outcome: verdict for verdict in reversed(ordered)}
+    return [*bad[:_MAX_SUBJECTS], *(verdict for verdict in first_by_outcome.values() if verdict not in bad)]
 
 
 def _other_sizes(verdicts: tuple[Verdict, ...]) -> Iterator[str]:

@@ -20,15 +20,17 @@ class CauseView:
 
 def causes(trial: Trial) -> list[CauseView]:
     """The causes of bad verdicts, each with the verdicts that it explains."""
-    by_key: dict[VerdictKey, list[Verdict]] = {}  # a rule and a threshold of the trial may judge the same metric
+    # lists, since a rule and a threshold of the trial may judge the same metric
+    verdicts_by_key: dict[VerdictKey, list[Verdict]] = {}
     for verdict in trial.verdicts:
         if verdict.outcome in NOT_PASSED:
-            by_key.setdefault(VerdictKey.from_verdict(verdict), []).append(verdict)
+            verdicts_by_key.setdefault(VerdictKey.from_verdict(verdict), []).append(verdict)
     views = []
     for finding in trial.findings:
         if finding.explains:
-            keys = [key for key in finding.explains if key in by_key]
-            verdicts = [verdict for key in keys for verdict in by_key.pop(key)]
+            # a verdict is listed only with the first cause that explains it
+            keys = [key for key in finding.explains if key in verdicts_by_key]
+            verdicts = [verdict for key in keys for verdict in verdicts_by_key.pop(key)]
             views.append(CauseView(finding, tuple(grouped(verdicts)), len(finding.explains) - len(keys)))
     return views
 

@@ -16,6 +16,7 @@ from seatrial.report.formatting import family, print_value, unit_text
 # larger font: its digits count
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
 CHARACTER_WIDTH = 7.0  # mean of the characters of a label such as "256 KiB", with the font of narrow screens
+STYLES = 8  # colours and dash patterns of curves: .s0 to .s7 in style.css
 MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
 MAX_POINTS = 400  # points of a curve: about one per SVG unit of width
 MAX_MARKS = 40  # a curve with more points has no marks that show values on hovering
@@ -51,9 +52,13 @@ class Frame:
     def path(self, points: Points) -> str:
         """An SVG path: the first point, then relative moves; a horizontal part is one move."""
         rounded = [(round(x, self.decimals), round(y, self.decimals)) for x, y in points]
-        bends = [b for a, b, c in zip(rounded, rounded[1:], rounded[2:], strict=False) if not a[1] == b[1] == c[1]]
+        bends = [
+            point
+            for before, point, after in zip(rounded, rounded[1:], rounded[2:], strict=False)
+            if not before[1] == point[1] == after[1]
+        ]
         points = [rounded[0], *bends, *rounded[-1:]] if len(rounded) > 1 else rounded
-        moves = (f"l{round(b[0] - a[0], 1):g} {round(b[1] - a[1], 1):g}" for a, b in pairwise(points))
+        moves = (f"l{round(x2 - x1, 1):g} {round(y2 - y1, 1):g}" for (x1, y1), (x2, y2) in pairwise(points))
         return f"M{points[0][0]:g} {points[0][1]:g}" + "".join(moves)
 
     def area(self, low: Points, high: Points) -> str:
@@ -119,18 +124,17 @@ class Chart:
         return f"{self.title}{unit} over {self.x_label or 'x'}"
 
 
-def charts(series: Sequence[Series], not_passed: frozenset[str]) -> list[Chart]:
+def charts(all_series: Iterable[Series], not_passed: frozenset[str]) -> list[Chart]:
     """One chart per family of names: ``loss.all_ranks`` and ``loss.one_process`` share a chart.
 
     With more than MAX_CURVES curves, a chart has their band and median, and curves of ``not_passed`` subjects.
     """
     families: dict[tuple[str, str, str], list[Series]] = {}
-    for entry in series:
-        if entry.x and entry.y:
-            values = {"x": tuple(map(drawable, entry.x)), "y": tuple(map(drawable, entry.y))}
-            families.setdefault((family(entry.name), entry.x_unit, entry.y_unit), []).append(
-                entry.model_copy(update=values)
-            )
+    for series in all_series:
+        if series.x and series.y:
+            values = {"x": tuple(map(drawable, series.x)), "y": tuple(map(drawable, series.y))}
+            key = (family(series.name), series.x_unit, series.y_unit)
+            families.setdefault(key, []).append(series.model_copy(update=values))
     return [_chart(group, not_passed) for group in families.values()]
 
 
@@ -140,47 +144,49 @@ def drawable(value: float) -> float:
 
 
 def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
+    """The chart of ``group``, the series of one family with the same units."""
     first = group[0]
     ys_by_x: dict[float, list[float]] = {}
-    for entry in group:
-        for a, b in zip(entry.x, entry.y, strict=False):
-            ys_by_x.setdefault(a, []).append(b)
-    xs, ys = sorted({x for entry in group for x in entry.x}), [y for entry in group for y in entry.y]
+    for series in group:
+        for x, y in zip(series.x, series.y, strict=False):
+            ys_by_x.setdefault(x, []).append(y)
+    xs = sorted(ys_by_x)
     over_sizes = first.x_unit == "B" and xs[0] > 0
-    y = _y_axis(first, ys, over_sizes)
-    frame = replace(FRAME, left=max(FRAME.left, TICK_MARGIN + DIGIT_WIDTH * max(len(label) for _, label in y.ticks)))
-    x = (_size_axis if over_sizes else linear)(xs, first.x_unit, *frame.x_range)
-    labels = _labels(group)
+    y_axis = _y_axis(first, [y for ys in ys_by_x.values() for y in ys], over_sizes)
+    tick_digits = max(len(label) for _position, label in y_axis.ticks)
+    frame = replace(FRAME, left=max(FRAME.left, TICK_MARGIN + DIGIT_WIDTH * tick_digits))
+    x_axis = (_size_axis if over_sizes else linear)(xs, first.x_unit, *frame.x_range)
+    label_of = _label_function(group)
 
     def to_svg(points: Points) -> Points:
-        return [(x.position(a), y.position(b)) for a, b in points]
+        return [(x_axis.position(x), y_axis.position(y)) for x, y in points]
 
     def combined(combine: Callable[[list[float]], float]) -> Points:
-        return to_svg(_thin([(a, combine(ys_by_x[a])) for a in sorted(ys_by_x)]))
+        return to_svg(_thin([(x, combine(ys_by_x[x])) for x in xs]))
 
-    def curve(entry: Series, style: int) -> Curve:
-        pairs = _thin(list(zip(entry.x, entry.y, strict=False)))
-        points, label = to_svg(pairs), labels(entry)
-        notes = [f"{label}: {tick_label(a, entry.x_unit)}, {print_value(b, entry.y_unit)}" for a, b in pairs]
+    def curve(series: Series, style: int) -> Curve:
+        pairs = _thin(list(zip(series.x, series.y, strict=False)))
+        points, label = to_svg(pairs), label_of(series)
+        notes = [f"{label}: {tick_label(x, series.x_unit)}, {print_value(y, series.y_unit)}" for x, y in pairs]
         marks = [(*point, note) for point, note in zip(points, notes, strict=True)] if len(pairs) <= MAX_MARKS else []
         return Curve(label, style, frame.path(points), tuple(marks))
 
     chart = Chart(
         frame=frame,
-        title=family(first.name) if len({entry.name for entry in group}) > 1 else first.name,
-        x=x,
-        y=y,
+        title=family(first.name) if len({series.name for series in group}) > 1 else first.name,
+        x=x_axis,
+        y=y_axis,
         x_label={"B": "message size", "s": "time in s"}.get(first.x_unit) or unit_text(first.x_unit),
         y_label=unit_text(first.y_unit),
-        curves=tuple(curve(entry, style) for style, entry in enumerate(group)) if len(group) <= MAX_CURVES else (),
+        curves=tuple(curve(series, style) for style, series in enumerate(group)) if len(group) <= MAX_CURVES else (),
     )
     if chart.curves:
         return chart
-    highlighted = [entry for entry in group if entry.subject in not_passed][: MAX_CURVES - 2]
+    highlighted = [series for series in group if series.subject in not_passed][: MAX_CURVES - 2]
     median_curve = Curve(f"median of {len(group)}", 0, frame.path(combined(median)))
     return replace(
         chart,
-        curves=(median_curve, *(curve(entry, style) for style, entry in enumerate(highlighted, 1))),
+        curves=(median_curve, *(curve(series, style) for style, series in enumerate(highlighted, 1))),
         band=frame.area(combined(min), combined(max)),
         band_label=f"all {len(group)}",
     )
@@ -193,16 +199,16 @@ def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
     return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.y_range)
 
 
-def _labels(group: list[Series]) -> Callable[[Series], str]:
+def _label_function(group: list[Series]) -> Callable[[Series], str]:
     """A function that labels a curve by its subject, by its name without the family, or by both.
 
     The name or the subject is omitted if all curves share it.
     """
-    if len({entry.name for entry in group}) == 1:
-        return lambda entry: entry.subject
-    if len({entry.subject for entry in group}) == 1:
-        return lambda entry: entry.name.partition(".")[2] or entry.name
-    return lambda entry: f"{entry.name.partition('.')[2] or entry.name}, {entry.subject}"
+    if len({series.name for series in group}) == 1:
+        return lambda series: series.subject
+    if len({series.subject for series in group}) == 1:
+        return lambda series: series.name.partition(".")[2] or series.name
+    return lambda series: f"{series.name.partition('.')[2] or series.name}, {series.subject}"
 
 
 def _thin(points: Points) -> Points:
@@ -223,25 +229,26 @@ def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis
     if low == high:
         low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
     distance = tick_distance(high - low)
-    first, last = math.floor(low / distance + 1e-9), math.ceil(high / distance - 1e-9)
-    ticks = (n * distance for n in range(first, last + 1))
-    return Axis(first * distance, last * distance, start, end).with_ticks(ticks, unit)
+    low_n, high_n = math.floor(low / distance + 1e-9), math.ceil(high / distance - 1e-9)  # multiples of ``distance``
+    ticks = (n * distance for n in range(low_n, high_n + 1))
+    return Axis(low_n * distance, high_n * distance, start, end).with_ticks(ticks, unit)
 
 
 def _decade_axis(values: Sequence[float], start: float, end: float) -> Axis:
     """A logarithmic axis over whole powers of ten with at most nine labels."""
-    first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    last = max(last, first + 1)
-    powers = range(first, last + 1, math.ceil((last - first) / 8))
-    return Axis(10.0**first, 10.0**last, start, end, log=True).with_ticks((10.0**power for power in powers), "")
+    low_power, high_power = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    high_power = max(high_power, low_power + 1)
+    ticks = (10.0**power for power in range(low_power, high_power + 1, math.ceil((high_power - low_power) / 8)))
+    return Axis(10.0**low_power, 10.0**high_power, start, end, log=True).with_ticks(ticks, "")
 
 
 def _size_axis(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
     """A log2 axis with a label at each measured size; with more than six sizes, at powers of two."""
     low, high = values[0], values[-1] if values[-1] > values[0] else values[0] * 2
-    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
-    powers = [2.0**n for n in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
-    axis = Axis(low, high, start, end, log=True).with_ticks(values if len(values) <= 6 else powers, unit)
+    low_power, high_power = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    step = max(1, math.ceil((high_power - low_power) / 6))
+    powers_of_two = [2.0**power for power in range(low_power, high_power + 1, step)]
+    axis = Axis(low, high, start, end, log=True).with_ticks(values if len(values) <= 6 else powers_of_two, unit)
     return replace(axis, ticks=_without_overlaps(axis.ticks, end))
 
 
@@ -252,13 +259,13 @@ def _without_overlaps(ticks: Sequence[tuple[float, str]], end: float) -> tuple[t
     """
     if len(ticks) < 3:
         return tuple(ticks)
-    last_label = ticks[-1][1]
-    last = min(ticks[-1][0], end - len(last_label) * CHARACTER_WIDTH / 2)
+    last_position, last_label = ticks[-1]
+    last_position = min(last_position, end - len(last_label) * CHARACTER_WIDTH / 2)
     shown = [ticks[0]]
     for position, label in ticks[1:-1]:
-        before, label_before = next(tick for tick in reversed(shown) if tick[1])
-        overlaps = position - before < _label_distance(label_before, label)
-        overlaps = overlaps or last - position < _label_distance(label, last_label)
+        position_before, label_before = next(tick for tick in reversed(shown) if tick[1])
+        overlaps = position - position_before < _label_distance(label_before, label)
+        overlaps = overlaps or last_position - position < _label_distance(label, last_label)
         shown.append((position, "" if overlaps else label))
     return (*shown, ticks[-1])
 
@@ -317,6 +324,7 @@ def _ticks(positions: Sequence[float], top: float, bottom: float) -> str:
 
 
 def _histogram(positions: Sequence[float]) -> str:
+    """Bars of 3 to 13 SVG units, by the number of positions in each bin, on a base at y = 14."""
     counts = Counter(int(x / BIN_WIDTH) for x in positions)
     highest = max(counts.values())
     return "".join(

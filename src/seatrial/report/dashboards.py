@@ -8,7 +8,7 @@ from statistics import median
 
 from seatrial.model import Trial
 from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry
-from seatrial.report.charts import Axis, Chart, Curve, Frame, drawable, linear, tick_distance
+from seatrial.report.charts import STYLES, Axis, Chart, Curve, Frame, drawable, linear, tick_distance
 from seatrial.report.formatting import format_range, natural_key
 from seatrial.report.view import CheckView
 from seatrial.util.text import plural
@@ -19,7 +19,7 @@ MIN_NUMBERED_WIDTH = 20.0  # a check that is narrower in the chart has no number
 # A line is interrupted if there is no sample for GAP_STEPS steps and for GAP_S seconds. Shorter gaps are late samples,
 # or GPUs that the sampler reads in turn.
 GAP_STEPS, GAP_S = 3, 10.0
-MIN_COUNT_AXIS = 4.0  # least end of an axis that counts GPUs: its ticks are whole numbers
+MIN_COUNT_AXIS = 4.0  # an axis that counts GPUs ends here or higher, so that its ticks are whole numbers
 MIN_STEPS_PER_POINT = 1.5  # fewer are stated as one point per step
 MIN_AXIS_S = 0.1  # minimum length of the time axis
 _GIB = 2.0**30
@@ -60,8 +60,11 @@ def dashboards(telemetry: Telemetry | None, phase: str, checks: Sequence[str]) -
     loads = tuple(load for load in telemetry.loads if load.check in checks)
     counts = telemetry.unsampled_gpus
     not_sampled = ", ".join(f"{check} ({plural(counts[check], 'GPU')})" for check in checks if check in counts)
-    in_phase = sorted((board for board in telemetry.dashboards if board.phase == phase), key=lambda board: board.kind)
-    views = [_view(board, *((loads, not_sampled) if board.kind == "gpu" else ((), ""))) for board in in_phase]
+    dashboards_of_phase = [dashboard for dashboard in telemetry.dashboards if dashboard.phase == phase]
+    views = [
+        _view(dashboard, loads, not_sampled) if dashboard.kind == "gpu" else _view(dashboard, (), "")
+        for dashboard in sorted(dashboards_of_phase, key=lambda dashboard: dashboard.kind)
+    ]
     return [view for view in views if view.panels]
 
 
@@ -69,14 +72,21 @@ def missing_dashboards(trial: Trial, phase: str, checks: Sequence[CheckView]) ->
     """Why a sampled phase lacks the GPU or CPU dashboard; empty if none is missing or the phase was not sampled."""
     jobs = [job for job in trial.jobs if job.telemetry_hz]
     sampled = {name for job in jobs for name in job.checks}
-    measured = [c for c in checks if c.name in sampled and any(not m.skipped and m.seconds for m in c.measurements)]
+    measured = [
+        check
+        for check in checks
+        if check.name in sampled
+        and any(measurement.seconds and not measurement.skipped for measurement in check.measurements)
+    ]
     if not trial.telemetry or not measured:
         return ""
     titles = {view.title for view in dashboards(trial.telemetry, phase, [])}
     kinds = ("gpu", "host") if any(job.device == "cuda" for job in jobs) else ("host",)
-    missing = " and no ".join(_TITLES[kind] for kind in kinds if _TITLES[kind] not in titles)
+    missing = [_TITLES[kind] for kind in kinds if _TITLES[kind] not in titles]
+    if not missing:
+        return ""
     seconds = sum(check.seconds for check in measured)
-    return missing and f"No {missing}: fewer than two samples in the {seconds:.1f} s of its checks."
+    return f"No {' and no '.join(missing)}: fewer than two samples in the {seconds:.1f} s of its checks."
 
 
 def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> DashboardView:
@@ -84,7 +94,7 @@ def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> Da
     has_band = any(track.role != "device" for track in dashboard.tracks)
     devices = {track.label for track in dashboard.tracks if track.role == "device" and track.gauge != THROTTLED}
     labels = ["median"] if has_band else sorted(devices, key=natural_key)
-    styles = {label: n % 8 for n, label in enumerate(labels)}
+    styles = {label: n % STYLES for n, label in enumerate(labels)}
     devices_text = plural(dashboard.devices, _DEVICES[dashboard.kind])
     summary = f"{devices_text}, {dashboard.seconds:.0f} s, one point per {_point_distance_s(dashboard):.3g} s"
     return DashboardView(
@@ -107,7 +117,7 @@ def _point_distance_s(dashboard: Dashboard) -> float:
     steps = max((len(track.values) for track in dashboard.tracks), default=0)
     drawn = [count for count in point_counts if count > 1]
     steps_per_point = steps / median(drawn) if drawn else 1.0
-    # a step without a sample at the end of a phase does not count
+    # below the minimum, the steps without a sample are single ones, such as the last of a phase
     return dashboard.step_s * (round(steps_per_point, 1) if steps_per_point >= MIN_STEPS_PER_POINT else 1.0)
 
 
@@ -127,9 +137,9 @@ def _time_axis(seconds: float) -> Axis:
 
 def _drawn_gauges(dashboard: Dashboard) -> Iterator[Gauge]:
     """The gauges with at least two values in a curve, with THROTTLED last if GPUs were throttled."""
-    read = {track.gauge for track in dashboard.tracks if sum(value is not None for value in track.values) > 1}
-    yield from (gauge for gauge in GAUGES[dashboard.kind] if gauge.name in read)
-    if THROTTLED in read:
+    drawn = {track.gauge for track in dashboard.tracks if sum(value is not None for value in track.values) > 1}
+    yield from (gauge for gauge in GAUGES[dashboard.kind] if gauge.name in drawn)
+    if THROTTLED in drawn:
         yield Gauge(THROTTLED, "", "Number of GPUs throttled, by reason")
 
 
@@ -140,25 +150,26 @@ def _panel(gauge: Gauge, dashboard: Dashboard, x: Axis, styles: dict[str, int]) 
         for track in dashboard.tracks
         if track.gauge == gauge.name
     ]
-    samples = [value for _, values in tracks for value in values if value is not None]
-    least_end = [MIN_COUNT_AXIS] if gauge.name == THROTTLED else []
-    y = linear([0.0, 100.0] if unit == "%" else [0.0, *samples, *least_end], unit, *FRAME.y_range)
+    samples = [value for _track, values in tracks for value in values if value is not None]
+    min_end = [MIN_COUNT_AXIS] if gauge.name == THROTTLED else []
+    y = linear([0.0, 100.0] if unit == "%" else [0.0, *samples, *min_end], unit, *FRAME.y_range)
     drawn = [(track, values) for track, values in tracks if track.role in ("device", "median")]
     not_in_legend = [track.label for track, _ in drawn if track.label not in styles]  # outliers, throttle reasons
-    styles = styles | {label: n % 8 for n, label in enumerate(not_in_legend, len(drawn) - len(not_in_legend))}
+    styles = styles | {label: n % STYLES for n, label in enumerate(not_in_legend, len(drawn) - len(not_in_legend))}
 
     def lines(values: Sequence[float | None]) -> list[list[tuple[float, float]]]:
+        """The unbroken lines of a curve, each as its points in SVG units."""
         return [
             [(x.position(time), y.position(value)) for time, value in points] for points in _segments(values, dashboard)
         ]
 
     def path(values: Sequence[float | None]) -> str:
-        """A line through the middle of each step; a single value is a short horizontal line."""
+        """The SVG path of a curve through the middle of each step; a single value is a short horizontal line."""
         return "".join(FRAME.path(points) + ("" if len(points) > 1 else "h2") for points in lines(values))
 
     curves = tuple(Curve(track.label, styles[track.label], path(values)) for track, values in drawn)
-    ends = {track.role: lines(values) for track, values in tracks if track.role in ("min", "max")}
-    areas = zip(ends.get("min", ()), ends.get("max", ()), strict=False)
+    bounds = {track.role: lines(values) for track, values in tracks if track.role in ("min", "max")}
+    areas = zip(bounds.get("min", ()), bounds.get("max", ()), strict=False)
     return Chart(
         frame=FRAME,
         title=gauge.title,

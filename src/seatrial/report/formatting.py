@@ -32,7 +32,9 @@ def _kind(subject: str) -> str:
     if re.fullmatch(r"rank \d+( \(.*\))?", subject):  # a rank that failed before its node and device were known
         return "rank"
     device = subject.rpartition("/")[2] if "/" in subject else ""
-    return "GPU" if device.startswith("gpu") else "rank" if device.startswith("rank") else "node"
+    if device.startswith("gpu"):
+        return "GPU"
+    return "rank" if device.startswith("rank") else "node"
 
 
 def print_value(value: float, unit: str) -> str:

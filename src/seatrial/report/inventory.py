@@ -50,7 +50,8 @@ def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
     """
     filesystems = mounts["filesystems"]
     containing: set[str] = set()
-    for path in (PurePosixPath(mounts[name]["path"]) for name in ("shm", "tmp", "home", "root")):
+    for name in ("shm", "tmp", "home", "root"):
+        path = PurePosixPath(mounts[name]["path"])
         targets = (mount["target"] for mount in filesystems if path.is_relative_to(mount["target"]))
         containing.add(max(targets, key=len, default=""))
 
@@ -102,17 +103,18 @@ def _short(value: Any) -> str:
         return str(len(value))
     if isinstance(value, list):
         return " ".join(_short(item) for item in value)
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
 def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
     """Print name, scope and title of each check on one line."""
     console.print(f"{SCOPES}\nRules of a check: seatrial checks NAME\n", highlight=False)
-    widths = [
-        max(map(len, texts)) for texts in zip(*((check.name, check.scope) for check in checks.values()), strict=True)
-    ]
+    name_width = max((len(check.name) for check in checks.values()), default=0)
+    scope_width = max((len(check.scope) for check in checks.values()), default=0)
     for check in checks.values():
-        line = f"{check.name:<{widths[0]}}  {check.scope:<{widths[1]}}  {check.title}"
+        line = f"{check.name:<{name_width}}  {check.scope:<{scope_width}}  {check.title}"
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -142,13 +144,13 @@ def print_power(check: Check, console: Console) -> None:
         console.print(text, highlight=False)
         text = f"samples per measurement to reject a slowdown in {CERTAINTY:.0%} of trials; noise: standard deviation"
         console.print(text, highlight=False)
-        needed = samples_table(limit)
+        counts_by_noise = samples_table(limit)  # noise → slowdown → number of samples, None above the highest number
         table = Table(box=None, padding=(0, 2, 0, 2))
         table.add_column("noise", justify="right")
-        for slowdown in next(iter(needed.values())):
+        for slowdown in next(iter(counts_by_noise.values())):
             table.add_column(f"{slowdown:.0%} slower", justify="right")
-        for noise, by_slowdown in needed.items():
-            table.add_row(f"{noise:.1%}", *(f"{count:,}" if count else "> 100,000" for count in by_slowdown.values()))
+        for noise, counts in counts_by_noise.items():
+            table.add_row(f"{noise:.1%}", *(f"{count:,}" if count else "> 100,000" for count in counts.values()))
         console.print(table, highlight=False)
 
 
@@ -191,11 +193,10 @@ def _needs(check: Check) -> str:
 
 
 def _rule(rule: Rule) -> str:
-    condition = (
-        f", if {' and '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}"
-        if rule.applies_if
-        else ""
-    )
+    """The outcome of a violation and the limit: ``FAIL unless >= 90% of the reference value …``, with conditions."""
+    condition = ""
+    if rule.applies_if:
+        condition = f", if {' and '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}"
     condition += f" on {rule.nodes_text}" if rule.nodes_text else ""
     peers = f"FAIL unless >= {rule.peer_fail_below:.0%} of the median of its peer group" if rule.peer_fail_below else ""
     if rule.compare_with_peers:

@@ -48,12 +48,12 @@ def _decision(decision: Decision) -> ET.Element:
     return suite
 
 
-def _suite(check: CheckView, phase: str, tested: str, causes: Mapping[VerdictKey, str]) -> ET.Element:
+def _suite(check: CheckView, phase: str, tested_hardware: str, causes: Mapping[VerdictKey, str]) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
     properties = ET.SubElement(suite, "properties")
     ET.SubElement(properties, "property", name="phase", value=phase)
     ET.SubElement(properties, "property", name="title", value=single_line(check.title))
-    ET.SubElement(properties, "property", name="tested", value=single_line(tested))
+    ET.SubElement(properties, "property", name="tested", value=single_line(tested_hardware))
     for insight in check.insights:
         ET.SubElement(properties, "property", name=insight.title, value=single_line(insight.text))
     for _, text in lax_thresholds(check.verdicts):
@@ -75,17 +75,15 @@ def _case(
     case = ET.Element("testcase", classname=check, name=subject, time=_seconds(seconds))
     outcome = worst(verdict.outcome for verdict in verdicts)
     verdicts = sorted(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
+    not_passed = [verdict for verdict in verdicts if verdict.outcome is not Outcome.PASS]
+    text = "\n\n".join(_verdict_text(verdict, causes) for verdict in not_passed)
     if tag := _TAGS.get(outcome):
         element = ET.SubElement(case, tag, message=single_line(verdicts[0].message))
         if outcome is not Outcome.SKIP:
             element.set("type", outcome)
-        element.text = "\n\n".join(
-            _verdict_text(verdict, causes) for verdict in verdicts if verdict.outcome is not Outcome.PASS
-        )
-    elif texts := [
-        _verdict_text(verdict, causes) for verdict in verdicts if verdict.outcome in (Outcome.WARN, Outcome.SKIP)
-    ]:
-        ET.SubElement(case, "system-out").text = "\n\n".join(texts)
+        element.text = text
+    elif text:  # the worst outcome is WARN or PASS
+        ET.SubElement(case, "system-out").text = text
     return case
 
 

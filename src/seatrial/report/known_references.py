@@ -40,11 +40,14 @@ def print_models(models: Sequence[Sku], metrics: Sequence[ReferenceMetric], cons
     for column in ("GPU model", "metrics with a value", "on", "without a value"):
         table.add_column(column, overflow="fold")
     for sku in models:
-        values = values_by_metric(sku, metrics)
-        all_values = [value for metric_values in values.values() for value in metric_values]
-        count = sum(map(bool, values.values()))
+        by_metric = values_by_metric(sku, metrics)
+        all_values = [value for values in by_metric.values() for value in values]
+        judged_count = sum(map(bool, by_metric.values()))
         table.add_row(
-            escape(sku.name), f"{count} of {len(metrics)}", shapes(all_values) or NO_VALUE, str(len(metrics) - count)
+            escape(sku.name),
+            f"{judged_count} of {len(metrics)}",
+            shapes(all_values) or NO_VALUE,
+            str(len(metrics) - judged_count),
         )
     console.print(table, highlight=False)
     console.print("The values of one model: seatrial skus MODEL", highlight=False)
@@ -86,22 +89,25 @@ def as_json(models: Sequence[Sku], metrics: Sequence[ReferenceMetric]) -> list[d
 def page(models: Sequence[Sku], metrics: Sequence[ReferenceMetric]) -> str:
     """The page docs/references.md: metrics by GPU model, then the values of each model with their sources."""
     with_values = [sku for sku in models if any(values_by_metric(sku, metrics).values())]
-    without = [sku.name for sku in models if sku not in with_values]
-    lines = [HEAD, "## Judged metrics", "", _row("metric", *(_short_name(sku) for sku in with_values))]
+    without_values = [sku.name for sku in models if sku not in with_values]
+    short_names = [sku.name.removeprefix("NVIDIA ") for sku in with_values]
+    lines = [HEAD, "## Judged metrics", "", _row("metric", *short_names)]
     lines.append(_row(*["---"] * (1 + len(with_values))))
     for metric in metrics:
         cells = (shapes(values_by_metric(sku, [metric])[metric]) or NO_VALUE for sku in with_values)
         optional = r" \*" if metric.is_optional else ""
         lines.append(_row(f"`{metric.check}` `{metric.name}`{optional}", *cells))
-    lines += ["", f"No metric is judged by a reference value on: {', '.join(without)}.", ""] if without else [""]
+    if without_values:
+        lines += ["", f"No metric is judged by a reference value on: {', '.join(without_values)}."]
+    lines.append("")
     for sku in with_values:
         lines += [f"## {sku.name}", "", f"NVML name: {', '.join(f'`{name}`' for name in sku.nvml_names)}", ""]
         lines += [_row("metric", "on", "value", "source"), _row("---", "---", "---", "---")]
         for metric, values in values_by_metric(sku, metrics).items():
             name = f"`{metric.check}` `{metric.name}`"
             lines += [_row(name, shape(value), _value(value), value.source) for value in values]
-        if others := _other_keys(sku, metrics):
-            keys = ", ".join(f"`{key}`" for key in others)
+        if keys_without_rule := _keys_without_rule(sku, metrics):
+            keys = ", ".join(f"`{key}`" for key in keys_without_rule)
             lines += ["", f"Values without a rule, which only detect too high thresholds in `expect`: {keys}."]
         lines.append("")
     return "\n".join(lines)
@@ -111,14 +117,15 @@ def unjudged_lines(unjudged: Sequence[UnjudgedMetric], gpus: Sequence[str], node
     """Lines that name, before a run, the metrics without a reference value on these GPUs."""
     if not unjudged:
         return
-    model, by_check = " + ".join(sorted(set(gpus))), dict[str, list[str]]()
+    model = " + ".join(sorted(set(gpus)))
+    metrics_by_check: dict[str, list[str]] = {}
     for each in unjudged:
-        only_over = f" (except over {' or '.join(each.fabrics)})" if each.fabrics else ""
-        by_check.setdefault(each.check, []).append(f"{each.metric}{only_over}")
+        exception = f" (except over {' or '.join(each.fabrics)})" if each.fabrics else ""
+        metrics_by_check.setdefault(each.check, []).append(f"{each.metric}{exception}")
     where = f"{plural(nodes, 'node')} with {len(gpus)} × {model}"
-    counts = f"{plural(len(unjudged), 'metric')} of {plural(len(by_check), 'check')}"
+    counts = f"{plural(len(unjudged), 'metric')} of {plural(len(metrics_by_check), 'check')}"
     yield f"UNJUDGED on {where}, no reference value: {counts}"
-    for check, metrics in by_check.items():
+    for check, metrics in metrics_by_check.items():
         yield f"  {check}: {', '.join(metrics)}"
     yield "  to judge them: --set 'checks.CHECK.expect.METRIC=>= VALUE UNIT', or a baseline (seatrial baseline learn)"
 
@@ -143,14 +150,10 @@ def _value(value: ReferenceValue) -> str:
     return f"{format_value(value.value, value.unit)}{required}"
 
 
-def _other_keys(sku: Sku, metrics: Sequence[ReferenceMetric]) -> list[str]:
+def _keys_without_rule(sku: Sku, metrics: Sequence[ReferenceMetric]) -> list[str]:
     """The keys of values at sizes on which no check has a rule."""
     keys = {metric.key for metric in metrics}
     return [key for key in sku.expected if key not in keys]
-
-
-def _short_name(sku: Sku) -> str:
-    return sku.name.removeprefix("NVIDIA ")
 
 
 def _row(*cells: str) -> str:

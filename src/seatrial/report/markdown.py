@@ -50,14 +50,10 @@ def render(trial: Trial) -> str:
 def _head(trial: Trial) -> str:
     started = utc(trial.started, "%Y-%m-%d %H:%M UTC") or "unknown time"
     run_text = f"{machine_size(trial)} · {_text(launchers(trial))} · {started} · {trial.seconds:.1f} s"
-    lines = [
-        f"## {headline(trial)}: {_text(trial.name)}",
-        "",
-        _text(trial.decision.reason),
-        "",
-        *([f"Cause: {_text(cause)}", ""] if (cause := cause_text(trial)) else []),
-        f"{run_text} · seatrial {trial.seatrial}",
-    ]
+    lines = [f"## {headline(trial)}: {_text(trial.name)}", "", _text(trial.decision.reason), ""]
+    if cause := cause_text(trial):
+        lines += [f"Cause: {_text(cause)}", ""]
+    lines.append(f"{run_text} · seatrial {trial.seatrial}")
     if trial.decision.tested_hardware:
         lines += ["", f"Tested: {_text(trial.decision.tested_hardware)}"]
     if metric_lines := metrics_without_threshold(trial.decision):
@@ -73,9 +69,8 @@ def _table(trial: Trial) -> str:
 
 
 def _row(check: CheckView) -> str:
-    outcomes = (
-        ", ".join(f"{count} {outcome}" for outcome, count in outcome_counts(check.verdicts)) or "UNJUDGED: no verdict"
-    )
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcome_counts(check.verdicts))
+    outcomes = counts or "UNJUDGED: no verdict"
     return f"| {_cell(check.name)} | {_cell(check.subjects_text)} | {outcomes} | {_cell(check.overview_text)} |"
 
 
@@ -103,14 +98,17 @@ def _problem(group: Group) -> str:
     if len(group.verdicts) == 1:
         lines.append(_text(first.message))
     else:
-        lines += [_text(group.meaning), ""] if group.meaning else []
+        if group.meaning:
+            lines += [_text(group.meaning), ""]
         lines += [
             f"- {_text(verdict.subject)}: {_text(group.verdict_text(verdict))}"
             for verdict in group.verdicts[:MAX_SUBJECTS]
         ]
-        more = len(group.verdicts) - MAX_SUBJECTS
-        lines += [f"- … and {plural(more, 'more subject')} (see the report)"] if more > 0 else []
-    lines += ["", f"Checks: {_text(group.check_names)}"] if group.check_names else []
+        hidden_count = len(group.verdicts) - MAX_SUBJECTS
+        if hidden_count > 0:
+            lines.append(f"- … and {plural(hidden_count, 'more subject')} (see the report)")
+    if group.check_names:
+        lines += ["", f"Checks: {_text(group.check_names)}"]
     if first.evidence.strip():
         lines += ["", _fenced("\n".join(first.evidence.strip().splitlines()[:MAX_LINES]))]
     if first.fix:
@@ -123,8 +121,10 @@ def _cause(cause: CauseView) -> str:
     for group in cause.groups[:MAX_PROBLEMS]:
         title = f"{group.title} {group.first.metric}".strip()
         lines.append(f"  - explains {group.first.outcome}: {_text(title)} on {_text(group.subjects_text)}")
-    more = len(cause.groups) - MAX_PROBLEMS
-    return "\n".join([*lines, f"  - … and {plural(more, 'more group')} (see the report)"] if more > 0 else lines)
+    hidden_count = len(cause.groups) - MAX_PROBLEMS
+    if hidden_count > 0:
+        lines.append(f"  - … and {plural(hidden_count, 'more group')} (see the report)")
+    return "\n".join(lines)
 
 
 def _finding(finding: Finding) -> str:
@@ -154,11 +154,15 @@ def _cell(text: str) -> str:
 def _code(text: str) -> str:
     """A code span; CommonMark requires a fence longer than any run of backticks in the text."""
     text = single_line(text)
-    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    fence = "`" * (_longest_backtick_run(text) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
 def _fenced(text: str) -> str:
-    fence = "`" * max(3, max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    fence = "`" * max(3, _longest_backtick_run(text) + 1)
     return f"{fence}text\n{text}\n{fence}"
+
+
+def _longest_backtick_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)

@@ -28,9 +28,11 @@ def plan_lines(
     count = plural(len(names) + len(not_run), "check")
     skipped = f" ({len(not_run)} of them cannot run here)" if not_run else ""
     yield f"{count}{skipped}, about {plural(max(1, round(seconds / 60)), 'minute')}{cost}"
-    unknown = [f"{name} ({job.limits[name]:g} s)" for job in jobs for name in job.limits if name not in job.typical]
-    if unknown:
-        yield f"of unknown duration, counted with the time limit: {', '.join(unknown)}"
+    unknown_duration = [
+        f"{name} ({job.limits[name]:g} s)" for job in jobs for name in job.limits if name not in job.typical
+    ]
+    if unknown_duration:
+        yield f"of unknown duration, counted with the time limit: {', '.join(unknown_duration)}"
     too_slow_sizes = {name: reason for job in jobs for name, reason in job.left_out.items()}
     for name, reason in too_slow_sizes.items():
         option = f"to measure the larger size too: --set checks.{name}.options.sizes=[1GiB, 8GiB]"

@@ -28,7 +28,7 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-# The speed of finished checks scales the estimate of the remaining time if their typical durations exceed this sum
+# If the typical durations of the finished checks sum to more than this, their speed scales the remaining time
 MIN_TYPICAL_DONE_S = 10.0
 SECONDS_BELOW_S = 90.0  # an estimate below this is shown in seconds, rounded up to tens
 LATE_S = 10.0  # beyond its typical duration, a check takes longer than expected
@@ -44,8 +44,8 @@ class Live:
         self._console = console
         self._started = time.monotonic()
         self._status = Status("discover", console=console)
-        self._heading = ""
-        self._current = ""
+        self._heading = ""  # the job and its attempt
+        self._current = ""  # the last status that was printed into a log
         self._printed_waits: dict[str, float] = {}  # state → seconds waited when its line was printed
         self._last_outcome: tuple[str, Outcome, str] | None = None
         self._remaining = Remaining()
@@ -125,7 +125,7 @@ class Live:
         # on a terminal the status line has the remaining time
         estimate = "" if self._console.is_terminal else self._remaining.estimate(time.monotonic())
         position = f"{self._remaining.position(check)}{estimate}".removeprefix(", ")
-        progress = escape(f"[{position}] ") if position and self._remaining.total else ""
+        progress = escape(f"[{position}] ") if position and self._remaining.check_count else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
         self._print(f"{progress}{name} ({seconds:.1f} s){escape(clean(detail))}")
 
@@ -166,11 +166,11 @@ class Remaining:
         self._typical |= dict.fromkeys(not_run, 0.0)
         self._typical_done = self._measured_done = 0.0  # seconds of finished checks with a typical duration
         self._running, self._running_since = "", 0.0  # the check that runs, and when it started (monotonic clock)
-        self.total = len(self._unfinished)
+        self.check_count = len(self._unfinished)
 
     @property
-    def done(self) -> int:
-        return self.total - len(self._unfinished)
+    def done_count(self) -> int:
+        return self.check_count - len(self._unfinished)
 
     def start(self, check: str, now: float) -> None:
         """Record that ``check`` runs. Its elapsed time then shortens the estimate; other texts change nothing."""
@@ -187,7 +187,7 @@ class Remaining:
 
     def position(self, check: str) -> str:
         """``3/11``: number of finished checks, and of all; empty for a check that is not in the plan."""
-        return f"{self.done}/{self.total}" if check in self._checks else ""
+        return f"{self.done_count}/{self.check_count}" if check in self._checks else ""
 
     def seconds(self, now: float) -> float:
         """The expected remaining time, without the checks of unknown duration. ``now``: by the monotonic clock."""
@@ -204,7 +204,9 @@ class Remaining:
 
     def text(self, now: float) -> str:
         """The number of finished checks and the remaining time: ``3 of 11 checks, about 4 min left``."""
-        return f"{self.done} of {plural(self.total, 'check')}{self.estimate(now)}" if self.total else ""
+        if not self.check_count:
+            return ""
+        return f"{self.done_count} of {plural(self.check_count, 'check')}{self.estimate(now)}"
 
     def estimate(self, now: float) -> str:
         """The expected remaining time as text; empty after the last check."""

@@ -111,11 +111,10 @@ def _measured(trial: Trial) -> list[_Family]:
     families: dict[str, _Family] = {}
     for measurement in (*trial.measurements, *trial.retries):
         for metric in measurement.metrics:
-            suffix, factor = _base_unit(metric.unit)
-            name = "_".join(
-                filter(None, ("seatrial_retry_measured" if measurement.retry else "seatrial_measured", suffix))
-            )
-            unit = (suffix.replace("_", " ") or "no unit") + (" (retry)" if measurement.retry else "")
+            base_unit, factor = _base_unit(metric.unit)
+            prefix = "seatrial_retry_measured" if measurement.retry else "seatrial_measured"
+            name = f"{prefix}_{base_unit}" if base_unit else prefix
+            unit = (base_unit.replace("_", " ") or "no unit") + (" (retry)" if measurement.retry else "")
             family = families.setdefault(name, _Family(name, f"Measured values in {unit}."))
             labels = {"check": measurement.check, "subject": metric.subject, "metric": metric.name}
             labels |= {"retry": str(measurement.retry)} if measurement.retry else {}

@@ -40,46 +40,57 @@ class ScalingTable:
 
 
 def scaling_table(trial: Trial) -> ScalingTable | None:
-    """The table of scaling; None if no such quantity was measured on several nodes."""
+    """The table of scaling; None if no check with scaling ran on several nodes."""
     rows: list[ScalingRow] = []
     nodes, ranks = 1, 1
     for check in catalog().values():
+        if not check.scaling:
+            continue
         measured = [measurement for measurement in trial.measurements if measurement.check == check.name]
         facts = next((measurement.facts for measurement in measured if "world_size" in measurement.facts), {})
         measured_nodes, measured_ranks = facts.get("nodes"), facts.get("world_size")
-        if type(measured_nodes) is not int or type(measured_ranks) is not int:
+        if type(measured_nodes) is not int or type(measured_ranks) is not int or measured_nodes < 2:
             continue
-        if check.scaling and measured_nodes > 1:
-            nodes, ranks = measured_nodes, measured_ranks
-            verdicts = [verdict for verdict in trial.verdicts if verdict.check == check.name]
-            rows += (_row(name, metrics, nodes, measured, verdicts) for name, metrics in check.scaling.items())
+        nodes, ranks = measured_nodes, measured_ranks
+        verdicts = [verdict for verdict in trial.verdicts if verdict.check == check.name]
+        rows += (_row(name, metrics, nodes, measured, verdicts) for name, metrics in check.scaling.items())
     if not rows:
         return None
-    node, two, all_gpus = (plural(count, "GPU") for count in (ranks // nodes, 2 * ranks // nodes, ranks))
-    two_nodes = f"2 nodes ({two})" if nodes > 2 else ""
-    return ScalingTable(f"1 node ({node})", two_nodes, f"{nodes} nodes ({all_gpus})", tuple(rows))
+    return ScalingTable(
+        node=f"1 node ({plural(ranks // nodes, 'GPU')})",
+        two_nodes=f"2 nodes ({plural(2 * ranks // nodes, 'GPU')})" if nodes > 2 else "",
+        cluster=f"{nodes} nodes ({plural(ranks, 'GPU')})",
+        rows=tuple(rows),
+    )
 
 
 def _row(
     name: str, metrics: ScalingMetrics, nodes: int, measured: list[Measurement], verdicts: list[Verdict]
 ) -> ScalingRow:
-    values: dict[str, list[float]] = {}
-    texts: dict[str, str] = {}
-    for metric in (metric for measurement in measured for metric in measurement.metrics):
-        values.setdefault(metric.name, []).append(metric.value)
-        texts[metric.name] = print_value(median(values[metric.name]), metric.unit)
+    values: dict[str, list[float]] = {}  # metric → values of all subjects
+    units: dict[str, str] = {}
+    for measurement in measured:
+        for metric in measurement.metrics:
+            values.setdefault(metric.name, []).append(metric.value)
+            units[metric.name] = metric.unit
+    texts = {name: print_value(median(values[name]), unit) for name, unit in units.items()}
     cluster_metric = metrics.cluster.format(nodes=nodes)  # the name may contain {nodes}
-    base = next((median(values[part]) for part in (metrics.node, metrics.gpu) if part in values), 0.0)
+    base_values = values.get(metrics.node) or values.get(metrics.gpu)
+    ratio = ""
+    if base_values and cluster_metric in values and median(base_values):
+        ratio = f"{100 * median(values[cluster_metric]) / median(base_values):.1f} %"
     outcomes: dict[str, list[Outcome]] = {}
     for verdict in verdicts:
         if verdict.metric in metrics.efficiencies and verdict.outcome is not Outcome.SKIP:
             outcomes.setdefault(verdict.metric, []).append(verdict.outcome)
     return ScalingRow(
-        name,
-        texts.get(metrics.gpu, ""),
-        texts.get(metrics.node, ""),
-        texts.get(metrics.two_nodes, ""),
-        texts.get(cluster_metric, ""),
-        f"{100 * median(values[cluster_metric]) / base:.1f} %" if base and cluster_metric in values else "",
-        tuple((metric, texts.get(metric, "not measured"), worst(of_metric)) for metric, of_metric in outcomes.items()),
+        name=name,
+        gpu=texts.get(metrics.gpu, ""),
+        node=texts.get(metrics.node, ""),
+        two_nodes=texts.get(metrics.two_nodes, ""),
+        cluster=texts.get(cluster_metric, ""),
+        ratio=ratio,
+        judged=tuple(
+            (metric, texts.get(metric, "not measured"), worst(of_metric)) for metric, of_metric in outcomes.items()
+        ),
     )

@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from seatrial.model import Measurement, Metric, Outcome, Timing, Trial, format_bytes, format_value, worst
+from seatrial.model import Measurement, Outcome, Timing, Trial, format_bytes, format_value, worst
 from seatrial.report.charts import Chart, Rug, charts, rug
 from seatrial.report.formatting import format_range, natural_key, print_value
-from seatrial.report.view import METHOD, NOT_PASSED, CheckView, MetricRow
+from seatrial.report.view import METHOD, NOT_PASSED, CheckView, MetricRow, Reading
 
 _DEVICE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<index>\d+)")
 
@@ -43,22 +43,22 @@ class TimeBar:
 
 def time_bar(trial: Trial) -> TimeBar:
     """The time bar of ``trial``. Wall time that no timing covers is overhead, if it is more than 0.5 %."""
-    seconds = dict[tuple[Literal["check", "overhead"], str], float]()
+    sums = dict[tuple[Literal["check", "overhead"], str], float]()  # (kind, name) → seconds
     for timing in trial.timings:  # a resumed trial has several sessions
-        seconds[timing.kind, timing.name] = seconds.get((timing.kind, timing.name), 0.0) + timing.seconds
-    timings = [Timing(name=name, kind=kind, seconds=total) for (kind, name), total in seconds.items()]
+        sums[timing.kind, timing.name] = sums.get((timing.kind, timing.name), 0.0) + timing.seconds
+    timings = [Timing(name=name, kind=kind, seconds=seconds) for (kind, name), seconds in sums.items()]
     timings.sort(key=lambda timing: (timing.kind, -timing.seconds))
-    missing = trial.seconds - sum(timing.seconds for timing in timings)
-    if missing > 0.005 * trial.seconds:
-        timings.append(Timing(name="not accounted for", kind="overhead", seconds=missing))
-    total = sum(timing.seconds for timing in timings) or 1.0
+    untimed_seconds = trial.seconds - sum(timing.seconds for timing in timings)
+    if untimed_seconds > 0.005 * trial.seconds:
+        timings.append(Timing(name="not accounted for", kind="overhead", seconds=untimed_seconds))
+    total_seconds = sum(timing.seconds for timing in timings)
     parts, left = [], 0.0
     for timing in timings:
-        width = 100 * timing.seconds / total
+        width = 100 * timing.seconds / (total_seconds or 1.0)
         parts.append(TimeBarPart(timing.name, timing.kind, timing.seconds, left, width))
         left += width
-    checks = sum(timing.seconds for timing in timings if timing.kind == "check")
-    return TimeBar(tuple(parts), checks, sum(timing.seconds for timing in timings) - checks)
+    check_seconds = sum(timing.seconds for timing in timings if timing.kind == "check")
+    return TimeBar(tuple(parts), check_seconds, total_seconds - check_seconds)
 
 
 @dataclass(frozen=True)
@@ -105,43 +105,49 @@ class SubjectTableCell:
     reason: str  # why the outcome is not PASS or SKIP
 
 
+class SubjectTableRow(NamedTuple):
+    """The values of one subject; a cell is None for a metric that the subject does not have."""
+
+    subject: str
+    worst_outcome: Outcome
+    cells: tuple[SubjectTableCell | None, ...]
+
+
 @dataclass(frozen=True)
 class SubjectTable:
-    """A table with one row per subject and one column per metric; a row is (subject, worst outcome, cells)."""
+    """A table with one row per subject and one column per metric."""
 
     columns: tuple[MetricRow, ...]
-    rows: tuple[tuple[str, Outcome, tuple[SubjectTableCell | None, ...]], ...]
+    rows: tuple[SubjectTableRow, ...]
 
     @property
     def has_several_outcomes(self) -> bool:
         """Whether the rows have different outcomes, by which they are sorted."""
-        return len({outcome for _, outcome, _ in self.rows}) > 1
+        return len({row.worst_outcome for row in self.rows}) > 1
 
 
 def subject_table(check: CheckView) -> SubjectTable | None:
     """The metrics of a check that have several subjects, worst subject first; None without such metrics."""
     columns = tuple(row for row in check.rows if len(row.readings) > 1)
-    by_subject = [{reading.subject: reading for reading in row.readings} for row in columns]
-    rows: list[tuple[str, Outcome, tuple[SubjectTableCell | None, ...]]] = []
+    # for each column: subject → reading
+    column_readings = [{reading.subject: reading for reading in row.readings} for row in columns]
+    rows: list[SubjectTableRow] = []
     for subject in check.subjects:
-        readings = [column.get(subject) for column in by_subject]
-        outcomes = [verdict.outcome for reading in readings if reading for verdict in reading.verdicts]
-        cells = tuple(
-            _cell(reading.metric, reading.outcome, [v.message for v in reading.verdicts if v.outcome in NOT_PASSED])
-            if reading
-            else None
-            for reading in readings
-        )
+        readings = [reading_by_subject.get(subject) for reading_by_subject in column_readings]
+        outcomes = [reading.outcome for reading in readings if reading and reading.outcome]
+        cells = tuple(_cell(reading) if reading else None for reading in readings)
         if any(cells):
-            rows.append((subject, worst(outcomes) if outcomes else Outcome.PASS, cells))
+            rows.append(SubjectTableRow(subject, worst(outcomes) if outcomes else Outcome.PASS, cells))
     return SubjectTable(columns, tuple(rows)) if columns else None
 
 
-def _cell(metric: Metric | None, outcome: Outcome | None, reasons: list[str]) -> SubjectTableCell:
+def _cell(reading: Reading) -> SubjectTableCell:
+    metric = reading.metric
+    reason = "; ".join(verdict.message for verdict in reading.verdicts if verdict.outcome in NOT_PASSED)
     if not metric:
-        return SubjectTableCell("not measured", "", outcome, "; ".join(reasons))
+        return SubjectTableCell("not measured", "", reading.outcome, reason)
     sample_range = format_range(metric.samples, metric.unit) if len(metric.samples) > 1 else ""
-    return SubjectTableCell(print_value(metric.value, metric.unit), sample_range, outcome, "; ".join(reasons))
+    return SubjectTableCell(print_value(metric.value, metric.unit), sample_range, reading.outcome, reason)
 
 
 def make_rug(row: MetricRow) -> Rug | None:
@@ -159,28 +165,39 @@ def make_charts(check: CheckView) -> list[Chart]:
     return charts([series for measurement in check.measurements for series in measurement.series], not_passed)
 
 
+class FactValue(NamedTuple):
+    """A value of a fact, and the subjects that reported it."""
+
+    value: Any
+    subjects: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class FactRow:
-    """One fact: pairs of a value and its subjects, the most frequent value first."""
+    """One fact with its different values, the most frequent first."""
 
     name: str
-    values: tuple[tuple[Any, tuple[str, ...]], ...]
+    values: tuple[FactValue, ...]
 
 
 def fact_rows(measurements: tuple[Measurement, ...]) -> list[FactRow]:
     """The facts of a check, without ``method``. A fact that differs between subjects has several values."""
-    facts: dict[str, dict[str, tuple[Any, list[str]]]] = {}
+    values: dict[str, Any] = {}  # value as JSON → value
+    facts: dict[str, dict[str, list[str]]] = {}  # fact → value as JSON → subjects
     for measurement in measurements:
         for name, value in measurement.facts.items():
-            if name == METHOD:
-                continue
-            key = json.dumps(value, sort_keys=True)
-            facts.setdefault(name, {}).setdefault(key, (value, []))[1].append(measurement.subject)
+            if name != METHOD:
+                key = json.dumps(value, sort_keys=True)
+                values[key] = value
+                facts.setdefault(name, {}).setdefault(key, []).append(measurement.subject)
     rows = []
-    for name, values in facts.items():
-        ordered = sorted(values.values(), key=lambda entry: -len(entry[1]))
-        pairs = ((value, tuple(sorted(subjects, key=natural_key))) for value, subjects in ordered)
-        rows.append(FactRow(name, tuple(pairs)))
+    for name, subjects_by_key in facts.items():
+        fact_values = [
+            FactValue(values[key], tuple(sorted(subjects, key=natural_key)))
+            for key, subjects in subjects_by_key.items()
+        ]
+        fact_values.sort(key=lambda fact_value: -len(fact_value.subjects))
+        rows.append(FactRow(name, tuple(fact_values)))
     return rows
 
 

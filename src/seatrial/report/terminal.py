@@ -57,9 +57,10 @@ def summary(trial: Trial, console: Console) -> None:
     for number, cause in enumerate(shown_causes, 1):
         _finding(number, cause.finding, console)
         _explained(cause, console)
-    if (rest := problems(trial)) and shown_causes:
+    unexplained = problems(trial)
+    if unexplained and shown_causes:
         console.print(Text("\nNot explained by a cause", "bold"))
-    for group in rest:
+    for group in unexplained:
         _problem(group, console)
     if findings := [finding for finding in trial.findings if not finding.explains]:
         console.print(Text("\nFindings", "bold"))
@@ -117,8 +118,9 @@ def _counts(trial: Trial) -> Text:
     counts = [Text(f"{count:,} {outcome}", STYLES[outcome]) for outcome, count in outcome_counts(trial.verdicts)]
     line = Text("verdicts: ") + Text(" · ").join(counts) if counts else Text("no verdict")
     if trial.baseline:
-        judged = sum(v.basis is not None and v.basis.kind is BasisKind.SITE for v in trial.verdicts)
-        line += Text(f"; {judged:,} judged by the site's baseline {trial.baseline.name}")
+        bases = (verdict.basis for verdict in trial.verdicts)
+        count = sum(basis is not None and basis.kind is BasisKind.SITE for basis in bases)
+        line += Text(f"; {count:,} judged by the site's baseline {trial.baseline.name}")
     return Text("\n") + line
 
 
@@ -141,20 +143,22 @@ def _subjects(group: Group, console: Console) -> None:
     """Print the text of each subject; a text that all subjects share is printed once."""
     texts = {group.verdict_text(verdict) for verdict in group.verdicts}
     shown = group.verdicts[:MAX_SUBJECTS]
-    more = len(group.verdicts) - len(shown)
-    rest_text = f"… and {plural(more, 'more subject')} (see the report)" if more else ""
+    hidden_count = len(group.verdicts) - len(shown)
+    hidden_text = f"… and {plural(hidden_count, 'more subject')} (see the report)" if hidden_count else ""
     if len(texts) == 1:
-        _field("", f"{texts.pop()}: {', '.join(verdict.subject for verdict in shown)} {rest_text}", console)
+        _field("", f"{texts.pop()}: {', '.join(verdict.subject for verdict in shown)} {hidden_text}", console)
         return
     for verdict in shown:
         _field("", f"{verdict.subject}: {group.verdict_text(verdict)}", console)
-    _field("", rest_text, console)
+    _field("", hidden_text, console)
 
 
 def _shortened(evidence: str) -> str:
     lines = evidence.strip().splitlines()
-    more = len(lines) - MAX_LINES
-    return "\n".join(lines[:MAX_LINES] + ([f"… {plural(more, 'more line')} in the report"] if more > 0 else []))
+    shown, hidden_count = lines[:MAX_LINES], len(lines) - MAX_LINES
+    if hidden_count > 0:
+        shown.append(f"… {plural(hidden_count, 'more line')} in the report")
+    return "\n".join(shown)
 
 
 def _finding(number: int, finding: Finding, console: Console) -> None:
@@ -178,8 +182,9 @@ def _explained(cause: CauseView, console: Console) -> None:
         text = f"{first.outcome} {title} on {group.subjects_text}"
         _field(label, f"{text}: {single_line(summary)}" if summary else text, console)
         label = ""
-    if more := len(cause.groups) - len(cause.groups[:MAX_LINES]):
-        _field("", f"… and {plural(more, 'more group')} (see the report)", console)
+    hidden_count = len(cause.groups) - MAX_LINES
+    if hidden_count > 0:
+        _field("", f"… and {plural(hidden_count, 'more group')} (see the report)", console)
     if cause.explained_earlier:
         _field("", f"and {plural(cause.explained_earlier, 'verdict')} that an earlier cause explains too", console)
 

@@ -50,14 +50,14 @@ def slow_paths(trial: Trial) -> list[SlowPathRow]:
     topology, checks = _recorded_topology(trial), catalog()
     if topology is None:
         return []
-    return [
-        SlowPathRow(verdict.subject, verdict.metric, verdict.outcome, verdict.summary, _switches(verdict, topology))
-        for verdict in trial.verdicts
-        if verdict.outcome in NOT_PASSED
-        and verdict.check in checks
-        and (comparison := checks[verdict.check].comparisons.get(verdict.metric))
-        and comparison.inter_node
-    ]
+    rows = []
+    for verdict in trial.verdicts:
+        if verdict.outcome in NOT_PASSED and verdict.check in checks:
+            comparison = checks[verdict.check].comparisons.get(verdict.metric)
+            if comparison and comparison.inter_node:
+                switches = _switches(verdict, topology)
+                rows.append(SlowPathRow(verdict.subject, verdict.metric, verdict.outcome, verdict.summary, switches))
+    return rows
 
 
 def _place(topology: Topology, node: str) -> str:
@@ -69,9 +69,9 @@ def _place(topology: Topology, node: str) -> str:
 
 def _switches(verdict: Verdict, topology: Topology) -> str:
     """The switches of a pair from end to end; for a GPU the switch of its rail, else the leaf switch of its node."""
-    a, arrow, b = verdict.subject.partition("->")
+    node, arrow, other_node = verdict.subject.partition("->")
     if arrow:
-        path = topology.path(a, b)
+        path = topology.path(node, other_node)
         crossing = f" (crosses {path[len(path) // 2]})" if len(path) > 1 else ""
         return " – ".join(path) + crossing
     if match := _GPU.fullmatch(verdict.subject):

@@ -188,7 +188,7 @@ class CheckView:
 
         Metrics of one family, such as busbw.1GiB and busbw.8GiB, are sorted by size.
         """
-        readings: dict[str, dict[str, Reading]] = {}
+        readings: dict[str, dict[str, Reading]] = {}  # metric → subject → reading
         verdicts_by_key: dict[tuple[str, str], list[Verdict]] = {}
         for verdict in self.verdicts:
             if verdict.metric:
@@ -234,7 +234,7 @@ class CheckView:
 
         Of several such metrics the check's ``key_metric`` comes first, then performance metrics, then metrics with a
         rule. For a family without a rule, such as ``busbw.*``, the largest size is shown. "(no threshold)" marks a
-        metric that no rule evaluated. PASS is the outcome of other metrics then: the first of them precedes it.
+        metric that no rule evaluated. If the check is PASS, its first metric with an evaluated rule is shown before.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
@@ -245,13 +245,16 @@ class CheckView:
         if row.has_evaluated_rule:
             return row.text
         judged = next((other for other in rows if other.has_evaluated_rule), None)
-        return f"{f'{judged.text}; ' if judged and self.outcome is Outcome.PASS else ''}{row.text} (no threshold)"
+        judged_text = f"{judged.text}; " if judged and self.outcome is Outcome.PASS else ""
+        return f"{judged_text}{row.text} (no threshold)"
 
     def _key_figure_rank(self, row: MetricRow) -> tuple[int, bool, int, int]:
         """The sort key of rows by their suitability as key figure; the row with the lowest key is shown."""
         rank = _row_rank(row)
         is_performance = any(fnmatchcase(row.name, pattern) for pattern in self.performance_metrics)
-        kind = 0 if row.name == self.key_metric else 1 if is_performance else 2
+        kind = 1 if is_performance else 2
+        if row.name == self.key_metric:
+            kind = 0
         return min(rank, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), kind, rank
 
 
@@ -332,13 +335,11 @@ def problems(trial: Trial) -> list[Group]:
     Equal ERRORs of several checks are one group: if a job does not start, each of its checks has the same ERROR.
     """
     explained = {key for finding in trial.findings for key in finding.explains}
-    bad = [
-        v
-        for v in trial.verdicts
-        if v.outcome in NOT_PASSED and not (explained and VerdictKey.from_verdict(v) in explained)
-    ]
+    not_passed = [verdict for verdict in trial.verdicts if verdict.outcome in NOT_PASSED]
+    if explained:
+        not_passed = [verdict for verdict in not_passed if VerdictKey.from_verdict(verdict) not in explained]
     groups: dict[object, list[Group]] = {}
-    for group in grouped(bad):
+    for group in grouped(not_passed):
         fields = tuple((v.subject, v.metric, v.detail, v.evidence, v.fix) for v in group.verdicts)
         groups.setdefault(fields if group.first.outcome is Outcome.ERROR else group, []).append(group)
     merged = [
@@ -408,12 +409,8 @@ def machine_size(trial: Trial) -> str:
     if not trial.jobs:
         return "no job planned"
     job = max(trial.jobs, key=lambda job: job.nodes * job.ranks_per_node)
-    ranks = (
-        plural(job.ranks_per_node, "GPU")
-        if job.device == "cuda"
-        else plural(job.ranks_per_node, "process", "processes")
-    )
-    return f"{plural(job.nodes, 'node')} × {ranks}"
+    noun, nouns = ("GPU", "GPUs") if job.device == "cuda" else ("process", "processes")
+    return f"{plural(job.nodes, 'node')} × {plural(job.ranks_per_node, noun, nouns)}"
 
 
 _Record = TypeVar("_Record", Verdict, Measurement)

@@ -67,12 +67,13 @@ def _training(speed: TrainingSpeed) -> str:
 
 def _gpu(use: GpuUse, width: int) -> str:
     used, total = use.memory_used_bytes, use.memory_total_bytes
-    memory = (
-        "" if used is None else f"{used / _GIB:.1f}" + ("" if total is None else f" of {total / _GIB:.1f}") + " GiB"
-    )
+    memory = "-"
+    if used is not None:
+        of_total = "" if total is None else f" of {total / _GIB:.1f}"
+        memory = f"{used / _GIB:.1f}{of_total} GiB"
     values = (
         _value(use.utilization, "%", 5),
-        f"{memory or '-':>18}",
+        f"{memory:>18}",
         _value(use.power_w, "W", 7),
         _value(use.temperature_c, "°C", 6),
         _value(use.sm_clock_mhz, "MHz", 9),

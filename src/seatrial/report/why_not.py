@@ -81,12 +81,19 @@ def reasons(trial: Trial) -> list[NotAcceptedReason]:
     if trial.decision.value is DecisionValue.ACCEPTED:
         return []
     trial = sanitized(trial)
-    blocking = [*_trial_reasons(trial), *map(_cause_reason, causes(trial)), *map(_verdicts_reason, _by_reason(trial))]
-    blocking = [*blocking, *_excluded(trial)] or [NotAcceptedReason(trial.decision.reason)]
-    if len(blocking) > MAX_REASONS:
-        more = plural(len(blocking) - MAX_REASONS + 1, "more reason")
-        blocking[MAX_REASONS - 1 :] = [NotAcceptedReason(more, "`seatrial judge RUN` lists all")]
-    return blocking
+    all_reasons = [
+        *_trial_reasons(trial),
+        *map(_cause_reason, causes(trial)),
+        *map(_verdicts_reason, _unexplained_verdicts(trial)),
+        *_excluded(trial),
+    ]
+    if not all_reasons:
+        return [NotAcceptedReason(trial.decision.reason)]
+    if len(all_reasons) <= MAX_REASONS:
+        return all_reasons
+    shown = all_reasons[: MAX_REASONS - 1]
+    more = plural(len(all_reasons) - len(shown), "more reason")
+    return [*shown, NotAcceptedReason(more, "`seatrial judge RUN` lists all")]
 
 
 def _trial_reasons(trial: Trial) -> Iterator[NotAcceptedReason]:
@@ -101,9 +108,10 @@ def _trial_reasons(trial: Trial) -> Iterator[NotAcceptedReason]:
 
 def _excluded(trial: Trial) -> Iterator[NotAcceptedReason]:
     """At most one reason: required checks that an option excluded, and all checks that the time limit excluded."""
-    if excluded := [
+    excluded = [
         name for name, option in trial.excluded_checks.items() if option == TIME_LIMIT or _is_required(trial, name)
-    ]:
+    ]
+    if excluded:
         options = " and ".join(sorted({trial.excluded_checks[name] for name in excluded}))
         title = f"{plural(len(excluded), 'check')} excluded by {options}"
         yield NotAcceptedReason(title, and_more(excluded, _MAX_NAMED), f"run without {options}")
@@ -115,34 +123,35 @@ def _is_required(trial: Trial, check: str) -> bool:
 
 def _cause_reason(cause: CauseView) -> NotAcceptedReason:
     """A cause: its place, the number of verdicts that it explains, its evidence and the first command."""
-    finding, number = cause.finding, sum(len(group.verdicts) for group in cause.groups)
+    finding, verdict_count = cause.finding, sum(len(group.verdicts) for group in cause.groups)
     title = f"cause: {finding.title} ({finding.subject}, {finding.confidence} confidence)"
-    explained = f"{title}; explains {plural(number, 'verdict')}"
-    return NotAcceptedReason(explained, finding.evidence.rstrip("."), f"`{finding.first_command}`")
+    title += f"; explains {plural(verdict_count, 'verdict')}"
+    return NotAcceptedReason(title, finding.evidence.rstrip("."), f"`{finding.first_command}`")
 
 
-def _by_reason(trial: Trial) -> list[list[Verdict]]:
-    """The verdicts without a cause that prevent acceptance: FAIL by check, ERROR by text, UNJUDGED by reason."""
+def _unexplained_verdicts(trial: Trial) -> list[list[Verdict]]:
+    """Groups of the verdicts without a cause that prevent acceptance: FAIL by check, ERROR by text, UNJUDGED by reason.
+
+    ERROR and UNJUDGED prevent acceptance only for required checks.
+    """
     explained = {key for finding in trial.findings for key in finding.explains}
     groups: dict[tuple[object, ...], list[Verdict]] = {}
     for outcome in _BLOCKING:
         for verdict in (verdict for verdict in trial.verdicts if verdict.outcome is outcome):
             is_blocking = outcome is Outcome.FAIL or _is_required(trial, verdict.check)
             if is_blocking and VerdictKey.from_verdict(verdict) not in explained:
-                reason: object = verdict.check
+                key: tuple[object, ...] = (outcome, verdict.check)
                 if outcome is not Outcome.FAIL:
-                    reason = verdict.reasons, verdict.detail if outcome is Outcome.ERROR else ""
-                groups.setdefault((outcome, reason), []).append(verdict)
+                    key = (outcome, verdict.reasons, verdict.detail if outcome is Outcome.ERROR else "")
+                groups.setdefault(key, []).append(verdict)
     return list(groups.values())
 
 
 def _verdicts_reason(verdicts: Sequence[Verdict]) -> NotAcceptedReason:
     """The names of the checks and subjects, and the first verdict in full."""
     first = verdicts[0]
-    checks, subjects = (
-        and_more(list(dict.fromkeys(names)), _MAX_NAMED)
-        for names in ((verdict.check for verdict in verdicts), (verdict.subject for verdict in verdicts))
-    )
+    checks = and_more(list(dict.fromkeys(verdict.check for verdict in verdicts)), _MAX_NAMED)
+    subjects = and_more(list(dict.fromkeys(verdict.subject for verdict in verdicts)), _MAX_NAMED)
     limit = first.basis.fail_below if first.basis else None
     text = first.summary + (f", FAIL below {limit:.0%}" if limit else "")
     text += f" (and {plural(len(verdicts) - 1, 'more verdict')})" if len(verdicts) > 1 else ""
