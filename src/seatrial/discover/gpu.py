@@ -128,14 +128,16 @@ def _read_driver() -> GpuFacts:
 def _with_pci_devices(root: Path, facts: GpuFacts) -> GpuFacts:
     """``facts`` of the driver, with the GPUs on the PCI bus added."""
     reader = file_readers.FieldReader()
-    devices = _pci_gpus(root, reader)
-    used = {gpu.pci_bus_id for gpu in facts.gpus}
+    addresses = _pci_gpus(root, reader)
+    usable = {gpu.pci_bus_id for gpu in facts.gpus}
     nvml_works = not facts.nvml_unavailable
     not_assigned = tuple(
-        device for device in devices if device not in used and _is_not_assigned(root, device, nvml_works=nvml_works)
+        address
+        for address in addresses
+        if address not in usable and _is_not_assigned(root, address, nvml_works=nvml_works)
     )
     unreadable = {**facts.unreadable, **reader.unreadable}
-    update = {"pci_devices": devices, "not_assigned": not_assigned, "unreadable": unreadable}
+    update = {"pci_devices": addresses, "not_assigned": not_assigned, "unreadable": unreadable}
     return facts.model_copy(update=update)
 
 
@@ -144,8 +146,8 @@ def cuda_visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
 
     Indices are NVML's, in PCI order. CUDA's differ only for mixed models: it enumerates the fastest GPU first unless
     ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` (see ``cuda_order_warning``).
-    Raises UsageError on an entry that matches no usable GPU, or matches one twice: CUDA silently ignores that entry and
-    all after it, or uses no GPU.
+    Raises UsageError on an entry that matches no usable GPU, and on a GPU that is listed twice. In these cases CUDA
+    silently ignores the entry and all entries after it, or uses no GPU.
     """
     value = env.get("CUDA_VISIBLE_DEVICES")
     if value is None:
@@ -172,6 +174,7 @@ def cuda_order_warning(facts: GpuFacts, env: Mapping[str, str]) -> str | None:
 
 
 def _matching_gpu(facts: GpuFacts, entry: str, value: str) -> Gpu:
+    """The GPU that ``entry`` of CUDA_VISIBLE_DEVICES (whole: ``value``) names. Raises UsageError if there is none."""
     if entry.startswith("MIG-"):
         raise _entry_error(facts, value, f"lists the MIG instance {entry}; MIG instances are not supported")
     if re.fullmatch(r"\d+", entry):
@@ -206,7 +209,8 @@ def _driver_facts(nvml: Any) -> GpuFacts:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
-            (permission_denied if error_kind(error) == "NoPermission" else failed).append(f"gpu{index}: {error}")
+            errors = permission_denied if error_kind(error) == "NoPermission" else failed
+            errors.append(f"gpu{index}: {error}")
             continue
         reader = NvmlReader(nvml)
         gpu = read_gpu(reader, index, handle)
@@ -255,8 +259,9 @@ def _pci_gpus(root: Path, reader: file_readers.FieldReader) -> tuple[str, ...]:
     for address in reader("pci_devices", lambda: file_readers.list_names(folder)) or []:
         device = folder / address
         if reader(f"{address} vendor", partial(file_readers.read_line, device / "vendor")) == NVIDIA:
-            kind = reader(f"{address} class", partial(file_readers.read_line, device / "class"))
-            addresses += [address] if (kind or "").startswith(GPU_CLASSES) else []
+            pci_class = reader(f"{address} class", partial(file_readers.read_line, device / "class")) or ""
+            if pci_class.startswith(GPU_CLASSES):
+                addresses.append(address)
     return tuple(addresses)
 
 
@@ -274,6 +279,7 @@ def _is_not_assigned(root: Path, address: str, *, nvml_works: bool) -> bool:
 
 
 def _has_device_node(root: Path, address: str) -> bool:
+    """Whether this container has the file /dev/nvidiaN of the GPU; True if that is unknown."""
     try:
         information = file_readers.read_text(
             file_readers.path_under(root, f"/proc/driver/nvidia/gpus/{address}/information")
@@ -281,7 +287,7 @@ def _has_device_node(root: Path, address: str) -> bool:
     except FileNotFoundError:  # some container runtimes hide the entries of other containers' GPUs
         return False
     except OSError:
-        return True  # unknown: counts as assigned to this container
+        return True
     minor = re.search(r"^Device Minor:\s*(\d+)", information, re.MULTILINE)
     return minor is None or file_readers.path_under(root, f"/dev/nvidia{minor[1]}").exists()
 
