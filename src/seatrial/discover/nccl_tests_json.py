@@ -18,11 +18,11 @@ def is_report(document: Any) -> bool:
 
 def parse(document: dict[str, Any]) -> NcclTestsOutput:
     """The table and the devices of a report; values of another type than nccl-tests writes are omitted."""
-    config, bounds = _mapping(document.get("config")), _mapping(document.get("out_of_bounds"))
+    config, out_of_bounds = _mapping(document.get("config")), _mapping(document.get("out_of_bounds"))
     table = Table(program=_program(document.get("args")), max_bytes=_integer(config.get("maximum_bytes")))
     table.step_bytes = _integer(config.get("step_bytes")) or 0
-    table.out_of_bounds = _integer(bounds.get("count"))
-    table.footers = int("average_bus_bandwidth" in document)
+    table.out_of_bounds = _integer(out_of_bounds.get("count"))
+    table.footer_count = int("average_bus_bandwidth" in document)
     for result in _mappings(document.get("results")):
         row, size = _row(result), _integer(result.get("size")) or "unknown"
         if row is None:
@@ -44,7 +44,7 @@ def parse(document: dict[str, Any]) -> NcclTestsOutput:
         tables=(table,),
         nccl=NcclLog(version=_version(document.get("nccl_version")), settings=settings),
         comm_sizes=frozenset(),
-        failure=errors[0][:_MAX_NAME] if errors and not table.footers else "",
+        failure=errors[0][:_MAX_NAME] if errors and not table.footer_count else "",
     )
 
 
