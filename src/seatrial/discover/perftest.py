@@ -14,7 +14,7 @@ BANDWIDTH_TOOL, LATENCY_TOOL = "ib_write_bw", "ib_write_lat"
 _COLUMN = re.compile(r"#\w+|(?:BW|MsgRate|CPU_Util|t_|tps|\d+(?:\.\d+)?%)[^\[\]]*(?:\[[^\]]+\])?")
 _GBIT_S_PER_UNIT = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
 _VERSION = re.compile(r"Version: *(\S+)")
-# An RDMA operation completed with an error, such as "transport retry counter exceeded": a fault of RDMA, not of the tool
+# An RDMA operation completed with an error, such as "transport retry counter exceeded": RDMA is faulty, not the tool
 _TRANSPORT_ERROR = re.compile(r"Completion with error at \w+\s*(Failed status.*)?")
 # Lines of stderr that do not say why the tool failed
 _NOT_A_REASON = re.compile(
