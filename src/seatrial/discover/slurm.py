@@ -41,7 +41,7 @@ _CONFIGURATION_FILES = (
     "/var/spool/slurmd/conf-cache",
 )
 _DAEMONS = {"slurmd", "slurmctld", "sackd"}
-# Errors that mean: DNS announces no controller (hstrerror of HOST_NOT_FOUND and NO_DATA); any other error leaves it open
+# Errors by which DNS announces no controller (hstrerror of HOST_NOT_FOUND and NO_DATA); other errors leave it open
 _NO_SRV_RECORD = {"Unknown host", "No address associated with name"}
 
 

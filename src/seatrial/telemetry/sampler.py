@@ -134,7 +134,7 @@ def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
             if nvml.nvmlDeviceGetNvLinkState(handle, link):
                 active_links.append(link)
         except nvml.NVMLError as error:
-            if error_kind(error) == "NotSupported":  # this GPU has no NVLink
+            if error_kind(error) == "NotSupported":
                 break
     return [(field, link) for link in active_links for field in _byte_fields(nvml)]
 
