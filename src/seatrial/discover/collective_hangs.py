@@ -117,18 +117,19 @@ def _collective_hang(
 
 def _differences(operation_by_rank: Mapping[int, Operation]) -> dict[str, dict[str, tuple[int, ...]]]:
     """Quantity → value → ranks, for the quantities that differ between operations with the same number."""
-    ranked = operation_by_rank.items()
+    operations = operation_by_rank.items()
     names = {operation.name for operation in operation_by_rank.values()}
-    value_by_rank: dict[str, dict[int, str]] = {"operation": {rank: operation.name for rank, operation in ranked}}
+    # Quantity → rank → value
+    quantities: dict[str, dict[int, str]] = {"operation": {rank: operation.name for rank, operation in operations}}
     if len(names) == 1:
         if not next(iter(names)).startswith(_UNEQUAL_SIZES):
-            value_by_rank["input sizes"] = {rank: _sizes_text(operation.input_sizes) for rank, operation in ranked}
-            value_by_rank["output sizes"] = {rank: _sizes_text(operation.output_sizes) for rank, operation in ranked}
-        value_by_rank["dtype"] = {rank: ", ".join(operation.dtypes) for rank, operation in ranked if operation.dtypes}
+            quantities["input sizes"] = {rank: _sizes_text(operation.input_sizes) for rank, operation in operations}
+            quantities["output sizes"] = {rank: _sizes_text(operation.output_sizes) for rank, operation in operations}
+        quantities["dtype"] = {rank: ", ".join(operation.dtypes) for rank, operation in operations if operation.dtypes}
     differences = {}
-    for quantity, values in value_by_rank.items():
+    for quantity, value_by_rank in quantities.items():
         ranks_by_value: dict[str, list[int]] = {}
-        for rank, value in values.items():
+        for rank, value in value_by_rank.items():
             ranks_by_value.setdefault(value, []).append(rank)
         if len(ranks_by_value) > 1:
             differences[quantity] = {value: tuple(ranks) for value, ranks in ranks_by_value.items()}

@@ -44,9 +44,9 @@ _BAND: dict[Literal["min", "median", "max"], Callable[[list[float]], float]] = {
 
 
 class _Sample(NamedTuple):
-    """A sample of a device: its index in the columns, and the step of the curve in which it lies."""
+    """A sample of a device: its index in the columns, and the number of its step in the curves."""
 
-    index: int
+    column_index: int
     step: int
 
 
@@ -95,11 +95,11 @@ class Curves:
         if not column:
             return None
         sums, counts = [0.0] * self._step_count, [0] * self._step_count
-        for sample in samples:
-            value = column[sample.index]
+        for index, step in samples:
+            value = column[index]
             if value is not None:
-                sums[sample.step] += value
-                counts[sample.step] += 1
+                sums[step] += value
+                counts[step] += 1
         if not any(counts):
             return None
         return array("f", (total / count if count else _NAN for total, count in zip(sums, counts, strict=True)))
@@ -111,10 +111,10 @@ class Curves:
             mask: _SAMPLED_BIT | _bits(device.throttle_reasons(mask)) for mask in set(masks) if mask is not None
         }
         sampled_states: dict[int, int] = {}  # step → state
-        for sample in samples if masks else ():
-            mask = masks[sample.index]
+        for index, step in samples if masks else ():
+            mask = masks[index]
             if mask is not None:
-                sampled_states[sample.step] = sampled_states.get(sample.step, 0) | state_by_mask[mask]
+                sampled_states[step] = sampled_states.get(step, 0) | state_by_mask[mask]
         states = self._states.setdefault(device.subject, array("B", [0] * self._step_count))
         latest, last_valid_step = _NOT_SAMPLED_BIT, -1
         for step in steps:
