@@ -175,7 +175,8 @@ def partition_of_jobs(name: str | None) -> Partition | None:
     Raises ValueError on unexpected output.
     """
     for partition in partitions():
-        if partition.name == name if name else partition.default:
+        is_selected = partition.name == name if name else partition.default
+        if is_selected:
             return partition
     return None
 
@@ -190,7 +191,7 @@ def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str
     rows = [line.strip().split("|") for line in command_output(argv).splitlines() if line.strip()]
     if any(len(row) != 2 for row in rows):
         raise SlurmRefused(f"unexpected output of sacctmgr: {rows[0]}. Run first: {shlex.join(argv)}")
-    # Without an account a row is of a user or cluster; without a partition it is valid in all partitions
+    # An association without a partition is valid in all partitions
     valid_accounts = {
         account
         for account, only_partition in rows
