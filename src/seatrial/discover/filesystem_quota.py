@@ -273,7 +273,7 @@ def parse_beegfs_7(text: str) -> Quota | None:
 
 
 def parse_lfs_df(text: str) -> StorageTargets:
-    """The server disks in the output of ``lfs df``. Raises ValueError if it lists none."""
+    """The server disks in the output of ``lfs df``. Raises ValueError if it lists no disk, or one in another format."""
     targets = {match[1]: int(match[2]) for line in text.splitlines() if (match := _OST.fullmatch(line.strip()))}
     if not targets or len(targets) < text.count("[OST:"):
         raise ValueError(_unexpected("lfs df: a list of OSTs with their use in percent", text))

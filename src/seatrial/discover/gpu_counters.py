@@ -36,7 +36,8 @@ _NO_SUCH_LINK = ("NotSupported", "InvalidArgument")  # errors for a link number 
 class GpuErrorCounters:
     """The error counters of one GPU at ``begin`` and at ``end``.
 
-    ``unavailable``: counter → error, for counters that the GPU or driver does not support or this user may not read.
+    ``unavailable``: counter → error, for counters that the GPU does not support or that this user may not read.
+    ``xids``: the Xids between ``begin`` and ``end``.
     ``permission_denied``: the counters in ``unavailable`` that this user may not read.
     """
 
