@@ -36,9 +36,9 @@ _ROW = re.compile(
     rf"(?<![\w.])(\d{{1,19}})\s+(\d{{1,19}})\s+({_TYPE})(?=\s|$|\[)(?:\s+({'|'.join(REDUCTIONS)}|none)(?=\s|$|\[))?"
 )
 _ROOT = re.compile(r"\s+(-1|\d{1,6}(?!\.?\d))")
-# For a row without a header: numbers of words after the reduction with which the first word is the root. 9 words: the
-# root and 2 × 4 columns; more words: other text follows.
-_WORD_COUNTS_WITH_ROOT = (9, 10, 17)
+# For a row without a header: numbers of tokens after the reduction with which the first token is the root. 9 tokens: the
+# root and 2 × 4 columns; more tokens: other text follows.
+_TOKEN_COUNTS_WITH_ROOT = (9, 10, 17)
 _NUMBER = re.compile(r"N/A|[-+]?(?:nan|inf|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
 _HEADER = re.compile(r"\bsize\s+count\s.*\b(?:cpu)?time\s+algbw\s+busbw\b")
 _RUN = re.compile(r"nThread\s+\d+\s+nGpus\s+(\d+)\s+minBytes\s+(\d+)\s+maxBytes\s+(\d+)\s+step:\s*(\d+)\s*\((\w+)\)")
@@ -348,7 +348,7 @@ class _Reader:
         if not self.columns or "root" in self.columns:
             root_match = _ROOT.match(row_text)
             if root_match and (
-                self.columns or root_match[1] == "-1" or len(row_text.split()) in _WORD_COUNTS_WITH_ROOT
+                self.columns or root_match[1] == "-1" or len(row_text.split()) in _TOKEN_COUNTS_WITH_ROOT
             ):
                 root, row_text = int(root_match[1]), row_text[root_match.end() :]
         if prefix in self.open_rows:
@@ -418,9 +418,9 @@ class _Reader:
 
 
 def _starts_with_number(text: str) -> bool:
-    """Whether the first word of ``text`` is a number."""
-    first_word = text.split(maxsplit=1)[:1]
-    return bool(first_word) and _NUMBER.fullmatch(first_word[0]) is not None
+    """Whether the first token of ``text`` is a number."""
+    first_token = text.split(maxsplit=1)[:1]
+    return bool(first_token) and _NUMBER.fullmatch(first_token[0]) is not None
 
 
 def _timing(numbers: list[str]) -> Timing | None:
