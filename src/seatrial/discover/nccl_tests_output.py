@@ -36,8 +36,8 @@ _ROW = re.compile(
     rf"(?<![\w.])(\d{{1,19}})\s+(\d{{1,19}})\s+({_TYPE})(?=\s|$|\[)(?:\s+({'|'.join(REDUCTIONS)}|none)(?=\s|$|\[))?"
 )
 _ROOT = re.compile(r"\s+(-1|\d{1,6}(?!\.?\d))")
-# For a row without a header: numbers of tokens after the reduction with which the first token is the root. 9 tokens: the
-# root and 2 × 4 columns; more tokens: other text follows.
+# In a table without a header, the first token after the reduction is the root if this number of tokens follows the
+# reduction. 9: the root and 2 × 4 columns; more: other text is behind them.
 _TOKEN_COUNTS_WITH_ROOT = (9, 10, 17)
 _NUMBER = re.compile(r"N/A|[-+]?(?:nan|inf|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
 _HEADER = re.compile(r"\bsize\s+count\s.*\b(?:cpu)?time\s+algbw\s+busbw\b")
@@ -419,8 +419,8 @@ class _Reader:
 
 def _starts_with_number(text: str) -> bool:
     """Whether the first token of ``text`` is a number."""
-    first_token = text.split(maxsplit=1)[:1]
-    return bool(first_token) and _NUMBER.fullmatch(first_token[0]) is not None
+    tokens = text.split(maxsplit=1)
+    return bool(tokens) and _NUMBER.fullmatch(tokens[0]) is not None
 
 
 def _timing(numbers: list[str]) -> Timing | None:
