@@ -37,7 +37,7 @@ def test_json_report() -> None:
     output = nccl_tests_json.parse(document)
     (table,) = output.tables
     (row,) = table.rows
-    assert (table.program, table.max_bytes, table.footers) == ("all_gather", 2**30, 1)
+    assert (table.program, table.max_bytes, table.footer_count) == ("all_gather", 2**30, 1)
     assert row.out_of_place
     assert (row.out_of_place.busbw, row.root, row.in_place and row.in_place.wrong) == (
         326.65,

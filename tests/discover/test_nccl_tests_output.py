@@ -59,7 +59,7 @@ def test_prefixes_of_launchers(prefix: str, suffix: str) -> None:
     lines = [*HEADER.splitlines(), ROW_4G, ROW_8G, *FOOTER.splitlines()]
     table = only_table("\n".join(prefix + line + suffix for line in lines))
     assert busbws(table) == [(330.58, 330.51), (338.82, 337.35)]
-    assert (table.footers, table.max_bytes, table.rejected) == (1, 2**33, [])
+    assert (table.footer_count, table.max_bytes, table.rejected) == (1, 2**33, [])
 
 
 def test_row_that_the_log_of_nccl_breaks_into_lines() -> None:
@@ -152,7 +152,7 @@ def test_several_programs_in_one_log() -> None:
         f"{HEADER}{gather}\n{FOOTER}"
     )
     tables = read(text).tables
-    assert [(table.program, len(table.rows), table.footers) for table in tables] == [
+    assert [(table.program, len(table.rows), table.footer_count) for table in tables] == [
         ("all_reduce", 2, 1),
         ("all_gather", 1, 1),
     ]

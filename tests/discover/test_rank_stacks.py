@@ -89,7 +89,7 @@ def test_a_missing_stack_names_no_rank(tmp_path: Path) -> None:
     states = "".join(worker("n1", rank, 10 + rank) for rank in range(4))
     collected = evidence(tmp_path, states, dict.fromkeys(range(3), STACK.format(line=1)), 4)
     assert collected is not None
-    assert len(collected.by_place()) == 2
+    assert len(collected.ranks_by_place()) == 2
     assert collected.ranks_at_fault == ()
 
 

@@ -40,7 +40,7 @@ def test_rank_that_sleeps_is_named_with_the_stacks_of_all(tmp_path: Path) -> Non
     evidence = read_evidence(tmp_path / "jobs" / "ranks" / "attempt1", 3)
     assert evidence is not None
     assert evidence.ranks_at_fault == (1,)
-    places = {ranks: place for place, ranks in evidence.by_place().items()}
+    places = {ranks: place for place, ranks in evidence.ranks_by_place().items()}
     assert "all_reduce, called from reduce_gradients in hanging/sitecustomize.py:" in places[0, 2]
     assert places[1,].startswith("measure in hanging/sitecustomize.py:")
     assert all(place in result.cause for place in places.values())

@@ -82,7 +82,7 @@ def _finding(
 def _title(evidence: HangEvidence) -> tuple[str, Confidence]:
     ranks_at_fault = evidence.ranks_at_fault
     if not ranks_at_fault:
-        is_one_place = len(evidence.by_place()) == 1
+        is_one_place = len(evidence.ranks_by_place()) == 1
         return ("All ranks hang at the same place" if is_one_place else "Ranks hang at different places"), "low"
     ranks = rank_list(ranks_at_fault)
     name = f"{ranks[:1].upper()}{ranks[1:]}"

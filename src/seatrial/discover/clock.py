@@ -9,8 +9,8 @@ from pathlib import Path
 from seatrial.discover.file_readers import FieldReader, read_line
 from seatrial.model import Frozen
 
-# adjtimex(2): the clock is not synchronised. The kernel is in this state from boot, and again when the time daemon has
-# sent no update for long.
+# TIME_ERROR of adjtimex(2): the clock is not synchronised. It has this state after boot, and again when the time daemon
+# has sent no update for long.
 _TIME_ERROR = 5
 
 
@@ -51,17 +51,17 @@ def adjtimex() -> tuple[bool, float]:
     if state < 0:
         code = ctypes.get_errno()
         raise OSError(f"adjtimex: {os.strerror(code)}")
-    return state != _TIME_ERROR, timex.maxerror / 1e6
+    return state != _TIME_ERROR, timex.maxerror / 1e6  # maxerror is in microseconds
 
 
 def read(root: Path = Path("/")) -> ClockFacts:
     """The state of the system clock, and its clock source under ``root``."""
     reader = FieldReader()
-    state = reader("synchronised", adjtimex)
+    synchronised, max_error_s = reader("synchronised", adjtimex) or (None, None)
     clocksource = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"
     return ClockFacts(
-        synchronised=state[0] if state else None,
-        max_error_s=state[1] if state else None,
+        synchronised=synchronised,
+        max_error_s=max_error_s,
         source=reader("source", lambda: read_line(clocksource)),
         unreadable=reader.unreadable,
     )

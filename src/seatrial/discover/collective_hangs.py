@@ -1,4 +1,4 @@
-"""Compares the flight-recorder dumps of all ranks: which rank is absent from the collective that the others wait in."""
+"""Finds hanging collectives by comparing the flight-recorder dumps of all ranks: which ranks wait, which are absent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _UNEQUAL_SIZES = ("all_to_all", "alltoall", "scatter", "gather", "all_gather_v",
 class CollectiveHang:
     """A collective, or a transfer between two ranks, that is not completed.
 
-    ``group``: name of the process group. ``seq``: number of the collective in the group.
+    ``group``: name of the process group. ``seq``: number of the collective or transfer in the group.
     ``waiting``: rank → its operation, for the ranks that have enqueued the collective and not completed it.
     ``absent``: rank → its last recorded operation in the group, for the ranks that have not enqueued the collective.
     ``without_dump``: members of the group that left no dump.
-    ``differences``: quantity (operation, input sizes, output sizes, dtype) → value → ranks, for those that differ.
-    ``members_recorded``: whether the members of the group are known. Gloo's dumps do not name them, so a member without
-    a dump can be missing here.
+    ``differences``: quantity (operation, input sizes, output sizes, dtype) → value → ranks, for the quantities that
+    differ.
+    ``members_recorded``: False if the members of the group are not known, so that ``without_dump`` can be incomplete:
+    gloo's dumps do not name the members.
     ``elsewhere``: absent rank → the other group in which it waits; such a rank is not the cause.
+    For a transfer, ``waiting`` has one of its two ranks, and ``absent`` or ``without_dump`` the other.
     """
 
     group: str
@@ -37,7 +39,7 @@ class CollectiveHang:
 
     @property
     def not_started(self) -> tuple[int, ...]:
-        """The waiting ranks whose GPU has not started the collective although the GPU of another rank has."""
+        """The waiting ranks whose GPU has not started the collective, if the GPU of another rank has started it."""
         states = {rank: operation.state for rank, operation in self.waiting.items()}
         return tuple(rank for rank, state in states.items() if state == "scheduled" and "started" in states.values())
 
@@ -45,82 +47,89 @@ class CollectiveHang:
     def ranks_at_fault(self) -> tuple[int, ...]:
         """The ranks at fault according to the dumps; empty if the dumps do not show any.
 
-        If ranks are absent: those of them that do not wait elsewhere. Else, if operations differ: the ranks with the
-        rarest value, if they are a minority. Else the ranks without a dump, or else those that have not started.
+        If ranks are absent: the absent ranks that do not wait in another group. Else, if operations differ: the ranks
+        with the rarest value, if they are a minority. Else the ranks without a dump, or else those that have not
+        started.
         """
         if self.absent:
             return tuple(rank for rank in self.absent if rank not in self.elsewhere)
         if self.differences:
-            by_value = next(iter(self.differences.values()))
-            fewest = min(by_value.values(), key=len)
-            is_minority = 2 * len(fewest) < sum(map(len, by_value.values()))
-            return fewest if is_minority else ()
+            ranks_by_value = next(iter(self.differences.values()))
+            fewest_ranks = min(ranks_by_value.values(), key=len)
+            is_minority = 2 * len(fewest_ranks) < sum(map(len, ranks_by_value.values()))
+            return fewest_ranks if is_minority else ()
         return self.without_dump or self.not_started
 
 
 def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[CollectiveHang]:
-    """The hangs of all process groups; those with ranks at fault come first.
+    """The hangs of all process groups; hangs with ranks at fault come first.
 
-    Of each group it is the first collective that is not completed. In a group without one: its incomplete transfers.
+    The hang of a group is its first incomplete collective. A group without an incomplete collective can have several
+    hangs: its incomplete transfers.
 
     ``world_size``: number of ranks of the job, 0 if it is unknown.
     """
-    by_rank = {dump.rank: dump for dump in dumps}
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
-    for rank, dump in sorted(by_rank.items()):
+    dump_by_rank = {dump.rank: dump for dump in dumps}
+    # (name, members) → rank → the group in this rank's dump
+    recorded_groups: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
+    for rank, dump in sorted(dump_by_rank.items()):
         for group in dump.groups.values():
-            groups.setdefault((group.name, group.members), {})[rank] = group
+            recorded_groups.setdefault((group.name, group.members), {})[rank] = group
     hangs = []
-    for (name, members), group_by_rank in groups.items():
+    for (name, members), group_by_rank in recorded_groups.items():
         is_default, members_recorded = DEFAULT_GROUP in name, bool(members)
         if not members:
-            members = tuple(range(max(world_size, max(by_rank) + 1))) if is_default else tuple(group_by_rank)
-        if hang := _collective_hang(name, members, group_by_rank, by_rank):
+            members = tuple(range(max(world_size, max(dump_by_rank) + 1))) if is_default else tuple(group_by_rank)
+        if hang := _collective_hang(name, members, group_by_rank, dump_by_rank):
             hangs.append(replace(hang, members_recorded=members_recorded or (is_default and world_size > 0)))
         else:
-            hangs += _transfer_hangs(name, members, group_by_rank, by_rank)
+            hangs += _transfer_hangs(name, members, group_by_rank, dump_by_rank)
     group_by_waiting_rank = {rank: hang.group for hang in hangs for rank in hang.waiting}
-    located = [_with_elsewhere(hang, group_by_waiting_rank) for hang in hangs]
-    return sorted(located, key=lambda hang: (not hang.ranks_at_fault, hang.group))
+    hangs = [_with_elsewhere(hang, group_by_waiting_rank) for hang in hangs]
+    return sorted(hangs, key=lambda hang: (not hang.ranks_at_fault, hang.group))
 
 
 def _collective_hang(
-    name: str, members: Sequence[int], group_by_rank: Mapping[int, Group], by_rank: Mapping[int, Dump]
+    name: str, members: Sequence[int], group_by_rank: Mapping[int, Group], dump_by_rank: Mapping[int, Dump]
 ) -> CollectiveHang | None:
-    seq = min((group.first_incomplete for group in group_by_rank.values() if group.first_incomplete), default=None)
+    """The first incomplete collective of a group over all ranks; None if there is none."""
+    incomplete_seqs = [group.first_incomplete_seq for group in group_by_rank.values()]
+    seq = min(filter(None, incomplete_seqs), default=None)
     if seq is None:
         return None
-    recorded = {rank: group.collectives[seq] for rank, group in group_by_rank.items() if seq in group.collectives}
-    waiting = {rank: operation for rank, operation in recorded.items() if operation.state != "completed"}
+    enqueued = {rank: group.collectives[seq] for rank, group in group_by_rank.items() if seq in group.collectives}
+    waiting = {rank: operation for rank, operation in enqueued.items() if operation.state != "completed"}
     absent: dict[int, Operation | None] = {}
     for rank in members:
         group = group_by_rank.get(rank)
-        if rank in by_rank and (group is None or group.last < seq):
-            absent[rank] = group.collectives.get(group.last) if group else None
+        if rank in dump_by_rank and (group is None or group.last_seq < seq):
+            absent[rank] = group.collectives.get(group.last_seq) if group else None
     return CollectiveHang(
         group=name,
         seq=seq,
         name=next(iter(waiting.values())).name,
         waiting=waiting,
         absent=absent,
-        without_dump=tuple(rank for rank in members if rank not in by_rank),
-        differences=_differences(recorded),
+        without_dump=tuple(rank for rank in members if rank not in dump_by_rank),
+        differences=_differences(enqueued),
     )
 
 
-def _differences(operations: Mapping[int, Operation]) -> dict[str, dict[str, tuple[int, ...]]]:
+def _differences(operation_by_rank: Mapping[int, Operation]) -> dict[str, dict[str, tuple[int, ...]]]:
     """Quantity → value → ranks, for the quantities that differ between operations with the same number."""
-    names = {operation.name for operation in operations.values()}
-    values: dict[str, dict[int, str]] = {"operation": {rank: op.name for rank, op in operations.items()}}
+    operations = operation_by_rank.items()
+    names = {operation.name for operation in operation_by_rank.values()}
+    # Quantity → rank → value
+    quantities: dict[str, dict[int, str]] = {"operation": {rank: operation.name for rank, operation in operations}}
     if len(names) == 1:
         if not next(iter(names)).startswith(_UNEQUAL_SIZES):
-            values["input sizes"] = {rank: _sizes_text(op.input_sizes) for rank, op in operations.items()}
-            values["output sizes"] = {rank: _sizes_text(op.output_sizes) for rank, op in operations.items()}
-        values["dtype"] = {rank: ", ".join(op.dtypes) for rank, op in operations.items() if op.dtypes}
+            quantities["input sizes"] = {rank: _sizes_text(operation.input_sizes) for rank, operation in operations}
+            quantities["output sizes"] = {rank: _sizes_text(operation.output_sizes) for rank, operation in operations}
+        quantities["dtype"] = {rank: ", ".join(operation.dtypes) for rank, operation in operations if operation.dtypes}
     differences = {}
-    for quantity, by_rank in values.items():
+    for quantity, value_by_rank in quantities.items():
         ranks_by_value: dict[str, list[int]] = {}
-        for rank, value in by_rank.items():
+        for rank, value in value_by_rank.items():
             ranks_by_value.setdefault(value, []).append(rank)
         if len(ranks_by_value) > 1:
             differences[quantity] = {value: tuple(ranks) for value, ranks in ranks_by_value.items()}
@@ -132,30 +141,37 @@ def _sizes_text(sizes: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _transfer_hangs(
-    name: str, members: Sequence[int], group_by_rank: Mapping[int, Group], by_rank: Mapping[int, Dump]
+    name: str, members: Sequence[int], group_by_rank: Mapping[int, Group], dump_by_rank: Mapping[int, Dump]
 ) -> list[CollectiveHang]:
-    """For each rank, its first incomplete transfer for which the other end has no matching incomplete transfer."""
+    """For each rank, its first incomplete transfer for which the peer has no matching incomplete transfer."""
     hangs = []
     for rank, group in group_by_rank.items():
         for operation in group.transfers:
-            kind, _, ends = operation.name.partition(" ")  # send 0->1, recv 1<-0: ranks within the group
+            kind, _, index_pair = operation.name.partition(" ")  # send 0->1, recv 1<-0: ranks within the group
             arrow, peer_kind, peer_arrow = ("->", "recv", "<-") if kind == "send" else ("<-", "send", "->")
-            own_index, _, peer_index = ends.partition(arrow)
+            rank_index, _, peer_index = index_pair.partition(arrow)
             if not peer_index.isdecimal() or int(peer_index) >= len(members):
                 continue
             peer = sorted(members)[int(peer_index)]
-            other = group_by_rank.get(peer)
-            matching_name = f"{peer_kind} {peer_index}{peer_arrow}{own_index}"
-            if other and any(candidate.name == matching_name for candidate in other.transfers):
+            peer_group = group_by_rank.get(peer)
+            matching_name = f"{peer_kind} {peer_index}{peer_arrow}{rank_index}"
+            if peer_group and any(transfer.name == matching_name for transfer in peer_group.transfers):
                 continue
-            last = other.collectives.get(other.last) if other else None
-            absent = {peer: last} if peer in by_rank else {}
-            missing = () if peer in by_rank else (peer,)
-            hangs.append(CollectiveHang(name, operation.seq, operation.name, {rank: operation}, absent, missing))
+            peer_operation = peer_group.collectives.get(peer_group.last_seq) if peer_group else None
+            hang = CollectiveHang(
+                group=name,
+                seq=operation.seq,
+                name=operation.name,
+                waiting={rank: operation},
+                absent={peer: peer_operation} if peer in dump_by_rank else {},
+                without_dump=() if peer in dump_by_rank else (peer,),
+            )
+            hangs.append(hang)
             break  # later transfers of this rank wait for this one
     return hangs
 
 
 def _with_elsewhere(hang: CollectiveHang, group_by_waiting_rank: Mapping[int, str]) -> CollectiveHang:
+    """The hang with ``elsewhere`` filled in."""
     groups = {rank: group_by_waiting_rank.get(rank, hang.group) for rank in hang.absent}
     return replace(hang, elsewhere={rank: group for rank, group in groups.items() if group != hang.group})

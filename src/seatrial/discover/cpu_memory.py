@@ -11,7 +11,7 @@ from seatrial.discover.file_readers import FieldReader, list_names, parse_id_lis
 from seatrial.model import Frozen
 from seatrial.util.text import printable
 
-N = TypeVar("N", int, float)
+Number = TypeVar("Number", int, float)
 
 _CPUS = "sys/devices/system/cpu"
 _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as a number just below 2^63
@@ -27,8 +27,9 @@ class NumaNode(Frozen):
 
 
 class CpuFacts(Frozen):
-    """``threads``: logical CPUs that are online; ``usable_threads``: those that this process may use.
+    """Numbers of CPUs. ``threads``: online logical CPUs. ``usable_threads``: logical CPUs that this process may use.
 
+    ``cores``: physical cores. ``smt``: whether a core has several logical CPUs.
     ``quota_cores``: CPU time that the cgroups allow, in cores; None: no quota.
     """
 
@@ -56,18 +57,18 @@ class MemoryFacts(Frozen):
 def read_cpu(root: Path = Path("/")) -> CpuFacts:
     """CPUs and NUMA nodes from /proc and /sys under ``root``."""
     reader = FieldReader()
-    online = reader("threads", lambda: parse_id_list(read_line(root / _CPUS / "online")))
-    cores = reader("cores", lambda: _distinct_values(root, online, "thread_siblings_list"))
+    online_cpus = reader("threads", lambda: parse_id_list(read_line(root / _CPUS / "online")))
+    cores = reader("cores", lambda: _distinct_values(root, online_cpus, "thread_siblings_list"))
     return CpuFacts(
         model=reader("model", lambda: _model(root / "proc/cpuinfo")),
-        threads=None if online is None else len(online),
+        threads=None if online_cpus is None else len(online_cpus),
         cores=cores,
-        sockets=reader("sockets", lambda: _distinct_values(root, online, "physical_package_id")),
+        sockets=reader("sockets", lambda: _distinct_values(root, online_cpus, "physical_package_id")),
         usable_threads=reader(
             "usable_threads", lambda: len(parse_id_list(_read_field(root / "proc/self/status", "Cpus_allowed_list")))
         ),
         quota_cores=reader("quota_cores", lambda: _min_limit(map(_cpu_quota, _cgroups(root, "cpu")))),
-        smt=None if online is None or cores is None else len(online) > cores,
+        smt=None if online_cpus is None or cores is None else len(online_cpus) > cores,
         numa=tuple(_numa_node(folder) for folder in reader("numa", lambda: _numa_folders(root)) or ()),
         unreadable=reader.unreadable,
     )
@@ -87,7 +88,7 @@ def read_memory(root: Path = Path("/")) -> MemoryFacts:
 
 
 def _read_field(path: Path, key: str) -> str:
-    """The value of the first line ``key: value`` of a /proc file or a meminfo. Raises OSError or ValueError."""
+    """The value of the first line ``key: value`` or ``Node 0 key: value``. Raises OSError or ValueError."""
     match = re.search(rf"^(?:Node \d+ )?{re.escape(key)}\s*:[ \t]*(\S.*?)[ \t]*$", read_text(path), re.MULTILINE)
     if not match:
         raise ValueError(f"{path}: no line {key!r}")
@@ -110,7 +111,7 @@ def _read_kib(path: Path, key: str) -> int:
 
 
 def _distinct_values(root: Path, cpus: list[int] | None, file: str) -> int:
-    """The number of different values that the topology file ``file`` has over ``cpus``.
+    """The number of different values of the topology file ``file`` over ``cpus``. Raises OSError or ValueError.
 
     physical_package_id has one value for each socket, thread_siblings_list one for each core.
     """
@@ -139,15 +140,16 @@ def _numa_node(folder: Path) -> NumaNode:
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     """The cgroups of this process for ``controller``, from its own up to the root.
 
-    In a container the path can be the host's, which is not mounted; then only the root of the mount applies.
+    In a container, /proc/self/cgroup can have a path of the host that the container does not mount. Of these cgroups
+    only the root of the mount then exists.
     """
-    for entry in read_text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = entry.split(":", 2)
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)  # cgroup v2: no controllers
         if controllers and controller not in controllers.split(","):
             continue
-        base = root / "sys/fs/cgroup" / (controller if controllers else "")
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         parts = PurePosixPath(path).parts[1:]
-        yield from (base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+        yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
 def _memory_limit(group: Path) -> int | None:
@@ -165,10 +167,10 @@ def _cpu_quota(group: Path) -> float | None:
         quota, period = read_line(group / "cpu.max").split()
         return None if quota == "max" else int(quota) / int(period)
     if (group / "cpu.cfs_quota_us").is_file():
-        micros = read_number(group / "cpu.cfs_quota_us")
-        return micros / read_number(group / "cpu.cfs_period_us") if micros > 0 else None
+        quota_us = read_number(group / "cpu.cfs_quota_us")  # -1: no quota
+        return quota_us / read_number(group / "cpu.cfs_period_us") if quota_us > 0 else None
     return None
 
 
-def _min_limit(limits: Iterable[N | None]) -> N | None:
+def _min_limit(limits: Iterable[Number | None]) -> Number | None:
     return min((limit for limit in limits if limit is not None), default=None)

@@ -32,7 +32,7 @@ class Nic(Frozen):
 class NicFacts(Frozen):
     """``interfaces``: the physical ones, and virtual ones with an address that is not link-local.
 
-    ``omitted_virtual``: number of the other interfaces, without the loopback.
+    ``omitted_virtual``: number of interfaces that are not in ``interfaces``, without the loopback.
     """
 
     interfaces: tuple[Nic, ...]
@@ -72,7 +72,7 @@ class RdmaFacts(Frozen):
     """``devices`` is empty if there are none, or if /sys is unreadable (then ``unreadable`` has the error)."""
 
     devices: tuple[RdmaDevice, ...]
-    peermem: bool  # nvidia_peermem is loaded: GPUDirect RDMA without dma-buf
+    peermem: bool  # the module nvidia_peermem is loaded: GPUDirect RDMA works without dma-buf
     unreadable: dict[str, str] = {}
 
     @property
@@ -107,7 +107,7 @@ def read_nics(root: Path = Path("/")) -> NicFacts:
     names = [
         name
         for name in reader("interfaces", lambda: list_names(folder)) or []
-        if os.path.isdir(folder / name) and name != "lo"
+        if os.path.isdir(folder / name) and name != "lo"  # bonding_masters is a file
     ]
     addresses = reader("addresses", interface_addresses) or {}
     routable = {
@@ -144,28 +144,28 @@ def read_rdma(root: Path = Path("/")) -> RdmaFacts:
 
 def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
     reader = FieldReader()
-    physical = os.path.exists(folder / "device")
+    is_physical = os.path.exists(folder / "device")
     driver = folder / "device" / "driver"
     return Nic(
         name=printable(folder.name),
         state=reader("state", lambda: read_line(folder / "operstate")),
-        speed_mbit_s=reader("speed_mbit_s", lambda: _speed(folder, physical)),
+        speed_mbit_s=reader("speed_mbit_s", lambda: _speed(folder, is_physical)),
         mtu=reader("mtu", lambda: read_number(folder / "mtu")),
         mac=reader("mac", lambda: read_line(folder / "address")),
-        driver=reader("driver", lambda: printable(driver.resolve(strict=True).name)) if physical else None,
+        driver=reader("driver", lambda: printable(driver.resolve(strict=True).name)) if is_physical else None,
         numa_node=reader("numa_node", lambda: _numa_node(folder)),
         addresses=addresses,
         unreadable=reader.unreadable,
     )
 
 
-def _speed(folder: Path, physical: bool) -> int:
-    """Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError.
+def _speed(folder: Path, is_physical: bool) -> int:
+    """The speed of an interface in Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError.
 
     The drivers of veth (10 Gb/s, as in pods) and of tun report a constant. The kernel gives these interfaces no
     DEVTYPE; bonds, bridges, VLANs and macvlans have one, and report the speed of the interfaces below.
     """
-    if not physical and "DEVTYPE=" not in read_text(folder / "uevent"):
+    if not is_physical and "DEVTYPE=" not in read_text(folder / "uevent"):
         raise ValueError(f"{folder}: a virtual interface without the speed of a link")
     speed = read_number(folder / "speed")
     if speed < 0:
@@ -192,19 +192,19 @@ def _device_names(root: Path) -> list[str]:
 def _device(root: Path, name: str) -> RdmaDevice:
     reader = FieldReader()
     folder = root / "sys/class/infiniband" / name
-    ports = reader("ports", lambda: sorted(list_names(folder / "ports"))) or []
+    ports = reader("ports", lambda: list_names(folder / "ports")) or []
     return RdmaDevice(
         name=printable(name),
         model=reader("model", lambda: read_line(folder / "hca_type")),
         firmware=reader("firmware", lambda: read_line(folder / "fw_ver")),
         numa_node=reader("numa_node", lambda: _numa_node(folder)),
-        verbs_accessible=reader("verbs_accessible", lambda: _has_verbs(root, name)),
+        verbs_accessible=reader("verbs_accessible", lambda: _can_open_verbs(root, name)),
         ports=tuple(_port(folder / "ports" / port) for port in ports),
         unreadable=reader.unreadable,
     )
 
 
-def _has_verbs(root: Path, device: str) -> bool:
+def _can_open_verbs(root: Path, device: str) -> bool:
     """Whether this user can open the device node that libibverbs needs.
 
     A container always sees the host's /sys/class/infiniband, but /dev/infiniband only if it was passed in.
@@ -212,24 +212,25 @@ def _has_verbs(root: Path, device: str) -> bool:
     folder = root / "sys/class/infiniband_verbs"
     if not folder.exists():  # the module ib_uverbs is not loaded
         return False
-    nodes = [
+    device_nodes = [
         name
         for name in list_names(folder)
         if name.startswith("uverbs") and read_line(folder / name / "ibdev") == device
     ]
-    return any(os.access(root / "dev/infiniband" / node, os.R_OK | os.W_OK) for node in nodes)
+    return any(os.access(root / "dev/infiniband" / name, os.R_OK | os.W_OK) for name in device_nodes)
 
 
 def _port(folder: Path) -> RdmaPort:
     reader = FieldReader()
-    layer = reader("link_layer", lambda: read_line(folder / "link_layer"))
+    link_layer = reader("link_layer", lambda: read_line(folder / "link_layer"))
+    is_ethernet = link_layer == "Ethernet"
     return RdmaPort(
         port=printable(folder.name),
         state=reader("state", lambda: _state(folder / "state")),
         physical_state=reader("physical_state", lambda: _state(folder / "phys_state")),
         rate=reader("rate", lambda: read_line(folder / "rate")),
-        link_layer=layer,
-        netdev=reader("netdev", lambda: read_line(folder / "gid_attrs/ndevs/0")) if layer == "Ethernet" else None,
+        link_layer=link_layer,
+        netdev=reader("netdev", lambda: read_line(folder / "gid_attrs/ndevs/0")) if is_ethernet else None,
         unreadable=reader.unreadable,
     )
 

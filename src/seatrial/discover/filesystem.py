@@ -55,7 +55,7 @@ class MountFacts(Frozen):
     """``filesystems``: one mount for each filesystem with storage and each set of mount options.
 
     ``omitted_pseudo``: number of mounts without storage or of the operating system. ``omitted_duplicates``: number of
-    further mounts of ``filesystems``.
+    further mounts with the filesystem and the options of a mount in ``filesystems``.
     """
 
     filesystems: tuple[Mount, ...]
@@ -71,7 +71,7 @@ class MountFacts(Frozen):
 class MountEntry(NamedTuple):
     """One line of /proc/self/mountinfo."""
 
-    device: str
+    device: str  # major and minor number, such as 259:2
     target: str
     options: str
     type: str
@@ -129,13 +129,15 @@ def mountinfo(content: str) -> list[MountEntry]:
     Raises ValueError on a line that does not match proc_pid_mountinfo(5).
     """
     entries: dict[str, MountEntry] = {}
-    for row in content.splitlines():
-        before, dash, after = row.partition(" - ")
-        fields, tail = before.split(" "), after.split(" ")
-        if not dash or len(fields) < 6 or len(tail) < 3:
-            raise ValueError(f"/proc/self/mountinfo: expected a mount, read {row[:60]!r}")
-        target = _unescape(fields[4])
-        entries[target] = MountEntry(fields[2], target, _options(fields[5], tail[2]), tail[0], _unescape(tail[1]))
+    for line in content.splitlines():
+        mount_text, separator, filesystem_text = line.partition(" - ")
+        mount_fields, filesystem_fields = mount_text.split(" "), filesystem_text.split(" ")
+        if not separator or len(mount_fields) < 6 or len(filesystem_fields) < 3:
+            raise ValueError(f"/proc/self/mountinfo: expected a mount, read {line[:60]!r}")
+        _mount_id, _parent_id, device, _mount_root, target, mount_options, *_ = mount_fields
+        fs_type, source, fs_options, *_ = filesystem_fields
+        target = _unescape(target)
+        entries[target] = MountEntry(device, target, _options(mount_options, fs_options), fs_type, _unescape(source))
     return list(entries.values())
 
 
@@ -171,10 +173,10 @@ def _without_duplicates(entries: list[MountEntry]) -> list[MountEntry]:
 
     Kubernetes nodes and containers mount the same disk dozens of times.
     """
-    first: dict[tuple[str, str], MountEntry] = {}
+    shortest: dict[tuple[str, str], MountEntry] = {}  # (device, options) → mount with the shortest path
     for entry in sorted(entries, key=lambda entry: len(entry.target)):
-        first.setdefault((entry.device, entry.options), entry)
-    return sorted(first.values(), key=lambda entry: entry.target)
+        shortest.setdefault((entry.device, entry.options), entry)
+    return sorted(shortest.values(), key=lambda entry: entry.target)
 
 
 def _result(future: Future[T]) -> T:
@@ -201,13 +203,13 @@ def _mount(entry: MountEntry, future: Future[Usage]) -> Mount:
 
 def _directory_space(path: str, future: Future[Usage], entries: list[MountEntry]) -> DirectorySpace:
     reader = FieldReader()
-    existing = reader("size_bytes", lambda: _result(future))
-    missing = future.done() and isinstance(future.exception(), FileNotFoundError)
-    space = existing or (Usage(0, 0, False, path) if missing else None)
+    measured = reader("size_bytes", lambda: _result(future))
+    is_missing = future.done() and isinstance(future.exception(), FileNotFoundError)
+    space = Usage(0, 0, False, path) if is_missing else measured
     return DirectorySpace(
         path=printable(path),
-        exists=not missing if space else None,
-        type=_type_at(existing.path, entries) if existing else None,
+        exists=not is_missing if space else None,
+        type=_type_at(measured.path, entries) if measured else None,
         size_bytes=space.size if space else None,
         free_bytes=space.free if space else None,
         writable=space.writable if space else None,
@@ -216,6 +218,6 @@ def _directory_space(path: str, future: Future[Usage], entries: list[MountEntry]
 
 
 def _type_at(path: str, entries: list[MountEntry]) -> str | None:
-    """The filesystem type of the mount that contains ``path``."""
-    parents = [entry for entry in entries if Path(path).is_relative_to(entry.target)]
-    return printable(max(parents, key=lambda entry: len(entry.target)).type) if parents else None
+    """The filesystem type of the mount that contains ``path``; None if there is none."""
+    containing = [entry for entry in entries if Path(path).is_relative_to(entry.target)]
+    return printable(max(containing, key=lambda entry: len(entry.target)).type) if containing else None

@@ -21,9 +21,9 @@ _VAST_DRIVER = "sys/module/sunrpc/parameters/nfs_bundle_version"  # exists only 
 
 
 class FilesystemSetting(Frozen):
-    """A client setting: its ``value``, its effect, and ``advice`` if the value slows training down or breaks it.
+    """A client setting. ``effect``: of the setting. ``advice``: text if the value slows training down or breaks it.
 
-    ``source``: the documentation that says so.
+    ``source``: the documentation of the setting.
     """
 
     name: str
@@ -34,10 +34,11 @@ class FilesystemSetting(Frozen):
 
 
 class FilesystemKind(Frozen):
-    """``name``: such as ``Lustre``. ``evidence``: how it was recognized. ``quota_tool``: as in filesystem_quota.
+    """``name``: such as ``Lustre``. ``evidence``: how the kind was recognized.
 
-    ``network``: whether it is a network filesystem, None for an unknown type. ``unreadable``: file, or
-    ``client configuration`` → why its settings could not be read.
+    ``network``: whether it is a network filesystem, None for an unknown type.
+    ``quota_tool``: the argument ``tool`` of filesystem_quota.read_quota, empty if there is no such tool.
+    ``unreadable``: file, or ``client configuration`` → why its settings could not be read.
     """
 
     name: str
@@ -56,9 +57,10 @@ def identify(entry: MountEntry, root: Path = Path("/")) -> FilesystemKind:
             continue
         evidence = f"type {entry.type}"
         if pattern := row.get("options"):
-            if not (matches := [option for option in options if re.fullmatch(pattern, option)]):
+            matching_options = [option for option in options if re.fullmatch(pattern, option)]
+            if not matching_options:
                 continue
-            evidence += f", options {' '.join(map(printable, matches))}"
+            evidence += f", options {' '.join(map(printable, matching_options))}"
         elif entry.type.startswith("nfs") and (driver := _vast_driver(root)):
             evidence += f"; this host has VAST's NFS driver {driver}, but the mount has none of its options"
         unreadable: dict[str, str] = {}
@@ -88,14 +90,15 @@ def _settings(rows: list[Mapping[str, str]], options: list[str]) -> Iterator[Fil
     """The settings of data/filesystems.yaml (``rows``) with their values in ``options``, else with their defaults."""
     for row in rows:
         values = [match[1] for option in options if (match := re.fullmatch(row["match"], option))]
-        values = values or ([row["absent"]] if "absent" in row else [])
+        if not values and "absent" in row:
+            values = [row["absent"]]
         for value in dict.fromkeys(values):
-            unwise = "unwise" in row and re.fullmatch(row["unwise"], value)
+            is_unwise = "unwise" in row and re.fullmatch(row["unwise"], value)
             yield FilesystemSetting(
                 name=row["name"],
                 value=printable(value),
                 effect=row["effect"],
-                advice=row["advice"] if unwise else "",
+                advice=row["advice"] if is_unwise else "",
                 source=row["source"],
             )
 
@@ -109,20 +112,21 @@ def _vast_driver(root: Path) -> str:
 
 
 def _beegfs_options(options: list[str], root: Path, unreadable: dict[str, str]) -> list[str]:
-    """The client's configuration as NAME=VALUE: the values in use, else the file that the mount names.
+    """The client's configuration as NAME=VALUE: the values in use, else those of the file that the mount names.
 
     With several mounted BeeGFS filesystems only the file of this mount is read, as /proc does not name the mount.
+    If no configuration can be read, the errors are added to ``unreadable``.
     """
-    in_use = sorted(root.glob(_BEEGFS_CONFIGS))
-    named = [path_under(root, option.removeprefix(_BEEGFS_FILE)) for option in options if _BEEGFS_FILE in option]
-    files = [*(in_use if len(in_use) == 1 else ()), *named]
+    active_configs = sorted(root.glob(_BEEGFS_CONFIGS))
+    files = list(active_configs) if len(active_configs) == 1 else []
+    files += [path_under(root, option.removeprefix(_BEEGFS_FILE)) for option in options if _BEEGFS_FILE in option]
     for path in files:
         try:
             lines = read_text(path).splitlines()
         except OSError as error:
             unreadable[f"/{path.relative_to(root)}"] = error_text(error)
             continue
-        unreadable.clear()
+        unreadable.clear()  # an earlier file does not matter now
         pairs = (line.partition("=") for line in lines if not line.lstrip().startswith("#"))
         return [f"{name.strip()}={value.strip()}" for name, equals, value in pairs if equals]
     if not files:

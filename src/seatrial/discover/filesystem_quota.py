@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from seatrial.model import Frozen
 from seatrial.util.processes import CommandResult, run_command
@@ -16,8 +17,7 @@ from seatrial.util.text import error_text, printable
 
 TOOL_TIMEOUT_S = 20.0  # lfs asks every server; a healthy one answers in milliseconds
 Run = Callable[[Sequence[str], float], CommandResult]
-_Attempts = list[tuple[list[str], Callable[[str], "Quota | None"]]]  # commands with the parsers of their output
-# The titles of lfs and quota; some versions of lfs call the columns bquota, blimit, iquota, ...
+# The table titles of lfs and quota; some versions of lfs call the columns bquota, blimit, iquota, ...
 _TITLE = re.compile(
     r"\s*Filesystem\s+(kbytes|blocks|space|used)\s+b?quota\s+b?limit\s+b?grace\s+files\s+i?quota\s+i?limit\s+i?grace\s*"
 )
@@ -50,6 +50,7 @@ class Quota(Frozen):
 class QuotaReading(Frozen):
     """``quota``: None if there is none, or if it is unknown; ``reason`` says why it is unknown.
 
+    ``command``: the command line that printed the quota, or the commands that failed.
     ``unread``: why further quotas of the path could not be read.
     """
 
@@ -67,67 +68,85 @@ class StorageTargets(Frozen):
     inactive: tuple[str, ...]
 
 
+class _Query(NamedTuple):
+    """A command, and the parser of its output."""
+
+    argv: list[str]
+    parse: Callable[[str], Quota | None]
+
+
+class _OwnerQueries(NamedTuple):
+    """The queries for the quota of the user and of the group; the first query that succeeds counts."""
+
+    user: list[_Query]
+    group: list[_Query]
+
+
 def read_quota(
-    tool: str, path: str, mounted: int = 1, run: Run = run_command, *, gid: int | None = None
+    tool: str, path: str, filesystem_count: int = 1, run: Run = run_command, *, gid: int | None = None
 ) -> QuotaReading:
-    """Of the quotas of this process's user, of the group and of Lustre's project at ``path``, the one used most.
+    """The quota at ``path`` with the largest share in use: of this process's user, the group, or Lustre's project.
 
     ``tool``: lfs, beegfs, quota, or statvfs for filesystems whose quota is the size of the folder. For any other tool
-    the quota is unknown. ``mounted``: number of mounted filesystems with this tool. ``gid``: group of new files; None:
-    the process's group.
+    the quota is unknown. ``filesystem_count``: number of mounted filesystems of this type. ``gid``: group of new files;
+    None: the process's group.
     """
-    uid, group = str(os.geteuid()), str(os.getegid() if gid is None else gid)
     if tool == "statvfs":
         return _statvfs_quota(path)
-    if tool == "beegfs" and mounted > 1:
+    if tool == "beegfs" and filesystem_count > 1:
         reason = "several BeeGFS filesystems are mounted, and the output does not say which one it is for"
         return QuotaReading(command="beegfs quota list-usage", reason=reason)
-    current = ["--uids", "current", "--gids", "current"]
-    beegfs_8 = ["beegfs", "quota", "list-usage", *current, "--raw", "--output", "ndjson"]
-    beegfs_7 = ["beegfs-ctl", "--getquota", "--csv", f"--mount={path}"]
-    owners: dict[str, list[_Attempts]] = {  # attempts for the user, then for the group
-        "lfs": [
-            [(["lfs", "quota", option, owner, path], parse_quota_table)]
-            for option, owner in (("-u", uid), ("-g", group))
-        ],
-        "quota": [
-            [(["quota", "-u", "-v", "-w", "-f", path], parse_quota_table)],
-            [(["quota", "-g", "-v", "-w", "-f", path, group], parse_quota_table)],
-        ],
-        "beegfs": [  # BeeGFS 8, whose output has the groups too, then 7
-            [(beegfs_8, lambda text: parse_beegfs_8(text, int(group))), ([*beegfs_7, "--uid", uid], parse_beegfs_7)],
-            [([*beegfs_7, "--gid", group], parse_beegfs_7)],
-        ],
-    }
-    if tool not in owners:
+    queries = _owner_queries(tool, path, os.getegid() if gid is None else gid)
+    if queries is None:
         return QuotaReading(command="", reason="seatrial knows no quota tool for this type")
-    of_user, of_group = owners[tool]
-    readings = [_read_first(of_user, run)]
-    if readings[0].reason:  # the others would fail, or hang, in the same way
-        return readings[0]
-    if not readings[0].command.startswith("beegfs "):  # BeeGFS 8: its output has the group too
-        readings.append(_read_first(of_group, run))
+    user_reading = _read_first(queries.user, run)
+    if user_reading.reason:  # the other queries would fail, or hang, in the same way
+        return user_reading
+    readings = [user_reading]
+    if not user_reading.command.startswith("beegfs "):  # the output of BeeGFS 8 has the group too
+        readings.append(_read_first(queries.group, run))
     if tool == "lfs":
         readings.append(_read_project(path, run))
     fullest = max(readings, key=_used_percent)  # the user's if none has a limit
     return fullest.model_copy(update={"unread": tuple(reading.reason for reading in readings if reading.reason)})
 
 
-def _used_percent(reading: QuotaReading) -> float:
-    """The share in use in percent; -1 without a limit."""
-    used = reading.quota.used_percent if reading.quota else None
-    return -1.0 if used is None else used
+def _owner_queries(tool: str, path: str, gid: int) -> _OwnerQueries | None:
+    """The queries with ``tool`` for this process's user and for group ``gid``; None for an unknown tool."""
+    uid = os.geteuid()
+    if tool == "lfs":
+        return _OwnerQueries(
+            user=[_Query(["lfs", "quota", "-u", str(uid), path], parse_quota_table)],
+            group=[_Query(["lfs", "quota", "-g", str(gid), path], parse_quota_table)],
+        )
+    if tool == "quota":
+        return _OwnerQueries(
+            user=[_Query(["quota", "-u", "-v", "-w", "-f", path], parse_quota_table)],
+            group=[_Query(["quota", "-g", "-v", "-w", "-f", path, str(gid)], parse_quota_table)],
+        )
+    if tool == "beegfs":
+        owners = ["--uids", "current", "--gids", "current"]
+        beegfs_8 = ["beegfs", "quota", "list-usage", *owners, "--raw", "--output", "ndjson"]
+        beegfs_7 = ["beegfs-ctl", "--getquota", "--csv", f"--mount={path}"]
+        return _OwnerQueries(
+            user=[
+                _Query(beegfs_8, lambda text: parse_beegfs_8(text, gid)),
+                _Query([*beegfs_7, "--uid", str(uid)], parse_beegfs_7),
+            ],
+            group=[_Query([*beegfs_7, "--gid", str(gid)], parse_beegfs_7)],
+        )
+    return None
 
 
-def _read_first(attempts: _Attempts, run: Run) -> QuotaReading:
-    """The reading of the first command that succeeds; else the reasons of all."""
+def _read_first(queries: list[_Query], run: Run) -> QuotaReading:
+    """The reading of the first query that succeeds; else the reasons of all."""
     reasons: list[str] = []
-    for argv, parse in attempts:
+    for argv, parse in queries:
         try:
             return QuotaReading(command=" ".join(argv), quota=parse(tool_output(argv, run)))
         except ValueError as error:
             reasons.append(str(error))
-    return QuotaReading(command=" or ".join(" ".join(argv[:2]) for argv, _ in attempts), reason="; ".join(reasons))
+    return QuotaReading(command=" or ".join(" ".join(argv[:2]) for argv, _ in queries), reason="; ".join(reasons))
 
 
 def _read_project(path: str, run: Run) -> QuotaReading:
@@ -139,7 +158,13 @@ def _read_project(path: str, run: Run) -> QuotaReading:
         return QuotaReading(command=" ".join(argv), reason=str(error))
     if project == 0:
         return QuotaReading(command=" ".join(argv))
-    return _read_first([(["lfs", "quota", "-p", str(project), path], parse_quota_table)], run)
+    return _read_first([_Query(["lfs", "quota", "-p", str(project), path], parse_quota_table)], run)
+
+
+def _used_percent(reading: QuotaReading) -> float:
+    """The share in use in percent; -1 without a limit."""
+    used = reading.quota.used_percent if reading.quota else None
+    return -1.0 if used is None else used
 
 
 def parse_project(text: str) -> int:
@@ -165,8 +190,9 @@ def tool_output(argv: Sequence[str], run: Run = run_command) -> str:
         raise ValueError(f"{argv[0]} did not start: {error_text(error)}") from error
     if result.code is None:
         raise ValueError(f"{argv[0]} did not end within {TOOL_TIMEOUT_S:g} s: a server does not answer")
-    over_quota = argv[0] == "quota" and result.code == 1 and result.out.strip()  # quota(1): exit code 1
-    if result.code != 0 and not over_quota:
+    # quota(1) exits with 1 if the user is over a quota
+    is_over_quota = argv[0] == "quota" and result.code == 1 and result.out.strip()
+    if result.code != 0 and not is_over_quota:
         lines = [*result.err.strip().splitlines(), *result.out.strip().splitlines(), "no message"]
         raise ValueError(f"{argv[0]} ended with exit code {result.code}: {printable(lines[0])[:200]}")
     return result.out
@@ -180,25 +206,28 @@ def parse_quota_table(text: str) -> Quota | None:
     lines = text.splitlines()
     if any(_NO_QUOTA.fullmatch(line) for line in lines):
         return None
-    titles = [(number, match[1]) for number, line in enumerate(lines) if (match := _TITLE.fullmatch(line))]
+    titles = [match for line in lines if (match := _TITLE.fullmatch(line))]
     if len(titles) != 1:
         raise ValueError(_unexpected("one table of quotas", text))
-    number, unit = titles[0]
-    body = [line for line in lines[number + 1 :] if not _NOTES.match(line.strip())]
-    if any("[" in line for line in body):
+    (title,) = titles
+    below_title = lines[lines.index(title.string) + 1 :]
+    body = [line for line in below_title if not _NOTES.match(line.strip())]
+    if any("[" in line for line in body):  # lfs puts inaccurate numbers into brackets
         raise ValueError(_PARTLY_DOWN)
     tokens = " ".join(body).split()[1:]  # the row of a long name continues on the next line
     numbers = [match for token in tokens if (match := _NUMBER.fullmatch(token))]
-    if len(numbers) != 6:  # used, soft and hard limit of bytes and of files; grace periods are no numbers
+    if len(numbers) != 6:  # grace periods are no numbers
         raise ValueError(_unexpected("a row of six numbers", " ".join(body)))
-    power = 1 if unit in ("kbytes", "blocks") else 0  # numbers without a suffix are KiB, or bytes
-    values = [
-        *(_scaled(match, 1024, power) for match in numbers[:3]),
-        *(_scaled(match, 1000, 0) for match in numbers[3:]),
-    ]
-    # The soft limit is enforced after the grace period, so the lower limit counts
-    limits = [min(filter(None, pair), default=None) for pair in (values[1:3], values[4:6])]
-    return Quota(bytes_used=values[0], bytes_limit=limits[0], files_used=values[3], files_limit=limits[1])
+    bytes_per_unit = 1024 if title[1] in ("kbytes", "blocks") else 1  # of a number without a suffix
+    bytes_used, soft_bytes, hard_bytes = (_scaled(match, 1024, bytes_per_unit) for match in numbers[:3])
+    files_used, soft_files, hard_files = (_scaled(match, 1000, 1) for match in numbers[3:])
+    # The soft limit is enforced after the grace period, so the lower limit counts; 0 is no limit
+    return Quota(
+        bytes_used=bytes_used,
+        bytes_limit=min(filter(None, (soft_bytes, hard_bytes)), default=None),
+        files_used=files_used,
+        files_limit=min(filter(None, (soft_files, hard_files)), default=None),
+    )
 
 
 def parse_beegfs_8(text: str, gid: int | None = None) -> Quota | None:
@@ -215,8 +244,9 @@ def parse_beegfs_8(text: str, gid: int | None = None) -> Quota | None:
         try:
             row = json.loads(line)
             if row["type"] == "user" or row["id"] == gid:
-                used = [part for name in ("space", "inode") for part in row[name].split("/")]
-                quotas.append(_beegfs_quota([_beegfs_8_number(part) for part in used]))
+                bytes_used, bytes_limit = map(_beegfs_8_number, row["space"].split("/"))  # "USED/LIMIT"
+                files_used, files_limit = map(_beegfs_8_number, row["inode"].split("/"))
+                quotas.append(_beegfs_quota(bytes_used, bytes_limit, files_used, files_limit))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(_unexpected("beegfs: JSON with type, space and inode", line)) from error
     return _fullest(quotas, text)
@@ -234,7 +264,7 @@ def parse_beegfs_7(text: str) -> Quota | None:
         elif in_table and line.count(",") == 5:
             numbers = [0 if value == "unlimited" else value for value in line.split(",")[2:]]
             try:
-                quotas.append(_beegfs_quota([int(value) or None for value in numbers]))
+                quotas.append(_beegfs_quota(*(int(value) or None for value in numbers)))
             except ValueError:
                 raise ValueError(_unexpected("beegfs-ctl: numbers of bytes and files", line)) from None
         else:
@@ -243,7 +273,7 @@ def parse_beegfs_7(text: str) -> Quota | None:
 
 
 def parse_lfs_df(text: str) -> StorageTargets:
-    """The server disks in the output of ``lfs df``. Raises ValueError if it lists none."""
+    """The server disks in the output of ``lfs df``. Raises ValueError if it lists no disk, or one in another format."""
     targets = {match[1]: int(match[2]) for line in text.splitlines() if (match := _OST.fullmatch(line.strip()))}
     if not targets or len(targets) < text.count("[OST:"):
         raise ValueError(_unexpected("lfs df: a list of OSTs with their use in percent", text))
@@ -265,10 +295,10 @@ def _statvfs_quota(path: str) -> QuotaReading:
     return QuotaReading(command="df", quota=quota)
 
 
-def _scaled(match: re.Match[str], base: int, power: int) -> int:
-    """The number with its suffix; without a suffix it is in units of 1024 to the ``power``."""
+def _scaled(match: re.Match[str], base: int, unit: int) -> int:
+    """The number times its factor: of the suffix (K: ``base``, M: ``base`` squared), or ``unit`` without a suffix."""
     suffix = match[2].upper()
-    factor: float = base ** ("KMGTPE".index(suffix) + 1) if suffix else 1024**power
+    factor: float = base ** ("KMGTPE".index(suffix) + 1) if suffix else unit
     return round(float(match[1]) * factor)
 
 
@@ -280,8 +310,9 @@ def _beegfs_8_number(text: str) -> int | None:
     return None if value >= _BEEGFS_UNLIMITED else value
 
 
-def _beegfs_quota(values: Sequence[int | None]) -> Quota:
-    bytes_used, bytes_limit, files_used, files_limit = values
+def _beegfs_quota(
+    bytes_used: int | None, bytes_limit: int | None, files_used: int | None, files_limit: int | None
+) -> Quota:
     return Quota(
         bytes_used=bytes_used or 0, bytes_limit=bytes_limit, files_used=files_used or 0, files_limit=files_limit
     )
@@ -295,5 +326,5 @@ def _fullest(quotas: Sequence[Quota], text: str) -> Quota:
 
 
 def _unexpected(expected: str, text: str) -> str:
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "no output")
-    return f"expected {expected}, read {printable(first)[:120]!r}: unknown version of the tool"
+    first_line = next((line.strip() for line in text.splitlines() if line.strip()), "no output")
+    return f"expected {expected}, read {printable(first_line)[:120]!r}: unknown version of the tool"

@@ -19,11 +19,12 @@ from seatrial.util.text import printable
 MAX_DUMP_BYTES = 64 * 2**20  # a dump of 20,000 collectives has 30 MB; by default torch keeps the last 2,000
 DEFAULT_GROUP = "default_pg"  # torch's description of the group of all ranks
 _START_BYTES = 4096  # the start of a file, which is_dump searches for _KEYS
-_RANK = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?:\.(?:json|pkl|pickle|bin))?")
+_DUMP_NAME = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?:\.(?:json|pkl|pickle|bin))?")
 _KEYS = (b'"comm_lib_version"', b'"pg_config"', b'"collective_seq_id"')  # one is near the start of a dump in JSON
-_KEPT = 20  # number of collectives that are kept before and after the first one that is not completed
-_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300  # kept per entry; _MAX_TEXT: characters
-_MAX_ENTRIES, _MAX_RANKS = 100_000, 1_000_000
+_KEPT = 20  # collectives kept before and after the first incomplete one; also the number of transfers kept
+# Kept of each entry; _MAX_TEXT: characters of a text
+_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300
+_MAX_ENTRIES, _MAX_RANKS = 100_000, 1_000_000  # larger than in real dumps; they bound memory for a damaged file
 # Files of libraries: a frame in any other file is the user's
 _LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/(?!seatrial/)|/torch/|/lib/python\d[^/]*/(?!site-)|^<")
 
@@ -60,18 +61,18 @@ class Operation(NamedTuple):
 class Group:
     """A process group as one rank recorded it. ``members``: ranks of the group; empty if torch did not record them.
 
-    ``last``: number of the last enqueued collective. ``collectives``: by number, those near the first that is not
-    completed, and the last one. ``transfers``: point-to-point operations that are not completed.
+    ``last_seq``: number of the last enqueued collective. ``collectives``: number → collective, for the last one and
+    those near the first incomplete one. ``transfers``: point-to-point operations that are not completed.
     """
 
     name: str
     members: tuple[int, ...]
-    last: int = 0
+    last_seq: int = 0
     collectives: dict[int, Operation] = field(default_factory=dict)
     transfers: list[Operation] = field(default_factory=list)
 
     @property
-    def first_incomplete(self) -> int | None:
+    def first_incomplete_seq(self) -> int | None:
         """The number of the first collective that is not completed; None if all are."""
         return min((seq for seq, operation in self.collectives.items() if operation.state != "completed"), default=None)
 
@@ -87,7 +88,7 @@ class Dump:
 
 def dump_name(path: Path) -> tuple[str, int] | None:
     """The prefix and the rank in the name of a dump; None if the name ends without a number."""
-    match = _RANK.fullmatch(path.name)
+    match = _DUMP_NAME.fullmatch(path.name)
     return (match["prefix"], int(match["rank"])) if match else None
 
 
@@ -105,9 +106,10 @@ def is_dump(path: Path) -> bool:
 
 def read_dump(path: Path) -> Dump:
     """The dump in a file. Raises OSError, or ValueError with the reason if the file is no dump."""
-    name = dump_name(path)
-    if name is None:
+    prefix_and_rank = dump_name(path)
+    if prefix_and_rank is None:
         raise ValueError("its name does not end with a rank")
+    _, rank = prefix_and_rank
     content = read_bytes(path, MAX_DUMP_BYTES)
     document = plain_pickle.load(content) if plain_pickle.is_pickle(content[:2]) else parse_json(content)
     if not isinstance(document, dict) or not isinstance(document.get("pg_config"), dict):
@@ -117,7 +119,7 @@ def read_dump(path: Path) -> Dump:
         raise ValueError("its key entries is not a list of records: not a dump of torch's flight recorder")
     if len(entries) > _MAX_ENTRIES:
         raise ValueError(f"it has {len(entries)} entries, more than {_MAX_ENTRIES}")
-    return Dump(name[1], path, _groups(document, entries))
+    return Dump(rank, path, _groups(document, entries))
 
 
 def user_frame(frames: Iterable[Frame]) -> Frame | None:
@@ -130,32 +132,34 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def _groups(document: Mapping[str, Any], entries: list[dict[Any, Any]]) -> dict[str, Group]:
-    members = _members(document["pg_config"])
-    completed = {pg: _number(status, "last_completed_collective") for pg, status in _records(document, "pg_status")}
-    by_group: dict[str, list[dict[Any, Any]]] = {}
+    """The process groups by name and description. ``entries``: the recorded operations of all groups."""
+    members_by_name = _members_by_name(document["pg_config"])
+    last_completed = _last_completed_by_id(document.get("pg_status"))
+    entries_by_group: dict[str, list[dict[Any, Any]]] = {}
     for entry in entries:
-        by_group.setdefault(_group_name(entry), []).append(entry)
+        entries_by_group.setdefault(_group_name(entry), []).append(entry)
     groups: dict[str, Group] = {}
-    for name, recorded in by_group.items():
-        group = groups[name] = Group(name, members.get(name.partition(" ")[0], ()))
-        states = {id(entry): _state(entry, completed.get(str(entry.get("pg_id")), -1)) for entry in recorded}
-        collectives = [entry for entry in recorded if not _is_transfer(entry)]
-        group.last = max((_number(entry, "collective_seq_id") for entry in collectives), default=0)
-        incomplete = (_number(entry, "collective_seq_id") for entry in collectives if states[id(entry)] != "completed")
-        first = min(incomplete, default=group.last)
+    for name, group_entries in entries_by_group.items():
+        group = groups[name] = Group(name, members_by_name.get(name.partition(" ")[0], ()))
+        states = {id(entry): _state(entry, last_completed.get(str(entry.get("pg_id")), -1)) for entry in group_entries}
+        incomplete = [entry for entry in group_entries if states[id(entry)] != "completed"]
+        collectives = [entry for entry in group_entries if not _is_transfer(entry)]
+        group.last_seq = max((_number(entry, "collective_seq_id") for entry in collectives), default=0)
+        incomplete_seqs = [_number(entry, "collective_seq_id") for entry in incomplete if not _is_transfer(entry)]
+        first_incomplete_seq = min(incomplete_seqs, default=group.last_seq)
         for entry in collectives:
             seq = _number(entry, "collective_seq_id")
-            if abs(seq - first) <= _KEPT or seq == group.last:
+            if abs(seq - first_incomplete_seq) <= _KEPT or seq == group.last_seq:
                 group.collectives.setdefault(seq, _operation(seq, entry, states[id(entry)]))
-        transfers = [entry for entry in recorded if _is_transfer(entry) and states[id(entry)] != "completed"]
+        transfers = [entry for entry in incomplete if _is_transfer(entry)]
         group.transfers = [
             _operation(_number(entry, "p2p_seq_id"), entry, states[id(entry)]) for entry in transfers[:_KEPT]
         ]
     return groups
 
 
-def _members(config: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
-    """The ranks of each group by its name: ``"[0, 1, 2]"``. Gloo leaves them out, or writes an empty list."""
+def _members_by_name(config: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
+    """Group name → its ranks, which torch writes as ``"[0, 1, 2]"``. Gloo leaves them out, or writes an empty list."""
     members = {}
     for name, group in config.items():
         ranks = group.get("ranks") if isinstance(group, dict) else None
@@ -164,10 +168,14 @@ def _members(config: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
     return members
 
 
-def _records(document: Mapping[str, Any], key: str) -> Iterable[tuple[str, dict[Any, Any]]]:
-    records = document.get(key)
-    items = records.items() if isinstance(records, dict) else ()
-    return [(str(name), record) for name, record in items if isinstance(record, dict)]
+def _last_completed_by_id(pg_status: object) -> dict[str, int]:
+    """Id of a group → number of its last completed collective."""
+    statuses = pg_status if isinstance(pg_status, dict) else {}
+    return {
+        str(group_id): _number(status, "last_completed_collective")
+        for group_id, status in statuses.items()
+        if isinstance(status, dict)
+    }
 
 
 def _group_name(entry: Mapping[Any, Any]) -> str:
@@ -223,7 +231,7 @@ def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
 
 
 def _number(record: Mapping[Any, Any], key: str) -> int:
-    """An integer, also from text (pg_status in JSON has text); -1 if there is none."""
+    """The integer under ``key``, also from text (pg_status in JSON has text); -1 if there is none."""
     value = record.get(key)
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)

@@ -125,75 +125,6 @@ def _read_driver() -> GpuFacts:
         return GpuFacts(nvml_unavailable=str(error))
 
 
-def _with_pci_devices(root: Path, facts: GpuFacts) -> GpuFacts:
-    """``facts`` of the driver, with the GPUs on the PCI bus added."""
-    reader = file_readers.FieldReader()
-    devices = _pci_gpus(root, reader)
-    used = {gpu.pci_bus_id for gpu in facts.gpus}
-    nvml_works = not facts.nvml_unavailable
-    not_assigned = tuple(
-        device for device in devices if device not in used and _is_not_assigned(root, device, nvml_works=nvml_works)
-    )
-    unreadable = {**facts.unreadable, **reader.unreadable}
-    update = {"pci_devices": devices, "not_assigned": not_assigned, "unreadable": unreadable}
-    return facts.model_copy(update=update)
-
-
-def cuda_visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA uses according to ``CUDA_VISIBLE_DEVICES``, in that order.
-
-    Indices are NVML's, in PCI order. CUDA's differ only for mixed models: it enumerates the fastest GPU first unless
-    ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` (see ``cuda_order_warning``).
-    Raises UsageError on an entry that matches no usable GPU, or matches one twice: CUDA silently ignores that entry and
-    all after it, or uses no GPU.
-    """
-    value = env.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return facts.gpus
-    if value.strip() in _NO_GPU:
-        return ()
-    entries = [entry.strip() for entry in value.split(",")]
-    gpus = [_matching_gpu(facts, entry, value) for entry in entries]
-    for index, count in Counter(gpu.index for gpu in gpus).items():
-        if count > 1:
-            raise _entry_error(facts, value, f"lists GPU {index} {count} times")
-    return tuple(gpus)
-
-
-def cuda_order_warning(facts: GpuFacts, env: Mapping[str, str]) -> str | None:
-    """A warning if CUDA's indices can differ from NVML's on this machine, else None."""
-    models = sorted({gpu.name or "unknown" for gpu in facts.gpus})
-    if len(models) < 2 or env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
-        return None
-    return (
-        f"mixed GPU models ({' and '.join(models)}): CUDA enumerates the fastest first, NVML in PCI order, so an index "
-        "can refer to different GPUs; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    )
-
-
-def _matching_gpu(facts: GpuFacts, entry: str, value: str) -> Gpu:
-    if entry.startswith("MIG-"):
-        raise _entry_error(facts, value, f"lists the MIG instance {entry}; MIG instances are not supported")
-    if re.fullmatch(r"\d+", entry):
-        matching = [gpu for gpu in facts.gpus if gpu.index == int(entry)]
-    else:
-        matching = [gpu for gpu in facts.gpus if entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry)]
-    if len(matching) > 1:
-        raise _entry_error(facts, value, f"lists {entry!r}, which matches {len(matching)} UUIDs")
-    if not matching:
-        raise _entry_error(facts, value, f"lists {entry!r}, which matches no usable GPU")
-    return matching[0]
-
-
-def _entry_error(facts: GpuFacts, value: str, problem: str) -> UsageError:
-    usable = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus) or facts.nvml_unavailable or "none"
-    failed = f"; not usable: {'; '.join(facts.failed_gpus)}" if facts.failed_gpus else ""
-    return UsageError(
-        f"CUDA_VISIBLE_DEVICES={value} {problem}; CUDA would silently use fewer GPUs or none. List each GPU once, by "
-        f"index or UUID, or unset the variable to use all GPUs. Usable GPUs: {usable}{failed}"
-    )
-
-
 def _driver_facts(nvml: Any) -> GpuFacts:
     driver_reader = NvmlReader(nvml)
     driver = driver_reader.query("driver", "nvmlSystemGetDriverVersion")
@@ -206,7 +137,8 @@ def _driver_facts(nvml: Any) -> GpuFacts:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
-            (permission_denied if error_kind(error) == "NoPermission" else failed).append(f"gpu{index}: {error}")
+            errors = permission_denied if error_kind(error) == "NoPermission" else failed
+            errors.append(f"gpu{index}: {error}")
             continue
         reader = NvmlReader(nvml)
         gpu = read_gpu(reader, index, handle)
@@ -245,6 +177,22 @@ def _topology(reader: NvmlReader, gpus: Sequence[Gpu], handles: Sequence[Any]) -
     return tuple(tuple(connection(i, j) for j in range(len(gpus))) for i in range(len(gpus)))
 
 
+def _with_pci_devices(root: Path, facts: GpuFacts) -> GpuFacts:
+    """``facts`` of the driver, with the GPUs on the PCI bus added."""
+    reader = file_readers.FieldReader()
+    addresses = _pci_gpus(root, reader)
+    usable = {gpu.pci_bus_id for gpu in facts.gpus}
+    nvml_works = not facts.nvml_unavailable
+    not_assigned = tuple(
+        address
+        for address in addresses
+        if address not in usable and _is_not_assigned(root, address, nvml_works=nvml_works)
+    )
+    unreadable = {**facts.unreadable, **reader.unreadable}
+    update = {"pci_devices": addresses, "not_assigned": not_assigned, "unreadable": unreadable}
+    return facts.model_copy(update=update)
+
+
 def _pci_gpus(root: Path, reader: file_readers.FieldReader) -> tuple[str, ...]:
     """The PCI addresses of all NVIDIA GPUs on the bus."""
     folder = file_readers.path_under(root, "/sys/bus/pci/devices")
@@ -255,8 +203,9 @@ def _pci_gpus(root: Path, reader: file_readers.FieldReader) -> tuple[str, ...]:
     for address in reader("pci_devices", lambda: file_readers.list_names(folder)) or []:
         device = folder / address
         if reader(f"{address} vendor", partial(file_readers.read_line, device / "vendor")) == NVIDIA:
-            kind = reader(f"{address} class", partial(file_readers.read_line, device / "class"))
-            addresses += [address] if (kind or "").startswith(GPU_CLASSES) else []
+            pci_class = reader(f"{address} class", partial(file_readers.read_line, device / "class")) or ""
+            if pci_class.startswith(GPU_CLASSES):
+                addresses.append(address)
     return tuple(addresses)
 
 
@@ -274,6 +223,7 @@ def _is_not_assigned(root: Path, address: str, *, nvml_works: bool) -> bool:
 
 
 def _has_device_node(root: Path, address: str) -> bool:
+    """Whether this container has the file /dev/nvidiaN of the GPU; True if that is unknown."""
     try:
         information = file_readers.read_text(
             file_readers.path_under(root, f"/proc/driver/nvidia/gpus/{address}/information")
@@ -281,9 +231,65 @@ def _has_device_node(root: Path, address: str) -> bool:
     except FileNotFoundError:  # some container runtimes hide the entries of other containers' GPUs
         return False
     except OSError:
-        return True  # unknown: counts as assigned to this container
+        return True
     minor = re.search(r"^Device Minor:\s*(\d+)", information, re.MULTILINE)
     return minor is None or file_readers.path_under(root, f"/dev/nvidia{minor[1]}").exists()
+
+
+def cuda_visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA uses according to ``CUDA_VISIBLE_DEVICES``, in that order.
+
+    Indices are NVML's, in PCI order. CUDA's differ only for mixed models: it enumerates the fastest GPU first unless
+    ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` (see ``cuda_order_warning``).
+    Raises UsageError on an entry that matches no usable GPU, and on a GPU that is listed twice. In these cases CUDA
+    silently ignores the entry and all entries after it, or uses no GPU.
+    """
+    value = env.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return facts.gpus
+    if value.strip() in _NO_GPU:
+        return ()
+    entries = [entry.strip() for entry in value.split(",")]
+    gpus = [_matching_gpu(facts, entry, value) for entry in entries]
+    for index, count in Counter(gpu.index for gpu in gpus).items():
+        if count > 1:
+            raise _entry_error(facts, value, f"lists GPU {index} {count} times")
+    return tuple(gpus)
+
+
+def _matching_gpu(facts: GpuFacts, entry: str, value: str) -> Gpu:
+    """The GPU that ``entry`` of CUDA_VISIBLE_DEVICES (whole: ``value``) names. Raises UsageError if there is none."""
+    if entry.startswith("MIG-"):
+        raise _entry_error(facts, value, f"lists the MIG instance {entry}; MIG instances are not supported")
+    if re.fullmatch(r"\d+", entry):
+        matching = [gpu for gpu in facts.gpus if gpu.index == int(entry)]
+    else:
+        matching = [gpu for gpu in facts.gpus if entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry)]
+    if len(matching) > 1:
+        raise _entry_error(facts, value, f"lists {entry!r}, which matches {len(matching)} UUIDs")
+    if not matching:
+        raise _entry_error(facts, value, f"lists {entry!r}, which matches no usable GPU")
+    return matching[0]
+
+
+def _entry_error(facts: GpuFacts, value: str, problem: str) -> UsageError:
+    usable = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus) or facts.nvml_unavailable or "none"
+    failed = f"; not usable: {'; '.join(facts.failed_gpus)}" if facts.failed_gpus else ""
+    return UsageError(
+        f"CUDA_VISIBLE_DEVICES={value} {problem}; CUDA would silently use fewer GPUs or none. List each GPU once, by "
+        f"index or UUID, or unset the variable to use all GPUs. Usable GPUs: {usable}{failed}"
+    )
+
+
+def cuda_order_warning(facts: GpuFacts, env: Mapping[str, str]) -> str | None:
+    """A warning if CUDA's indices can differ from NVML's on this machine, else None."""
+    models = sorted({gpu.name or "unknown" for gpu in facts.gpus})
+    if len(models) < 2 or env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return None
+    return (
+        f"mixed GPU models ({' and '.join(models)}): CUDA enumerates the fastest first, NVML in PCI order, so an index "
+        "can refer to different GPUs; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seatrial.discover.nvml import NvmlReader, error_kind
-from seatrial.hardware.error_counters import increase
+from seatrial.hardware import error_counters
 
 # Counter -> NVML's constant for nvmlDeviceGetNvLinkErrorCounter, which supports NVLink up to version 4
 _NVLINK = {
@@ -28,16 +28,17 @@ _NVLINK_5 = {
     ),
     "nvlink_recoveries": ("NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",),
 }
-_ROWS = ("rows_remapped", "remap_pending", "remap_failed")
-GPU_COUNTERS = ("ecc_corrected", "ecc_uncorrected", *_ROWS, "pcie_replays", "nvlinks_down", *_NVLINK, "xid")
-_NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
+_ROW_REMAPPING = ("rows_remapped", "remap_pending", "remap_failed")
+GPU_COUNTERS = ("ecc_corrected", "ecc_uncorrected", *_ROW_REMAPPING, "pcie_replays", "nvlinks_down", *_NVLINK, "xid")
+_NO_SUCH_LINK = ("NotSupported", "InvalidArgument")  # errors for a link number that the GPU does not have
 
 
 class GpuErrorCounters:
     """The error counters of one GPU at ``begin`` and at ``end``.
 
-    ``unavailable``: counter → error, for counters that the GPU or driver does not support or this user may not read.
-    ``permission_denied``: those of them that this user may not read.
+    ``unavailable``: counter → error, for counters that the GPU does not support or that this user may not read.
+    ``xids``: the Xids between ``begin`` and ``end``.
+    ``permission_denied``: the counters in ``unavailable`` that this user may not read.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -58,7 +59,8 @@ class GpuErrorCounters:
         self._events = _subscribe_xids(self._reader, self._handle)
         if self._events is not None:
             self.before["xid"] = 0
-        self.unavailable, self.permission_denied = self._reader.unavailable, set(self._reader.permission_denied)
+        self.unavailable = self._reader.unavailable
+        self.permission_denied = set(self._reader.permission_denied)
 
     def end(self) -> None:
         """Read the counters again; errors are recorded, not raised."""
@@ -82,15 +84,15 @@ class GpuErrorCounters:
 
     @property
     def read_errors(self) -> dict[str, str]:
-        """The supported counters that could not be read, with the error."""
-        names = set(GPU_COUNTERS) - self.unavailable.keys()
-        return {name: error for name, error in self.unreadable.items() if name in names}
+        """The error of each counter that could not be read, without those in ``unavailable``."""
+        available = set(GPU_COUNTERS) - self.unavailable.keys()
+        return {name: error for name, error in self.unreadable.items() if name in available}
 
     def increase(self, counter: str) -> int | None:
         """The increase of a counter; None if it was not read both times."""
         if counter not in self.before or counter not in self.after:
             return None
-        return increase(self.before[counter], self.after[counter])
+        return error_counters.increase(self.before[counter], self.after[counter])
 
 
 def _read_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> dict[str, int]:
@@ -98,10 +100,10 @@ def _read_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> dict[
     nvml = reader.nvml
     counts: dict[str, int | None] = {}
     for kind in ("corrected", "uncorrected"):
-        error = getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind.upper()}")
-        arguments = (handle, error, nvml.NVML_VOLATILE_ECC)
+        error_type = getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind.upper()}")
+        arguments = (handle, error_type, nvml.NVML_VOLATILE_ECC)
         counts[f"ecc_{kind}"] = reader.query(f"ecc_{kind}", "nvmlDeviceGetTotalEccErrors", *arguments)
-    if rows := reader.query(_ROWS, "nvmlDeviceGetRemappedRows", handle):
+    if rows := reader.query(_ROW_REMAPPING, "nvmlDeviceGetRemappedRows", handle):
         correctable, uncorrectable, pending, failed = rows
         counts |= {"rows_remapped": correctable + uncorrectable, "remap_pending": pending, "remap_failed": failed}
     counts["pcie_replays"] = reader.query("pcie_replays", "nvmlDeviceGetPcieReplayCounter", handle)
@@ -118,8 +120,9 @@ def _link_counts(reader: NvmlReader, handle: Any, links: Sequence[int]) -> Mappi
         counts = [_link_count(reader, handle, link, name, getattr(reader.nvml, constant)) for link in links]
         readable = [count for count in counts if count is not None]
         totals[name] = sum(readable) if len(readable) == len(counts) else None
-    for name in [name for name in _NVLINK_5 if name in reader.unsupported]:
-        totals[name] = _nvlink_5_count(reader, handle, links, name)
+    for name in _NVLINK_5:
+        if name in reader.unsupported:
+            totals[name] = _nvlink_5_count(reader, handle, links, name)
     return totals
 
 
@@ -142,8 +145,8 @@ def _nvlink_5_count(reader: NvmlReader, handle: Any, links: Sequence[int], name:
 
     None if a field could not be read. If these fields are not supported either, the earlier error stays.
     """
-    nvml, function = reader.nvml, "nvmlDeviceGetFieldValues"
-    fields = [(getattr(nvml, field), link) for field in _NVLINK_5[name] for link in links]
+    nvml = reader.nvml
+    fields = [(getattr(nvml, constant), link) for constant in _NVLINK_5[name] for link in links]
     try:
         values = list(nvml.nvmlDeviceGetFieldValues(handle, fields))
     except nvml.NVMLError as error:
@@ -156,25 +159,27 @@ def _nvlink_5_count(reader: NvmlReader, handle: Any, links: Sequence[int], name:
     reader.unsupported.discard(name)
     reader.unreadable.pop(name)
     if read_error:
-        reader.record_error(name, function, read_error)
+        reader.record_error(name, "nvmlDeviceGetFieldValues", read_error)
         return None
     return sum(int(value.value.ullVal) for value in values)  # the union is zero-initialised: ullVal reads a uint too
 
 
 def _active_links(reader: NvmlReader, handle: Any) -> list[int]:
-    """The active NVLinks; if there is none, the NVLink counters are marked as unsupported."""
-    nvml, active, fields = reader.nvml, [], ("nvlinks_down", *_NVLINK)
+    """The numbers of the active NVLinks; if there is none, the NVLink counters are marked as unsupported."""
+    nvml = reader.nvml
+    counters = ("nvlinks_down", *_NVLINK)
+    active = []
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             if nvml.nvmlDeviceGetNvLinkState(handle, link):
                 active.append(link)
         except nvml.NVMLError as error:
             if error_kind(error) not in _NO_SUCH_LINK:
-                for field in fields:
-                    reader.record_error(field, "nvmlDeviceGetNvLinkState", error)
-    if not active and not set(fields) & set(reader.unreadable):
-        reader.unreadable |= dict.fromkeys(fields, "no NVLink is up")
-        reader.unsupported |= set(fields)
+                for counter in counters:
+                    reader.record_error(counter, "nvmlDeviceGetNvLinkState", error)
+    if not active and not set(counters) & set(reader.unreadable):
+        reader.unreadable |= dict.fromkeys(counters, "no NVLink is up")
+        reader.unsupported |= set(counters)
     return active
 
 

@@ -45,11 +45,11 @@ done
 
 
 class GpuUseStep:
-    """A running srun step on ``nodes`` nodes; ``read`` returns its newest output."""
+    """A running srun step on ``node_count`` nodes, which writes to the files ``out`` and ``err``."""
 
-    def __init__(self, child: processes.Child, out: Path, err: Path, nodes: int) -> None:
+    def __init__(self, child: processes.Child, out: Path, err: Path, node_count: int) -> None:
         self.child = child
-        self._out, self._err, self._nodes = out, err, nodes
+        self._out, self._err, self._node_count = out, err, node_count
         self._readings = Readings()
 
     def read(self, wait_s: float = FIRST_ANSWER_S) -> tuple[tuple[GpuUse, ...], str]:
@@ -61,15 +61,16 @@ class GpuUseStep:
         while True:
             ended = self.child.poll() is not None
             self._readings.add(tail_lines(self._out, _MAX_BYTES, _MAX_BYTES))  # all lines
-            missing = self._nodes - len(self._readings.answered)
-            if missing <= 0 or ended or time.monotonic() > deadline:
+            missing_count = self._node_count - len(self._readings.answered)
+            if missing_count <= 0 or ended or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
         reasons = [f"{node}: {reason}" for node, reason in sorted(self._readings.errors.items())]
-        if missing > 0:
-            lines = tail_lines(self._err, 1, 4096)
-            reason = printable(lines[0]) if lines else "the step ended" if ended else f"no answer within {wait_s:g} s"
-            reasons.append(f"{missing} of {self._nodes} nodes: {reason}")
+        if missing_count > 0:
+            reason = "the step ended" if ended else f"no answer within {wait_s:g} s"
+            if error_lines := tail_lines(self._err, 1, 4096):
+                reason = printable(error_lines[0])
+            reasons.append(f"{missing_count} of {self._node_count} nodes: {reason}")
         with self._out.open("r+b") as file:  # keep the file small; safe, since the step appends (O_APPEND)
             if file.seek(0, os.SEEK_END) > _MAX_BYTES // 2:
                 file.truncate(0)
@@ -77,12 +78,13 @@ class GpuUseStep:
 
 
 @contextmanager
-def gpu_use_step(job_id: str, nodes: int, interval_s: float) -> Iterator[GpuUseStep]:
-    """Start the step on all ``nodes`` of a running job; ``interval_s`` 0: read once. The step ends with the context.
+def gpu_use_step(job_id: str, node_count: int, interval_s: float) -> Iterator[GpuUseStep]:
+    """Start the step on all ``node_count`` nodes of a running job. The step ends with the context.
 
+    ``interval_s``: seconds between two reads of nvidia-smi; 0: read once.
     Raises SlurmUnavailable if srun does not start.
     """
-    options = [f"--jobid={job_id}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    options = [f"--jobid={job_id}", f"--nodes={node_count}", f"--ntasks={node_count}", "--ntasks-per-node=1"]
     options += ["--overlap", "--chdir=/", "--input=none", "--job-name=seatrial-watch"]
     argv = [*slurm.env_prefix_outside_job(), "srun", *options, "bash", "-c", _SCRIPT, "watch", f"{interval_s:g}"]
     with tempfile.TemporaryDirectory(prefix="seatrial-watch-") as folder:
@@ -92,14 +94,18 @@ def gpu_use_step(job_id: str, nodes: int, interval_s: float) -> Iterator[GpuUseS
         except OSError as error:
             raise slurm.SlurmUnavailable(f"srun: {error.strerror}. Run first: command -v srun") from error
         try:
-            yield GpuUseStep(child, out, err, nodes)
+            yield GpuUseStep(child, out, err, node_count)
         finally:
             if child.poll() is None:
                 processes.stop(child, grace_s=1)
 
 
 class Readings:
-    """The newest reading of each GPU. ``answered``: nodes with a reading or an error. ``errors``: node → last error."""
+    """The newest reading of each GPU.
+
+    ``answered``: nodes with a complete answer, even if it is an error. ``errors``: node → last error, removed by a
+    later reading.
+    """
 
     def __init__(self) -> None:
         self.errors: dict[str, str] = {}

@@ -191,13 +191,9 @@ def _resolve_with_timeout(name: str) -> tuple[str, ...]:
 
 
 def _errors(path: str, value: JsonValue) -> Iterator[tuple[str, str]]:
-    """The entries of ``unreadable`` at any depth, by path; a list item appears by its name, target, port or index."""
+    """(path, error) of the entries of ``unreadable`` at any depth; the path has labels instead of list indices."""
     if isinstance(value, list):
-        labels = ("name", "target", "port")
-        value = {
-            next((str(item[key]) for key in labels if isinstance(item, dict) and item.get(key)), str(index)): item
-            for index, item in enumerate(value)
-        }
+        value = {_item_label(item, index): item for index, item in enumerate(value)}
     if not isinstance(value, dict):
         return
     for key, item in value.items():
@@ -205,3 +201,12 @@ def _errors(path: str, value: JsonValue) -> Iterator[tuple[str, str]]:
             yield from ((f"{path}.{field}", str(error)) for field, error in item.items())
         else:
             yield from _errors(f"{path}.{key}".lstrip("."), item)
+
+
+def _item_label(item: JsonValue, index: int) -> str:
+    """The item's name, target or port; its index if it has none of them."""
+    if isinstance(item, dict):
+        for key in ("name", "target", "port"):
+            if label := item.get(key):
+                return str(label)
+    return str(index)

@@ -12,11 +12,11 @@ from seatrial.model import Frozen
 
 # Documentation/ABI/testing/dev-kmsg: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;MESSAGE"
 _RECORD = re.compile(r"\d+,\d+,(\d+),[^;\n]*;(.*)")
-# the driver's format, as in nvidia's Xid documentation; old drivers write the address without "PCI:"
+# The format in NVIDIA's documentation of Xids; old drivers write the address without "PCI:"
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): (\d{1,6}), ?(.*)")
 _RECORD_BYTES = 8192  # bytes per read: the size of the largest record
-_MAX_RECORDS = 200_000
-_MAX_XIDS = 1000
+_MAX_RECORDS = 200_000  # so that the loop ends although the kernel goes on writing
+_MAX_XIDS = 1000  # the first ones are kept
 
 
 class XidEvent(Frozen):
@@ -36,7 +36,10 @@ class KernelLog(Frozen):
 
 
 def read(root: Path = Path("/")) -> KernelLog:
-    """Return the Xids in the kernel's log buffer, without waiting for new messages. Raises OSError."""
+    """Return the Xids in the kernel's log buffer, without waiting for new messages.
+
+    Raises OSError, such as PermissionError for users who may not read /dev/kmsg.
+    """
     descriptor = os.open(root / "dev" / "kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     from_s: float | None = None
     xids: deque[XidEvent] = deque(maxlen=_MAX_XIDS)

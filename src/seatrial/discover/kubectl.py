@@ -125,7 +125,7 @@ class Kubectl:
     def _error(self, args: tuple[str, ...], result: CommandResult) -> KubectlError:
         text = result.err.strip() or result.out.strip()
         lines = [line.strip() for line in text.splitlines() if line.strip() and not _LOG_LINE.match(line)]
-        output = "; ".join(dict.fromkeys(lines)) or f"exit code {result.code}, no output"
+        output = "; ".join(dict.fromkeys(lines)) or f"exit code {result.code}, no output"  # each line once
         command_name = " ".join(args[:2]) if args[0] == "auth" else args[0]
         if _NO_CLUSTER.search(text):
             contexts = "kubectl config get-contexts"
@@ -141,9 +141,9 @@ class Kubectl:
                 ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
             )
             command = args
-            if args[0] == "create":  # a user who repeats it makes objects that no run deletes
-                quota = "exceeded quota" in message
-                command = ("describe", "resourcequotas") if quota else ("auth", "can-i", "--list")
+            if args[0] == "create":  # not the same command: a user who repeats it makes objects that no run deletes
+                is_over_quota = "exceeded quota" in message
+                command = ("describe", "resourcequotas") if is_over_quota else ("auth", "can-i", "--list")
             return error_type(f"{error}. Run first: {self.command_text(*command)}", reason)
         return KubectlError(f"kubectl {command_name} failed: {output}. Run first: {self.command_text(*args)}")
 

@@ -1,4 +1,4 @@
-"""Kubernetes nodes and pods from the output of ``kubectl get``, and what their fields mean for a trial.
+"""Kubernetes nodes, pods and events from the output of ``kubectl get``, with the properties that a trial needs of them.
 
 Fields that a trial does not use are ignored: every version of Kubernetes adds some.
 """
@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cache, lru_cache, reduce
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,8 +21,8 @@ from seatrial.model import Frozen, SeatrialError, first_validation_error
 from seatrial.util import data_files
 
 CLIQUE_LABEL = "nvidia.com/gpu.clique"
-# The fields that a trial reads of a node. Without images and annotations, the output for 10,000 nodes has 38 MB instead
-# of 265 MB. kubectl prints maps and lists as JSON, and nothing for a field that is not set
+# The fields of a node that a trial reads. Without images and annotations, the output for 10,000 nodes has 38 MB instead
+# of 265 MB. kubectl prints maps and lists as JSON, and nothing for a field that is not set.
 _NODE_FIELDS = (
     "metadata.name",
     "metadata.labels",
@@ -54,8 +54,8 @@ _GO_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 
 # containerd, CRI-O: "registry.example/seatrial@sha256:…"; an imported image has "sha256:…", the digest of its config
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _NOT_STARTED = {"StartError", "ContainerCannotRun"}  # reasons of a container whose command did not start
-# Labels that GPU Operator and Node Feature Discovery set on a node with an NVIDIA GPU, also if no device plugin runs on
-# it. 10de is the PCI vendor NVIDIA, 0302 the PCI class of 3D controllers
+# Labels that GPU Operator and Node Feature Discovery set on a node with an NVIDIA GPU, even if no device plugin runs on
+# the node. 10de is the PCI vendor NVIDIA, 0302 the PCI class of 3D controllers.
 _GPU_LABELS = (
     "nvidia.com/gpu.present",
     *(f"feature.node.kubernetes.io/pci-{kind}10de.present" for kind in ("", "0302_")),
@@ -145,8 +145,8 @@ class KubernetesNode(ApiObject):
     @property
     def problems(self) -> list[Condition]:
         """The conditions other than Ready that report a problem according to data/kubernetes.yaml."""
-        bad = kubernetes_data().bad_conditions
-        return [condition for condition in self.status.conditions if bad.get(condition.type) == condition.status]
+        bad_status = kubernetes_data().bad_conditions
+        return [row for row in self.status.conditions if bad_status.get(row.type) == row.status]
 
     @property
     def unknown_conditions(self) -> list[Condition]:
@@ -161,8 +161,8 @@ class KubernetesNode(ApiObject):
 
     @property
     def shared_gpus(self) -> str:
-        """How several pods share one GPU: MIG resources, ``time-slicing``, ``mps``; empty if they do not."""
-        # the kubelet keeps a resource that its plugin no longer reports, with 0 devices
+        """How pods share a GPU: names of MIG resources, ``time-slicing`` or ``mps``; empty if GPUs are not shared."""
+        # The kubelet keeps a resource that its plugin no longer reports, with 0 devices
         mig = sorted(
             name for name in self.status.capacity if name.startswith("nvidia.com/mig-") and self.capacity(name)
         )
@@ -172,8 +172,8 @@ class KubernetesNode(ApiObject):
     @property
     def driver_version(self) -> str | None:
         """The driver version by GPU Feature Discovery; None without its labels."""
-        if full := self.labels.get("nvidia.com/cuda.driver-version.full"):
-            return full
+        if version := self.labels.get("nvidia.com/cuda.driver-version.full"):
+            return version
         parts = [self.labels.get(f"nvidia.com/cuda.driver.{part}") for part in ("major", "minor", "rev")]
         return ".".join(filter(None, parts)) or None
 
@@ -201,7 +201,7 @@ class KubernetesNode(ApiObject):
             taint
             for taint in self.spec.taints
             if taint.effect != "PreferNoSchedule"
-            and taint.key != "node.kubernetes.io/unschedulable"  # spec.unschedulable says the same
+            and taint.key != "node.kubernetes.io/unschedulable"  # set with spec.unschedulable, which is judged instead
             and not any(_tolerates(row, taint) for row in tolerations)
         ]
 
@@ -212,7 +212,7 @@ class Waiting(ApiObject):
 
 
 class Started(ApiObject):
-    """A container that runs, or has ended with the reason ``reason``."""
+    """The state of a container that runs or has ended; ``reason``: why it has ended."""
 
     started_at: datetime | None = None
     reason: str = ""
@@ -268,18 +268,21 @@ class Pod(ApiObject):
     def start_s(self) -> float | None:
         """The seconds from the pod's scheduling to the start of its container; None if it has not started."""
         times = [row.last_transition_time for row in self.status.conditions if row.type == "PodScheduled"]
-        if not self._started_at or not times or not times[0]:
+        scheduled_at = times[0] if times else None
+        if not self._started_at or not scheduled_at:
             return None
-        return max(0.0, (self._started_at - times[0]).total_seconds())  # the clocks of two machines
+        # The times are from two machines, whose clocks can differ
+        return max(0.0, (self._started_at - scheduled_at).total_seconds())
 
     def image_digest(self, container: str) -> str | None:
         """The digest of the container's image in its registry; None if the node did not get it from a registry."""
-        ids = [status.image_id for status in self.status.container_statuses if status.name == container]
-        match = _DIGEST.search(ids[0]) if ids else None
+        image_ids = [status.image_id for status in self.status.container_statuses if status.name == container]
+        match = _DIGEST.search(image_ids[0]) if image_ids else None
         return match[1] if match else None
 
     @property
     def _started_at(self) -> datetime | None:
+        """The start of the first container; None if its command has not started."""
         for status in self.status.container_statuses[:1]:
             state = status.state.running or status.state.terminated
             if state and state.reason not in _NOT_STARTED:
@@ -378,19 +381,21 @@ def read_gpu_users(client: Kubectl) -> Iterator[GpuUser]:
             yield user
 
 
-# Nodes of one pool have equal resources and taints: the cache keeps one copy of them in memory
+# Nodes of one pool have equal resources and taints: with the cache, all nodes share one copy in memory
 _parse_cached = lru_cache(64)(json.loads)
 
 
 def _parse_node(line: str) -> KubernetesNode:
-    """Return the node of a line of ``_NODE_TEMPLATE``. Raises SeatrialError."""
+    """Return the node from one line of output in the format ``_NODE_TEMPLATE``. Raises SeatrialError."""
     node: dict[str, Any] = {"metadata": {}, "spec": {}, "status": {"nodeInfo": {}}}
     try:
         for field, text in zip(_NODE_FIELDS, line.split("\t"), strict=True):
-            *groups, name = field.split(".")
-            group = reduce(dict.__getitem__, groups, node)
+            *parents, name = field.split(".")
+            target = node
+            for parent in parents:
+                target = target[parent]
             if text:
-                group[name] = text if field in _TEXT_FIELDS else _parse_cached(text)
+                target[name] = text if field in _TEXT_FIELDS else _parse_cached(text)
         return KubernetesNode.model_validate(node)
     except ValidationError as error:
         raise SeatrialError(f"kubectl returned an invalid Node: {first_validation_error(error)}") from error

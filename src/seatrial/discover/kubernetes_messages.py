@@ -1,4 +1,4 @@
-"""Messages of Kubernetes about pods that do not start → known causes, from data/causes/kubernetes_jobs.yaml. Pure."""
+"""Finds known causes in messages of Kubernetes about pods that do not start, by data/causes/kubernetes_jobs.yaml."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from seatrial.model import Frozen, JobFailure
 from seatrial.util import data_files
 
 _FILE = "causes/kubernetes_jobs.yaml"
-_MAX_TEXT = 4096  # characters of a message that are searched and kept; the longest of Kubernetes have 2,000
+_MAX_TEXT = 4096  # characters of a message that are searched and kept; the longest messages of Kubernetes have 2,000
 
 
 class Message(Frozen):
     """A message of Kubernetes. ``pattern``: regular expression that finds it.
 
     ``name``: regular expression whose first group is the object that the message names. ``permanent``: the pod never
-    starts, however long one waits.
+    starts, however long seatrial waits. ``source``: where the message is documented or was seen.
     """
 
     pattern: str = Field(min_length=1)
@@ -57,25 +57,31 @@ def find_start_cause(text: str) -> StartCause | None:
 
 
 class Place(NamedTuple):
-    """Where pods are created, and their image. Empty ``namespace``: that of the context. None: the current context."""
+    """Where pods are created, and their image.
+
+    Empty ``namespace``: the namespace of the context. ``context`` None: the current context of the kubeconfig.
+    """
 
     namespace: str
     context: str | None = None
     image: str = ""
 
     def filled(self, command: str, pod: str) -> str:
-        """Return a first command with namespace and context, about this pod."""
-        options = f"kubectl --context={shlex.quote(self.context)} " if self.context else "kubectl "
-        namespace = f" -n {self.namespace}" if self.namespace else ""
-        filled = command.replace(" -n {namespace}", namespace).replace("{pod}", pod)
-        return filled.replace("kubectl ", options)
+        """Return the first command ``command`` with its {namespace} and {pod} filled in, and with the context."""
+        kubectl = f"kubectl --context={shlex.quote(self.context)} " if self.context else "kubectl "
+        namespace_option = f" -n {self.namespace}" if self.namespace else ""
+        filled = command.replace(" -n {namespace}", namespace_option).replace("{pod}", pod)
+        return filled.replace("kubectl ", kubectl)
 
 
-def job_failures(texts: Mapping[str, Sequence[tuple[str, str]]], place: Place) -> tuple[JobFailure, ...]:
-    """Return one failure for each known cause. ``texts``: message → name and node (or "") of the pods with it."""
-    failures: dict[str, JobFailure] = {}
-    for whole, pods in texts.items():
-        text = whole[:_MAX_TEXT]
+def job_failures(pods_by_message: Mapping[str, Sequence[tuple[str, str]]], place: Place) -> tuple[JobFailure, ...]:
+    """Return one failure for each known cause.
+
+    ``pods_by_message``: message → (name, node) of the pods with this message; the node is empty if the pod has none.
+    """
+    failures: dict[str, JobFailure] = {}  # id of the cause → failure
+    for message, pods in pods_by_message.items():
+        text = message[:_MAX_TEXT]
         cause = find_start_cause(text)
         if cause is None:
             continue
@@ -85,6 +91,7 @@ def job_failures(texts: Mapping[str, Sequence[tuple[str, str]]], place: Place) -
             nodes = tuple(dict.fromkeys((*earlier.nodes, *nodes)))
             failures[cause.id] = earlier.model_copy(update={"nodes": nodes})
             continue
+        # Not every message about an image names it: the image of ``place`` is then the first match
         name = re.search(cause.message.name, f'{text} image "{place.image}"') if cause.message.name else None
         failures[cause.id] = JobFailure(
             cause=cause.id,

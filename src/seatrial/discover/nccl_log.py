@@ -31,7 +31,7 @@ _SOCKET_INTERFACES = re.compile(r"NET/Socket : Using (.+)")
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([^\s:]+):\S+")
 _HCA = re.compile(r"([\w.-]+):(\d+)/(?:IB|RoCE)")
 _CHANNELS = re.compile(r"(\d+) coll channels, .*?(\d+) nvls channels")
-# NCCL src/init.cc, 2.24 and later: whether all ranks use GPUDirect RDMA
+# NCCL src/init.cc, 2.24 and later; the group is 1 if all ranks use GPUDirect RDMA
 _RINGS = re.compile(r"Connected all rings, use ring PXN \d GDR (\d)")
 _NODES = re.compile(r"nRanks \d+ nNodes (\d+)")
 # NCCL src/enqueue.cc. 2.23 and later log names; 2.20 to 2.22 log numbers and no operation
@@ -100,7 +100,7 @@ class NcclLog(Frozen):
 
 
 def read(path: Path, size: int = _MAX_BYTES, start: int = 0) -> NcclLog:
-    """The content of at most ``size`` bytes of a log, from offset ``start``.
+    """The content of at most ``size`` bytes of a log, from byte ``start``.
 
     Raises OSError if the log does not exist or is not a regular file (such as /dev/stderr).
     """
@@ -132,6 +132,7 @@ def parse(text: str) -> NcclLog:
 
 
 def _first_match(pattern: re.Pattern[str], text: str) -> str | None:
+    """The first group with text in the first match, stripped; None without a match."""
     match = pattern.search(text)
     return next(filter(None, match.groups()), "").strip() if match else None
 
@@ -162,13 +163,13 @@ def _upper_name(text: str, names: Sequence[str]) -> str:
 def _transports(text: str) -> Iterator[str]:
     """The transport of each connection, without further details: ``NET/IB/2/GDRDMA/Shared`` → ``NET/IB/GDRDMA``."""
     for match in _VIA.finditer(text):
-        kind, *more = match[1].strip().split("/")
+        kind, *details = match[1].strip().split("/")
         if kind == "NET":
-            # also GDRDMA(PCI), over PCIe instead of the data-direct path of the NIC
-            has_gpudirect = any(part.startswith("GDRDMA") for part in more)
-            yield "/".join([kind, *more[:1], *(["GDRDMA"] if has_gpudirect else [])])
+            # Some details start so: GDRDMA(PCI) is over PCIe instead of the data-direct path of the NIC
+            uses_gpudirect = any(detail.startswith("GDRDMA") for detail in details)
+            yield "/".join([kind, *details[:1], *(["GDRDMA"] if uses_gpudirect else [])])
         elif kind == "P2P":
-            yield "/".join([kind, *more[:1]])
+            yield "/".join([kind, *details[:1]])
         else:
             yield kind
 
@@ -176,12 +177,12 @@ def _transports(text: str) -> Iterator[str]:
 def _network_transport(text: str) -> Iterator[str]:
     """The transport between nodes, for a log without connections.
 
-    Yields nothing for a log of one node, nor for RDMA if NCCL does not log whether it uses GPUDirect.
+    Yields nothing if the job has one node, and nothing for RDMA if NCCL does not log whether it uses GPUDirect.
     """
     network, nodes = _first_match(_NETWORK, text), _first_match(_NODES, text)
     if network and nodes and int(nodes) > 1:
-        gpudirect = _first_match(_RINGS, text)
+        gpudirect_flag = _first_match(_RINGS, text)
         if network == "Socket":
             yield "NET/Socket"
-        elif gpudirect:
-            yield f"NET/{network}{'/GDRDMA' if gpudirect == '1' else ''}"
+        elif gpudirect_flag:
+            yield f"NET/{network}{'/GDRDMA' if gpudirect_flag == '1' else ''}"

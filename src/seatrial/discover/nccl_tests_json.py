@@ -18,22 +18,22 @@ def is_report(document: Any) -> bool:
 
 def parse(document: dict[str, Any]) -> NcclTestsOutput:
     """The table and the devices of a report; values of another type than nccl-tests writes are omitted."""
-    config, bounds = _mapping(document.get("config")), _mapping(document.get("out_of_bounds"))
+    config, out_of_bounds = _mapping(document.get("config")), _mapping(document.get("out_of_bounds"))
     table = Table(program=_program(document.get("args")), max_bytes=_integer(config.get("maximum_bytes")))
     table.step_bytes = _integer(config.get("step_bytes")) or 0
-    table.out_of_bounds = _integer(bounds.get("count"))
-    table.footers = int("average_bus_bandwidth" in document)
-    for entry in _mappings(document.get("results")):
-        row, size = _row(entry), _integer(entry.get("size")) or "unknown"
+    table.out_of_bounds = _integer(out_of_bounds.get("count"))
+    table.footer_count = int("average_bus_bandwidth" in document)
+    for result in _mappings(document.get("results")):
+        row, size = _row(result), _integer(result.get("size")) or "unknown"
         if row is None:
             table.rejected.append(f"row of {size} B: incomplete")
-        elif _contradicts_itself(table.program, entry, row):
+        elif _contradicts_itself(table.program, result, row):
             table.rejected.append(f"row of {size} B: algbw contradicts the time")
         else:
             table.rows.append(row)
-    # processes with several GPUs list only their first one
+    # A process with several GPUs lists only its first GPU
     table.devices = [device for entry in _mappings(config.get("devices")) if (device := _device(entry))]
-    # the last message of ncclGetLastError, which may be a warning of a run that is complete
+    # The last message of ncclGetLastError; after a complete run it can be a warning
     errors = [text for text in _list(document.get("errors")) if isinstance(text, str) and text]
     settings = dict(
         text.split("=", 1)
@@ -44,32 +44,42 @@ def parse(document: dict[str, Any]) -> NcclTestsOutput:
         tables=(table,),
         nccl=NcclLog(version=_version(document.get("nccl_version")), settings=settings),
         comm_sizes=frozenset(),
-        failure=errors[0][:_MAX_NAME] if errors and not table.footers else "",
+        failure=errors[0][:_MAX_NAME] if errors and not table.footer_count else "",
     )
 
 
-def _row(entry: dict[str, Any]) -> Row | None:
-    size, count = _integer(entry.get("size")), _integer(entry.get("count"))
-    out_of_place, in_place = _timing(entry.get("out_of_place")), _timing(entry.get("in_place"))
-    type_name, redop, root = entry.get("type"), entry.get("redop"), str(entry.get("root", "")).strip()
+def _row(result: dict[str, Any]) -> Row | None:
+    """The row of one size; None if a value is missing."""
+    size, count = _integer(result.get("size")), _integer(result.get("count"))
+    out_of_place, in_place = _timing(result.get("out_of_place")), _timing(result.get("in_place"))
+    type_name, redop, root = result.get("type"), result.get("redop"), str(result.get("root", "")).strip()
     if size is None or count is None or not isinstance(type_name, str) or not (out_of_place or in_place):
         return None
-    root_number = int(root) if re.fullmatch(r"-1|\d{1,6}", root) else None
-    return Row(size, count, type_name, redop if isinstance(redop, str) else "", root_number, out_of_place, in_place)
+    return Row(
+        size=size,
+        count=count,
+        type=type_name,
+        redop=redop if isinstance(redop, str) else "",
+        root=int(root) if re.fullmatch(r"-1|\d{1,6}", root) else None,
+        out_of_place=out_of_place,
+        in_place=in_place,
+    )
 
 
-def _contradicts_itself(program: str, entry: dict[str, Any], row: Row) -> bool:
-    """Whether the bandwidth of a row is not its size ÷ time; CPU times (option -C) are shorter than the operation."""
+def _contradicts_itself(program: str, result: dict[str, Any], row: Row) -> bool:
+    """Whether an algbw of the row is not size ÷ time.
+
+    Only ``time`` is compared, not ``cpu_time`` (option -C), which is shorter than the operation.
+    """
     places = (("out_of_place", row.out_of_place), ("in_place", row.in_place))
-    timings = [timing for name, timing in places if timing and _number(entry[name].get("time")) is not None]
+    timings = [timing for name, timing in places if timing and _number(result[name].get("time")) is not None]
     return program not in OTHER_ALGBW and not all(is_consistent(row, timing) for timing in timings)
 
 
 def _timing(entry: Any) -> Timing | None:
+    """Time and bandwidths in ``out_of_place`` or ``in_place`` of a result; None if one of them is missing."""
     values = _mapping(entry)
-    time_us, algbw, busbw = (
-        _number(value) for value in (values.get("time"), values.get("alg_bw"), values.get("bus_bw"))
-    )
+    time_us, algbw, busbw = (_number(values.get(name)) for name in ("time", "alg_bw", "bus_bw"))
     if time_us is None:
         time_us = _number(values.get("cpu_time"))
     if time_us is None or algbw is None or busbw is None:
@@ -82,17 +92,25 @@ def _device(entry: dict[str, Any]) -> Device | None:
     host, name = entry.get("hostname"), entry.get("device_info")
     if rank is None or pid is None or index is None or not isinstance(host, str) or not isinstance(name, str):
         return None
-    return Device(rank, pid, host[:_MAX_NAME], index, name[:_MAX_NAME].strip(), _integer(entry.get("group")) or 0)
+    return Device(
+        rank=rank,
+        pid=pid,
+        host=host[:_MAX_NAME],
+        index=index,
+        name=name[:_MAX_NAME].strip(),
+        group=_integer(entry.get("group")) or 0,
+    )
 
 
 def _program(args: Any) -> str:
-    first = next((text for text in _list(args) if isinstance(text, str)), "")
-    match = re.search(r"(\w+?)_perf(?:_mpi)?$", first.replace("\\/", "/"))
+    """The program's name without ``_perf``, from its command line; empty if it is not there."""
+    path = next((text for text in _list(args) if isinstance(text, str)), "")
+    match = re.search(r"(\w+?)_perf(?:_mpi)?$", path.replace("\\/", "/"))
     return match[1] if match else ""
 
 
 def _version(code: Any) -> str | None:
-    """``2.28.9`` for 22809."""
+    """The version of NCCL from its version code: ``2.28.9`` for 22809; None for anything else."""
     number = _integer(code)
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number and number >= 10000 else None
 

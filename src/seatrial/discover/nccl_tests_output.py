@@ -3,8 +3,8 @@
 The text may have the prefixes of mpirun, srun, pdsh or kubectl, colours, NCCL's log in between, and rows that are
 broken into several lines. Formats: NVIDIA/nccl-tests src/common.cu (since 2.17.3 src/util.cu).
 
-Of each number at most as many digits are read as an intact output can have, such as ``[:19]``. So damaged text cannot
-give integers of any size.
+Slices such as ``[:19]`` limit a number to the digits that an intact output can have, so that damaged text cannot give
+huge integers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from seatrial.discover import nccl_log
 from seatrial.discover.nccl_log import NcclLog
@@ -35,8 +36,9 @@ _ROW = re.compile(
     rf"(?<![\w.])(\d{{1,19}})\s+(\d{{1,19}})\s+({_TYPE})(?=\s|$|\[)(?:\s+({'|'.join(REDUCTIONS)}|none)(?=\s|$|\[))?"
 )
 _ROOT = re.compile(r"\s+(-1|\d{1,6}(?!\.?\d))")
-# Values after the reduction if the first of them is the root: the root and 2 × 4 columns; more if other text follows
-_VALUES_WITH_ROOT = (9, 10, 17)
+# In a table without a header, the first token after the reduction is the root if this number of tokens follows the
+# reduction. 9: the root and 2 × 4 columns; more: other text is behind them.
+_TOKEN_COUNTS_WITH_ROOT = (9, 10, 17)
 _NUMBER = re.compile(r"N/A|[-+]?(?:nan|inf|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
 _HEADER = re.compile(r"\bsize\s+count\s.*\b(?:cpu)?time\s+algbw\s+busbw\b")
 _RUN = re.compile(r"nThread\s+\d+\s+nGpus\s+(\d+)\s+minBytes\s+(\d+)\s+maxBytes\s+(\d+)\s+step:\s*(\d+)\s*\((\w+)\)")
@@ -96,7 +98,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU of the run, as listed above the table. ``group``: its communicator, if NCCL_TESTS_SPLIT makes several."""
+    """A GPU of the run, as listed above the table.
+
+    ``index``: CUDA's device number. ``name``: the GPU model. ``group``: its communicator, if NCCL_TESTS_SPLIT makes
+    several.
+    """
 
     rank: int
     pid: int
@@ -106,6 +112,13 @@ class Device:
     group: int = 0
 
 
+class CommSize(NamedTuple):
+    """The number of ranks and of nodes of a communicator."""
+
+    ranks: int
+    nodes: int
+
+
 @dataclass
 class Table:
     """The table of one program. ``program``: its name without ``_perf``, empty if the text does not have it.
@@ -113,7 +126,7 @@ class Table:
     ``max_bytes``: the largest requested size, None if the text does not have the line with the parameters.
     ``step_bytes``: the step from size to size, 0 if sizes are multiplied by a factor.
     ``rejected``: messages about rows that are incomplete or contradict themselves.
-    ``footers``: number of lines "Avg bus bandwidth" below the table.
+    ``footer_count``: number of lines "Avg bus bandwidth" below the table.
     ``counts_wrong``: True if the columns ``#wrong`` count wrong elements. Before 2.13 the columns are named ``error``
     and have the largest deviation.
     ``is_checked``: False with the option -c 0, with which some versions print 0 wrong elements.
@@ -127,7 +140,7 @@ class Table:
     rejected: list[str] = field(default_factory=list)
     max_bytes: int | None = None
     step_bytes: int = 0
-    footers: int = 0
+    footer_count: int = 0
     out_of_bounds: int | None = None
     counts_wrong: bool = True
     is_checked: bool = True
@@ -143,7 +156,7 @@ class Table:
 
 @dataclass(frozen=True)
 class NcclTestsOutput:
-    """The content of an output. ``comm_sizes``: (ranks, nodes) of each communicator in NCCL's log.
+    """The content of an output. ``comm_sizes``: the different sizes of the communicators in NCCL's log.
 
     ``uses_roce``: NCCL's log names a RoCE port. ``failure``: the first message of a failed run, which can come before
     any table. ``is_nccl_tests``: at least one line is of nccl-tests: a command, a header, a device or a message.
@@ -151,7 +164,7 @@ class NcclTestsOutput:
 
     tables: tuple[Table, ...]
     nccl: NcclLog
-    comm_sizes: frozenset[tuple[int, int]]
+    comm_sizes: frozenset[CommSize]
     uses_roce: bool = False
     failure: str = ""
     is_nccl_tests: bool = True
@@ -167,22 +180,26 @@ def parse(lines: Iterable[str]) -> NcclTestsOutput:
 
 @dataclass
 class _OpenRow:
-    """A row whose numbers are not complete yet. ``head``: size, count, type and reduction.
+    """A row whose ``numbers`` are not complete yet; the other fields are as in ``Row``.
 
     ``prefix``: the text before the row, such as the rank that mpirun writes.
     """
 
-    head: tuple[int, int, str, str]
+    size: int
+    count: int
+    type: str
+    redop: str
     root: int | None
     prefix: str
     numbers: list[str] = field(default_factory=list)
 
 
 class _Reader:
-    """Reads line by line. ``open_rows``: incomplete rows by the prefix of their lines, as lines of several ranks mix.
+    """Reads line by line. ``table``: the current table. ``tables``: the earlier ones.
 
-    ``mentioned``, ``settings``: the program and the variables NCCL_* in the last command. ``exported``: the variables
-    in ``export`` lines so far.
+    ``open_rows``: incomplete rows by the prefix of their lines, since lines of several ranks can alternate.
+    ``command_program``, ``command_settings``: the program and the variables NCCL_* in the last command.
+    ``exported_settings``: the variables in ``export`` lines so far.
     """
 
     def __init__(self) -> None:
@@ -191,12 +208,12 @@ class _Reader:
         self.columns: list[str] = []
         self.has_cpu_time = False
         self.open_rows: dict[str, _OpenRow] = {}
-        self.mentioned = ""
-        self.exported: dict[str, str] = {}
-        self.settings: dict[str, str] = {}
+        self.command_program = ""
+        self.command_settings: dict[str, str] = {}
+        self.exported_settings: dict[str, str] = {}
         self.nccl_lines: list[str] = []
         self.nccl_chars = 0
-        self.comm_sizes: set[tuple[int, int]] = set()
+        self.comm_sizes: set[CommSize] = set()
         self.failure = ""
 
     def read(self, line: str) -> None:
@@ -227,9 +244,9 @@ class _Reader:
             self.table.max_bytes = int(match[1][:19])
         elif _CONCLUDED not in line and (match := _PROGRAM.search(line)) and not _FAILURES.search(line):
             self._start_table()  # the command of a program
-            self.mentioned, self.settings = match[1], dict(_SETTING.findall(line))
+            self.command_program, self.command_settings = match[1], dict(_SETTING.findall(line))
         elif _EXPORT.match(line):
-            self.exported |= dict(_SETTING.findall(line))
+            self.exported_settings |= dict(_SETTING.findall(line))
         else:
             return False
         return True
@@ -239,7 +256,7 @@ class _Reader:
         if match := _OUT_OF_BOUNDS.search(line):
             self.table.out_of_bounds = (self.table.out_of_bounds or 0) + int(match[1][:15])
         elif _AVERAGE.search(line):
-            self.table.footers += 1
+            self.table.footer_count += 1
         elif match := _FAILURES.search(line):
             self._add_failure(match[0].strip())
         else:
@@ -257,7 +274,11 @@ class _Reader:
             uses_roce=bool(re.search(r"NET/IB : Using [^\n]*/RoCE", log)),
             failure=self.failure,
             is_nccl_tests=bool(
-                self.tables or self.mentioned or self.columns or self.table.devices or self.failure.startswith("Test ")
+                self.tables
+                or self.command_program
+                or self.columns
+                or self.table.devices
+                or self.failure.startswith("Test ")
             ),
         )
 
@@ -269,14 +290,21 @@ class _Reader:
             self.nccl_lines.append(line)
             self.nccl_chars += len(line)
         if len(self.comm_sizes) < 100 and (match := _RANKS.search(line)):
-            self.comm_sizes.add((int(match[1][:9]), int(match[2][:9])))
+            self.comm_sizes.add(CommSize(ranks=int(match[1][:9]), nodes=int(match[2][:9])))
         return True
 
     def _add_device(self, match: re.Match[str]) -> None:
         rank, group, pid, host, index, name = match.groups()
         if self.table.rows:
             self._start_table()
-        device = Device(int(rank[:9]), int(pid[:12]), host, int(index[:9]), name.strip(), int((group or "0")[:9]))
+        device = Device(
+            rank=int(rank[:9]),
+            pid=int(pid[:12]),
+            host=host,
+            index=int(index[:9]),
+            name=name.strip(),
+            group=int((group or "0")[:9]),
+        )
         if len(self.table.devices) < _MAX_DEVICES:
             self.table.devices.append(device)
 
@@ -287,7 +315,7 @@ class _Reader:
         table.failure = table.failure or text
 
     def _read_header(self, line: str) -> None:
-        if self.table.footers:
+        if self.table.footer_count:
             self._start_table()
         names = line[line.index("size") :].split()
         self.has_cpu_time = "cputime" in names
@@ -304,38 +332,42 @@ class _Reader:
             self._reject(row, "incomplete")
         self.open_rows.clear()
         if not self.table.program:
-            self.table.program = self.mentioned
-        if not self.table.is_empty:
-            self.table.settings = self.exported | self.settings
+            self.table.program = self.command_program
+        if self.table.is_empty:
+            self.table = Table(devices=self.table.devices)  # they are above the next table
+        else:
+            self.table.settings = self.exported_settings | self.command_settings
             self.tables.append(self.table)
-        devices = self.table.devices if self.table.is_empty else []
-        self.table = Table(devices=devices)
+            self.table = Table()
 
     def _start_row(self, line: str, match: re.Match[str]) -> None:
         size, count, type_name, redop = match.groups()
         prefix = line[: match.start()].strip()
-        rest = line[match.end() :]
+        row_text = line[match.end() :]  # after the reduction
         root = None
         if not self.columns or "root" in self.columns:
-            root_match = _ROOT.match(rest)
-            if root_match and (self.columns or root_match[1] == "-1" or len(rest.split()) in _VALUES_WITH_ROOT):
-                root, rest = int(root_match[1]), rest[root_match.end() :]
+            root_match = _ROOT.match(row_text)
+            if root_match and (
+                self.columns or root_match[1] == "-1" or len(row_text.split()) in _TOKEN_COUNTS_WITH_ROOT
+            ):
+                root, row_text = int(root_match[1]), row_text[root_match.end() :]
         if prefix in self.open_rows:
             self._reject(self.open_rows[prefix], "incomplete")
-        row = self.open_rows[prefix] = _OpenRow((int(size), int(count), type_name, redop or ""), root, prefix)
-        self._add_numbers(row, rest)
+        row = _OpenRow(int(size), int(count), type_name, redop or "", root, prefix)
+        self.open_rows[prefix] = row
+        self._add_numbers(row, row_text)
 
     def _continue_row(self, line: str) -> None:
         """Add the numbers of a line to the row with the same prefix."""
+        text = line.strip()
         for prefix, row in self.open_rows.items():
-            text = line.strip()
-            rest = text[len(prefix) :]
-            if text.startswith(prefix) and _starts_with_number(rest.replace(prefix, " ") if prefix else rest):
-                self._add_numbers(row, rest)
+            row_text = text[len(prefix) :]
+            if text.startswith(prefix) and _starts_with_number(row_text.replace(prefix, " ") if prefix else row_text):
+                self._add_numbers(row, row_text)
                 return
 
     def _add_numbers(self, row: _OpenRow, text: str) -> None:
-        """Add the leading numbers of ``text``, and complete the row when it has all columns."""
+        """Add the leading numbers of ``text``, and finish the row when it has all columns."""
         for token in (text.replace(row.prefix, " ") if row.prefix else text).split():
             match = _NUMBER.match(token)
             if not match:
@@ -343,56 +375,56 @@ class _Reader:
             row.numbers.append(match[0])
             if match[0] != token:  # the text of another rank follows without a blank
                 break
-        if len(row.numbers) >= self._places() * self._width():
-            self._complete(row)
+        if len(row.numbers) >= self._place_count() * self._columns_per_place():
+            self._finish_row(row)
 
-    def _places(self) -> int:
-        """2 if the table has the columns of both places (out of place and in place), 1 if those of one were removed."""
+    def _place_count(self) -> int:
+        """2 if the table has columns for out of place and for in place, 1 if the user removed those of one place."""
         return 1 if self.columns.count("time") == 1 else 2
 
-    def _width(self) -> int:
+    def _columns_per_place(self) -> int:
         """Number of columns of one place: time, algbw, busbw, #wrong, and the times of single iterations."""
         starts = [index for index, name in enumerate(self.columns) if name == "time"]
         return starts[1] - starts[0] if len(starts) == 2 and starts[1] - starts[0] >= 4 else 4
 
-    def _complete(self, row: _OpenRow) -> None:
+    def _finish_row(self, row: _OpenRow) -> None:
+        """Add the row to the table, or reject it if its numbers are not valid."""
         self.open_rows.pop(row.prefix, None)
-        width = self._width()
-        places = [_timing(row.numbers[start : start + width]) for start in (0, width)[: self._places()]]
-        size, count, type_name, redop = row.head
+        width = self._columns_per_place()
+        timings = [_timing(row.numbers[start : start + width]) for start in (0, width)[: self._place_count()]]
         if not self.table.is_checked:
-            places = [timing and replace(timing, wrong=None) for timing in places]
-        out_of_place, in_place = places[0], places[1] if len(places) > 1 else None
-        complete = Row(size, count, type_name, redop, row.root, out_of_place, in_place)
-        if None in places:
+            timings = [timing and replace(timing, wrong=None) for timing in timings]
+        if None in timings:
             self._reject(row, "has text where a number is expected")
             return
-        if self._algbw_is_comparable(redop):
-            for timing in filter(None, places):
-                if not is_consistent(complete, timing):
+        out_of_place, in_place = timings[0], timings[1] if len(timings) > 1 else None
+        finished = Row(row.size, row.count, row.type, row.redop, row.root, out_of_place, in_place)
+        if self._algbw_is_comparable(row.redop):
+            for timing in filter(None, timings):
+                if not is_consistent(finished, timing):
                     self._reject(row, f"algbw {timing.algbw:g} GB/s contradicts the time of {timing.time_us:g} us")
                     return
         if len(self.table.rows) < _MAX_ROWS:
-            self.table.rows.append(complete)
+            self.table.rows.append(finished)
 
     def _reject(self, row: _OpenRow, reason: str) -> None:
         if len(self.table.rejected) < _MAX_ROWS:
-            self.table.rejected.append(f"row of {row.head[0]} B: {reason}")
+            self.table.rejected.append(f"row of {row.size} B: {reason}")
 
     def _algbw_is_comparable(self, redop: str) -> bool:
-        """Whether algbw is size ÷ time: since 2.13, except for OTHER_ALGBW and for CPU times (option -C)."""
-        program = self.table.program or self.mentioned
+        """Whether algbw should be size ÷ time: since 2.13, except for OTHER_ALGBW and for CPU times (option -C)."""
+        program = self.table.program or self.command_program
         return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in OTHER_ALGBW
 
 
 def _starts_with_number(text: str) -> bool:
-    """Whether the first word of ``text`` is a number. Text after the numbers, such as NCCL's log, is ignored later."""
-    match = _NUMBER.match(text.strip())
-    return match is not None and (match.end() == len(text.strip()) or text.strip()[match.end()] in " \t")
+    """Whether the first token of ``text`` is a number."""
+    tokens = text.split(maxsplit=1)
+    return bool(tokens) and _NUMBER.fullmatch(tokens[0]) is not None
 
 
 def _timing(numbers: list[str]) -> Timing | None:
-    """The values of one place; None for text such as N/A where a number is expected."""
+    """The values of one place (out of place or in place); None for text such as N/A where a number is expected."""
     try:
         time_us, algbw, busbw = map(float, numbers[:3])
         wrong = None if numbers[3].upper() == "N/A" else float(numbers[3])

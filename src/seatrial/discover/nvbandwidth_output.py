@@ -33,7 +33,7 @@ _PART = re.compile(r"_(read1|read2|write1|write2|total)$")
 class Matrix:
     """One result: rows of values. A value is None where a pair of GPUs has none, such as a GPU and itself.
 
-    ``name``: the testcase; for the total of a bidirectional testcase with the suffix _total. ``title`` names unit and
+    ``name``: the testcase; the total of a bidirectional testcase has the suffix ``_total``. ``title`` names unit and
     direction, such as ``memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)``. ``is_complete``: all its rows were read.
     """
 
@@ -47,8 +47,8 @@ class Matrix:
 class NvbandwidthOutput:
     """The content of an output. ``failures``: testcase → message of a testcase that failed or has no result.
 
-    ``devices``: names of the GPUs in the order of their indices; in a run on several nodes, in that of the processes.
-    ``failure``: the first message outside of a testcase.
+    ``devices``: models of the GPUs in the order of their indices, or of the processes in a run on several nodes.
+    ``hosts``: names of the nodes, empty if the output has none. ``failure``: the first message outside of a testcase.
     """
 
     version: str
@@ -87,12 +87,12 @@ def parse_json(document: dict[str, Any]) -> NvbandwidthOutput:
         elif status not in ("Waived", "Passed"):
             failures[name] = str(testcase.get("error") or f"status {status or 'unknown'}")[:_MAX_MESSAGE]
     devices = report.get("GPU Device list")
-    texts = [str(text)[:_MAX_MESSAGE] for text in devices] if isinstance(devices, list) else []
-    named = [match for match in map(_JSON_DEVICE.fullmatch, texts) if match]
+    device_texts = [str(text)[:_MAX_MESSAGE] for text in devices] if isinstance(devices, list) else []
+    device_matches = [match for match in map(_JSON_DEVICE.fullmatch, device_texts) if match]
     return NvbandwidthOutput(
         version=str(report.get("version", ""))[:_MAX_VERSION],
-        devices=tuple(match[2] for match in named),
-        hosts=tuple(dict.fromkeys(match[3] for match in named if match[3])),
+        devices=tuple(match[2] for match in device_matches),
+        hosts=tuple(dict.fromkeys(match[3] for match in device_matches if match[3])),
         matrices=tuple(matrices),
         failures=failures,
         failure=str(report.get("error") or "")[:_MAX_MESSAGE],
@@ -121,29 +121,31 @@ def parse(lines: Iterable[str]) -> NvbandwidthOutput:
 
 
 class _Reader:
+    """Reads text output line by line. ``testcase``, ``matrix``: the current ones; ``matrices`` includes ``matrix``."""
+
     def __init__(self) -> None:
         self.version, self.testcase, self.failure = "", "", ""
-        self.devices: dict[int, str] = {}
-        self.hosts: dict[str, None] = {}
+        self.device_by_index: dict[int, str] = {}
+        self.hosts: dict[str, None] = {}  # a set in the order of the lines
         self.matrices: list[Matrix] = []
         self.matrix: Matrix | None = None
-        self.columns = 0
+        self.column_count = 0  # 0 before the line with the numbers of the columns
         self.failures: dict[str, str] = {}
 
     def read(self, line: str) -> None:
         if match := _RUNNING.search(line):
-            self._end_matrix("")
+            self._end_matrix()
             self.testcase = match[1]
         elif title := _title(line):
-            self._end_matrix("")
+            self._end_matrix()
             self._start_matrix(title)
         elif match := _SUM.search(line):
             self._end_matrix(match[1])
         elif match := _PROCESS_DEVICE.search(line):
-            self.devices[int(match[1][:6])] = match[4]
+            self.device_by_index[int(match[1][:6])] = match[4]
             self.hosts[match[2]] = None
         elif match := _DEVICE.search(line):
-            self.devices[int(match[1][:6])] = match[2]
+            self.device_by_index[int(match[1][:6])] = match[2]
         elif match := re.search(r"nvbandwidth Version: (\S+)", line):
             self.version = match[1][:_MAX_VERSION]
         elif match := _FAILURE.search(line):
@@ -155,10 +157,10 @@ class _Reader:
 
     def finish(self) -> NvbandwidthOutput:
         """The content of all lines."""
-        self._end_matrix("")
+        self._end_matrix()
         return NvbandwidthOutput(
             version=self.version,
-            devices=tuple(self.devices[index] for index in sorted(self.devices)),
+            devices=tuple(device for _, device in sorted(self.device_by_index.items())),
             hosts=tuple(self.hosts),
             matrices=tuple(self.matrices),
             failures=self.failures,
@@ -172,7 +174,7 @@ class _Reader:
             self.failure = self.failure or text[:_MAX_MESSAGE]
 
     def _start_matrix(self, title: str) -> None:
-        self.columns = 0
+        self.column_count = 0
         self.matrix = Matrix(self.testcase, title)
         if len(self.matrices) < _MAX_MATRICES:
             self.matrices.append(self.matrix)
@@ -181,16 +183,16 @@ class _Reader:
         """Read the line with the numbers of the columns, or a row: its number and one value for each column."""
         assert self.matrix
         cells = line.split()
-        if not self.columns:
-            self.columns = sum(cell.isdecimal() for cell in cells)
+        if not self.column_count:
+            self.column_count = sum(cell.isdecimal() for cell in cells)
             return
-        values = cells[-self.columns :]
-        is_row = len(cells) > self.columns and cells[-self.columns - 1].isdecimal()
+        values = cells[-self.column_count :]
+        is_row = len(cells) > self.column_count and cells[-self.column_count - 1].isdecimal()
         if is_row and all(_CELL.fullmatch(cell) for cell in values):
             self.matrix.rows.append([_cell(cell) for cell in values])
 
-    def _end_matrix(self, name: str) -> None:
-        """Close the matrix. ``name``: the name in its summary line, empty without one.
+    def _end_matrix(self, name: str = "") -> None:
+        """Finish the current matrix, if there is one. ``name``: from its summary line, empty without such a line.
 
         Of a bidirectional testcase only the total is kept.
         """
@@ -198,8 +200,8 @@ class _Reader:
         if matrix is None:
             return
         matrix.name = name or matrix.name
-        is_of_pairs = "GPU(row)" in matrix.title and "GPU(column)" in matrix.title
-        matrix.is_complete = 0 < len(matrix.rows) == (self.columns if is_of_pairs else 1)
+        is_square = "GPU(row)" in matrix.title and "GPU(column)" in matrix.title
+        matrix.is_complete = 0 < len(matrix.rows) == (self.column_count if is_square else 1)
         if (match := _PART.search(matrix.name)) and match[1] != "total":
             self.matrices = [other for other in self.matrices if other is not matrix]
 
@@ -212,7 +214,7 @@ def _title(line: str) -> str:
 
 
 def _cell(value: Any) -> float | None:
-    """The number in a cell, also as text; None for N/A and for anything else."""
+    """The number in a cell, also as text; None for N/A and for everything that is not a finite number >= 0."""
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):

@@ -20,17 +20,18 @@ _PCIE_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECAS
 def links_down(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
     """The number of NVLinks that should be active and are not; None if unknown.
 
+    ``same_model``: the GPUs of this model, including ``gpu``.
     For a GPU without an active link and without NVSwitches: 0 for a PCIe card, which may have no NVLink bridge. For any
-    other model all links are down if another GPU in ``same_model`` has active ones; otherwise it is unknown.
+    other model, all links are down if another GPU in ``same_model`` has an active link; otherwise it is unknown.
     """
-    ports = max(len(other.nvlinks) for other in same_model)
-    if not ports or not gpu.nvlink_states_readable:
+    port_count = max(len(other.nvlinks) for other in same_model)
+    if not port_count or not gpu.nvlink_states_readable:
         return None
     if gpu.active_nvlinks or any(has_nvswitch(other) for other in same_model):
-        return ports - gpu.active_nvlinks
+        return port_count - gpu.active_nvlinks
     if _PCIE_CARD.search(gpu.name or ""):
         return 0
-    return ports if any(other.active_nvlinks for other in same_model) else None
+    return port_count if any(other.active_nvlinks for other in same_model) else None
 
 
 def has_nvswitch(gpu: Gpu) -> bool:
@@ -40,7 +41,7 @@ def has_nvswitch(gpu: Gpu) -> bool:
 
 
 def links_missing(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
-    """How many active NVLinks the GPU has fewer than the best of ``same_model``; None if unknown."""
+    """The largest number of active NVLinks of a GPU in ``same_model``, minus that of ``gpu``; None if unknown."""
     if not gpu.nvlink_states_readable or not any(other.nvlinks for other in same_model):
         return None
     return max(other.active_nvlinks for other in same_model) - gpu.active_nvlinks
@@ -49,7 +50,8 @@ def links_missing(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
 def expects_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
     """Whether the GPU should join an NVSwitch fabric.
 
-    It should if it supports a fabric, or if it is connected to NVSwitches and another of ``gpus`` supports one.
+    It should if it supports a fabric. It also should if it is connected to NVSwitches and a GPU in ``gpus`` supports a
+    fabric.
     """
     if gpu.fabric is None:
         return False
@@ -68,16 +70,17 @@ def fabric_ready(gpu: Gpu) -> bool:
 def link_types(facts: GpuFacts, indices: Sequence[int | None]) -> frozenset[str]:
     """The types of link between any two of the GPUs with these NVML indices: NVLINK, or a name of nvidia-smi topo -m.
 
-    With NVSwitches the type is NVLINK for all pairs, also for a GPU that has lost its links. Without switches, healthy
-    pairs can have different numbers of links, as with V100, and these are different types (NV1, NV2).
+    UNKNOWN_LINK is in the result if an index or a connection is unknown. With NVSwitches the type is NVLINK for all
+    pairs, even for a GPU that has lost its links. Without switches, healthy pairs can have different numbers of links,
+    as with V100, and these are different types (NV1, NV2).
     """
-    position_of = {gpu.index: position for position, gpu in enumerate(facts.gpus)}
-    positions = [position_of[index] for index in indices if index in position_of]
+    position_by_index = {gpu.index: position for position, gpu in enumerate(facts.gpus)}
+    positions = [position_by_index[index] for index in indices if index in position_by_index]
     if len(positions) < len(indices):
         return frozenset({UNKNOWN_LINK})
     if any(has_nvswitch(facts.gpus[position]) for position in positions):
         return frozenset({NVLINK})
-    names = {facts.topology[i][j] for i, j in permutations(positions, 2)}
-    nvlinks = {name for name in names if name.startswith("NV")}
+    connections = {facts.topology[i][j] for i, j in permutations(positions, 2)}
+    nvlinks = {name for name in connections if name.startswith("NV")}
     nvlink_types = {NVLINK} if len(nvlinks) == 1 else nvlinks
-    return frozenset(nvlink_types | {UNKNOWN_LINK if name == "?" else name for name in names - nvlinks})
+    return frozenset(nvlink_types | {UNKNOWN_LINK if name == "?" else name for name in connections - nvlinks})

@@ -10,8 +10,6 @@ from uuid import UUID
 
 from seatrial.model import Frozen
 
-# Errors due to the GPU model, not its health: a GeForce has no ECC
-_NOT_SUPPORTED = ("NotSupported",)
 # Errors due to the driver version: its library lacks the function or these arguments. They do not show whether the GPU
 # supports the feature.
 _DRIVER_MISMATCH = ("FunctionNotFound", "ArgumentVersionMismatch", "Deprecated")
@@ -54,7 +52,7 @@ def error_kind(error: Exception) -> str:
 
 
 class NvmlReader:
-    """Queries one GPU, or the driver, and records the errors."""
+    """Calls NVML functions for one GPU, or for the driver, and records errors by field (such as ``power_w``)."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
@@ -90,7 +88,7 @@ class NvmlReader:
         self.unreadable[field] = str(error)
         if error_kind(error) in _DRIVER_MISMATCH:
             self.unreadable[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"
-        if error_kind(error) in _NOT_SUPPORTED:
+        if error_kind(error) == "NotSupported":  # by this GPU model; no sign of a fault
             self.unsupported.add(field)
         if error_kind(error) == "NoPermission":
             self.permission_denied.add(field)
@@ -231,12 +229,13 @@ CLOCKS_EVENT_REASON_NAMES = {
     "nvmlClocksEventReasonHwPowerBrakeSlowdown": "hardware power brake",
     "nvmlClocksEventReasonDisplayClockSetting": "display clocks",
 }
+# nvml.h: the values of NVML_NVLINK_VERSION_*, nvmlIntNvLinkDeviceType_t and NVML_GPU_FABRIC_STATE_* (by index)
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
-_REMOTES: dict[int, Literal["gpu", "npu", "switch"]] = {0: "gpu", 1: "npu", 2: "switch"}
+_REMOTE_TYPES: dict[int, Literal["gpu", "npu", "switch"]] = {0: "gpu", 1: "npu", 2: "switch"}
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
-# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: first bit of each 2-bit value -> meaning of the value 1
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: first bit of each 2-bit value → meaning of the value 1
 _FABRIC_HEALTH = {0: "degraded bandwidth", 2: "route recovery", 4: "route unhealthy", 6: "access timeout recovery"}
-# The same, bits 8 to 11; only for GPUs in an NVLink domain across nodes
+# Value of bits 8 to 11 of the same mask → meaning; only for GPUs in an NVLink domain across nodes
 _FABRIC_MISCONFIGURATION = {
     2: "incorrect system GUID",
     3: "incorrect chassis serial number",
@@ -274,12 +273,8 @@ def read_gpu(reader: NvmlReader, index: int, handle: Any) -> Gpu:
     fields["nvlinks"] = _nvlinks(reader, handle)
     fields["fabric"] = _fabric(reader, handle)
     fields["processes"] = _processes(reader, handle)
-    return Gpu(
-        index=index,
-        **fields,
-        unreadable=reader.unreadable,
-        unsupported=tuple(sorted(reader.unsupported)),
-    )
+    unsupported = tuple(sorted(reader.unsupported))
+    return Gpu(index=index, **fields, unreadable=reader.unreadable, unsupported=unsupported)
 
 
 def read_load(reader: NvmlReader, handle: Any) -> dict[str, Any]:
@@ -317,10 +312,11 @@ def _memory(reader: NvmlReader, handle: Any) -> dict[str, Any]:
         fields |= {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
     if ecc := reader.query("ecc_mode", "nvmlDeviceGetEccMode", handle):
         fields["ecc_mode"] = ecc[0]  # NVML returns (current, pending)
-    for suffix, counter in (("", nvml.NVML_VOLATILE_ECC), ("_aggregate", nvml.NVML_AGGREGATE_ECC)):
-        for error in ("corrected", "uncorrected"):
-            field, kind = f"ecc_{error}{suffix}", getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{error.upper()}")
-            fields[field] = reader.query(field, "nvmlDeviceGetTotalEccErrors", handle, kind, counter)
+    for suffix, counter_type in (("", nvml.NVML_VOLATILE_ECC), ("_aggregate", nvml.NVML_AGGREGATE_ECC)):
+        for kind in ("corrected", "uncorrected"):
+            field = f"ecc_{kind}{suffix}"
+            error_type = getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind.upper()}")
+            fields[field] = reader.query(field, "nvmlDeviceGetTotalEccErrors", handle, error_type, counter_type)
     names = ("rows_remapped_correctable", "rows_remapped_uncorrectable", "remap_pending", "remap_failed")
     if rows := reader.query(names, "nvmlDeviceGetRemappedRows", handle):
         fields |= dict(zip(names, rows, strict=True))
@@ -337,36 +333,40 @@ def _memory(reader: NvmlReader, handle: Any) -> dict[str, Any]:
 def _locality(reader: NvmlReader, handle: Any) -> dict[str, Any]:
     """The NUMA node and the CPUs nearest to the GPU."""
     scope = reader.nvml.NVML_AFFINITY_SCOPE_NODE
-    words = math.ceil(max(os.cpu_count() or 1, 1024) / 64)  # 64 CPUs each; CPU numbers can have gaps: at least 1024
+    # The size of the masks in 64-bit numbers. CPU numbers can have gaps, so the masks are for at least 1024 CPUs.
+    mask_size = math.ceil(max(os.cpu_count() or 1, 1024) / 64)
     fields: dict[str, Any] = {}
-    cpus = reader.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, words, scope)
-    if cpus is not None:
-        fields["cpu_affinity"] = _ranges(_bits(cpus))
-    nodes = reader.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, words, scope)
-    if nodes is not None:
-        nearest = _bits(nodes)
-        fields["numa_node"] = nearest[0] if len(nearest) == 1 else None
-        if len(nearest) != 1:
+    cpu_mask = reader.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, mask_size, scope)
+    if cpu_mask is not None:
+        fields["cpu_affinity"] = _ranges(_bits(cpu_mask))
+    node_mask = reader.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, mask_size, scope)
+    if node_mask is not None:
+        nearest = _bits(node_mask)
+        if len(nearest) == 1:
+            fields["numa_node"] = nearest[0]
+        else:
             text = f"NVML lists {len(nearest)} nearest NUMA nodes ({_ranges(nearest) or 'none'}), expected 1"
             reader.unreadable["numa_node"] = text
     return fields
 
 
 def _bits(mask: Any) -> list[int]:
-    """The positions of the bits that are set in a mask of 64-bit words."""
-    return [64 * index + bit for index, value in enumerate(mask) for bit in range(64) if value >> bit & 1]
+    """The positions of the bits that are set in a mask, which is a list of 64-bit numbers."""
+    return [position for position in range(64 * len(mask)) if mask[position // 64] >> position % 64 & 1]
 
 
 def _ranges(numbers: list[int]) -> str:
     """Numbers as a list of ranges: [0, 1, 2, 8] → ``0-2,8``."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+    ranges = zip(starts, ends, strict=True)
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in ranges)
 
 
 def _nvlinks(reader: NvmlReader, handle: Any) -> tuple[NvLink, ...]:
     """All NVLink ports of the GPU; NVML_NVLINK_MAX_LINKS exceeds the number of ports, so some queries fail."""
-    nvml, links = reader.nvml, []
+    nvml = reader.nvml
+    links = []
     for number in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             active = bool(nvml.nvmlDeviceGetNvLinkState(handle, number))
@@ -398,7 +398,7 @@ def _active_link(reader: NvmlReader, handle: Any, number: int) -> NvLink:
         link=number,
         active=True,
         version=None if version is None else _NVLINK_VERSIONS.get(version, f"unknown ({version})"),
-        remote=None if remote is None else _REMOTES.get(remote),
+        remote=None if remote is None else _REMOTE_TYPES.get(remote),
         remote_pci=pci_address(pci.busId) if pci and not pci.busId.startswith(_NO_PCI_ADDRESS) else None,
         speed_gb_s=speeds[0].value.uiVal / 1e3 if speeds else None,  # NVML returns MB/s
     )
@@ -441,8 +441,8 @@ def _processes(reader: NvmlReader, handle: Any) -> tuple[GpuProcess, ...] | None
     if compute is None:
         return None
     graphics_pids = {process.pid for process in graphics or ()}
-    by_pid = {process.pid: process for process in [*compute, *(graphics or ())]}
+    process_by_pid = {process.pid: process for process in [*compute, *(graphics or ())]}
     return tuple(
         GpuProcess(pid=pid, kind="graphics" if pid in graphics_pids else "compute", memory=process.usedGpuMemory)
-        for pid, process in sorted(by_pid.items())
+        for pid, process in sorted(process_by_pid.items())
     )

@@ -36,14 +36,15 @@ def gpus(root: Path) -> list[Path]:
 def rdma_devices(root: Path) -> list[Path]:
     """The folders in /sys of the PCI devices behind InfiniBand and RoCE devices, with links resolved."""
     folder = root / "sys/class/infiniband"
-    names = list_names(folder) if folder.is_dir() else []
-    return [(folder / name / "device").resolve() for name in names if (folder / name / "device").exists()]
+    links = [folder / name / "device" for name in list_names(folder)] if folder.is_dir() else []
+    return [link.resolve() for link in links if link.exists()]
 
 
 def bridges_above(devices: list[Path]) -> list[Path]:
     """The folders of all bridges between these devices and their root complex, sorted by address."""
-    parents = {parent for device in devices for parent in device.parents if _ADDRESS.fullmatch(parent.name)}
-    return sorted(parents, key=lambda parent: parent.name)
+    parents = {parent for device in devices for parent in device.parents}
+    bridges = [parent for parent in parents if _ADDRESS.fullmatch(parent.name)]
+    return sorted(bridges, key=lambda bridge: bridge.name)
 
 
 def redirects_peer_traffic(bridge: Path) -> bool | None:
@@ -69,7 +70,7 @@ def _extended_capabilities(config: bytes) -> Iterator[tuple[int, int]]:
             raise ValueError(f"PCIe configuration: invalid extended capability at {offset:#x}")
         visited.add(offset)
         (header,) = struct.unpack_from("<I", config, offset)
-        if header in (0, 0xFFFFFFFF):  # none, or the device does not respond
+        if header in (0, 0xFFFFFFFF):  # no capability, or the device does not respond
             return
         yield offset, header & 0xFFFF
         offset = header >> 20

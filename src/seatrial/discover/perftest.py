@@ -1,6 +1,6 @@
-"""The output of ib_write_bw and ib_write_lat (linux-rdma/perftest), of all versions with a table of results.
+"""Parses the output of ib_write_bw and ib_write_lat (linux-rdma/perftest), of all versions with a table of results.
 
-Versions up to 6.21 name MB/sec in the header; their unit is MiB/sec, too (1 MiB = 2^20 B, as `--help` states).
+Versions up to 6.21 print MB/sec in the header, but mean MiB/sec (1 MiB = 2^20 B, as `--help` states).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from seatrial.model import Frozen
 
 BANDWIDTH_TOOL, LATENCY_TOOL = "ib_write_bw", "ib_write_lat"
 _COLUMN = re.compile(r"#\w+|(?:BW|MsgRate|CPU_Util|t_|tps|\d+(?:\.\d+)?%)[^\[\]]*(?:\[[^\]]+\])?")
-_GBITS = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
+_GBIT_S_PER_UNIT = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
 _VERSION = re.compile(r"Version: *(\S+)")
-# An RDMA operation completed with an error, such as "transport retry counter exceeded": RDMA, not the tool, is faulty
+# An RDMA operation completed with an error, such as "transport retry counter exceeded": RDMA is faulty, not the tool
 _TRANSPORT_ERROR = re.compile(r"Completion with error at \w+\s*(Failed status.*)?")
 # Lines of stderr that do not say why the tool failed
 _NOT_A_REASON = re.compile(
@@ -37,9 +37,10 @@ def parse_bandwidth(text: str) -> float:
     row = _last_row(text)
     for name, value in row.items():
         if match := re.fullmatch(r"BW average\[(.+)\]", name):
-            if match[1] not in _GBITS:
-                raise ValueError(f"unknown unit of bandwidth: {match[1]}")
-            return _positive(name, value) * _GBITS[match[1]]
+            unit = match[1]
+            if unit not in _GBIT_S_PER_UNIT:
+                raise ValueError(f"unknown unit of bandwidth: {unit}")
+            return _positive(name, value) * _GBIT_S_PER_UNIT[unit]
     raise ValueError(f"no column 'BW average' among {', '.join(row)}")
 
 
@@ -65,25 +66,25 @@ def parse_version(text: str) -> str | None:
 
 
 def transport_error(text: str) -> str:
-    """The error of an RDMA operation in the output, or empty: ``Failed status 12: wr_id 0 syndrom 0x81``."""
+    """The error of an RDMA operation, such as ``Failed status 12: wr_id 0 syndrom 0x81``; empty without an error."""
     match = _TRANSPORT_ERROR.search(text)
     return " ".join((match[1] or match[0]).split()) if match else ""
 
 
-def first_error(err: str) -> str:
-    """The first line of stderr that gives a reason, of which later errors are consequences; empty if there is none."""
-    lines = (line.strip() for line in err.splitlines())
+def first_error(stderr: str) -> str:
+    """The first line of ``stderr`` that gives a reason; empty if there is none. Later errors are its consequences."""
+    lines = (line.strip() for line in stderr.splitlines())
     return next((line for line in lines if line and not _NOT_A_REASON.match(line)), "")
 
 
 def _last_row(text: str) -> dict[str, float]:
-    """Column → value of the last line of results."""
+    """Column → value of the last line of results. Raises ValueError without such a line."""
     lines = text.splitlines()
-    header = next((number for number, line in enumerate(lines) if line.lstrip().startswith("#bytes")), None)
-    if header is None:
+    header_index = next((index for index, line in enumerate(lines) if line.lstrip().startswith("#bytes")), None)
+    if header_index is None:
         raise ValueError("no table of results")
-    columns = [column.strip() for column in _COLUMN.findall(lines[header])]
-    rows = [line.split() for line in lines[header + 1 :] if re.match(r" *\d+ +\d+ ", line)]
+    columns = [column.strip() for column in _COLUMN.findall(lines[header_index])]
+    rows = [line.split() for line in lines[header_index + 1 :] if re.match(r" *\d+ +\d+ ", line)]
     if not rows:
         raise ValueError("the table of results is empty")
     try:

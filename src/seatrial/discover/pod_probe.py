@@ -1,7 +1,7 @@
 """GPUs, /dev/shm, limits, RDMA devices and name resolution of a pod's container, from the output of a shell script.
 
-The script writes lines ``key=value`` to the log of the pod. Other lines of the log are ignored. A value that the script
-does not write is an error.
+The script writes lines ``key=value`` to the log of the pod. Other lines of the log are ignored. A missing value, or one
+that the script cannot have written, is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from seatrial.model import Frozen, SeatrialError
 
-PEERS = 8  # names that each pod resolves: those of the next pods by index, so that every name is resolved
+PEERS = 8  # number of names that each pod resolves: of the next pods by index, so that every pod's name is resolved
 # $1: name of the Job and of its Service; $2: number of pods; $3: GPUs that the pod requests; $4: seconds for which the
 # pod stays, so that pods that start minutes later can resolve its name
 SCRIPT = r"""
@@ -61,13 +61,13 @@ class Container(Frozen):
     rdma_devices: tuple[str, ...] = ()
     dns_error: str = ""
     resolved: tuple[str, ...] = ()  # host names of other pods
-    ended: bool = False  # all names are resolved
+    ended: bool = False  # the script has resolved all names, or cannot resolve names (``dns_error``)
 
 
 def parse_logs(text: str) -> dict[str, Container]:
-    """Return pod → container for each pod that has looked at its devices, from ``kubectl logs --prefix``.
+    """Return pod → container for each pod whose script has read the devices, from ``kubectl logs --prefix``.
 
-    Raises SeatrialError for a value that the script does not write.
+    Raises SeatrialError if a value is missing or is not one that the script writes.
     """
     values_by_pod: dict[str, dict[str, list[str]]] = {}
     for line in text.splitlines():
@@ -78,14 +78,15 @@ def parse_logs(text: str) -> dict[str, Container]:
 
 def _container(pod: str, values: dict[str, list[str]]) -> Container:
     try:
-        limit, memory = values["memlock_kib"][0], int(values["memory_kib"][0])
-        unlimited = limit == "unlimited" or int(limit) >= memory
+        memlock_kib, memory_kib = values["memlock_kib"][0], int(values["memory_kib"][0])
+        is_unlimited = memlock_kib == "unlimited" or int(memlock_kib) >= memory_kib
+        has_ipc_lock = bool(int(values["capabilities"][0], 16) & _CAP_IPC_LOCK)
         return Container(
             gpus=int(values["gpus"][0]) if "gpus" in values else None,
             gpu_error="".join(values.get("gpu_error", ())).strip(),
             # the first line of df is its header
             shm_bytes=int(values["shm_kib"][-1]) * 1024,
-            memlock_unlimited=unlimited or bool(int(values["capabilities"][0], 16) & _CAP_IPC_LOCK),
+            memlock_unlimited=is_unlimited or has_ipc_lock,
             rdma_devices=tuple(values.get("rdma", ())),
             dns_error="".join(values.get("dns_error", ())),
             resolved=tuple(values.get("resolved", ())),

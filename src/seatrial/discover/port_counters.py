@@ -13,7 +13,8 @@ from seatrial.hardware.error_counters import counter_definitions
 from seatrial.util.text import printable
 
 _FOLDERS = ("counters", "hw_counters")
-# (port, counter), such as (mlx5_0/1, symbol_error); in ``unavailable`` also (port, "counters") and ("ports",)
+# (port, counter), such as (mlx5_0/1, symbol_error). ``unavailable`` also has (port, "counters") for a port without a
+# known counter, and ("ports",) for a machine without ports.
 CounterKey = tuple[str, ...]
 NO_RDMA_PORT = "no RDMA port in /sys/class/infiniband"
 
@@ -30,7 +31,7 @@ class PortErrorCounters:
         folders = sorted(path_under(root, "/sys/class/infiniband").glob("*/ports/*"))
         self.ports = {f"{folder.parent.parent.name}/{folder.name}": folder for folder in folders}
         self._files: dict[CounterKey, Path] = {
-            (port, name): file for port, folder in self.ports.items() for name, file in _files(folder)
+            (port, counter): file for port, folder in self.ports.items() for counter, file in _counter_files(folder)
         }
         self.before: dict[CounterKey, int] = {}
         self.after: dict[CounterKey, int] = {}
@@ -62,9 +63,13 @@ class PortErrorCounters:
                 self.read_errors[key] = _error_text(error)
 
 
-def _files(port: Path) -> Iterator[tuple[str, Path]]:
+def _counter_files(port: Path) -> Iterator[tuple[str, Path]]:
+    """(counter, file) of each known error counter in the folder of a port."""
     for counter in counter_definitions().port:
-        yield from ((counter, file) for folder in _FOLDERS if (file := port / folder / counter).exists())
+        for folder in _FOLDERS:
+            file = port / folder / counter
+            if file.exists():
+                yield counter, file
 
 
 def _read_count(file: Path) -> int:

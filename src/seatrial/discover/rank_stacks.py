@@ -1,9 +1,11 @@
-"""The place at which each rank of a job hangs: Python stack, process state and collective, read from files."""
+"""The place at which each rank of a job hangs: its Python stack, process state and collective.
+
+They are read from files that launch/hang.py has collected before it cancels the job.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +19,8 @@ FOLDER = "hang"  # in the folder of an attempt: the files that were collected be
 STATES = "states.txt"  # output of STATES_SCRIPT
 STACKS = "rank{}.txt"  # Python stacks of one rank
 RECORDER = "comm_lib_trace_rank_{}"  # torch's name for a rank's dump of its flight recorder
-_MAX_BYTES = 2**20
-_MAX_NAMED = 6
+_MAX_BYTES = 2**20  # read of a file
+_MAX_NAMED = 6  # places in ``HangEvidence.text``
 # States of a process, proc(5), that can be the cause of a hang
 _STATES = {
     "T": "stopped by a signal",
@@ -26,9 +28,10 @@ _STATES = {
     "D": "uninterruptible sleep, waiting for I/O",
     "Z": "has ended, not yet reaped",
 }
-# Runs on each node; $0 is the attempt's folder there. Asks the ranks for their stacks, then prints one line per worker:
-# rank, pid, parent, state, kernel function. Last it prints the stacks that py-spy reads, also of a process that is
-# stopped, and without stopping a process. Each line begins with the node, since srun mixes the lines of several nodes.
+# Runs on each node; $0 is the attempt's folder there. It creates the file stacks/wanted, upon which the ranks write
+# their stacks. It prints one line per worker: rank, pid, parent, state, kernel function. Then it prints the stacks that
+# py-spy reads, even of a stopped process; py-spy itself stops no process. Each line begins with the node, since srun
+# mixes the lines of several nodes.
 STATES_SCRIPT = r"""
 states() {
     mkdir -p "$1/stacks" && touch "$1/stacks/wanted"
@@ -60,8 +63,9 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 
 
 class _Worker(NamedTuple):
-    """A line of STATES_SCRIPT."""
+    """A worker process in the output of STATES_SCRIPT; ``parent``: its parent's pid, others as in RankSnapshot."""
 
+    rank: int
     node: str
     pid: int
     parent: int
@@ -69,7 +73,11 @@ class _Worker(NamedTuple):
     wchan: str
 
 
-_UNKNOWN = _Worker("", 0, 0, "", "")
+class _ScriptOutput(NamedTuple):
+    """The output of STATES_SCRIPT. ``stack_by_process``: (node, pid) → frames of the main thread, innermost first."""
+
+    worker_by_rank: dict[int, _Worker]
+    stack_by_process: dict[tuple[str, int], tuple[Frame, ...]]
 
 
 @dataclass(frozen=True)
@@ -121,68 +129,81 @@ class HangEvidence:
         abnormal = tuple(snapshot.rank for snapshot in self.snapshots if snapshot.abnormal_state)
         if abnormal and len(abnormal) < len(self.snapshots):
             return abnormal
-        by_dumps = self.hangs[0].ranks_at_fault if self.hangs else ()
-        if of_job := tuple(rank for rank in by_dumps if rank < len(self.snapshots)):  # a dump may name other ranks
-            return of_job
-        places = sorted(self.by_place().values(), key=len)
+        ranks_by_dumps = self.hangs[0].ranks_at_fault if self.hangs else ()
+        ranks_of_job = tuple(rank for rank in ranks_by_dumps if rank < len(self.snapshots))  # a dump can name others
+        if ranks_of_job:
+            return ranks_of_job
+        rank_groups = sorted(self.ranks_by_place().values(), key=len)
         all_read = all(snapshot.frames for snapshot in self.snapshots)
-        has_minority = all_read and len(places) == 2 and 2 * len(places[0]) < len(self.snapshots)
-        return places[0] if has_minority else ()
+        has_minority = all_read and len(rank_groups) == 2 and 2 * len(rank_groups[0]) < len(self.snapshots)
+        return rank_groups[0] if has_minority else ()
 
-    def by_place(self) -> dict[str, tuple[int, ...]]:
+    def ranks_by_place(self) -> dict[str, tuple[int, ...]]:
         """Place and abnormal process state → ranks."""
-        places: dict[str, list[int]] = {}
+        ranks_by_place: dict[str, list[int]] = {}
         for snapshot in self.snapshots:
-            state = snapshot.abnormal_state
-            places.setdefault(f"{snapshot.place}{f'; {state}' if state else ''}", []).append(snapshot.rank)
-        return {place: tuple(ranks) for place, ranks in places.items()}
+            state = f"; {snapshot.abnormal_state}" if snapshot.abnormal_state else ""
+            ranks_by_place.setdefault(f"{snapshot.place}{state}", []).append(snapshot.rank)
+        return {place: tuple(ranks) for place, ranks in ranks_by_place.items()}
 
     def text(self) -> str:
-        """The ranks by place: ``ranks 0-2: all_reduce, called from step in train/ddp.py:120; rank 3: …``."""
-        by_place = sorted(self.by_place().items(), key=lambda item: (len(item[1]), item[1]))
-        return and_more([f"{rank_list(ranks)}: {place}" for place, ranks in by_place], _MAX_NAMED, separator="; ")
+        """The ranks by place, small groups first: ``rank 3: …; ranks 0-2: all_reduce, called from step in …``."""
+        groups = sorted((len(ranks), ranks, place) for place, ranks in self.ranks_by_place().items())
+        return and_more([f"{rank_list(ranks)}: {place}" for _, ranks, place in groups], _MAX_NAMED, separator="; ")
 
 
 def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
     """The evidence about an attempt that hung; None if neither a stack nor a process state was collected."""
     folder = attempt / FOLDER
-    workers, py_spy = _workers(_text(folder / STATES))
+    states = _parse_states(_text(folder / STATES))
     snapshots, dumps = [], list[Dump]()
     for rank in range(rank_count):
-        worker = workers.get(rank, _UNKNOWN)
-        frames = _main_thread(_text(folder / STACKS.format(rank))) or py_spy.get((worker.node, worker.pid), ())
-        snapshots.append(RankSnapshot(rank, frames, worker.state, worker.wchan, worker.node))
+        frames = _main_thread(_text(folder / STACKS.format(rank)))
+        if worker := states.worker_by_rank.get(rank):
+            frames = frames or states.stack_by_process.get((worker.node, worker.pid), ())
+            snapshots.append(RankSnapshot(rank, frames, worker.state, worker.wchan, worker.node))
+        else:
+            snapshots.append(RankSnapshot(rank, frames))
         try:
             dumps.append(read_dump(folder / RECORDER.format(rank)))
         except (OSError, ValueError):
             continue
     if not any(snapshot.frames or snapshot.state for snapshot in snapshots):
         return None
-    # a rank without a dump can be at fault (CollectiveHang.without_dump), but not if no rank has a dump
+    # A rank without a dump can be at fault (CollectiveHang.without_dump), but not if no rank has a dump
     hangs = collective_hangs(dumps, rank_count) if dumps else ()
     return HangEvidence(tuple(snapshots), tuple(hangs))
 
 
-def _workers(text: str) -> tuple[dict[int, _Worker], dict[tuple[str, int], tuple[Frame, ...]]]:
-    """The workers by rank, and the stack of the main thread by node and pid, from STATES_SCRIPT's output."""
-    workers: dict[tuple[str, int], tuple[int, _Worker]] = {}
+def _parse_states(text: str) -> _ScriptOutput:
+    workers: dict[tuple[str, int], _Worker] = {}  # (node, pid) → worker
     stacks: dict[tuple[str, int], list[Frame]] = {}
-    current: dict[str, tuple[int, bool]] = {}  # node → pid whose stack follows, and whether it is of the main thread
+    pid_by_node: dict[str, int] = {}  # the process whose stack follows
+    in_main_thread: dict[str, bool] = {}  # by node: whether the frames that follow are of the main thread
     for line in filter(None, map(_LINE.match, text.splitlines())):
         node, content = printable(line["node"]), line["text"]
-        pid, is_main = current.get(node, (0, False))
         if match := _WORKER.match(content):
-            worker = _Worker(node, int(match["pid"]), int(match["parent"]), match["state"], printable(match["wchan"]))
-            workers[node, worker.pid] = int(match["rank"]), worker
+            worker = _Worker(
+                rank=int(match["rank"]),
+                node=node,
+                pid=int(match["pid"]),
+                parent=int(match["parent"]),
+                state=match["state"],
+                wchan=printable(match["wchan"]),
+            )
+            workers[node, worker.pid] = worker
         elif match := _PY_SPY.match(content):
-            current[node] = int(match["pid"]), False
+            pid_by_node[node], in_main_thread[node] = int(match["pid"]), False
         elif content.startswith("Thread "):
-            current[node] = pid, "MainThread" in content
-        elif is_main and (match := _PY_SPY_FRAME.match(content)):
-            stacks.setdefault((node, pid), []).append(_frame(match))
-    # without the processes that a worker has forked, such as data loaders: their parent is in ``workers`` too
-    by_rank = {rank: worker for rank, worker in workers.values() if (worker.node, worker.parent) not in workers}
-    return by_rank, {process: tuple(frames) for process, frames in stacks.items()}
+            in_main_thread[node] = "MainThread" in content
+        elif in_main_thread.get(node) and (match := _PY_SPY_FRAME.match(content)):
+            stacks.setdefault((node, pid_by_node.get(node, 0)), []).append(_frame(match))
+    # The parent of a process that a worker has forked, such as a data loader, is in ``workers`` too
+    first_processes = [worker for worker in workers.values() if (worker.node, worker.parent) not in workers]
+    return _ScriptOutput(
+        worker_by_rank={worker.rank: worker for worker in first_processes},
+        stack_by_process={process: tuple(frames) for process, frames in stacks.items()},
+    )
 
 
 def _main_thread(text: str) -> tuple[Frame, ...]:
@@ -191,16 +212,15 @@ def _main_thread(text: str) -> tuple[Frame, ...]:
     If the first line does not name the main thread: the frames of the last thread.
     """
     main = re.match(r"main thread 0x0*([0-9a-f]+)", text)
-    threads: dict[str, list[Frame]] = {}
-    current = ""
+    frames_by_thread: dict[str, list[Frame]] = {}
+    thread = ""
     for line in text.splitlines():
         if match := _THREAD.match(line):
-            current = match["ident"].lstrip("0")
-            threads[current] = []
+            thread = match["ident"].lstrip("0")
+            frames_by_thread[thread] = []
         elif match := _FRAME.match(line):
-            threads.setdefault(current, []).append(_frame(match))
-    frames: Mapping[str, list[Frame]] = threads
-    return tuple(frames.get(main[1] if main else current, ()))
+            frames_by_thread.setdefault(thread, []).append(_frame(match))
+    return tuple(frames_by_thread.get(main[1] if main else thread, ()))
 
 
 def _frame(match: re.Match[str]) -> Frame:
@@ -208,6 +228,7 @@ def _frame(match: re.Match[str]) -> Frame:
 
 
 def _text(path: Path) -> str:
+    """The text of a file; empty if it cannot be read."""
     try:
         return read_text(path, _MAX_BYTES)
     except (OSError, ValueError):

@@ -1,4 +1,7 @@
-"""Details of RDMA ports from /sys, the routing table and ethtool: state, GIDs, MTU, and fastest link mode."""
+"""Details of RDMA ports: state, GIDs, MTU, PCI bandwidth and fastest link mode.
+
+They are read from /sys, the routing table, ethtool and ibv_devinfo.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
 _DEVINFO = re.compile(r"^hca_id:\s*(\S+)|^\s+port:\s*(\d+)|^\s+active_mtu:\s*(\d+)", re.MULTILINE)
 _LINK_MODE = re.compile(r"\b(\d+)base\w*/Full")
-# Payload bits per bit on the wire: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s (PCI Express Base Specification 5.0,
-# 4.2.1 and 4.2.2), and 236 of 256 bytes of a flit from 64 GT/s (6.0, 4.2.3)
+# (GT/s, payload bits per bit on the wire up to this speed): 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s (PCI Express
+# Base Specification 5.0, 4.2.1 and 4.2.2), and 236 of 256 bytes of a flit from 64 GT/s (6.0, 4.2.3)
 _PCI_ENCODING = ((5.0, 8 / 10), (32.0, 128 / 130), (float("inf"), 236 / 256))
 
 
@@ -43,6 +46,8 @@ class PortDetails(Frozen):
     ``name`` is the device, with ``:PORT`` if it has several ports, as in NCCL_IB_HCA.
     ``netdev``, ``mtu``: the network interface of a RoCE port, and its MTU.
     ``active_mtu``: MTU of RDMA packets; None without ibv_devinfo.
+    ``has_default_route``: whether a default route uses ``netdev``, or a bond, bridge or VLAN above it.
+    ``pci_path``: PCI addresses from the root port to the device.
     ``capability_gbps``: the fastest mode that ethtool lists. ``pci_gbps``: the present bandwidth of the PCI link.
     """
 
@@ -74,7 +79,7 @@ class PortDetails(Frozen):
 
     @property
     def rate_gbps(self) -> float | None:
-        """The rate of an active port, None if unknown; 0 in other states, in which the file ``rate`` is meaningless."""
+        """The rate of an active port; 0 in other states, in which the file ``rate`` is meaningless; None if unknown."""
         if self.state is None:
             return None
         if not self.is_active:
@@ -111,9 +116,9 @@ def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
     for device in rdma.devices:
         if reason := device.unreadable.get("ports"):
             raise OSError(reason)
-    routed, mtus = default_route_interfaces(root), _active_mtus()
+    routed_netdevs, active_mtus = default_route_interfaces(root), _active_mtus()
     return tuple(
-        _details(root, device, port, routed, mtus.get((device.name, port.port)))
+        _details(root, device, port, routed_netdevs, active_mtus.get((device.name, port.port)))
         for device in rdma.devices
         for port in device.ports
     )
@@ -121,18 +126,23 @@ def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
 
 def default_route_interfaces(root: Path) -> frozenset[str]:
     """The interfaces of the default routes, and the interfaces below them (of a bond, bridge or VLAN)."""
-    interfaces = {fields[0] for fields in _table(root / "proc/net/route", 11) if fields[1] == fields[7] == "00000000"}
-    for fields in _table(root / "proc/net/ipv6_route", 10):
-        if fields[0] == "0" * 32 and fields[1] == "00":
-            interfaces.add(fields[9])
-    interfaces.discard("lo")
-    visited: set[str] = set()
-    while interfaces:
-        visited.add(name := interfaces.pop())
-        folder = root / "sys/class/net" / name
-        lower = {entry.removeprefix("lower_") for entry in _names(folder) if entry.startswith("lower_")}
-        interfaces |= lower - visited
-    return frozenset(visited)
+    pending: set[str] = set()
+    for interface, destination, *columns in _table(root / "proc/net/route", 11):
+        mask = columns[5]  # after gateway, flags, reference count, use and metric
+        if destination == mask == "00000000":
+            pending.add(interface)
+    for destination, prefix_length, *columns in _table(root / "proc/net/ipv6_route", 10):
+        if destination == "0" * 32 and prefix_length == "00":
+            pending.add(columns[-1])
+    pending.discard("lo")
+    interfaces: set[str] = set()
+    while pending:
+        interface = pending.pop()
+        interfaces.add(interface)
+        links = _names(root / "sys/class/net" / interface)
+        lower = {link.removeprefix("lower_") for link in links if link.startswith("lower_")}
+        pending |= lower - interfaces
+    return frozenset(interfaces)
 
 
 def pci_path(device: Path) -> tuple[str, ...]:
@@ -142,12 +152,13 @@ def pci_path(device: Path) -> tuple[str, ...]:
 
 def pci_bandwidth(folder: Path) -> float:
     """Gbit/s of the PCI link of a device in one direction, without packet headers. Raises OSError or ValueError."""
-    text, width = read_line(folder / "current_link_speed"), read_number(folder / "current_link_width")
-    speed = _PCI_SPEED.match(text)
-    if not speed or not width:
-        raise ValueError(f"{folder}: no PCI link of its own ({text} x{width}), as of a virtual function")
-    gigatransfers = float(speed[1])
-    return width * gigatransfers * next(share for limit, share in _PCI_ENCODING if gigatransfers <= limit)
+    speed, lanes = read_line(folder / "current_link_speed"), read_number(folder / "current_link_width")
+    match = _PCI_SPEED.match(speed)
+    if not match or not lanes:
+        raise ValueError(f"{folder}: no PCI link of its own ({speed} x{lanes}), as of a virtual function")
+    gigatransfers_s = float(match[1])
+    payload_share = next(share for limit, share in _PCI_ENCODING if gigatransfers_s <= limit)
+    return lanes * gigatransfers_s * payload_share
 
 
 def parse_link_modes(text: str) -> float:
@@ -162,8 +173,8 @@ def parse_devinfo(text: str) -> dict[tuple[str, str], int]:
     """(device, port) → active MTU in bytes, from the output of ``ibv_devinfo``."""
     mtus: dict[tuple[str, str], int] = {}
     device = port = ""
-    for name, number, mtu in _DEVINFO.findall(text):
-        device, port = name or device, number or port
+    for new_device, new_port, mtu in _DEVINFO.findall(text):  # each match has one of the three
+        device, port = new_device or device, new_port or port
         if mtu:
             mtus[device, port] = int(mtu)
     return mtus
@@ -178,15 +189,17 @@ def _active_mtus() -> dict[tuple[str, str], int]:
 
 
 def _details(
-    root: Path, device: fabric.RdmaDevice, port: fabric.RdmaPort, routed: frozenset[str], active_mtu: int | None
+    root: Path, device: fabric.RdmaDevice, port: fabric.RdmaPort, routed_netdevs: frozenset[str], active_mtu: int | None
 ) -> PortDetails:
+    """The details of ``port``. ``routed_netdevs``: as from ``default_route_interfaces``."""
     reader = FieldReader()
     folder = root / "sys/class/infiniband" / device.name
     is_ethernet = port.link_layer == "Ethernet"
     netdev = (port.netdev or _only_netdev(folder)) if is_ethernet else None
     board = folder / "board_id"
     path = pci_path(folder / "device")
-    unreadable = {name: reason for name, reason in (device.unreadable | port.unreadable).items() if name != "netdev"}
+    unreadable = device.unreadable | port.unreadable
+    unreadable.pop("netdev", None)  # _only_netdev is tried too
     return PortDetails(
         name=device.name if len(device.ports) == 1 else f"{device.name}:{port.port}",
         device=device.name,
@@ -201,7 +214,7 @@ def _details(
         rate=port.rate,
         link_layer=port.link_layer,
         netdev=netdev,
-        has_default_route=netdev in routed,
+        has_default_route=netdev in routed_netdevs,
         mtu=reader("mtu", lambda: read_number(root / "sys/class/net" / netdev / "mtu")) if netdev else None,
         active_mtu=active_mtu,
         gids=_gids(folder / "ports" / port.port) if is_ethernet else (),
@@ -261,6 +274,7 @@ def _ethtool_capability(netdev: str) -> float:
 
 
 def _names(folder: Path) -> Sequence[str]:
+    """The sorted names in a folder; empty if it cannot be listed."""
     try:
         return list_names(folder)
     except OSError:

@@ -20,7 +20,7 @@ from seatrial.util.text import error_text
 _CPUS = "sys/devices/system/cpu"
 _CAP_SYS_ADMIN = 21  # capabilities(7): may read GPU performance counters in any case
 _DMA_BUF_KERNEL = (5, 12)  # first kernel with dma-buf for RDMA (NVIDIA GPU Operator, GPUDirect RDMA)
-_SMALL_PAGE = 4096
+_SMALL_PAGE = 4096  # bytes
 # Errors of a file that this hardware or this kernel does not have
 _ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENOTDIR)
 # Types of an IOMMU group (Linux, sysfs-kernel-iommu_groups): with and without translation of addresses
@@ -40,7 +40,10 @@ class Setting(Frozen):
 
 
 class SettingFacts(Frozen):
-    """``gpu_node``: an NVIDIA GPU or the NVIDIA driver is present. The readers below define the values of settings."""
+    """``gpu_node``: an NVIDIA GPU or the NVIDIA driver is present.
+
+    ``read`` names the function that reads a setting; its docstring has the possible values.
+    """
 
     gpu_node: bool
     kernel_module: Setting
@@ -87,6 +90,7 @@ def is_gpu_node(root: Path) -> bool:
 
 
 def _setting(read_value: Callable[[], JsonValue]) -> Setting:
+    """The setting with the value that ``read_value`` returns, or with the error that it raises."""
     try:
         return Setting(status="readable", value=read_value())
     except NotSupportedError as reason:
@@ -113,25 +117,25 @@ def _gpudirect_rdma(root: Path) -> str:
     dma-buf needs the open kernel module (NVIDIA GPU Operator, GPUDirect RDMA).
     """
     release = re.match(r"(\d+)\.(\d+)", read_line(root / "proc/sys/kernel/osrelease"))
-    new_kernel = release and (int(release[1]), int(release[2])) >= _DMA_BUF_KERNEL
-    if _kernel_module(root) == "open" and new_kernel:
+    is_new_kernel = release and (int(release[1]), int(release[2])) >= _DMA_BUF_KERNEL
+    if _kernel_module(root) == "open" and is_new_kernel:
         return "dma-buf"
     return "nvidia_peermem" if (root / "sys/module/nvidia_peermem").exists() else "none"
 
 
 def _redirecting_bridges(root: Path) -> JsonValue:
-    """The addresses of the PCIe bridges above GPUs and RDMA devices that redirect peer-to-peer traffic.
+    """The addresses of the PCIe bridges above GPUs and RDMA devices whose ACS redirects peer-to-peer traffic.
 
-    Bridges do so by ACS, Access Control Services.
+    ACS: Access Control Services.
     """
     is_virtual = re.search(r"^flags\s*:.*\bhypervisor\b", read_text(root / "proc/cpuinfo"), re.MULTILINE)
     if is_virtual:
         raise NotSupportedError("virtual machine: the hypervisor controls ACS")
     bridges = pcie.bridges_above([*pcie.gpus(root), *pcie.rdma_devices(root)])
-    redirects = {bridge.name: pcie.redirects_peer_traffic(bridge) for bridge in bridges}
-    if all(redirect is None for redirect in redirects.values()):
+    redirects_by_bridge = {bridge.name: pcie.redirects_peer_traffic(bridge) for bridge in bridges}
+    if all(redirects is None for redirects in redirects_by_bridge.values()):
         raise NotSupportedError("no PCIe bridge above a GPU or RDMA device has ACS")
-    return [name for name, redirect in redirects.items() if redirect]
+    return [bridge for bridge, redirects in redirects_by_bridge.items() if redirects]
 
 
 def _iommu(root: Path) -> str:
@@ -153,8 +157,8 @@ def _cpu_governor(root: Path) -> str:
 
 def _turbo(root: Path) -> bool:
     """Whether CPUs may exceed their base frequency."""
-    intel = root / _CPUS / "intel_pstate/no_turbo"
-    return not read_number(intel) if intel.exists() else bool(read_number(root / _CPUS / "cpufreq/boost"))
+    intel_file = root / _CPUS / "intel_pstate/no_turbo"
+    return not read_number(intel_file) if intel_file.exists() else bool(read_number(root / _CPUS / "cpufreq/boost"))
 
 
 def _deepest_idle_state(root: Path) -> str:
@@ -169,7 +173,7 @@ def _deepest_idle_state(root: Path) -> str:
 
 
 def _transparent_hugepages(root: Path) -> str:
-    """``always``, ``madvise`` or ``never``."""
+    """Which memory the kernel backs with transparent huge pages: ``always`` (all), ``madvise`` or ``never``."""
     if os.sysconf("SC_PAGESIZE") != _SMALL_PAGE:  # with 64 KiB pages a huge page has 512 MiB, too large to be useful
         raise NotSupportedError(f"the kernel uses pages of {os.sysconf('SC_PAGESIZE')} bytes")
     path = root / "sys/kernel/mm/transparent_hugepage/enabled"

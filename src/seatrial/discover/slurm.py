@@ -27,7 +27,7 @@ from seatrial.util.processes import CommandResult
 # Slurm's clients time out earlier: without a controller after a few times MessageTimeout (10 s by default), without
 # slurm.conf after a minute
 COMMAND_TIMEOUT_S = 90.0
-SLURMD_RUNS = "slurmd runs"  # the answer of slurmd_answer ends with it if slurmd accepts connections
+SLURMD_RUNS = "slurmd runs"  # end of the text from ``slurmd_answer`` if slurmd accepts connections
 _SLURMD_TIMEOUT_S = 3.0  # Linux repeats a lost SYN after 1 s
 _CONFIGURATION_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID")
 # A client that was built with another --sysconfdir does not find these: the defaults of packages and of the source, and
@@ -41,7 +41,7 @@ _CONFIGURATION_FILES = (
     "/var/spool/slurmd/conf-cache",
 )
 _DAEMONS = {"slurmd", "slurmctld", "sackd"}
-# DNS announces no controller (hstrerror of HOST_NOT_FOUND and NO_DATA); after another error this is unknown
+# Errors by which DNS announces no controller (hstrerror of HOST_NOT_FOUND and NO_DATA); other errors leave it open
 _NO_SRV_RECORD = {"Unknown host", "No address associated with name"}
 
 
@@ -100,21 +100,24 @@ def node(name: str) -> SlurmNode | None:
 
 
 def slurmd_answer(name: str) -> str:
-    """Whether the slurmd of a node accepts a TCP connection from this machine, as a clause.
+    """Whether the slurmd of a node accepts a TCP connection from this machine, as a text without a full stop.
 
     A slurmd that accepts connections, but does not respond to its controller, cannot authenticate the controller's
     messages.
     """
     output = command_output(["scontrol", "show", "node", name])
-    address = match[1] if (match := re.search(r"\bNodeAddr=(\S+)", output)) else name
-    port = re.search(r"\bPort=(\d+)", output) or re.search(
-        r"^SlurmdPort\s*= (\d+)", command_output(["scontrol", "show", "config"]), re.MULTILINE
-    )
-    if not port:
+    address_match = re.search(r"\bNodeAddr=(\S+)", output)
+    address = address_match[1] if address_match else name
+    port_match = re.search(r"\bPort=(\d+)", output)
+    if not port_match:
+        config = command_output(["scontrol", "show", "config"])
+        port_match = re.search(r"^SlurmdPort\s*= (\d+)", config, re.MULTILINE)
+    if not port_match:
         raise SlurmUnavailable("scontrol show config lists no SlurmdPort. Run first: scontrol show config")
-    place = f"port {port[1]} of {name}"
+    port = int(port_match[1])
+    place = f"port {port} of {name}"
     try:
-        socket.create_connection((address, int(port[1])), timeout=_SLURMD_TIMEOUT_S).close()
+        socket.create_connection((address, port), timeout=_SLURMD_TIMEOUT_S).close()
     except ConnectionRefusedError:
         return f"{place} refuses connections: slurmd does not run"
     except TimeoutError:
@@ -124,9 +127,9 @@ def slurmd_answer(name: str) -> str:
     return f"{place} accepts connections: {SLURMD_RUNS}"
 
 
-def hostnames(nodes: str) -> list[str]:
+def hostnames(hostlist: str) -> list[str]:
     """The nodes of a hostlist: ``node[0-1]`` → node0, node1."""
-    return command_output(["scontrol", "show", "hostnames", nodes]).split()
+    return command_output(["scontrol", "show", "hostnames", hostlist]).split()
 
 
 def allocations(job_id: str | int) -> dict[str, AllocatedResources]:
@@ -137,7 +140,7 @@ def allocations(job_id: str | int) -> dict[str, AllocatedResources]:
 
 
 def gpus_per_node(partition: str | None) -> int:
-    """The number of GPUs per node in ``partition``, or in all partitions; 0 without a node.
+    """The number of GPUs per node in ``partition``, or with None in all partitions; 0 if there is no node.
 
     Raises UsageError if the nodes have different numbers of GPUs, ValueError on unexpected output.
     """
@@ -156,7 +159,7 @@ def partitions() -> tuple[Partition, ...]:
 def topology() -> Topology | None:
     """The switches or blocks of Slurm's nodes; None without Slurm or switches, or if the switches form no tree.
 
-    Also None if the command fails: the topology only helps to choose pairs of nodes, no run needs it.
+    Also None if the command fails: the topology only helps to choose pairs of nodes, and no run depends on it.
     """
     argv = ["scontrol", "show", "topology"]
     try:
@@ -167,9 +170,15 @@ def topology() -> Topology | None:
 
 
 def partition_of_jobs(name: str | None) -> Partition | None:
-    """The partition ``name``, or the default one; None if there is none. Raises ValueError on unexpected output."""
-    selected = (partition for partition in partitions() if (partition.name == name if name else partition.default))
-    return next(selected, None)
+    """The partition ``name``, or without a name the default partition; None if there is no such partition.
+
+    Raises ValueError on unexpected output.
+    """
+    for partition in partitions():
+        is_selected = partition.name == name if name else partition.default
+        if is_selected:
+            return partition
+    return None
 
 
 def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str, ...]:
@@ -182,9 +191,13 @@ def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str
     rows = [line.strip().split("|") for line in command_output(argv).splitlines() if line.strip()]
     if any(len(row) != 2 for row in rows):
         raise SlurmRefused(f"unexpected output of sacctmgr: {rows[0]}. Run first: {shlex.join(argv)}")
-    # an association without a partition is valid in all of them
-    valid = {account for account, valid_in in rows if account and (not valid_in or partition in (None, valid_in))}
-    return tuple(sorted(valid))
+    # An association without a partition is valid in all partitions
+    valid_accounts = {
+        account
+        for account, only_partition in rows
+        if account and (not only_partition or partition in (None, only_partition))
+    }
+    return tuple(sorted(valid_accounts))
 
 
 def job(job_id: str | int) -> JobRecord:
@@ -203,9 +216,11 @@ def job(job_id: str | int) -> JobRecord:
 
 
 def _job_from_accounting(job_id: str) -> JobRecord:
-    config = settings()
-    if not config.accounting_enabled:
-        reason = f"Slurm drops jobs {config.min_job_age_s} s after their end (MinJobAge), and accounting is disabled"
+    slurm_settings = settings()
+    if not slurm_settings.accounting_enabled:
+        reason = (
+            f"Slurm drops jobs {slurm_settings.min_job_age_s} s after their end (MinJobAge), and accounting is disabled"
+        )
         return JobRecord(id=job_id, state=UNKNOWN, reason=reason)
     fields = ",".join(slurm_output.SACCT_FIELDS)
     argv = ["sacct", "--jobs", job_id, "--allocations", "--noheader", "--parsable2", "--format", fields]

@@ -36,7 +36,7 @@ class Ping(Frozen):
 
 
 class Settings(Frozen):
-    """The settings of ``scontrol show config`` that a trial uses; a tuple is empty if its setting is unset."""
+    """The settings in ``scontrol show config`` that a trial uses; a tuple is empty if its setting is unset."""
 
     version: str | None
     cluster_name: str | None
@@ -60,7 +60,7 @@ class Settings(Frozen):
     mpi_default: str | None
     propagate_resource_limits: tuple[str, ...]
     propagate_resource_limits_except: tuple[str, ...]
-    # the constrain_* settings are in cgroup.conf; Slurm shows them only if it uses cgroups
+    # The constrain_* settings are from cgroup.conf; Slurm shows them only if it uses cgroups
     constrain_ram_space: str | None
     constrain_cores: str | None
     constrain_devices: str | None
@@ -107,8 +107,8 @@ class Settings(Frozen):
         """Whether a job can open only its allocated GPUs (cgroup.conf(5), default ``no``)."""
         return self._constrained_by_cgroup(self.constrain_devices)
 
-    def _constrained_by_cgroup(self, constrained: str | None) -> bool:
-        return "task/cgroup" in self.task_plugin and constrained == "yes"
+    def _constrained_by_cgroup(self, constrain_setting: str | None) -> bool:
+        return "task/cgroup" in self.task_plugin and constrain_setting == "yes"
 
 
 class Gres(Frozen):
@@ -188,7 +188,7 @@ class AllocatedResources(Frozen):
 
 
 class Partition(Frozen):
-    """One partition. ``nodes`` is Slurm's hostlist (``node[0-3]``); a time limit of None is unset."""
+    """One partition. ``nodes`` is Slurm's hostlist (``node[0-3]``). A time limit that is not set is None."""
 
     name: str
     state: str
@@ -240,7 +240,7 @@ class JobRecord(Frozen):
 
     @property
     def ended(self) -> bool:
-        """Whether the job has ended and its nodes are free; before that its state is COMPLETING."""
+        """Whether the job has ended and its nodes are free. While Slurm frees the nodes, the state is COMPLETING."""
         return self.state in _ENDED
 
     def __str__(self) -> str:

@@ -31,7 +31,11 @@ class PermanentReasons(Frozen):
 
 
 class SlurmMessages(Frozen):
-    """The lists of data/slurm_messages.yaml; in each list the first pattern that matches counts."""
+    """The lists of data/slurm_messages.yaml; in each list the first pattern that matches counts.
+
+    ``unreachable``: stderr of a command that does not reach the controller. ``refused``: of a request that Slurm
+    refused. ``reasons``: Slurm's reasons why a job is pending or has ended.
+    """
 
     unreachable: tuple[SlurmMessage, ...]
     refused: tuple[SlurmMessage, ...]

@@ -23,11 +23,10 @@ from seatrial.discover.slurm_facts import (
 
 Record = dict[str, str]
 
+# Keys whose value is the rest of the line
 _FREE_TEXT_OF_NODE = {"OS", "Reason", "Comment", "Extra"}
-_FREE_TEXT_OF_JOB = {
-    *("JobName", "Comment", "AdminComment", "SystemComment", "Extra", "Command", "WorkDir", "StdErr", "StdIn"),
-    *("StdOut", "SubmitLine"),
-}
+_FREE_TEXT_OF_JOB = {"JobName", "Comment", "AdminComment", "SystemComment", "Extra", "SubmitLine"}
+_FREE_TEXT_OF_JOB |= {"Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
 _UNSET = {"", "(null)", "(null type)", "N/A", "None", "NONE"}
 _UNLIMITED = {"UNLIMITED", "INFINITE"}
 _PING = re.compile(r"Slurmctld\((\w+)\) at (\S+) is (UP|DOWN)")
@@ -35,11 +34,12 @@ _SETTING = re.compile(r"(\S+)\s*= ?(.*)")
 _GRES = re.compile(r"([\w-]+)(?::([\w.-]*[A-Za-z_][\w.-]*))?(?::(\d+)([KMGTP]?))?")
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # [days-][hours:]minutes:seconds
 _BASE_STATES = {"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", "UNKNOWN"}
+# Suffix of a node's state → the flag that it stands for, sinfo(1)
 _SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN"}
-_SUFFIXES |= {"$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # sinfo(1)
+_SUFFIXES |= {"$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}
 _ALLOCATION = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)(?: GRES=(\S*))?", re.MULTILINE)
 _SECONDS = {"sec": 1, "min": 60}
-_REASON_AUTHOR = re.compile(r"\s*\[[^][]*@[^][]*]$")
+_REASON_AUTHOR = re.compile(r"\s*\[[^][]*@[^][]*]$")  # [root@2026-01-31T12:00:00]
 
 
 def parse_pings(text: str) -> tuple[Ping, ...]:
@@ -105,11 +105,14 @@ def parse_allocations(text: str) -> tuple[AllocatedResources, ...]:
 
     Raises ValueError on an unexpected list of CPUs or GRES.
     """
-    return tuple(  # CPU_IDs are Slurm's numbers, not the kernel's: only their count is used
+    return tuple(
         AllocatedResources(
-            nodes=nodes, cpus=len(parse_id_list(cpus)), memory_bytes=int(mebibytes) * 2**20, gres=parse_gres(resources)
+            nodes=nodes,
+            cpus=len(parse_id_list(cpu_ids)),  # Slurm's numbers of CPUs, not the kernel's: only their count is used
+            memory_bytes=int(mebibytes) * 2**20,
+            gres=parse_gres(gres),
         )
-        for nodes, cpus, mebibytes, resources in _ALLOCATION.findall(text)
+        for nodes, cpu_ids, mebibytes, gres in _ALLOCATION.findall(text)
     )
 
 
@@ -131,8 +134,8 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
         if not (match := _GRES.fullmatch(item.replace(":no_consume", ""))):
             raise ValueError(f"{item!r} is not a generic resource such as gpu:h100:8")
         name, type_, count, unit = match.groups()
-        scale = 1024 ** (" KMGTP".index(unit) if unit else 0)
-        resources.append(Gres(name=name, type=type_, count=int(count) * scale if count else 1))
+        factor = 1024 ** (" KMGTP".index(unit) if unit else 0)
+        resources.append(Gres(name=name, type=type_, count=int(count) * factor if count else 1))
     return tuple(resources)
 
 
@@ -148,8 +151,8 @@ def parse_duration(text: str) -> Duration:
     match = _CLOCK.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is not a duration such as 1-02:00:00")
-    days, hours, minutes, secs = (int(group or 0) for group in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + secs
+    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _records(text: str, first_key: str, free_text: set[str]) -> list[Record]:
@@ -203,7 +206,8 @@ def _node_state(text: str) -> tuple[str, tuple[str, ...]]:
     """Base state and flags of ``IDLE*+DRAIN`` (older versions) or ``IDLE+DRAIN+NOT_RESPONDING`` (newer)."""
     names: list[str] = []
     for part in text.upper().split("+"):
-        names += [part.rstrip("".join(_SUFFIXES)), *(_SUFFIXES[char] for char in part if char in _SUFFIXES)]
+        names.append(part.rstrip("".join(_SUFFIXES)))
+        names += [_SUFFIXES[char] for char in part if char in _SUFFIXES]
     state = next((name for name in names if name in _BASE_STATES), names[0])
     return state, tuple(name for name in names if name != state)
 
@@ -223,17 +227,18 @@ def _partition(record: Record) -> Partition:
 
 
 def _job(record: Record) -> JobRecord:
-    code, signal = _exit(record.get("ExitCode", ""))
+    exit_code, signal = _exit_code_and_signal(record.get("ExitCode", ""))
+    node_count = record.get("NumNodes", "").partition("-")[0]  # "2-4" for a pending job with a range
     return JobRecord(
         id=_required(record, "JobId"),
         state=_required(record, "JobState"),
         reason=(_value(record, "Reason") or "").replace("_", " "),  # scontrol prints blanks as "_"
         nodes=_value(record, "NodeList") or "",
-        exit_code=code,
+        exit_code=exit_code,
         signal=signal,
         time_limit_s=parse_duration(record.get("TimeLimit", "")),
         start=_time(record.get("StartTime", "")),
-        node_count=int(count) if (count := record.get("NumNodes", "").partition("-")[0]).isdigit() else None,
+        node_count=int(node_count) if node_count.isdigit() else None,
         partition=_value(record, "Partition") or "",
         requested_nodes=_value(record, "ReqNodeList") or "",
         excluded_nodes=_value(record, "ExcNodeList") or "",
@@ -244,28 +249,28 @@ def _job(record: Record) -> JobRecord:
 
 
 def _sacct_job(row: Record) -> JobRecord:
-    code, signal = _exit(row["ExitCode"])
-    minutes = row["TimelimitRaw"]
+    exit_code, signal = _exit_code_and_signal(row["ExitCode"])
+    minutes = row["TimelimitRaw"]  # or a word such as UNLIMITED
     return JobRecord(
         id=row["JobIDRaw"],
         state=row["State"].split()[0],  # "CANCELLED by 0"
         reason=_value(row, "Reason") or "",
         nodes=row["NodeList"].replace("None assigned", ""),
-        exit_code=code,
+        exit_code=exit_code,
         signal=signal,
         time_limit_s=int(minutes) * 60 if minutes.isdigit() else parse_duration(minutes),
         start=_time(row["Start"]),
     )
 
 
-def _exit(text: str) -> tuple[int | None, int | None]:
-    """Exit code and signal of ``7:0``."""
+def _exit_code_and_signal(text: str) -> tuple[int | None, int | None]:
+    """(exit code, signal) of a text such as ``7:0``; None for both in any other text."""
     code, _, signal = text.partition(":")
     return (int(code), int(signal)) if code.isdigit() and signal.isdigit() else (None, None)
 
 
 def _time(text: str) -> float | None:
-    """Unix seconds of a local time; None if Slurm prints none, or if SLURM_TIME_FORMAT changes the format."""
+    """Unix seconds of a local time; None if Slurm prints no time, or if SLURM_TIME_FORMAT changes the format."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -273,20 +278,22 @@ def _time(text: str) -> float | None:
 
 
 def _required(record: Record, key: str) -> str:
+    """The value of a key. Raises ValueError if the record lacks the key."""
     if key not in record:
         raise ValueError(f"no {key} in record {record}")
     return record[key]
 
 
 def _value(raw: Mapping[str, str], key: str) -> str | None:
+    """The value of a key; None if it is unset or missing."""
     value = raw.get(key, "")
     return None if value in _UNSET else value
 
 
 def _program(raw: Mapping[str, str], key: str) -> str | None:
-    """The value of a setting, joined if newer versions print several: ``Prolog[0]``, ``Prolog[1]``."""
-    numbered = [value for name, value in raw.items() if re.fullmatch(rf"{key}(\[\d+])?", name) and value not in _UNSET]
-    return ",".join(numbered) or None
+    """The values of a setting, joined by commas: newer versions print ``Prolog[0]``, ``Prolog[1]``. None if unset."""
+    values = [value for name, value in raw.items() if re.fullmatch(rf"{key}(\[\d+])?", name) and value not in _UNSET]
+    return ",".join(values) or None
 
 
 def _list(raw: Mapping[str, str], key: str) -> tuple[str, ...]:

@@ -78,8 +78,8 @@ class NumaDistances(Frozen):
 class Task(Frozen):
     """One task of a job step.
 
-    ``listed_gpus``: the GPUs that nvidia-smi lists; None if it failed. ``listing_error``: its output if it failed, or
-    if it found no GPU.
+    ``listed_gpus``: the GPUs that nvidia-smi lists; None if nvidia-smi failed. ``listing_error``: the output of
+    nvidia-smi if it failed or found no GPU.
     """
 
     rank: int
@@ -89,8 +89,8 @@ class Task(Frozen):
     listed_gpus: tuple[ListedGpu, ...] | None
     listing_error: str
     accessible_devices: tuple[str, ...]  # device files of GPUs that the task could open
-    memory_limits: tuple[int | None, ...]  # bytes, of its cgroup and all parents; None: no limit
-    pci_numa: dict[str, int]  # NUMA node by PCI address of NVIDIA devices; -1 if unknown
+    memory_limits: tuple[int | None, ...]  # bytes, of the task's cgroup and all parents; None: no limit
+    pci_numa: dict[str, int]  # PCI address of an NVIDIA device → NUMA node; -1 if unknown
     numa: tuple[NumaDistances, ...]
     threads_per_core: int  # 1 if unknown
 
@@ -100,20 +100,20 @@ class Task(Frozen):
         return f"{self.node}/rank{self.rank}"
 
     def gpus(self, constrained: bool) -> tuple[str, ...] | None:
-        """The GPUs that CUDA uses in the task, by their UUIDs from nvidia-smi; None if unknown.
+        """The GPUs that CUDA uses in the task: UUIDs from nvidia-smi, and MIG instances in CUDA_VISIBLE_DEVICES.
 
-        Without nvidia-smi: the accessible device files if a device cgroup constrains the task (``constrained``), else
-        the entries of CUDA_VISIBLE_DEVICES.
+        If nvidia-smi failed: the accessible device files if a device cgroup constrains the task (``constrained``), else
+        the entries of CUDA_VISIBLE_DEVICES; None if this variable is unset.
         """
         if self.listed_gpus is not None:
-            mig = [entry for entry in _entries(self.cuda_visible_devices or "") if entry.startswith("MIG-")]
-            return (*(gpu.uuid for gpu in self._cuda_visible(self.listed_gpus)), *mig)
+            mig_instances = [entry for entry in _entries(self.cuda_visible_devices or "") if entry.startswith("MIG-")]
+            return (*(gpu.uuid for gpu in self._cuda_visible(self.listed_gpus)), *mig_instances)
         if constrained:
             return self.accessible_devices
         return None if self.cuda_visible_devices is None else tuple(_entries(self.cuda_visible_devices))
 
     def _cuda_visible(self, listed: tuple[ListedGpu, ...]) -> tuple[ListedGpu, ...]:
-        """The GPUs in CUDA_VISIBLE_DEVICES, by index or by the start of the UUID; all GPUs if it is unset."""
+        """Of ``listed``, the GPUs in CUDA_VISIBLE_DEVICES (index or start of the UUID); all if it is unset."""
         if self.cuda_visible_devices is None:
             return listed
         entries = _entries(self.cuda_visible_devices)
@@ -121,14 +121,14 @@ class Task(Frozen):
         return tuple(gpu for gpu in listed if gpu.index in entries or gpu.uuid.startswith(uuids))
 
     def threads_per_slurm_cpu(self, node_cpus: int | None) -> int:
-        """The kernel's CPUs (hardware threads) per CPU of Slurm.
+        """The number of the kernel's CPUs (hardware threads) per CPU of Slurm.
 
-        These are the threads of a core if ``node_cpus``, the node's ``CPUs=`` in slurm.conf, is the number of cores;
-        else 1.
+        ``node_cpus``: the node's ``CPUs=`` in slurm.conf. If it is the number of cores, the result is the number of
+        threads per core; else 1.
         """
-        online = sum(len(node.cpus) for node in self.numa)
-        counts_cores = node_cpus is not None and online == node_cpus * self.threads_per_core
-        return self.threads_per_core if counts_cores else 1
+        thread_count = sum(len(node.cpus) for node in self.numa)
+        slurm_cpu_is_core = node_cpus is not None and thread_count == node_cpus * self.threads_per_core
+        return self.threads_per_core if slurm_cpu_is_core else 1
 
     @property
     def accessible_gpus(self) -> int:
@@ -145,14 +145,15 @@ class Task(Frozen):
         gpus = self._cuda_visible(self.listed_gpus or ())
         if not gpus:
             return f"nvidia-smi lists no GPU in the task: {self.listing_error}".rstrip(": ")
-        positions = {node.number: position for position, node in enumerate(self.numa)}
+        position_by_number = {node.number: position for position, node in enumerate(self.numa)}
         gpu_nodes = {self.pci_numa.get(gpu.pci_bus_id, -1) for gpu in gpus}
-        if not gpu_nodes <= set(positions):
+        if not gpu_nodes <= set(position_by_number):
             return f"/sys has no NUMA node for GPU {', '.join(gpu.pci_bus_id for gpu in gpus)}"
         cpu_nodes = [node for node in self.numa if set(node.cpus) & set(self.cpus)]
         if not cpu_nodes:
             return "/sys has no NUMA node for the task's CPUs"
-        return max(node.distances[positions[gpu_node]] for node in cpu_nodes for gpu_node in gpu_nodes)
+        gpu_positions = [position_by_number[number] for number in gpu_nodes]
+        return max(node.distances[position] for node in cpu_nodes for position in gpu_positions)
 
 
 def srun_command(devices: str) -> list[str]:
@@ -161,33 +162,38 @@ def srun_command(devices: str) -> list[str]:
 
 
 def parse_tasks(text: str) -> tuple[Task, ...]:
-    """The tasks in the order of their ranks. Raises ValueError if the output of a task is truncated."""
-    by_rank: dict[int, list[tuple[str, str]]] = {}
-    for rank, key, value in (match.groups() for line in text.splitlines() if (match := _LABELLED_LINE.fullmatch(line))):
-        by_rank.setdefault(int(rank), []).append((key, value))
-    return tuple(_task(rank, lines) for rank, lines in sorted(by_rank.items()))
+    """The tasks in the order of their ranks, from the output of the script with srun's labels.
+
+    Raises ValueError if the output of a task is truncated.
+    """
+    pairs_by_rank: dict[int, list[tuple[str, str]]] = {}  # rank → (key, value) of its lines
+    for line in text.splitlines():
+        if match := _LABELLED_LINE.fullmatch(line):
+            rank, key, value = match.groups()
+            pairs_by_rank.setdefault(int(rank), []).append((key, value))
+    return tuple(_task(rank, pairs) for rank, pairs in sorted(pairs_by_rank.items()))
 
 
-def _task(rank: int, lines: list[tuple[str, str]]) -> Task:
+def _task(rank: int, pairs: list[tuple[str, str]]) -> Task:
     def values(key: str) -> list[str]:
-        return [value.strip() for name, value in lines if name == key]
+        return [value.strip() for name, value in pairs if name == key]
 
     nodes, cpus, listing_error = values("node"), values("cpus"), " ".join(values("unlisted"))
     if not values("end") or len(nodes) != 1 or len(cpus) != 1:
-        raise ValueError(f"the output of task {rank} is truncated: it ends with {lines[-1]}")
-    listed = listing_error.startswith(_NO_DEVICES) or not listing_error
-    rows = [[field.strip() for field in line.split(",")] for line in values("gpu")] if listed else []
-    gpus = [ListedGpu(index=index, uuid=uuid, pci_bus_id=pci_address(bus)) for index, uuid, bus in rows]
+        raise ValueError(f"the output of task {rank} is truncated: it ends with {pairs[-1]}")
+    is_listed = listing_error.startswith(_NO_DEVICES) or not listing_error
+    rows = [[field.strip() for field in line.split(",")] for line in values("gpu")] if is_listed else []
+    gpus = [ListedGpu(index=index, uuid=uuid, pci_bus_id=pci_address(bus_id)) for index, uuid, bus_id in rows]
     return Task(
         rank=rank,
         node=nodes[0],
         cpus=tuple(parse_id_list(cpus[0])),
         cuda_visible_devices=next(iter(values("cuda")), None),
-        listed_gpus=tuple(gpus) if listed else None,
+        listed_gpus=tuple(gpus) if is_listed else None,
         listing_error=listing_error,
         accessible_devices=tuple(values("opened")),
         memory_limits=tuple(_limit(limit) for limit in values("memory")),
-        pci_numa={pci: int(node) for pci, node in (line.split() for line in values("pci"))},
+        pci_numa={address: int(node) for address, node in map(str.split, values("pci"))},
         threads_per_core=len(parse_id_list(next(iter(values("siblings")), "0"))),
         numa=tuple(sorted(map(_numa_node, values("numa")), key=lambda node: node.number)),
     )
@@ -207,5 +213,5 @@ def _numa_node(line: str) -> NumaDistances:
     )
 
 
-def _entries(cuda: str) -> list[str]:
-    return [entry.strip() for entry in cuda.split(",") if entry.strip() not in _NO_GPU]
+def _entries(cuda_visible_devices: str) -> list[str]:
+    return [entry.strip() for entry in cuda_visible_devices.split(",") if entry.strip() not in _NO_GPU]

@@ -1,4 +1,4 @@
-"""Versions of the software that training depends on, from package metadata and files, without imports."""
+"""Versions of the software that training depends on, from package metadata and files; no package is imported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class SoftwareFacts(Frozen):
     """Versions; a field is None if the software is missing or unreadable, with the reason in ``unreadable``.
 
     ``cuda`` is the version that torch was built for. ``nccl`` maps each installed NCCL (package name or library path)
-    to its version; the NCCL log of the collectives shows which one torch loads.
+    to its version; the NCCL log of the collectives shows which NCCL torch loads. ``driver``: of the loaded kernel
+    module. ``runtimes``: container runtime → path of its program.
     """
 
     seatrial: str | None
@@ -89,6 +90,7 @@ def torch_cuda_version() -> str:
 
 
 def _installed_version(name: str) -> str:
+    """The version of an installed package. Raises ValueError."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -101,7 +103,7 @@ def _packages() -> dict[str, str]:
     for distribution in metadata.distributions():
         name = re.sub(r"[-_.]+", "-", str(distribution.metadata["Name"])).lower()
         if (name in _PACKAGES or name.startswith("nvidia-")) and distribution.version:
-            versions.setdefault(name, distribution.version)  # Python imports the first one on sys.path
+            versions.setdefault(name, distribution.version)  # of two, Python imports the first one on sys.path
     return dict(sorted(versions.items()))
 
 

@@ -15,7 +15,7 @@ from seatrial.util import processes
 from seatrial.util.text import error_text, printable
 
 _TIMEOUT_S = 10.0  # each of these programs prints its version at once
-# Component → a command that prints its version, and the text before it
+# Component → a command that prints its version, and a pattern whose group is the version
 _COMMANDS = {
     "container_toolkit": (("nvidia-ctk", "--version"), r"NVIDIA Container Toolkit CLI version (\S+)"),
     "runc": (("runc", "--version"), r"^runc version (\S+)"),
@@ -24,7 +24,7 @@ _COMMANDS = {
 
 
 class InstalledVersion(Frozen):
-    """``place``: the device that has this version, else empty; ``model``: its model."""
+    """``place``: the device with this version, empty if the component is no device; ``model``: model of the device."""
 
     version: str
     place: str = ""
@@ -32,7 +32,7 @@ class InstalledVersion(Frozen):
 
 
 class ComponentVersions(Frozen):
-    """The versions of a component on this machine, or the reason why there is none."""
+    """The versions of a component on this machine, or the reason why no version is known."""
 
     versions: tuple[InstalledVersion, ...] = ()
     reason: str = ""
@@ -73,6 +73,7 @@ def _program(command: Sequence[str], pattern: str) -> list[InstalledVersion]:
 
 
 def _firmware(root: Path) -> list[InstalledVersion]:
+    """The firmware version of each RDMA device. Raises ValueError if there is none."""
     devices = fabric.read_rdma(root).devices
     installed = [
         InstalledVersion(version=device.firmware, place=device.name, model=device.model or "")

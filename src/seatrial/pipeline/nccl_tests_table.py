@@ -206,7 +206,7 @@ def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
     largest = max(row.size for row in rows)
     # truncated if the size after the largest one is within the requested range
     following = largest + table.step_bytes if table.step_bytes else 2 * largest
-    if table.max_bytes and not table.footers and following <= table.max_bytes:
+    if table.max_bytes and not table.footer_count and following <= table.max_bytes:
         text = f"it ends at {format_bytes(_nominal_size(largest))} of {format_bytes(table.max_bytes)}"
         problems.append(f"the table is truncated: {text}; the run did not end, or the rest of the file is missing")
     if largest < SATURATING_BYTES:
@@ -220,6 +220,6 @@ def table_notes(table: Table, rows: Sequence[Row]) -> list[str]:
     notes = []
     if wrong_elements(table, rows) is None:
         notes.append("the data was not checked (option -c 0)")
-    if not table.footers:
+    if not table.footer_count:
         notes.append("no summary below the table: an excerpt, or the run did not end")
     return notes

@@ -29,10 +29,10 @@ def summarize_run(
     messages = []
     for folder in folders:
         try:
-            message = files.merge_samples(folder)
+            if message := files.merge_samples(folder):
+                messages.append(message)
         except (OSError, ValueError) as error:
-            message = f"{folder.name}: telemetry samples could not be merged: {_reason(error)}"
-        messages += [message] if message else []
+            messages.append(f"{folder.name}: telemetry samples could not be merged: {_reason(error)}")
     paths = [path for folder in folders if (path := folder / files.TELEMETRY_FILE).is_file()]
     sampled_checks = [name for job in sampled_jobs for name in job.checks if name in phase_by_check]
     sampled_phases = {name: phase_by_check[name] for name in sampled_checks}
@@ -44,12 +44,13 @@ def summarize_run(
         except (OSError, ValueError) as error:
             messages.append(f"{path}: not read to its end: {_reason(error)}")
     gap_messages = aggregator.sampling_gaps()
-    gap_messages += _sampler_errors(run_dir) if gap_messages else ()
+    if gap_messages:
+        gap_messages += _sampler_errors(run_dir)
     messages += gap_messages[:MAX_GAP_MESSAGES]
     if len(gap_messages) > MAX_GAP_MESSAGES:
         messages.append(f"and {len(gap_messages) - MAX_GAP_MESSAGES} more messages about missing samples")
-    names = tuple(str(path.relative_to(run_dir)) for path in paths)
-    return aggregator.summary().model_copy(update={"files": names, "warnings": tuple(messages)})
+    file_names = tuple(str(path.relative_to(run_dir)) for path in paths)
+    return aggregator.summary().model_copy(update={"files": file_names, "warnings": tuple(messages)})
 
 
 def _reason(error: OSError | ValueError) -> str:

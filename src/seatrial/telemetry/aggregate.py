@@ -26,13 +26,13 @@ from seatrial.model.telemetry import (
 from seatrial.telemetry.curves import Curves
 from seatrial.telemetry.files import DeviceSamples
 
-# With at most this many GPUs the record has the load of each GPU in each check; with more, a selection (select_loads)
+# Up to this number of GPUs the record has the load of each GPU in each check; with more, a selection (select_loads)
 MAX_LOADS = 64
 MAX_STEPS = 120  # values per curve; in a printed report each is about three pixels wide
 MAX_PAUSE_S = 5.0  # a longer pause between two checks of a phase (start of a job, another phase) is cut from the axis
 # Longest gap between samples that is not reported, plus 5 sampling periods: a sampler first starts Python and NVML
 MAX_GAP_S = 15.0
-# Minimum duration of samples from which a sample rate or CPU share is computed; the CPU clock is too coarse for less
+# A sample rate or CPU share is computed from samples over at least this time; the CPU clock is too coarse for less
 MIN_SAMPLED_S = 10.0
 # NVML API reference: utilisation is a mean over the last 1 to 1/6 s (nvmlUtilization_t), power over the last second
 # except on GA100 and older (nvmlDeviceGetPowerUsage), so samples in the first second of a check show earlier load.
@@ -57,16 +57,19 @@ Intervals = Mapping[str, Sequence[CheckInterval]]  # node or subject → its int
 def check_intervals(
     measurements: Iterable[Measurement], group_by: Callable[[str], str] = lambda subject: subject.partition("/")[0]
 ) -> Intervals:
-    """Return the interval of each check, from its first begin to its last end; grouped by node, or by ``group_by``."""
-    groups: dict[str, dict[str, CheckInterval]] = {}
+    """Return the interval of each check, from its first begin to its last end.
+
+    ``group_by``: subject of a measurement → key of the result, by default the node.
+    """
+    groups: dict[str, dict[str, CheckInterval]] = {}  # key of the result → check → interval
     for measurement in measurements:
         if measurement.rank is not None and measurement.seconds > 0:  # errors recorded by run_job have no duration
             check = measurement.check
-            intervals = groups.setdefault(group_by(measurement.subject), {})
-            earlier = intervals.get(check, CheckInterval(check, math.inf, -math.inf))
+            interval_by_check = groups.setdefault(group_by(measurement.subject), {})
+            earlier = interval_by_check.get(check, CheckInterval(check, math.inf, -math.inf))
             end = max(earlier.end, measurement.started + measurement.seconds)
-            intervals[check] = CheckInterval(check, min(earlier.begin, measurement.started), end)
-    return {name: sorted(group.values(), key=lambda interval: interval.begin) for name, group in groups.items()}
+            interval_by_check[check] = CheckInterval(check, min(earlier.begin, measurement.started), end)
+    return {key: sorted(group.values(), key=lambda interval: interval.begin) for key, group in groups.items()}
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,11 @@ class Segment:
 class PhaseAxis:
     """Time axis of a phase (a group of checks, such as collectives), in seconds, without the pauses between its checks.
 
-    The axis consists of segments; no check ran in the pauses between them. On each node a segment begins with the first
-    check of that node in it. The segment is as long as on the slowest node.
-    ``cuts``: where each segment begins on the axis. ``spans``: the checks of the node that ran most checks.
-    ``step_s``, ``steps``: length and number of the steps of a curve.
+    The axis consists of segments; no check ran in the pauses between them. On each node, a segment begins with the
+    node's first check in the segment. On the axis, a segment is as long as on the slowest node.
+    ``segments``: node → its segments. ``cuts``: where each segment begins on the axis. ``spans``: the checks of the
+    node that ran most checks. ``seconds``: length of the axis.
+    ``step_s``, ``step_count``: length and number of the steps of a curve.
     """
 
     def __init__(self, intervals: Intervals, hz: float) -> None:
@@ -95,13 +99,12 @@ class PhaseAxis:
         self.seconds = 0.0
         for group in _groups_without_pause(max(intervals.values(), key=len)):
             self._append_segment({interval.check for interval in group}, intervals)
-            origin = group[0].begin - self.cuts[-1]
-            self.spans += (
-                Span(check=interval.check, begin=round(interval.begin - origin, 2), end=round(interval.end - origin, 2))
-                for interval in group
-            )
+            axis_origin = group[0].begin - self.cuts[-1]  # Unix seconds at 0 of the axis
+            for interval in group:
+                begin, end = round(interval.begin - axis_origin, 2), round(interval.end - axis_origin, 2)
+                self.spans.append(Span(check=interval.check, begin=begin, end=end))
         self.step_s = max(1 / hz, self.seconds / MAX_STEPS)
-        self.steps = math.floor(self.seconds / self.step_s) + 1
+        self.step_count = math.floor(self.seconds / self.step_s) + 1
 
     def _append_segment(self, checks: set[str], intervals: Intervals) -> None:
         """Append the segment in which ``checks`` ran, on every node on which one of them ran."""
@@ -127,7 +130,7 @@ def _groups_without_pause(intervals: Sequence[CheckInterval]) -> Iterator[list[C
 
 
 class TelemetryAggregator:
-    """Summarises the samples of a run; holds those of one device at a time in memory."""
+    """Summarises the samples of a run. Only the samples of one device at a time are in memory."""
 
     def __init__(self, phase_by_check: Mapping[str, str], measurements: Iterable[Measurement], hz: float) -> None:
         """``phase_by_check``: the checks of jobs with a sampler. Measurements of other checks are ignored."""
@@ -157,19 +160,18 @@ class TelemetryAggregator:
             self._host_times.setdefault(device.node, []).extend(device.time)
             self._add_cpu_share(device)
         else:
-            # for each check of the node: the interval on this GPU if there is one, otherwise the interval on the node
-            gpu_intervals = {
-                interval.check: interval for interval in self._not_skipped_by_subject.get(device.subject, ())
-            }
+            # For each check of the node: the interval on this GPU if there is one, otherwise the interval on the node
+            gpu_intervals = self._not_skipped_by_subject.get(device.subject, ())
+            gpu_interval_by_check = {interval.check: interval for interval in gpu_intervals}
             node_intervals = self._not_skipped_by_node.get(device.node, ())
-            intervals = [gpu_intervals.get(interval.check, interval) for interval in node_intervals]
+            intervals = [gpu_interval_by_check.get(interval.check, interval) for interval in node_intervals]
             self._intervals_by_gpu[device.subject] = intervals
             self._loads += (load for interval in intervals if (load := load_during_check(device, interval)))
             seconds = device.time[-1] - device.time[0] + 1 / device.hz if device.time else 0.0
             if seconds >= MIN_SAMPLED_S:
                 self._sample_rates.append(len(device.sampled_indices) / seconds)
         for phase, axis in self._axes.items():
-            curves = self._curves.setdefault((phase, kind), Curves(kind, axis.steps, axis.step_s))
+            curves = self._curves.setdefault((phase, kind), Curves(kind, axis.step_count, axis.step_s))
             for segment in axis.segments.get(device.node, ()):
                 curves.add(device, segment.begin, segment.end, segment.axis_begin)
 
@@ -185,20 +187,21 @@ class TelemetryAggregator:
         messages = []
         for node, intervals in self._intervals_by_node.items():
             times = [-math.inf, *sorted(self._host_times.get(node, ())), math.inf]
-            gaps = [_overlap(intervals, a, b) for a, b in pairwise(times) if b - a > self._max_gap_s]
-            if gaps and max(gaps) > self._max_gap_s:
-                messages.append(f"{node}: no telemetry samples for {max(gaps):.0f} s while checks ran")
+            gaps = [(begin, end) for begin, end in pairwise(times) if end - begin > self._max_gap_s]
+            longest_s = max((_overlap(intervals, begin, end) for begin, end in gaps), default=0.0)
+            if longest_s > self._max_gap_s:
+                messages.append(f"{node}: no telemetry samples for {longest_s:.0f} s while checks ran")
         return messages
 
     def summary(self) -> Telemetry:
         """Return the summary of all devices added so far."""
         sampled = {(load.check, load.gpu) for load in self._loads}
-        expected = [
-            (interval.check, gpu) for gpu, intervals in self._intervals_by_gpu.items() for interval in intervals
-        ]
+        unsampled_gpus: Counter[str] = Counter()  # check → number of GPUs
+        for gpu, intervals in self._intervals_by_gpu.items():
+            unsampled_gpus.update(interval.check for interval in intervals if (interval.check, gpu) not in sampled)
         return Telemetry(
             loads=tuple(select_loads(self._loads)),
-            unsampled_gpus=dict(Counter(check for check, gpu in expected if (check, gpu) not in sampled)),
+            unsampled_gpus=dict(unsampled_gpus),
             dashboards=tuple(self._dashboards()),
             min_sample_rate_hz=round(min(self._sample_rates), 3) if self._sample_rates else None,
             max_sample_rate_hz=round(max(self._sample_rates), 3) if self._sample_rates else None,
@@ -225,9 +228,9 @@ class TelemetryAggregator:
 
 def load_during_check(device: DeviceSamples, interval: CheckInterval) -> Load | None:
     """Return the load of a GPU during a check; None without a sample after the first SKIPPED_S of the check."""
-    first, last = bisect_left(device.time, interval.begin + SKIPPED_S), bisect_right(device.time, interval.end)
+    begin, end = bisect_left(device.time, interval.begin + SKIPPED_S), bisect_right(device.time, interval.end)
     sampled = device.sampled_indices
-    indices = sampled[bisect_left(sampled, first) : bisect_left(sampled, last)]
+    indices = sampled[bisect_left(sampled, begin) : bisect_left(sampled, end)]
     if not indices:
         return None
 
@@ -241,7 +244,7 @@ def load_during_check(device: DeviceSamples, interval: CheckInterval) -> Load | 
     pairs = zip(column("sm_util"), column("sm_clock_mhz"), strict=False)
     busy_clocks = [clock for util, clock in pairs if util is not None and clock is not None and util >= _BUSY_PERCENT]
     power, util, masks = read_values("power_w"), read_values("sm_util"), read_values(CLOCKS_EVENT_REASONS)
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter()  # reason → number of samples
     for mask, count in Counter(masks).items():
         counts.update(dict.fromkeys(device.throttle_reasons(mask), count))
     return Load(
@@ -276,18 +279,24 @@ def select_loads(loads: Sequence[Load]) -> Iterator[Load]:
 
 
 def _median(loads: Sequence[Load]) -> Load:
-    by_name = {name: [value for load in loads if (value := getattr(load, name)) is not None] for name in _EXTREMES}
-    medians = {name: round(median(values), 1) for name, values in by_name.items() if values}
+    """Return the median of each field over the GPUs, with the smallest number of samples."""
+    medians = {}
+    for name in _EXTREMES:
+        values = [value for load in loads if (value := getattr(load, name)) is not None]
+        if values:
+            medians[name] = round(median(values), 1)
     samples = min(load.samples for load in loads)
     return Load(check=loads[0].check, gpu=f"median of {len(loads)}", samples=samples, **medians)
 
 
 def _min_and_max(loads: Sequence[Load], name: str) -> list[Load]:
+    """Return the loads with the smallest and the largest value of a field; empty if no load has a value."""
     with_value = [load for load in loads if getattr(load, name) is not None]
     return [pick(with_value, key=lambda load: getattr(load, name)) for pick in (min, max)] if with_value else []
 
 
 def _by_phase(intervals: Intervals, phase_by_check: Mapping[str, str]) -> Mapping[str, Intervals]:
+    """Return phase → node → intervals of the phase's checks."""
     by_phase: dict[str, dict[str, list[CheckInterval]]] = {}
     for node, node_intervals in intervals.items():
         for interval in node_intervals:

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from seatrial.model.telemetry import (
     CLOCKS_EVENT_REASONS,
@@ -22,18 +22,20 @@ from seatrial.model.telemetry import (
 )
 from seatrial.telemetry.files import DeviceSamples
 
-MAX_TRACKS = 8  # up to so many devices, each has a track; for more: minimum, median, maximum and outliers
+MAX_TRACKS = 8  # up to this number of devices, each has a track; for more: minimum, median, maximum and outliers
 MAX_OUTLIERS = 2  # per gauge; each has a track
-# An outlier is a device whose mean differs from the median of all means by so many robust standard deviations
-# (1.4826 × median absolute deviation), and by this share of the median
+# An outlier is a device whose mean differs from the median of all means by more than OUTLIER_SIGMAS robust standard
+# deviations (1.4826 × median absolute deviation), and by more than OUTLIER_SHARE of the median
 OUTLIER_SIGMAS, OUTLIER_SHARE = 5.0, 0.05
-# NVML reports only the current clocks event reasons. They count until the GPU's next sample, at most this long: a
+# NVML reports only the current clocks event reasons. They count until the GPU's next sample, but at most this long. A
 # sampler that reads one GPU per second reads each of sixteen GPUs within this time.
 REASON_VALID_S = 20.0
 _NAN = math.nan  # a step without a sample
+# The state of a GPU in one step is a sum of bits: of the labels that apply, in this order, and of _SAMPLED_BIT
 _LABELS = (POWER_CAP, *THROTTLE_REASONS, NOT_SAMPLED)
 _NOT_SAMPLED_BIT, _SAMPLED_BIT = 1 << _LABELS.index(NOT_SAMPLED), 1 << len(_LABELS)
 
+# Tracks of a gauge with many devices → how each value is computed from the values of the devices
 _BAND: dict[Literal["min", "median", "max"], Callable[[list[float]], float]] = {
     "min": min,
     "median": median,
@@ -41,49 +43,59 @@ _BAND: dict[Literal["min", "median", "max"], Callable[[list[float]], float]] = {
 }
 
 
-class Curves:
-    """The gauges of all devices of one kind in one phase, as means over ``steps`` steps of ``step_s`` seconds."""
+class _Sample(NamedTuple):
+    """A sample of a device: its index in the columns, and the number of its step in the curves."""
 
-    def __init__(self, kind: Kind, steps: int, step_s: float) -> None:
+    column_index: int
+    step: int
+
+
+class Curves:
+    """The gauges of all devices of one kind in one phase, as means over ``step_count`` steps of ``step_s`` seconds."""
+
+    def __init__(self, kind: Kind, step_count: int, step_s: float) -> None:
         self.devices: set[str] = set()
-        self._kind, self._steps, self._step_s = kind, steps, step_s
+        self._kind, self._step_count, self._step_s = kind, step_count, step_s
+        # gauge → device → mean in each step
         self._means: dict[str, dict[str, array[float]]] = {gauge.name: {} for gauge in GAUGES[kind]}
-        # GPU → its reasons in each step, as bits in the order of _LABELS, then _SAMPLED_BIT; 0 outside of the segments
-        self._reasons: dict[str, array[int]] = {}
+        # GPU → its state in each step, as bits (see _LABELS); 0 outside of the segments
+        self._states: dict[str, array[int]] = {}
 
     def add(self, device: DeviceSamples, begin: float, end: float, axis_begin: float) -> None:
         """Add a device's samples from ``begin`` to ``end`` (Unix seconds); ``axis_begin``: ``begin`` on the axis."""
-        first, last = bisect_left(device.time, begin), bisect_right(device.time, end)
-        samples = [
-            (index, step)
-            for index in range(first, last)
-            if 0 <= (step := self._step(device.time[index] - begin + axis_begin)) < self._steps
-        ]
+        samples = []
+        for index in range(bisect_left(device.time, begin), bisect_right(device.time, end)):
+            step = self._step(device.time[index] - begin + axis_begin)
+            if 0 <= step < self._step_count:
+                samples.append(_Sample(index, step))
         if not samples:
             return
         self.devices.add(device.subject)
-        for gauge, by_device in self._means.items():
+        for gauge, means_by_device in self._means.items():
             if means := self._step_means(device.column(gauge), samples):
-                earlier = by_device.get(device.subject, means)
+                earlier = means_by_device.get(device.subject, means)
                 pairs = zip(earlier, means, strict=True)
-                by_device[device.subject] = array("f", (old if math.isnan(new) else new for old, new in pairs))
+                means_by_device[device.subject] = array("f", (old if math.isnan(new) else new for old, new in pairs))
         if self._kind == "gpu":
-            steps = range(self._step(axis_begin), min(self._step(axis_begin + end - begin) + 1, self._steps))
-            self._add_reasons(device, samples, steps)
+            end_step = min(self._step(axis_begin + end - begin) + 1, self._step_count)
+            self._add_states(device, samples, range(self._step(axis_begin), end_step))
 
     def tracks(self) -> Iterator[Track]:
         """Yield the tracks of each gauge, then those of throttled GPUs."""
         for gauge in GAUGES[self._kind]:
             yield from _gauge_tracks(gauge.name, self._means[gauge.name], gauge.digits)
-        yield from _throttle_tracks(self._reasons.values())
+        yield from _throttle_tracks(self._states.values())
 
-    def _step(self, seconds: float) -> int:
-        return int(seconds // self._step_s)
+    def _step(self, axis_s: float) -> int:
+        """Return the number of the step at ``axis_s`` seconds on the axis."""
+        return int(axis_s // self._step_s)
 
-    def _step_means(self, column: Sequence[float | None], samples: Sequence[tuple[int, int]]) -> array[float] | None:
-        """Return the mean of ``samples`` (index, step) in each step, NaN in steps without one; None without values."""
-        sums, counts = [0.0] * self._steps, [0] * self._steps
-        for index, step in samples if column else ():
+    def _step_means(self, column: Sequence[float | None], samples: Sequence[_Sample]) -> array[float] | None:
+        """Return the mean of the column in each step, NaN in steps without a value; None if there is no value."""
+        if not column:
+            return None
+        sums, counts = [0.0] * self._step_count, [0] * self._step_count
+        for index, step in samples:
             value = column[index]
             if value is not None:
                 sums[step] += value
@@ -92,69 +104,75 @@ class Curves:
             return None
         return array("f", (total / count if count else _NAN for total, count in zip(sums, counts, strict=True)))
 
-    def _add_reasons(self, device: DeviceSamples, samples: Sequence[tuple[int, int]], steps: range) -> None:
-        """Set the reasons of ``steps``: the reasons of a sample hold until the next sample, at most REASON_VALID_S."""
+    def _add_states(self, device: DeviceSamples, samples: Sequence[_Sample], steps: range) -> None:
+        """Set the states of ``steps``: the reasons of a sample hold until the next sample, at most REASON_VALID_S."""
         masks = device.column(CLOCKS_EVENT_REASONS)
-        sampled = [(step, mask) for index, step in samples if masks and (mask := masks[index]) is not None]
-        bits = {mask: _SAMPLED_BIT | _bits(device.throttle_reasons(mask)) for mask in {mask for _, mask in sampled}}
-        by_step: dict[int, int] = {}
-        for step, mask in sampled:
-            by_step[step] = by_step.get(step, 0) | bits[mask]
-        reasons = self._reasons.setdefault(device.subject, array("B", [0] * self._steps))
+        state_by_mask = {
+            mask: _SAMPLED_BIT | _bits(device.throttle_reasons(mask)) for mask in set(masks) if mask is not None
+        }
+        sampled_states: dict[int, int] = {}  # step → state
+        for index, step in samples if masks else ():
+            mask = masks[index]
+            if mask is not None:
+                sampled_states[step] = sampled_states.get(step, 0) | state_by_mask[mask]
+        states = self._states.setdefault(device.subject, array("B", [0] * self._step_count))
         latest, last_valid_step = _NOT_SAMPLED_BIT, -1
         for step in steps:
-            if step in by_step:
-                latest, last_valid_step = by_step[step], step + self._step(REASON_VALID_S)
+            if step in sampled_states:
+                latest, last_valid_step = sampled_states[step], step + self._step(REASON_VALID_S)
             elif step > last_valid_step:
                 latest = _NOT_SAMPLED_BIT
-            if step in by_step or not reasons[step] & _SAMPLED_BIT:  # keep the samples of an earlier attempt
-                reasons[step] = latest
+            if step in sampled_states or not states[step] & _SAMPLED_BIT:  # keep the samples of an earlier attempt
+                states[step] = latest
 
 
 def _bits(labels: Iterable[str]) -> int:
     return sum(1 << _LABELS.index(label) for label in labels)
 
 
-def _throttle_tracks(reasons: Iterable[array[int]]) -> Iterator[Track]:
+def _throttle_tracks(states: Iterable[array[int]]) -> Iterator[Track]:
     """Yield the number of throttled GPUs by step for each reason that occurred; None in steps without a sample.
 
-    Last comes the number of GPUs that were not sampled, if there is any reason and any such GPU.
+    Last comes the number of GPUs that were not sampled, if a reason occurred and a GPU was not sampled.
     """
-    steps = [Counter(step) for step in zip(*reasons, strict=True)]
-    sampled = [any(value & _SAMPLED_BIT for value in step) for step in steps]
-    counts = {
-        label: [float(sum(count for value, count in step.items() if value & _bits([label]))) for step in steps]
-        for label in _LABELS
-    }
-    not_sampled = counts.pop(NOT_SAMPLED)
-    occurred = {reason: values for reason, values in counts.items() if any(values)}
-    for reason, values in occurred.items():
-        track = (value if any_sampled else None for value, any_sampled in zip(values, sampled, strict=True))
-        yield Track(gauge=THROTTLED, label=reason, values=tuple(track))
+    steps = [Counter(step_states) for step_states in zip(*states, strict=True)]  # of each step: state → GPUs
+    any_sampled = [any(state & _SAMPLED_BIT for state in step) for step in steps]
+    gpu_counts: dict[str, list[float]] = {}  # label → number of GPUs in each step
+    for label in _LABELS:
+        bit = _bits([label])
+        gpu_counts[label] = [float(sum(count for state, count in step.items() if state & bit)) for step in steps]
+    not_sampled = gpu_counts.pop(NOT_SAMPLED)
+    occurred = {reason: counts for reason, counts in gpu_counts.items() if any(counts)}
+    for reason, counts in occurred.items():
+        values = (count if sampled else None for count, sampled in zip(counts, any_sampled, strict=True))
+        yield Track(gauge=THROTTLED, label=reason, values=tuple(values))
     if occurred and any(not_sampled):
         yield Track(gauge=THROTTLED, label=NOT_SAMPLED, values=tuple(not_sampled))
 
 
-def _gauge_tracks(gauge: str, by_device: dict[str, array[float]], digits: int) -> Iterator[Track]:
+def _gauge_tracks(gauge: str, means_by_device: dict[str, array[float]], digits: int) -> Iterator[Track]:
     """Yield a track per device, or with many devices minimum, median, maximum and outliers."""
-    if len(by_device) <= MAX_TRACKS:
-        for subject, values in by_device.items():
-            yield Track(gauge=gauge, label=subject, values=_rounded(values, digits))
+    if len(means_by_device) <= MAX_TRACKS:
+        for subject, means in means_by_device.items():
+            yield Track(gauge=gauge, label=subject, values=_rounded(means, digits))
         return
-    steps = [[value for value in step if not math.isnan(value)] for step in zip(*by_device.values(), strict=True)]
+    device_means = zip(*means_by_device.values(), strict=True)  # of each step
+    steps = [[mean for mean in step if not math.isnan(mean)] for step in device_means]
     for role, reduce in _BAND.items():
         curve = _rounded((reduce(step) if step else _NAN for step in steps), digits)
         yield Track(gauge=gauge, label=role, role=role, values=curve)
-    means = {subject: fmean(v for v in values if not math.isnan(v)) for subject, values in by_device.items()}
-    for subject in outliers(means):
-        yield Track(gauge=gauge, label=subject, values=_rounded(by_device[subject], digits))
+    mean_by_device = {
+        subject: fmean(mean for mean in means if not math.isnan(mean)) for subject, means in means_by_device.items()
+    }
+    for subject in outliers(mean_by_device):
+        yield Track(gauge=gauge, label=subject, values=_rounded(means_by_device[subject], digits))
 
 
-def outliers(means: dict[str, float]) -> list[str]:
+def outliers(mean_by_subject: dict[str, float]) -> list[str]:
     """Return the subjects whose mean is an outlier, at most MAX_OUTLIERS, farthest from the median first."""
-    middle = median(means.values())
-    distances = {subject: abs(mean - middle) for subject, mean in means.items()}
-    limit = max(OUTLIER_SIGMAS * 1.4826 * median(distances.values()), OUTLIER_SHARE * abs(middle))
+    median_mean = median(mean_by_subject.values())
+    distances = {subject: abs(mean - median_mean) for subject, mean in mean_by_subject.items()}
+    limit = max(OUTLIER_SIGMAS * 1.4826 * median(distances.values()), OUTLIER_SHARE * abs(median_mean))
     distant = [subject for subject, distance in distances.items() if distance > limit]
     return sorted(distant, key=lambda subject: -distances[subject])[:MAX_OUTLIERS]
 

@@ -1,13 +1,13 @@
 """Error counters of one GPU and of the node's RDMA ports, before and after a check.
 
-The result is the fact of a check, here with an example of each part:
+``ErrorCounts.fact`` returns them as a fact of the check, here with an example of each part:
 
     {"counters_read": 13,                                               number of counters read both times
      "increased": {"gpu3": {"ecc_corrected": [0, 2]}, "mlx5_0/1": {"symbol_error": [7, 9]}},   before, after
      "xids": [43],                                                      Xids reported during the check
-     "unreadable": {"gpu3 pcie_replays": "Unknown Error"},              read error
-     "permission_denied": {"Insufficient Permissions": ["gpu3 xid"]},
-     "not_supported": {"Not Supported": ["gpu3 nvlink_replays"]}}
+     "unreadable": {"gpu3 pcie_replays": "Unknown Error"},              counter → read error
+     "permission_denied": {"Insufficient Permissions": ["gpu3 xid"]},   error → counters
+     "not_supported": {"Not Supported": ["gpu3 nvlink_replays"]}}       error → counters
 
 Empty parts are omitted, to keep the facts of thousands of healthy ranks small.
 """
@@ -57,12 +57,13 @@ class ErrorCounts:
     def metrics(self, gpu_subject: str, node: str) -> Iterator[Metric]:
         """Yield ``new_errors.*`` of counters with level FAIL or WARN: of the GPU, and sums over the node's ports."""
         definitions = counter_definitions()
-        sums: dict[tuple[str, str], int] = {}
+        sums: dict[tuple[str, str], int] = {}  # (counter, subject) → new errors
         for device, counters in self._increased.items():
             is_port = "/" in device  # such as mlx5_0/1
-            by_counter, subject = (definitions.port, node) if is_port else (definitions.gpu, gpu_subject)
+            definition_by_counter, subject = (definitions.port, node) if is_port else (definitions.gpu, gpu_subject)
             for counter, (before, after) in counters.items():
-                if by_counter[counter].level in _ERROR_LEVELS and (new_errors := increase(before, after)):
+                new_errors = increase(before, after)
+                if new_errors and definition_by_counter[counter].level in _ERROR_LEVELS:
                     sums[counter, subject] = sums.get((counter, subject), 0) + new_errors
         if xids := [xid for xid in self._xids if definitions.for_xid(xid).level in _ERROR_LEVELS]:
             sums["xid", gpu_subject] = len(xids)
@@ -86,27 +87,27 @@ class ErrorCounts:
     def add_counters(self, counters: GpuErrorCounters | PortErrorCounters, device: str = "") -> None:
         """Add counters that were read before and after the check.
 
-        ``device``: the device of all ``counters``, if their keys are only the names of counters; else a key is
-        (device, counter).
+        ``device``: the GPU of GpuErrorCounters, whose keys are only names of counters. The keys of PortErrorCounters
+        are (port, counter).
         """
 
         def full_key(key: str | tuple[str, ...]) -> tuple[str, ...]:
             return (device, key) if isinstance(key, str) else key
 
-        ports = counter_definitions().port
+        port_definitions = counter_definitions().port
         after_by_key: Mapping[Any, int] = counters.after
         for key, before in counters.before.items():
             after = after_by_key.get(key)
             self._read_count += after is not None
             counter_device, counter = full_key(key)
-            limit = ports[counter].limit if counter in ports else None
+            limit = port_definitions[counter].limit if counter in port_definitions else None
             # A counter at its limit cannot increase any more, so it is listed even if it did not change. Xids have a
-            # list of their own
+            # list of their own.
             if after is not None and counter != "xid" and (after != before or after == limit):
                 self._increased.setdefault(counter_device, {})[counter] = [before, after]
         for key, reason in counters.unavailable.items():
-            by_reason = self._permission_denied if key in counters.permission_denied else self._not_supported
-            by_reason.setdefault(reason, []).append(" ".join(full_key(key)))
+            counters_by_reason = self._permission_denied if key in counters.permission_denied else self._not_supported
+            counters_by_reason.setdefault(reason, []).append(" ".join(full_key(key)))
         self._unreadable |= {" ".join(full_key(key)): reason for key, reason in counters.read_errors.items()}
 
 

@@ -32,9 +32,10 @@ T = TypeVar("T")
 
 
 class DeviceSamples(Frozen):
-    """One line of the file: the samples of one device during one attempt of a job. Extra fields are gauge columns.
+    """One line of the telemetry file: the samples of one device during one attempt of a job.
 
-    ``hz``: samples per second. ``skipped``: number of damaged lines in the file of its sampler. ``reasons``: bit of
+    Extra fields are columns: gauge → its value in each sample. ``device``: ``host`` or ``gpuN``. ``rank``: rank of the
+    sampler. ``hz``: samples per second. ``skipped``: number of damaged lines in the sampler's file. ``reasons``: bit of
     ``clocks_event_reasons`` → name. ``unreadable``: gauge → why it could not be read.
     """
 
@@ -61,6 +62,7 @@ class DeviceSamples(Frozen):
 
     @property
     def subject(self) -> str:
+        """The device as in verdicts: ``node3`` for the host, ``node3/gpu5`` for a GPU."""
         return self.node if self.device == HOST else f"{self.node}/{self.device}"
 
     def column(self, gauge: str) -> tuple[float | None, ...]:
@@ -69,20 +71,20 @@ class DeviceSamples(Frozen):
 
     @cached_property
     def sampled_indices(self) -> list[int]:
-        """Indices of the samples in which this device was read. If GPUs are sampled in turn, these are not all."""
+        """Indices of the samples in which this device was read: not all of them if GPUs are sampled in turn."""
         rows = zip(*self.__pydantic_extra__.values(), strict=True)
         return [index for index, row in enumerate(rows) if row.count(None) < len(row)]
 
     def throttle_reasons(self, mask: float) -> frozenset[str]:
         """Return the reasons in ``mask`` that throttle the GPU: not idle, and not a setting of the user.
 
-        "Hardware slowdown" is omitted if another reason than the power cap is given too, since that reason explains the
-        slowdown. Else it means high power draw (NVML API reference, nvmlClocksEventReasonHwSlowdown).
+        "Hardware slowdown" is omitted if a reason other than the power cap explains the slowdown. Without such a
+        reason, hardware slowdown means high power draw (NVML API reference, nvmlClocksEventReasonHwSlowdown).
         """
         active = {reason for bit, reason in self.reasons.items() if int(mask) & int(bit)}
         throttling = frozenset(active.intersection((POWER_CAP, *THROTTLE_REASONS)))
-        explained = throttling - {HARDWARE_SLOWDOWN, POWER_CAP}
-        return throttling - {HARDWARE_SLOWDOWN} if explained else throttling
+        explanations = throttling - {HARDWARE_SLOWDOWN, POWER_CAP}
+        return throttling - {HARDWARE_SLOWDOWN} if explanations else throttling
 
 
 def read_devices(path: Path) -> Iterator[DeviceSamples]:
@@ -106,21 +108,21 @@ def merge_samples(folder: Path) -> str:
     sample_files = sorted(folder.glob("attempt*/rank*.samples"))
     if not sample_files:
         return ""
-    compressed, merged, skipped = io.BytesIO(), set[object](), 0
+    compressed, merged_keys, skipped_lines = io.BytesIO(), set[object](), 0
     with gzip.open(compressed, "wb") as file:
         for line in (*_merged_lines(folder / TELEMETRY_FILE), *_new_lines(sample_files)):
             device = _parse_object(line)
             first_times = repr(device.get("time"))[:40]  # two samplers of one attempt and rank began at different times
-            key = (*(device.get(name) for name in ("attempt", "rank", "device")), first_times)
-            if device and key not in merged:  # duplicates if an earlier call was killed before it removed the files
-                merged.add(key)
-                # all devices of a sampler have the same number: count it once
-                skipped += int(device.get("skipped", 0)) if device.get("device") == HOST else 0
+            key = (device.get("attempt"), device.get("rank"), device.get("device"), first_times)
+            if device and key not in merged_keys:  # duplicate if an earlier call was killed before it removed the files
+                merged_keys.add(key)
+                if device.get("device") == HOST:  # all devices of a sampler have the same number: count it once
+                    skipped_lines += int(device.get("skipped", 0))
                 file.write(line.strip() + b"\n")
     atomic_write(folder / TELEMETRY_FILE, compressed.getvalue())
     for path in sample_files:
         path.unlink()
-    return f"{folder.name}: damaged telemetry lines skipped: {skipped}" if skipped else ""
+    return f"{folder.name}: damaged telemetry lines skipped: {skipped_lines}" if skipped_lines else ""
 
 
 def _merged_lines(path: Path) -> Iterator[bytes]:
@@ -132,6 +134,7 @@ def _merged_lines(path: Path) -> Iterator[bytes]:
 
 
 def _new_lines(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Yield the lines for a telemetry file from samplers' files, one per device and sampler."""
     for path in paths:
         match = _SAMPLES_PATH.search(path.as_posix())
         attempt, rank = (int(match[name]) if match else 0 for name in ("attempt", "rank"))
@@ -149,7 +152,8 @@ def latest_samples(path: Path) -> dict[str, dict[str, float | None]]:
     with open_file(path) as file:
         header = _parse_header(_parse_json(file.readline(MAX_LINE_BYTES)))
     lines = [_parse_json(line.encode()) for line in tail_lines(path, _TAIL_LINES, _TAIL_BYTES)]
-    header = next((later for line in reversed(lines) if (later := _parse_header(line))), header)
+    for line in lines:  # the last header counts
+        header = _parse_header(line) or header
     if header is None:
         return {}
     values: dict[str, float | None] = {}
@@ -161,7 +165,10 @@ def latest_samples(path: Path) -> dict[str, dict[str, float | None]]:
 
 
 class Header(Frozen):
-    """The first line of a sampler's file. ``columns``: names, such as gpu0.power_w, of the numbers in later lines."""
+    """The first line of a sampler's file. ``columns``: names, such as gpu0.power_w, of the numbers in later lines.
+
+    ``devices``: device → its properties (name, uuid). ``hz``, ``reasons``: as in ``DeviceSamples``.
+    """
 
     node: str
     hz: FiniteFloat
@@ -172,8 +179,9 @@ class Header(Frozen):
 
 @dataclass
 class _SamplerRows:
-    """The lines of one sampler process, from its header on.
+    """The lines of one sampler process, from its header on; ``rows``: its samples.
 
+    ``skipped``: number of lines that are neither a sample nor an object of unreadable gauges.
     A file has the lines of several processes if a job was started again by hand.
     """
 
@@ -183,6 +191,7 @@ class _SamplerRows:
     skipped: int = 0
 
     def add(self, line: object) -> None:
+        """Add a parsed line: a sample or an object of unreadable gauges; count any other line."""
         match line:
             case list() if len(line) == len(self.header.columns) and line[0] is not None and all(map(_is_value, line)):
                 self.rows.append(line)
@@ -192,6 +201,7 @@ class _SamplerRows:
                 self.skipped += 1
 
     def devices(self) -> Iterator[_Line]:
+        """Yield the fields of ``DeviceSamples`` for each device, without ``attempt`` and ``rank``."""
         columns = dict(zip(self.header.columns, zip(*self.rows, strict=True), strict=True)) if self.rows else {}
         times = columns.pop("time", ())
         for device, properties in self.header.devices.items():
@@ -227,6 +237,7 @@ def _parse_header(line: object) -> Header | None:
 
 
 def _is_value(value: object) -> bool:
+    """Whether ``value`` is a finite number or null."""
     if isinstance(value, bool):
         return False
     return value is None or (isinstance(value, int | float) and math.isfinite(value))

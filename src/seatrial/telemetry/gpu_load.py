@@ -14,7 +14,7 @@ PERIOD_S = 0.5  # two samples per second: NVML averages power over one second
 
 
 class LoadSample(Frozen):
-    """State of a GPU at ``time_s`` (time.perf_counter). A value is None if NVML could not read it."""
+    """Load of a GPU at ``time_s``, in seconds of time.perf_counter(). A value is None if NVML could not read it."""
 
     time_s: float
     power_w: float | None
@@ -35,14 +35,15 @@ class GpuLoad:
 def sample_gpu_load(index: int) -> Iterator[GpuLoad]:
     """Sample the GPU with NVML index ``index`` in a thread while the block runs. Raises NvmlUnavailableError."""
     with nvml_session() as nvml:
-        load, handle = GpuLoad(NvmlReader(nvml)), nvml.nvmlDeviceGetHandleByIndex(index)
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        load = GpuLoad(NvmlReader(nvml))
         stop = threading.Event()
 
         def run() -> None:
             while not stop.wait(PERIOD_S):
-                state = read_load(load.reader, handle)
-                state["clocks_event_reasons"] = clocks_event_reason_names(nvml, state["clocks_event_reasons"])
-                load.samples.append(LoadSample(time_s=time.perf_counter(), **state))
+                values = read_load(load.reader, handle)
+                values["clocks_event_reasons"] = clocks_event_reason_names(nvml, values["clocks_event_reasons"])
+                load.samples.append(LoadSample(time_s=time.perf_counter(), **values))
 
         thread = threading.Thread(target=run, name="gpu-load", daemon=True)
         thread.start()

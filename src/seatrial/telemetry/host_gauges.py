@@ -14,7 +14,7 @@ from seatrial.model.telemetry import HOST_GAUGES
 
 # port_rcv_data and port_xmit_data count units of 4 bytes (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
 _BYTES_PER_COUNT = 4
-_MB, _GB = 1e6, 1e9
+_MB, _GB = 1e6, 1e9  # bytes
 MIN_INTERVAL_S = 0.05  # no rate over a shorter interval, in which one packet or clock tick would look like a burst
 
 
@@ -25,28 +25,30 @@ class HostGauges:
         self._reader = FieldReader()
         self._ports = sorted(path_under(root, "/sys/class/infiniband").glob("*/ports/*/counters"))
         self._nics = frozenset(device.parent.name for device in path_under(root, "/sys/class/net").glob("*/device"))
-        self._previous: tuple[float, dict[str, float]] = (time.monotonic(), {})
+        self._previous_time = time.monotonic()
+        self._previous_counters: dict[str, float] = {}
         if not self._ports:
             self.unreadable.update(dict.fromkeys(("rdma_rx_gbs", "rdma_tx_gbs"), "no RDMA port"))
         self.read()
 
     @property
     def unreadable(self) -> dict[str, str]:
+        """The gauges that could not be read so far, with the reason."""
         return self._reader.unreadable
 
     def read(self) -> list[float | None]:
         """Return the values of HOST_GAUGES, in that order."""
-        now, (previous_time, previous) = time.monotonic(), self._previous
-        counters = self._counters()
-        self._previous = (now, counters)
-        interval = now - previous_time
+        now = time.monotonic()
+        counters, previous_counters = self._counters(), self._previous_counters
+        interval_s = now - self._previous_time
+        self._previous_time, self._previous_counters = now, counters
         values: dict[str, float | None] = {
-            name: max(0.0, counters[name] - previous[name]) / interval
-            for name in counters
-            if name in previous and interval > MIN_INTERVAL_S
+            name: max(0.0, counter - previous_counters[name]) / interval_s
+            for name, counter in counters.items()
+            if name in previous_counters and interval_s > MIN_INTERVAL_S
         }
         cpu_util = self._reader("cpu_util", lambda: psutil.cpu_percent(None))
-        values["cpu_util"] = cpu_util if interval > MIN_INTERVAL_S else None
+        values["cpu_util"] = cpu_util if interval_s > MIN_INTERVAL_S else None
         if memory := self._reader("memory_used_bytes", psutil.virtual_memory):
             values["memory_used_bytes"] = memory.total - memory.available
         return [values.get(gauge.name) for gauge in HOST_GAUGES]
@@ -74,8 +76,8 @@ class HostGauges:
         """
         interfaces = psutil.net_io_counters(pernic=True)
         nics = [interfaces[name] for name in self._nics & set(interfaces)]
-        counted = nics or [counters for name, counters in interfaces.items() if name != "lo"]
-        return sum(counters.bytes_recv for counters in counted), sum(counters.bytes_sent for counters in counted)
+        counted = nics or [interface for name, interface in interfaces.items() if name != "lo"]
+        return sum(interface.bytes_recv for interface in counted), sum(interface.bytes_sent for interface in counted)
 
 
 def _sum_of_numbers(files: Iterable[Path]) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from seatrial.discover import gpu
 from seatrial.discover.nvml import (
@@ -43,6 +43,14 @@ _ALL_LINKS = 2**32 - 1  # UINT_MAX as link number: the sum over all links, if th
 _KIB, _KB = 1024, 1000  # units of NVML: KiB of its NVLink counters, KB/s of its PCIe rates
 
 
+class _NvlinkCount(NamedTuple):
+    """KiB over all links since the counters were reset; ``read_at``: seconds of time.monotonic()."""
+
+    read_at: float
+    received_kib: int
+    sent_kib: int
+
+
 class GpuGauges:
     """Reads the gauges of one GPU. Gauges that the first read cannot read are in ``unreadable`` and not read again."""
 
@@ -51,9 +59,10 @@ class GpuGauges:
         self._nvml, self._handle = nvml, handle
         self._reader = NvmlReader(nvml)
         self._link_queries = _queries_per_link(nvml, handle)
-        # True until it is known whether the driver returns correct sums over all links, which need fewer queries
+        # True until it is known whether the driver returns correct sums over all links, which need fewer queries; one
+        # link needs no sums
         self._sum_untested = len(self._link_queries) > 2
-        self._previous_nvlink: tuple[float, int, int] | None = None  # time, KiB received, KiB sent
+        self._previous_nvlink: _NvlinkCount | None = None
         self._pcie: dict[str, Any] = {}  # rates read since the last sample, in GB/s
         if not self._link_queries:
             self.unreadable.update(dict.fromkeys(("nvlink_rx_gbs", "nvlink_tx_gbs"), "no NVLink is up"))
@@ -63,6 +72,7 @@ class GpuGauges:
 
     @property
     def unreadable(self) -> dict[str, str]:
+        """The gauges that could not be read so far, with the error."""
         return self._reader.unreadable
 
     def read(self) -> list[float | None]:
@@ -101,29 +111,32 @@ class GpuGauges:
             for field in fields:
                 self._reader.record_error(field, "nvmlDeviceGetFieldValues", self._nvml.NVMLError(error))
             return {}
-        kib = [int(result.value.ullVal) for result in results]
-        if self._sum_untested and any(kib):
+        counts_kib = [int(result.value.ullVal) for result in results]
+        if self._sum_untested and any(counts_kib):
             self._sum_untested, self._link_queries = False, _fewest_queries(self._nvml, self._handle, queries)
-        read_at, received, sent = time.monotonic(), sum(kib[0::2]), sum(kib[1::2])
-        previous, self._previous_nvlink = self._previous_nvlink, (read_at, received, sent)
+        # The queries alternate: bytes received, bytes sent
+        count = _NvlinkCount(time.monotonic(), received_kib=sum(counts_kib[0::2]), sent_kib=sum(counts_kib[1::2]))
+        previous, self._previous_nvlink = self._previous_nvlink, count
         if previous is None:
             return {}
-        seconds, increases = read_at - previous[0], (received - previous[1], sent - previous[2])
-        if seconds < MIN_INTERVAL_S or min(increases) < 0:
+        seconds = count.read_at - previous.read_at
+        new_kib = (count.received_kib - previous.received_kib, count.sent_kib - previous.sent_kib)
+        if seconds < MIN_INTERVAL_S or min(new_kib) < 0:
             return {}
-        return {field: new_kib * _KIB / seconds / 1e9 for field, new_kib in zip(fields, increases, strict=True)}
+        return {field: kib * _KIB / seconds / 1e9 for field, kib in zip(fields, new_kib, strict=True)}
 
 
 def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
     """Return two (field, link) queries for each link that is up: bytes received, then bytes sent."""
-    up = []
+    active_links = []
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
-            up += [link] if nvml.nvmlDeviceGetNvLinkState(handle, link) else []
+            if nvml.nvmlDeviceGetNvLinkState(handle, link):
+                active_links.append(link)
         except nvml.NVMLError as error:
             if error_kind(error) == "NotSupported":
                 break
-    return [(field, link) for link in up for field in _byte_fields(nvml)]
+    return [(field, link) for link in active_links for field in _byte_fields(nvml)]
 
 
 def _fewest_queries(nvml: Any, handle: Any, per_link: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -132,15 +145,18 @@ def _fewest_queries(nvml: Any, handle: Any, per_link: list[tuple[int, int]]) -> 
     Correct sums lie between the totals of ``per_link`` read before and after. The caller calls this only with counters
     above 0, since sums of 0 show nothing.
     """
-    sums = [(field, _ALL_LINKS) for field in _byte_fields(nvml)]
+    sum_queries = [(field, _ALL_LINKS) for field in _byte_fields(nvml)]
     try:
-        before, total, after = (_sum_of_fields(nvml, handle, queries) for queries in (per_link, sums, per_link))
+        before = _sum_of_fields(nvml, handle, per_link)
+        total = _sum_of_fields(nvml, handle, sum_queries)
+        after = _sum_of_fields(nvml, handle, per_link)
     except nvml.NVMLError:
         return per_link
-    return sums if 0 < before <= total <= after else per_link
+    return sum_queries if 0 < before <= total <= after else per_link
 
 
 def _byte_fields(nvml: Any) -> tuple[int, int]:
+    """Return NVML's fields (bytes received, bytes sent); the values are in KiB."""
     return nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
 
 
@@ -153,7 +169,10 @@ def _sum_of_fields(nvml: Any, handle: Any, queries: list[tuple[int, int]]) -> in
 
 
 class Sampler:
-    """Reads all gauges of this node. ``unavailable``: what prevents sampling of GPUs → reason."""
+    """Reads all gauges of this node.
+
+    ``unavailable``: ``gpu``, ``gpuN`` or ``CUDA_VISIBLE_DEVICES`` → error that limits the sampling of GPUs.
+    """
 
     def __init__(self, nvml: Any | None, unavailable: Mapping[str, str], root: Path = Path("/")) -> None:
         self.unavailable = dict(unavailable)
@@ -178,16 +197,19 @@ class Sampler:
     def sample(self, cpu_limit_s: float = math.inf) -> list[float | None]:
         """Return a sample of the host and of GPUs.
 
-        GPUs are read in turn until this process has used ``cpu_limit_s`` of CPU time; the others have no values.
+        GPUs are read in turn until this process has used ``cpu_limit_s`` of CPU time since its start; GPUs that are not
+        read have no values.
         """
         row: list[float | None] = [round(time.time(), 3), round(time.process_time(), 3)]
         row += [_rounded(value, gauge.digits) for value, gauge in zip(self.host.read(), HOST_GAUGES, strict=True)]
-        sampled: dict[int, list[float | None]] = {}
-        while len(sampled) < len(self.gpus) and time.process_time() < cpu_limit_s:
-            sampled[self._next_gpu] = self.gpus[self._next_gpu].read()
+        values_by_gpu: dict[int, list[float | None]] = {}  # position in self.gpus → values
+        while len(values_by_gpu) < len(self.gpus) and time.process_time() < cpu_limit_s:
+            values_by_gpu[self._next_gpu] = self.gpus[self._next_gpu].read()
             self._next_gpu = (self._next_gpu + 1) % len(self.gpus)
-        no_values = [None] * (len(GPU_GAUGES) + 1)
-        return row + [value for index in range(len(self.gpus)) for value in sampled.get(index, no_values)]
+        no_values = [None] * (len(GPU_GAUGES) + 1)  # + 1: the clocks event reasons
+        for position in range(len(self.gpus)):
+            row += values_by_gpu.get(position, no_values)
+        return row
 
     def read_pcie(self, limit_s: float) -> None:
         """Read the PCIe rates of at least one GPU, and of further GPUs in turn for up to ``limit_s`` seconds."""
@@ -195,14 +217,15 @@ class Sampler:
         for _ in self.gpus:
             self._next_pcie = (self._next_pcie + 1) % len(self.gpus)
             self.gpus[self._next_pcie].read_pcie()
-            if time.monotonic() - started > limit_s / 2:  # the next GPU may take as long again
+            if time.monotonic() - started > limit_s / 2:  # the next GPU can take as long as all GPUs so far
                 return
 
     def unreadable(self) -> dict[str, str]:
         """Return the gauges (``device.gauge``) that could not be read so far, with the reason."""
-        by_device = {HOST: self.unavailable | self.host.unreadable}
-        by_device |= {gauges.device: gauges.unreadable for gauges in self.gpus}
-        return {f"{device}.{field}": error for device, errors in by_device.items() for field, error in errors.items()}
+        errors = {f"{HOST}.{field}": error for field, error in (self.unavailable | self.host.unreadable).items()}
+        for gauges in self.gpus:
+            errors |= {f"{gauges.device}.{field}": error for field, error in gauges.unreadable.items()}
+        return errors
 
     def _open_gpus(self, nvml: Any) -> None:
         """Open the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if its value is invalid."""
@@ -213,13 +236,14 @@ class Sampler:
                 handles[index] = handle
         gpus = []
         for index, handle in handles.items():
-            query = NvmlReader(nvml).query
+            query = NvmlReader(nvml).query  # a missing name or UUID is not an error of a gauge
             name, uuid = query("name", "nvmlDeviceGetName", handle), query("uuid", "nvmlDeviceGetUUID", handle)
             gpus.append(Gpu(index=index, name=name, uuid=uuid))
         try:
             visible = gpu.cuda_visible(gpu.GpuFacts(gpus=tuple(gpus)), os.environ)
         except UsageError as error:
-            visible, self.unavailable["CUDA_VISIBLE_DEVICES"] = tuple(gpus), str(error)
+            visible = tuple(gpus)
+            self.unavailable["CUDA_VISIBLE_DEVICES"] = str(error)
         self.unavailable |= reader.unreadable
         self._gpu_properties = {f"gpu{device.index}": {"name": device.name, "uuid": device.uuid} for device in visible}
         self.gpus = [GpuGauges(nvml, device.index, handles[device.index]) for device in visible]
@@ -230,14 +254,15 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def run_sampler(sampler: Sampler, file: TextIO, hz: float) -> None:
-    """Write samples until the parent process ends. Raises OSError, such as a full disk."""
+    """Write ``hz`` samples per second until the parent process ends. Raises OSError, such as for a full disk."""
     parent, reported = os.getppid(), dict[str, str]()
     _write(file, sampler.header(hz))
     cpu_limit_s = time.process_time() + SAMPLE_CPU_S
     for _ in ticks(1 / hz):
         if os.getppid() != parent:
             return
-        cpu_limit_s += SAMPLE_CPU_S * max(1, 1 / hz)  # at less than one sample per second: the limit is per second
+        # SAMPLE_CPU_S per sample; at less than one sample per second, SAMPLE_CPU_S per second
+        cpu_limit_s += SAMPLE_CPU_S * max(1, 1 / hz)
         _write(file, sampler.sample(cpu_limit_s))
         if (unreadable := sampler.unreadable()) != reported:
             reported = unreadable
