@@ -67,7 +67,7 @@ class StartedChildRanks:
     group_name: str
     child: processes.Child | None
     process_count: int  # number of children on all ranks
-    files: Mapping[str, Path]
+    files: Mapping[str, Path]  # "out" and "err": standard output and standard error of this rank's child
     limit_s: float
 
     def wait_until_ready(self) -> None:
@@ -176,7 +176,7 @@ def start_child_ranks(
         # The child must not inherit NCCL_GRAPH_MIXING_SUPPORT=0 of seatrial: training may run operations in a CUDA
         # graph concurrently with others
         omitted_variable = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
-        group_task = {  # open_child_group reads these
+        group_task = {  # read by open_child_group; "started" is read by train/child.py
             "group": group_name,
             "start_key": start_key,
             "device": device,

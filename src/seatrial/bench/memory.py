@@ -103,13 +103,13 @@ def _test_pattern(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Pat
     for number, block in enumerate(blocks):
         fill(block, number)
     expected = torch.empty_like(blocks[0])
-    wrong_words, offset, xor = 0, 0, 0  # offset and xor: of the first wrong word
+    wrong_count, offset, xor = 0, 0, 0  # offset and xor: of the first wrong word
     for number, block in enumerate(blocks):
         pattern = fill(expected[: block.numel()], number)
         differs = block != pattern
         count = int(differs.sum())
-        if count and not wrong_words:
+        if count and not wrong_count:
             index = int(differs.to(torch.uint8).argmax())  # the first maximum; nonzero() takes 8 times the memory
             offset, xor = number * BLOCK_BYTES + 8 * index, int(block[index] ^ pattern[index]) % 2**64
-        wrong_words += count
-    return PatternError(name, wrong_words, offset, f"{xor:#018x}") if wrong_words else None
+        wrong_count += count
+    return PatternError(name, wrong_count, offset, f"{xor:#018x}") if wrong_count else None

@@ -64,8 +64,8 @@ class Participants:
         There is no barrier before ``work``. Raises ParticipantError on all ranks if ``work`` raised OSError or
         ValueError on a participant, or took longer than ``timeout_s``.
         """
-        own_outcome = _run(work, timeout_s) if self.index >= 0 else None
-        outcomes = [outcome for outcome in gather(own_outcome) if outcome]
+        outcome_of_this_rank = _run(work, timeout_s) if self.index >= 0 else None
+        outcomes = [outcome for outcome in gather(outcome_of_this_rank) if outcome]
         failed = {
             name: outcome for name, outcome in zip(self.names, outcomes, strict=True) if isinstance(outcome, _Failed)
         }

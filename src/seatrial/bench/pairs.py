@@ -44,7 +44,7 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
     partners: list[set[int]] = [set() for _ in groups]
     rounds = []
     for number in range(max_rounds):
-        inside_groups = number % 2 == 0
+        within_groups = number % 2 == 0
         paired: dict[int, int] = {}
         for any_group in (False, True):
             # First the members with the fewest partners so far: they were idle in an earlier round
@@ -52,11 +52,11 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
                 member = order[position]
                 if member in paired:
                     continue
-                start = position + (1 if inside_groups else len(order) // 2 + number // 2)
+                start = position + (1 if within_groups else len(order) // 2 + number // 2)
                 for candidate in (*order[start % len(order) :], *order[: start % len(order)]):
                     is_new = candidate not in paired and candidate != member and candidate not in partners[member]
                     same_group = groups[member] == groups[candidate]
-                    if is_new and (any_group or same_group == inside_groups):
+                    if is_new and (any_group or same_group == within_groups):
                         paired |= {member: candidate, candidate: member}
                         partners[member].add(candidate)
                         partners[candidate].add(member)

@@ -76,10 +76,10 @@ def run_transfers(
     address. A program that still runs ``limit_s`` after the start of the clients is ended.
     """
     with TemporaryDirectory() as folder:
-        own_results = _run_programs(transfers, argv, local_address() or node, Path(folder), limit_s)
+        results_of_this_rank = _run_programs(transfers, argv, local_address() or node, Path(folder), limit_s)
     store_barrier()
     results: dict[tuple[str, str], ProgramResult] = {}
-    for results_of_rank in gather(own_results):
+    for results_of_rank in gather(results_of_this_rank):
         results |= results_of_rank
     return {
         transfer.key: TransferResult(results[transfer.key, "server"], results[transfer.key, "client"])
