@@ -120,8 +120,8 @@ def _try_interfaces(required: dict[str, Any], facts: dict[str, Any]) -> None:
     if missing:
         problems.append(f"GLOO_SOCKET_IFNAME={gloo}: this node has no interface {', '.join(missing)}, it has {listed}")
     nccl = os.environ.get("NCCL_SOCKET_IFNAME", "") if required["gpus"] else ""
-    names = tuple(nccl.lstrip("=").split(","))
-    matches = [name for name in interfaces if (name in names if nccl.startswith("=") else name.startswith(names))]
+    names, is_exact = tuple(nccl.lstrip("=").split(",")), nccl.startswith("=")
+    matches = [name for name in interfaces if (name in names if is_exact else name.startswith(names))]
     if nccl and not nccl.startswith("^") and not matches:
         problems.append(f"NCCL_SOCKET_IFNAME={nccl}: this node has no such interface, it has {listed}")
     if problems:
