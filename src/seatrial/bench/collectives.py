@@ -209,16 +209,16 @@ def _measure(
     dtype: str,
     device: str,
     buffers: str,
-    time_it: Callable[[PreparedOperation, torch.device], Timings],
+    time_prepared: Callable[[PreparedOperation, torch.device], Timings],
     *,
     in_graph: bool = False,
 ) -> CollectiveResult:
-    """Prepare the operation, time it with ``time_it`` and check one result, in a CUDA graph if ``in_graph``."""
+    """Prepare the operation, time it with ``time_prepared`` and check one result, in a CUDA graph if ``in_graph``."""
     torch_dtype, ranks, target = DTYPES[dtype], dist.get_world_size(), torch.device(device)
     count = operation.element_count(size, torch_dtype.itemsize, ranks)
     # The allocator's memory pool must outlive its buffers, which are freed when _time_and_check returns
     allocator = buffer_allocator(buffers, target)
-    timings, mismatches = _time_and_check(operation, count, torch_dtype, target, allocator, time_it, in_graph)
+    timings, mismatches = _time_and_check(operation, count, torch_dtype, target, allocator, time_prepared, in_graph)
     return CollectiveResult(count * torch_dtype.itemsize, timings, mismatches)
 
 
@@ -228,12 +228,12 @@ def _time_and_check(
     dtype: torch.dtype,
     device: torch.device,
     allocator: TorchAllocator | NcclAllocator,
-    time_it: Callable[[PreparedOperation, torch.device], Timings],
+    time_prepared: Callable[[PreparedOperation, torch.device], Timings],
     in_graph: bool,
 ) -> tuple[Timings, dict[int, Mismatch]]:
     prepared = _prepare(operation, count, dtype, device, allocator)
     with allocator.registration():
-        timings = time_it(prepared, device)
+        timings = time_prepared(prepared, device)
         if not in_graph:
             return timings, _check_result(prepared, prepared.run)
         with _captured(prepared.run, 1) as replay:

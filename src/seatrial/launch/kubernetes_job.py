@@ -129,6 +129,7 @@ class KubernetesJob:
         return code
 
     def _exit_code(self) -> int | None:
+        """Return the exit code of the ended workload; None while it runs. Not 0 if a pod was started again."""
         workload = self._workload
         if not self._answered:
             return None

@@ -191,14 +191,14 @@ def job_ended(
     if not failures:
         reasons = [scheduler_reason or exit_reason(code), _disk_full(folder), _last_error_line(_stderr_files(folder))]
         return RootCause("launcher", ". ".join(filter(None, reasons)), None)
-    first = first_failure(failures)
-    rank = ranks[first.rank]
-    if first.code is None or (first.reported and not first.ended_silently):
-        return RootCause(rank.name, reported_errors[first.rank].text, first.rank)
-    early = " before the end of its checks" if first.code == 0 else ""
-    cause = f"{exit_reason(first.code)}{early}; last status: {rank.last_status}"
-    last_error = _last_error_line(_stderr_files(folder, first.rank, len(ranks))) if first.ended_silently else ""
-    return RootCause(rank.name, ". ".join(filter(None, [cause, exit_hint(first.code), last_error])), rank.number)
+    failure = first_failure(failures)
+    rank = ranks[failure.rank]
+    if failure.code is None or (failure.reported and not failure.ended_silently):
+        return RootCause(rank.name, reported_errors[failure.rank].text, failure.rank)
+    early = " before the end of its checks" if failure.code == 0 else ""
+    cause = f"{exit_reason(failure.code)}{early}; last status: {rank.last_status}"
+    last_error = _last_error_line(_stderr_files(folder, failure.rank, len(ranks))) if failure.ended_silently else ""
+    return RootCause(rank.name, ". ".join(filter(None, [cause, exit_hint(failure.code), last_error])), rank.number)
 
 
 def _failure(rank: Rank, code: int | None, reported_errors: Mapping[int, _ReportedError]) -> Failure:

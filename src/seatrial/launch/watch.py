@@ -372,7 +372,7 @@ class _Attempt:
         started = [name for name in job.checks if any(name in rank.started for rank in self.ranks)]
         remaining = [name for name in job.checks if name not in started]
         would_end_the_same = state is JobState.COMPLETED or (not started and not smaller_job)
-        if remaining and would_end_the_same:
+        if remaining and would_end_the_same:  # report them as if they had started
             started, remaining = list(job.checks), []
         error = (
             f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring this check"
