@@ -155,7 +155,7 @@ def test_a_shared_directory_needs_no_step(collector: Collector, tmp_path: Path) 
 
 @pytest.mark.parametrize(("nodes", "named"), [("gpu[07-09]", "gpu08"), ("gpu[07-08]", "node 1"), ("", "node 1")])
 def test_node_whose_files_are_missing_is_named(collector: Collector, nodes: str, named: str) -> None:
-    collector.transport.nodes, collector._nodes, collector._complete = nodes, 3, {"0", "2"}
+    collector.transport.nodes, collector._node_count, collector._complete_nodes = nodes, 3, {"0", "2"}
     message = collector.missing_files()
     assert f"before all files arrived from {named}." in message
     assert message.startswith(nodes or "the nodes")
@@ -230,7 +230,7 @@ def test_damaged_package_is_sent_again(collector: Collector) -> None:
     for lines, complete in ((f"0 {package[:5_000]}\n0 .all 1", False), (f"0 {package}\n0 .all 1", True)):
         for line in lines.splitlines():
             collector._add_line(line.encode())
-        assert (collector._complete == {"0"}) is complete
+        assert (collector._complete_nodes == {"0"}) is complete
     assert len((collector.folder.parents[1] / "a").read_bytes()) == 9_999
 
 

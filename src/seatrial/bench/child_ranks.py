@@ -43,7 +43,8 @@ class ChildResult:
 
     ``exit_code`` is that of the child, negative if a signal ended it; EXIT_TIMEOUT if it did not end in time. A child
     that ended with 0 but printed no JSON has an ``error`` and ``exit_code`` 0. ``failure_order`` numbers the failed
-    children of a group from 1 in the order in which they ended. ``host``: name of the rank's node.
+    children of a group from 1 in the order in which they ended; it is 0 if ``exit_code`` is 0. ``host``: name of the
+    rank's node.
     """
 
     value: Any = None
@@ -66,7 +67,7 @@ class StartedChildRanks:
     group_name: str
     child: processes.Child | None
     process_count: int  # number of children on all ranks
-    files: Mapping[str, Path]
+    files: Mapping[str, Path]  # "out" and "err": standard output and standard error of this rank's child
     limit_s: float
 
     def wait_until_ready(self) -> None:
@@ -94,8 +95,10 @@ class StartedChildRanks:
         result = ChildResult()
         if self.child:
             result = _wait_for_child(self.child, self.group_name, self.limit_s, on_poll)
-            result = replace(result, error=_with_stderr(result.error, self.files["err"])) if result.error else result
-            result = result if result.error else _read_result(self.files["out"])
+            if result.error:
+                result = replace(result, error=_with_stderr(result.error, self.files["err"]))
+            else:
+                result = _read_result(self.files["out"])
         store_barrier()
         return gather(replace(result, host=node_name()))
 
@@ -115,9 +118,10 @@ def run_child_ranks(
 ) -> list[ChildResult]:
     """Run ``python -m module TASK`` with ``env`` beside every rank and return the results of all children, by rank.
 
-    Each of ``groups`` (default: one group of all ranks) is a process group of children. A rank in none has no child.
-    The children's files are named after ``file_prefix``; ``on_poll`` is called about once a second. A child is ended
-    after ``limit_s`` seconds, or when another child of its group fails. Called by all ranks together.
+    Each of ``groups`` (default: one group of all ranks) is a process group of children. A rank that is in no group has
+    no child. The children's files are named after ``file_prefix``; ``on_poll`` is called about once a second. A child
+    is ended after ``limit_s`` seconds, or when another child of its group fails. ``spare_gpus``: see
+    ``start_child_ranks``. Called by all ranks together.
     """
     release_memory(device)
     store_barrier()  # aligns the start: children of a module without a process group do not wait for each other
@@ -162,23 +166,24 @@ def start_child_ranks(
         path.unlink(missing_ok=True)  # otherwise the output of an earlier attempt could be read as this one's
     all_groups = groups or [range(dist.get_world_size())]
     group_number = next((number for number, ranks in enumerate(all_groups) if rank in ranks), None)
-    start_key, group_name = (f"seatrial/children/{run_number}/{key}" for key in ("start", group_number))
+    start_key = f"seatrial/children/{run_number}/start"
+    group_name = f"seatrial/children/{run_number}/{group_number}"
     child = None
     if group_number is not None:
         ranks = all_groups[group_number]
-        identity = {"RANK": ranks.index(rank), "WORLD_SIZE": len(ranks), "LOCAL_RANK": local_rank}
-        variables = {**env, **{key: str(value) for key, value in identity.items()}}
+        child_rank = ranks.index(rank)
+        identity = {"RANK": str(child_rank), "WORLD_SIZE": str(len(ranks)), "LOCAL_RANK": str(local_rank)}
         # The child must not inherit NCCL_GRAPH_MIXING_SUPPORT=0 of seatrial: training may run operations in a CUDA
         # graph concurrently with others
         omitted_variable = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
-        common = {
+        group_task = {  # read by open_child_group; "started" is read by train/child.py
             "group": group_name,
             "start_key": start_key,
             "device": device,
             "limit_s": limit_s,
             "started": time.time(),
         }
-        child = _start(module, {**common, **task}, variables, omitted_variable, files, spare_gpus)
+        child = _start(module, {**group_task, **task}, {**env, **identity}, omitted_variable, files, spare_gpus)
     try:
         yield StartedChildRanks(start_key, group_name, child, sum(map(len, all_groups)), files, limit_s)
     finally:
@@ -255,29 +260,33 @@ def child_rank_main(run: Callable[[Mapping[str, Any], str], Any]) -> NoReturn:
 def _wait_for_child(
     child: processes.Child, group_name: str, limit_s: float, on_poll: Callable[[], None]
 ) -> ChildResult:
-    """Wait until the child ends; its failure is published in the store, where the other ranks of its group see it."""
-    store, key = dist.distributed_c10d._get_default_store(), f"{group_name}/failed"
-    polled = started = time.monotonic()
+    """Wait until the child ends, and return its error; an empty result if its exit code is 0.
+
+    Its failure is counted in the store, where the other ranks of its group see it.
+    """
+    store, failure_key = dist.distributed_c10d._get_default_store(), f"{group_name}/failed"
+    last_store_poll = started = time.monotonic()
     while (code := child.poll()) is None:
         time.sleep(_POLL_S)
         now = time.monotonic()
-        if now - polled > _STORE_POLL_S:
-            polled = now
+        if now - last_store_poll > _STORE_POLL_S:
+            last_store_poll = now
             on_poll()
-            if store.check([key]):
+            if store.check([failure_key]):
                 error = _stop(child, "ended because the child of another rank failed")
-                return ChildResult(error=error, exit_code=-signal.SIGTERM, failure_order=store.add(key, 1))
+                return ChildResult(error=error, exit_code=-signal.SIGTERM, failure_order=store.add(failure_key, 1))
         if now - started > limit_s:
-            order = store.add(key, 1)
+            order = store.add(failure_key, 1)
             error = _stop(child, f"did not end within {limit_s:g} s")
             return ChildResult(error=error, exit_code=EXIT_TIMEOUT, failure_order=order)
     if code:
         error = ". ".join(filter(None, [exit_reason(code), exit_hint(code)]))
-        return ChildResult(error=error, exit_code=code, failure_order=store.add(key, 1))
+        return ChildResult(error=error, exit_code=code, failure_order=store.add(failure_key, 1))
     return ChildResult()
 
 
 def _stop(child: processes.Child, reason: str) -> str:
+    """End the child, and return ``reason`` with the pids that still run, if any."""
     return "; ".join(filter(None, [reason, processes.stop(child, grace_s=1.0)]))
 
 
@@ -290,9 +299,9 @@ def _with_stderr(error: str, stderr: Path) -> str:
     if not lines:
         return error
     start = max((number for number, line in enumerate(lines) if line[:1].strip()), default=0)
-    last, before = ("\n".join(part).strip() for part in (lines[start:], lines[:start]))
-    earlier = f"\nearlier stderr: {before[-_QUOTED_CHARACTERS:]}" if before else ""
-    return f"{error}; stderr ends with: {last[:_QUOTED_CHARACTERS]}{earlier}"
+    last_message, text_before = "\n".join(lines[start:]).strip(), "\n".join(lines[:start]).strip()
+    earlier = f"\nearlier stderr: {text_before[-_QUOTED_CHARACTERS:]}" if text_before else ""
+    return f"{error}; stderr ends with: {last_message[:_QUOTED_CHARACTERS]}{earlier}"
 
 
 def _read_result(path: Path) -> ChildResult:

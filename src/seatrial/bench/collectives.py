@@ -78,7 +78,7 @@ class AllocationError(Exception):
 class Timings:
     """``windows[window][rank]``: seconds per operation; a window is ``per_window`` operations back to back.
 
-    ``warmup``: the number of untimed operations before the first window.
+    ``warmup``: the number of untimed operations before the first window; for CUDA graphs, since the capture.
     """
 
     windows: tuple[tuple[float, ...], ...]
@@ -209,16 +209,16 @@ def _measure(
     dtype: str,
     device: str,
     buffers: str,
-    time_it: Callable[[PreparedOperation, torch.device], Timings],
+    time_prepared: Callable[[PreparedOperation, torch.device], Timings],
     *,
     in_graph: bool = False,
 ) -> CollectiveResult:
-    """Prepare the operation, time it with ``time_it`` and check one result, in a CUDA graph if ``in_graph``."""
+    """Prepare the operation, time it with ``time_prepared`` and check one result, in a CUDA graph if ``in_graph``."""
     torch_dtype, ranks, target = DTYPES[dtype], dist.get_world_size(), torch.device(device)
     count = operation.element_count(size, torch_dtype.itemsize, ranks)
     # The allocator's memory pool must outlive its buffers, which are freed when _time_and_check returns
     allocator = buffer_allocator(buffers, target)
-    timings, mismatches = _time_and_check(operation, count, torch_dtype, target, allocator, time_it, in_graph)
+    timings, mismatches = _time_and_check(operation, count, torch_dtype, target, allocator, time_prepared, in_graph)
     return CollectiveResult(count * torch_dtype.itemsize, timings, mismatches)
 
 
@@ -228,12 +228,12 @@ def _time_and_check(
     dtype: torch.dtype,
     device: torch.device,
     allocator: TorchAllocator | NcclAllocator,
-    time_it: Callable[[PreparedOperation, torch.device], Timings],
+    time_prepared: Callable[[PreparedOperation, torch.device], Timings],
     in_graph: bool,
 ) -> tuple[Timings, dict[int, Mismatch]]:
     prepared = _prepare(operation, count, dtype, device, allocator)
     with allocator.registration():
-        timings = time_it(prepared, device)
+        timings = time_prepared(prepared, device)
         if not in_graph:
             return timings, _check_result(prepared, prepared.run)
         with _captured(prepared.run, 1) as replay:
@@ -297,11 +297,11 @@ def _time_each(operation: Callable[[], object], count: int, device: torch.device
     _align(device)
     with gc_paused():  # a collection takes as long as hundreds of small operations
         if device.type != "cuda":
-            ends = [time.perf_counter()]
+            times = [time.perf_counter()]
             for _ in range(count):
-                operation()
-                ends.append(time.perf_counter())
-            return [after - before for before, after in pairwise(ends)]
+                operation()  # gloo's operations return when they are done
+                times.append(time.perf_counter())
+            return [after - before for before, after in pairwise(times)]
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
         events[0].record()
         for event in events[1:]:
@@ -366,9 +366,9 @@ def _prepare(
     def prepare() -> PreparedOperation:
         prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype, device))
         # Filling and verifying now ensures that the scratch memory of the data check fits as well
-        rank, first = dist.get_rank(), prepared.sent[:CHUNK_ELEMENTS]
+        rank, first_chunk = dist.get_rank(), prepared.sent[:CHUNK_ELEMENTS]
         fill_input(prepared.sent, rank, prepared.summed_ranks)
-        verify(first, prepared.summed_ranks, [ExpectedPart(first.numel(), 0, rank)])
+        verify(first_chunk, prepared.summed_ranks, [ExpectedPart(first_chunk.numel(), 0, rank)])
         return prepared
 
     return allocate_on_all_ranks(prepare, device)
@@ -381,8 +381,9 @@ def allocate_on_all_ranks(allocate: Callable[[], T], device: torch.device) -> T:
         allocated = allocate()
     except RuntimeError as error:
         # The CPU allocator and NCCL's raise a plain RuntimeError
-        messages = ("can't allocate memory", "ncclMemAlloc failed")
-        if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in messages):
+        out_of_memory_texts = ("can't allocate memory", "ncclMemAlloc failed")
+        has_such_text = any(text in str(error) for text in out_of_memory_texts)
+        if not (isinstance(error, torch.OutOfMemoryError) or has_such_text):
             raise
         reason = str(error).splitlines()[0]
     reasons = {rank: text for rank, text in enumerate(gather(reason)) if text}

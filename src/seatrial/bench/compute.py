@@ -17,7 +17,7 @@ DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 SEED = 2024  # seed of the random matrices, which are the same on all devices of one kind
 # Every 61st row of the product is compared with float64. Libraries compute tiles of 64 rows or more, each on one
-# multiprocessor, so every tile is checked; as 61 is prime, at different rows within it.
+# multiprocessor, so every tile is checked. 61 is prime, so that compared rows are at different places in their tiles.
 CHECKED_ROW_STRIDE = 61
 NON_FINITE_ERROR = 1e30  # replaces inf and NaN: a metric must be finite
 
@@ -47,8 +47,9 @@ def time_matmul(dtype: str, size: int, device: str, seconds: float, min_seconds:
     products of zeros or of a single value take less power and run at higher clocks (Horace He, "Strangely, Matrix
     Multiplications on GPUs Run Faster When Given Predictable Data").
     """
+    multiply = _product(dtype, *_inputs(dtype, size, device))
     with _precision(dtype):
-        return time_on_device(_product(dtype, *_inputs(dtype, size, device)), device, seconds, min_seconds=min_seconds)
+        return time_on_device(multiply, device, seconds, min_seconds=min_seconds)
 
 
 def relative_error(dtype: str, size: int, device: str) -> float:
@@ -57,8 +58,9 @@ def relative_error(dtype: str, size: int, device: str) -> float:
     Only every CHECKED_ROW_STRIDE-th row is compared. NON_FINITE_ERROR if the result is not finite.
     """
     a, b = _inputs(dtype, size, device)
+    multiply = _product(dtype, a, b)
     with _precision(dtype):
-        return _error(_product(dtype, a, b)(), a, b)
+        return _error(multiply(), a, b)
 
 
 def _error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
@@ -83,31 +85,32 @@ class BurnResult:
 def burn(dtype: str, size: int, device: str, seconds: float) -> BurnResult:
     """Multiply the same two matrices for ``seconds``; compare the product bit by bit after every window."""
     a, b = _inputs(dtype, size, device)
-    changed = 0
+    changed_products = 0
     with _precision(dtype):
         multiply = _product(dtype, a, b)
-        first = multiply().clone()
-        product = first
+        first_product = multiply().clone()
+        product = first_product
 
         def work() -> None:
             nonlocal product
             product = multiply()
 
         def compare() -> None:
-            nonlocal changed
-            changed += not torch.equal(_bits(product), _bits(first))
+            nonlocal changed_products
+            if not torch.equal(_bits(product), _bits(first_product)):
+                changed_products += 1
 
         timing = time_on_device(work, device, seconds, min_seconds=seconds, after_window=compare)
-    return BurnResult(timing, changed, _error(product, a, b))
+    return BurnResult(timing, changed_products, _error(product, a, b))
 
 
 def chain_digest(dtype: str, size: int, device: str, products: int) -> str:
     """SHA-256 of the bit sums of a chain of products: each product is the previous one, scaled, times a fixed matrix.
 
-    Identical devices with the same libraries must agree in every bit. The inputs come from the CPU's generator of
-    integers with a fixed seed: its normal distribution depends on the CPU's vector instructions. Bit sums are integers
-    and exact in any order. Each product has its own sum, so that later rounding cannot hide a difference. A CPU uses
-    one thread, since the number of threads may change the order of sums.
+    Identical devices with the same libraries must agree in every bit. The inputs are random integers from the CPU's
+    generator with a fixed seed: normally distributed numbers would depend on the CPU's vector instructions. Bit sums
+    are integers and exact in any order. Each product has its own sum, so that later rounding cannot hide a difference.
+    A CPU uses one thread, since the number of threads may change the order of sums.
     """
     generator = torch.Generator().manual_seed(SEED)
     a, b = (torch.randint(-(2**20), 2**20, (size, size), generator=generator) / 2.0**20 for _ in range(2))
@@ -143,6 +146,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _inputs(dtype: str, size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two matrices of normally distributed numbers, the same in each call."""
     generator = torch.Generator(device).manual_seed(SEED)
     a, b = (torch.randn(size, size, generator=generator, device=device) for _ in range(2))
     if dtype == "fp8":
@@ -151,6 +155,7 @@ def _inputs(dtype: str, size: int, device: str) -> tuple[torch.Tensor, torch.Ten
 
 
 def _product(dtype: str, a: torch.Tensor, b: torch.Tensor) -> Multiply:
+    """A function that computes and returns ``a @ b``; each call may overwrite the tensor that the last one returned."""
     if dtype == "fp8":
         scale = torch.ones((), device=a.device)
         columns = b.t().contiguous().t()  # cuBLASLt requires the second fp8 matrix in column-major order

@@ -69,6 +69,7 @@ def measure_connectivity(participants: Participants, resolve: Callable[[str], Se
     try:
         endpoints = participants.run_on_all(probe.listen)
         lookups = participants.run_on_all(lambda: resolve_names(names, resolve), RESOLVE_TIMEOUT_S + STEP_TIMEOUT_S)
+        # A node that does not answer costs two timeouts: one to connect, one to receive the token
         timeout_s = STEP_TIMEOUT_S + 2 * CONNECT_TIMEOUT_S * len(names)
         errors = participants.run_on_all(lambda: probe.connect_all(endpoints, lookups[index]), timeout_s)
         connections = participants.run_on_all(probe.measure, timeout_s)
@@ -85,7 +86,7 @@ class ConnectivityProbe:
 
     def __init__(self, index: int, names: Sequence[str]) -> None:
         # Starting with the next node, so that not all nodes connect to the same one at once
-        self._others = [(index + step) % len(names) for step in range(1, len(names))]
+        self._other_indices = [(index + step) % len(names) for step in range(1, len(names))]
         self._names = names
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._listener: socket.socket | None = None
@@ -110,13 +111,13 @@ class ConnectivityProbe:
                 errors[name] = error_text(error)
 
         with ThreadPoolExecutor(MAX_PARALLEL_CONNECTS) as pool:
-            list(pool.map(connect, self._others))
+            list(pool.map(connect, self._other_indices))
         return errors
 
     def measure(self) -> dict[str, Connection | str]:
         """Exchange time stamps over one connection after the other, and return Connection or error by name."""
-        names = [self._names[other] for other in self._others if self._names[other] in self._sockets]
-        return {name: _measure(self._sockets[name]) for name in names}
+        names = [self._names[other] for other in self._other_indices]
+        return {name: _measure_connection(self._sockets[name]) for name in names if name in self._sockets}
 
     def close(self) -> None:
         for connection in self._sockets.values():
@@ -151,7 +152,9 @@ def wall_clock() -> float:
 def local_address() -> str | None:
     """This node's source address towards MASTER_ADDR; None if it is not routable or cannot be determined."""
     try:
-        family, kind, *_, target = socket.getaddrinfo(os.environ.get("MASTER_ADDR"), 9, type=socket.SOCK_DGRAM)[0]
+        any_port = 9
+        addresses = socket.getaddrinfo(os.environ.get("MASTER_ADDR"), any_port, type=socket.SOCK_DGRAM)
+        family, kind, *_, target = addresses[0]
         with socket.socket(family, kind) as datagram:  # connect() sends nothing here; it only looks up the route
             datagram.connect(target)
             address = str(datagram.getsockname()[0])
@@ -166,14 +169,15 @@ def _fallback_address(endpoint: Endpoint) -> tuple[str, ...]:
     return (endpoint.address,)
 
 
-def _measure(connection: socket.socket) -> Connection | str:
+def _measure_connection(connection: socket.socket) -> Connection | str:
+    """The measured connection, or the error as text."""
     try:
         pings = [_ping(connection) for _ in range(PINGS)]
     except (OSError, struct.error) as error:
         reason = connection_error(error) if isinstance(error, OSError) else "the other end closed the connection"
         return f"failed after connecting: {reason}"
-    round_trip, offset = min(pings)
-    return Connection(median(ping[0] for ping in pings), offset, round_trip / 2)
+    shortest, clock_offset = min(pings)
+    return Connection(median(round_trip for round_trip, _ in pings), clock_offset, shortest / 2)
 
 
 def _ping(connection: socket.socket) -> tuple[float, float]:

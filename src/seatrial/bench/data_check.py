@@ -82,15 +82,15 @@ def verify(buffer: torch.Tensor, summed_ranks: int, parts: Sequence[ExpectedPart
 
 def _verify_part(buffer: torch.Tensor, summed_ranks: int, part: ExpectedPart, offset: int) -> Mismatch | None:
     """Compare one part of a buffer; ``offset``: its first element in the whole buffer."""
-    wrong, first = 0, None
+    wrong_elements, first_mismatch = 0, None
     for start, chunk in _chunks(buffer):
         expected = _expected_integers(part.position + start, chunk, summed_ranks, part.rank)
         differs = _as_integers(chunk) != expected
         count = int(differs.sum())
-        if count and first is None:
-            first = (offset + start, int(differs.nonzero()[0]), chunk, expected)
-        wrong += count
-    return _mismatch(wrong, *first) if first else None
+        if count and first_mismatch is None:
+            first_mismatch = _mismatch_at(int(differs.nonzero()[0]), chunk, expected, offset + start)
+        wrong_elements += count
+    return replace(first_mismatch, wrong=wrong_elements) if first_mismatch else None
 
 
 def _expected_integers(start: int, chunk: torch.Tensor, summed_ranks: int, rank: int) -> torch.Tensor:
@@ -98,15 +98,22 @@ def _expected_integers(start: int, chunk: torch.Tensor, summed_ranks: int, rank:
     if summed_ranks == 1:
         return _moved_pattern(start, chunk, rank).to(_INTEGERS[chunk.element_size()])
     contributors, period = _contributors_and_period(chunk.dtype, summed_ranks)
-    sums = _position_values(start, chunk, period).mul_(contributors).add_(contributors * (contributors - 1) // 2)
+    sum_of_slots = contributors * (contributors - 1) // 2  # of 0, 1, …; see _summand_pattern
+    sums = _position_values(start, chunk, period).mul_(contributors).add_(sum_of_slots)
     return _as_integers(sums.to(chunk.dtype))
 
 
-def _mismatch(wrong: int, start: int, index: int, got: torch.Tensor, expected: torch.Tensor) -> Mismatch:
-    width = 8 * got.element_size()
-    xor = int(_as_integers(got)[index] ^ expected[index]) % 2**width
-    values = str(expected.view(got.dtype)[index].item()), str(got[index].item())
-    return Mismatch(wrong, start + index, *values, xor=f"{xor:#0{width // 4 + 2}x}")
+def _mismatch_at(index: int, chunk: torch.Tensor, expected_integers: torch.Tensor, offset: int) -> Mismatch:
+    """The wrong element ``index`` of ``chunk``; ``offset``: the chunk's first element in the whole buffer."""
+    bits = 8 * chunk.element_size()
+    xor = int(_as_integers(chunk)[index] ^ expected_integers[index]) % 2**bits
+    return Mismatch(
+        wrong=1,
+        offset=offset + index,
+        expected=str(expected_integers.view(chunk.dtype)[index].item()),
+        got=str(chunk[index].item()),
+        xor=f"{xor:#0{bits // 4 + 2}x}",
+    )
 
 
 def _moved_pattern(start: int, chunk: torch.Tensor, rank: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The process group that all checks of a job share, and its NCCL settings."""
+"""The process group that all checks of a job share: NCCL's settings, opening, debug data, and the end of a process."""
 
 from __future__ import annotations
 
@@ -82,6 +82,11 @@ def open_group(device: str, timeout_s: float) -> None:
         raise ValueError(f"device {device!r}: expected 'cpu' or 'cuda:N'")
 
 
+def _threads_per_process() -> int:
+    """Usable cores divided by the processes of the node; torchrun's default is one thread."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def nccl_version() -> str | None:
     """NCCL's version; None if the process group has another backend."""
     if dist.get_backend() != dist.Backend.NCCL:
@@ -135,8 +140,3 @@ def exit_without_teardown() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _threads_per_process() -> int:
-    """Usable cores divided by the processes of the node; torchrun's default is one thread."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 from threading import Barrier
@@ -48,14 +49,14 @@ def hash_rate(cpus: Sequence[int], seconds: float) -> float:
     return median(sum(_run_on_cpus(cpus, lambda: rate)) for _ in range(WINDOWS))
 
 
-def copy_rates(cpus_by_group: Sequence[Sequence[int]], seconds: float, block: int = COPY_BYTES) -> list[float]:
+def copy_rates(cpu_groups: Sequence[Sequence[int]], seconds: float, block: int = COPY_BYTES) -> list[float]:
     """Memory copy rate of each group of CPUs (such as a NUMA node) in GB/s, bytes read plus bytes written.
 
-    All CPUs copy concurrently. Each thread first writes to its two blocks, so that both are in the memory of its NUMA
-    node, then copies one to the other.
+    All CPUs copy concurrently. Each thread first writes to its two buffers of ``block`` bytes, so that both are in the
+    memory of its NUMA node, then copies one to the other.
     """
-    rates = iter(_run_on_cpus([cpu for group in cpus_by_group for cpu in group], lambda: _copy(block, seconds)))
-    return [sum(next(rates) for _ in group) for group in cpus_by_group]
+    rates = iter(_run_on_cpus(list(chain.from_iterable(cpu_groups)), lambda: _copy(block, seconds)))  # one per CPU
+    return [sum(islice(rates, len(group))) for group in cpu_groups]
 
 
 def disk_speed(path: Path, size: int, limit_s: float) -> DiskSpeed:
@@ -92,6 +93,7 @@ def _transfer_repeatedly(
 
 
 def _hash_s(iterations: int) -> float:
+    """Seconds of one PBKDF2 computation."""
     started = time.perf_counter()
     hashlib.pbkdf2_hmac("sha256", b"seatrial", b"host speed", iterations)
     return time.perf_counter() - started

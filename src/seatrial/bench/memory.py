@@ -73,11 +73,11 @@ def run_pattern_test(size: int, device: str) -> PatternTestResult:
     Raises torch.OutOfMemoryError (RuntimeError on a CPU) if the memory cannot be allocated.
     """
     free = free_bytes(device)
-    full_blocks, rest = divmod(size - size % 8, BLOCK_BYTES)
-    lengths = [BLOCK_BYTES] * full_blocks + [rest] * (rest > 0)
+    full_blocks, last_block_bytes = divmod(size - size % 8, BLOCK_BYTES)
+    lengths = [BLOCK_BYTES] * full_blocks + ([last_block_bytes] if last_block_bytes else [])
     blocks = [torch.empty(length // 8, dtype=torch.int64, device=device) for length in lengths]
-    errors = [error for name, fill in _patterns(device) for error in _test_pattern(name, fill, blocks)]
-    return PatternTestResult(sum(block.nbytes for block in blocks), free, tuple(errors))
+    errors = [_test_pattern(name, fill, blocks) for name, fill in _patterns(device)]
+    return PatternTestResult(sum(block.nbytes for block in blocks), free, tuple(error for error in errors if error))
 
 
 def _patterns(device: str) -> Iterator[tuple[str, _Fill]]:
@@ -98,19 +98,18 @@ def _fill_with(word: int, block: torch.Tensor, _number: int) -> torch.Tensor:
     return block.fill_(word)
 
 
-def _test_pattern(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Iterator[PatternError]:
-    """Write a pattern to all blocks, compare them, and yield the error if words differ."""
+def _test_pattern(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> PatternError | None:
+    """Write a pattern to all blocks, compare them, and return the error; None if no word differs."""
     for number, block in enumerate(blocks):
         fill(block, number)
     expected = torch.empty_like(blocks[0])
-    words, first = 0, None
+    wrong_count, offset, xor = 0, 0, 0  # offset and xor: of the first wrong word
     for number, block in enumerate(blocks):
         pattern = fill(expected[: block.numel()], number)
         differs = block != pattern
         count = int(differs.sum())
-        if count and first is None:
+        if count and not wrong_count:
             index = int(differs.to(torch.uint8).argmax())  # the first maximum; nonzero() takes 8 times the memory
-            first = (number * BLOCK_BYTES + 8 * index, int(block[index] ^ pattern[index]) % 2**64)
-        words += count
-    if first:
-        yield PatternError(name, words, first[0], f"{first[1]:#018x}")
+            offset, xor = number * BLOCK_BYTES + 8 * index, int(block[index] ^ pattern[index]) % 2**64
+        wrong_count += count
+    return PatternError(name, wrong_count, offset, f"{xor:#018x}") if wrong_count else None

@@ -18,8 +18,8 @@ from pathlib import Path
 
 PREFIX = "seatrial-metadata-"
 _OWNER = re.compile(re.escape(PREFIX) + r"(?P<boot>[0-9a-f]{8})-(?P<namespace>\d+)-(?P<pid>\d+)-")
-# The check that calls this module changes its folder in every pass, and has a shorter time limit by default: a folder
-# that did not change for so long belongs to a run that was killed
+# The check that calls this module changes its folder in every pass, and by default its time limit is shorter than this:
+# a folder that has not changed for so long belongs to a run that was killed
 MIN_LEFTOVER_AGE_S = 3600.0
 
 
@@ -112,9 +112,9 @@ def _pid_namespace() -> int:
 def remove_leftovers(parent: Path, run_folder: Path) -> list[Leftover]:
     """Remove the folders in ``parent`` that killed runs of this user left there.
 
-    Returns all folders of other runs, with the reason for each that is kept: it may belong to a live run, or to another
-    user. ``run_folder``: the new folder of this run. Ages are computed from its
-    modification time, which the file server has set, since the clock of this node may differ.
+    Returns all folders of other runs, with the reason for each folder that is kept: it may belong to a live run or to
+    another user. ``run_folder``: the new folder of this run. Ages are computed from its modification time, which the
+    file server has set, since the clock of this node may differ.
     """
     now, leftovers = run_folder.lstat().st_mtime, []
     for path in sorted(parent.glob(f"{PREFIX}*")):

@@ -62,7 +62,8 @@ class NcclApi:
         self._comm = c_void_p(_communicator(device))
         self._stream: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, device.index)
         for name, expected in (("ncclCommCount", dist.get_world_size()), ("ncclCommUserRank", dist.get_rank())):
-            if (value := self._query(name)) != expected:
+            value = self._query(name)
+            if value != expected:
                 raise NcclApiUnavailable(f"{name} of torch's communicator is {value}, expected {expected}")
 
     def all_reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
@@ -79,8 +80,10 @@ class NcclApi:
         outgoing, incoming = (buffer.chunk(dist.get_world_size()) for buffer in (sent, received))
         if hasattr(self._library, "ncclAlltoAll"):
             return self._call("ncclAlltoAll", *_addresses(sent, received), *_count_and_type(outgoing[0]))
-        directions = ((self._send, outgoing), (self._receive, incoming))
-        return self._group([call(blocks[peer], peer) for peer in range(len(outgoing)) for call, blocks in directions])
+        calls = []
+        for peer in range(len(outgoing)):
+            calls += [self._send(outgoing[peer], peer), self._receive(incoming[peer], peer)]
+        return self._group(calls)
 
     def broadcast(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
         return self._call("ncclBroadcast", *_addresses(sent, received), *_count_and_type(sent), root)
@@ -117,25 +120,28 @@ class NcclApi:
 
         return run
 
-    def _group(self, steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    def _group(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """A function that makes ``calls`` in one NCCL group, so that their operations run concurrently."""
         start, end, check = self._library.ncclGroupStart, self._library.ncclGroupEnd, self._check
 
         def run() -> None:
             check(start())
             try:
-                for step in steps:
-                    step()
+                for call in calls:
+                    call()
             finally:
                 check(end())  # an open group would block these operations and all later ones
 
         return run
 
     def _query(self, name: str) -> int:
+        """The number that NCCL's function ``name`` writes for the communicator. Raises SeatrialError on errors."""
         value = c_int()
         self._check(getattr(self._library, name)(self._comm, byref(value)))
         return value.value
 
     def _check(self, code: int) -> None:
+        """Raise SeatrialError if ``code``, an ncclResult_t, is not 0 (ncclSuccess)."""
         if code:
             messages = self._library.ncclGetErrorString(code), self._library.ncclGetLastError(self._comm)
             text = "; ".join(message.decode(errors="replace") for message in messages if message)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -37,14 +38,17 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     log = group.nccl_log_path()
     # Read before other groups exist: the log so far is about the group of all ranks
     log_bytes = log.stat().st_size if device.startswith("cuda") else 0
-    results = {
+    results_by_name = {
         name: subgroups.measure_all_reduce(groups, task["size"], device, task["seconds"])
         for name, groups in task["groups"].items()
     }
-    all_results = [result for by_group in results.values() for result in by_group]
+    busbw = {name: [result.busbw(task["size"]) for result in results] for name, results in results_by_name.items()}
+    wrong_elements = 0
+    for result in chain.from_iterable(results_by_name.values()):
+        wrong_elements += sum(mismatch.wrong for mismatch in result.mismatches.values())
     return {
-        "busbw": {name: [result.busbw(task["size"]) for result in by_group] for name, by_group in results.items()},
-        "wrong_elements": sum(mismatch.wrong for result in all_results for mismatch in result.mismatches.values()),
+        "busbw": busbw,
+        "wrong_elements": wrong_elements,
         "log": str(log),
         "log_bytes": log_bytes,
         "not_allocated": sorted(set(task["untimed_sizes"]) - set(sizes)),

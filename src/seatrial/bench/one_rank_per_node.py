@@ -45,8 +45,8 @@ class _Failed:
 class Participants:
     """The ranks that run the steps, usually one per node (see ``select_participants``).
 
-    ``index``: this rank's position among the participants; -1 if it is none. ``several_nodes``: whether the job has
-    several nodes.
+    ``index``: this rank's position among the participants; -1 if it runs no steps. ``several_nodes``: whether the job
+    has several nodes.
     """
 
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ class Participants:
 
     @property
     def first_only(self) -> Participants:
-        """The first participant only."""
+        """The same job with the first participant only."""
         return Participants(self.names[:1], 0 if self.index == 0 else -1, self.several_nodes)
 
     def run_on_all(self, work: Callable[[], T], timeout_s: float = STEP_TIMEOUT_S) -> list[T]:
@@ -64,7 +64,8 @@ class Participants:
         There is no barrier before ``work``. Raises ParticipantError on all ranks if ``work`` raised OSError or
         ValueError on a participant, or took longer than ``timeout_s``.
         """
-        outcomes = [outcome for outcome in gather(_run(work, timeout_s) if self.index >= 0 else None) if outcome]
+        outcome_of_this_rank = _run(work, timeout_s) if self.index >= 0 else None
+        outcomes = [outcome for outcome in gather(outcome_of_this_rank) if outcome]
         failed = {
             name: outcome for name, outcome in zip(self.names, outcomes, strict=True) if isinstance(outcome, _Failed)
         }
@@ -75,14 +76,14 @@ class Participants:
 
 
 def select_participants(node: str, min_count: int = 1) -> Participants:
-    """The lowest rank of each node; if there are fewer than ``min_count`` nodes, the first ranks instead."""
+    """The lowest rank of each node; with fewer than ``min_count`` nodes, the first ``min_count`` ranks instead."""
     nodes = gather(node)
-    lowest = [rank for rank, name in enumerate(nodes) if nodes.index(name) == rank]
-    too_few = len(lowest) < min_count
-    ranks = list(range(min(min_count, len(nodes)))) if too_few else lowest
+    lowest_ranks = [rank for rank, name in enumerate(nodes) if nodes.index(name) == rank]  # one per node
+    too_few = len(lowest_ranks) < min_count
+    ranks = list(range(min(min_count, len(nodes)))) if too_few else lowest_ranks
     names = tuple(f"{nodes[rank]}/rank{rank}" if too_few else nodes[rank] for rank in ranks)
     index = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
-    return Participants(names, index, several_nodes=len(lowest) > 1)
+    return Participants(names, index, several_nodes=len(lowest_ranks) > 1)
 
 
 def group_by_text(texts: Mapping[str, str]) -> str:

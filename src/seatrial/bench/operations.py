@@ -68,7 +68,8 @@ class Operation:
             return max(1, size // itemsize)
         alignment = 16 // itemsize
         block = size // itemsize // ranks
-        return max(1, block // alignment * alignment or block) * ranks
+        aligned_block = block // alignment * alignment
+        return max(1, aligned_block or block) * ranks
 
     def nominal_size(self, size: int, itemsize: int, ranks: int) -> int:
         """Size in bytes for metric names: the requested size, or the exact one if they differ by more than 1 %."""
@@ -188,15 +189,21 @@ def unit_factor(_ranks: int) -> float:
 
 
 _ALL_REDUCE = Operation(
-    "all_reduce", "2(n−1)/n", _twice_ring_share, _all_reduce, _one_buffer, separate_buffers, in_place=True
+    "all_reduce",
+    "2(n−1)/n",
+    _twice_ring_share,
+    _all_reduce,
+    allocate_buffers=_one_buffer,
+    allocate_variant_buffers=separate_buffers,
+    in_place=True,
 )
 _ALL_GATHER = Operation(
     "all_gather",
     "(n−1)/n",
     _ring_share,
     _all_gather,
-    _gather_buffers,
-    _gather_buffers_in_place,
+    allocate_buffers=_gather_buffers,
+    allocate_variant_buffers=_gather_buffers_in_place,
     one_block_per_rank=True,
 )
 _REDUCE_SCATTER = Operation(
@@ -204,14 +211,32 @@ _REDUCE_SCATTER = Operation(
     "(n−1)/n",
     _ring_share,
     _reduce_scatter,
-    _scatter_buffers,
-    _scatter_buffers_in_place,
+    allocate_buffers=_scatter_buffers,
+    allocate_variant_buffers=_scatter_buffers_in_place,
     one_block_per_rank=True,
 )
-_ALL_TO_ALL = Operation("all_to_all", "(n−1)/n", _ring_share, _all_to_all, separate_buffers, one_block_per_rank=True)
-_BROADCAST = Operation("broadcast", "1", unit_factor, _broadcast, _one_buffer, separate_buffers, in_place=True)
-_REDUCE = Operation("reduce", "1", unit_factor, _reduce, _one_buffer, separate_buffers, in_place=True)
-_SEND_RECEIVE = Operation("send_receive", "1", unit_factor, _send_receive, separate_buffers)
+_ALL_TO_ALL = Operation(
+    "all_to_all", "(n−1)/n", _ring_share, _all_to_all, allocate_buffers=separate_buffers, one_block_per_rank=True
+)
+_BROADCAST = Operation(
+    "broadcast",
+    "1",
+    unit_factor,
+    _broadcast,
+    allocate_buffers=_one_buffer,
+    allocate_variant_buffers=separate_buffers,
+    in_place=True,
+)
+_REDUCE = Operation(
+    "reduce",
+    "1",
+    unit_factor,
+    _reduce,
+    allocate_buffers=_one_buffer,
+    allocate_variant_buffers=separate_buffers,
+    in_place=True,
+)
+_SEND_RECEIVE = Operation("send_receive", "1", unit_factor, _send_receive, allocate_buffers=separate_buffers)
 
 OPERATIONS = {
     operation.name: operation

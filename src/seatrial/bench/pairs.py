@@ -36,40 +36,43 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
     """At most ``max_rounds`` rounds of disjoint pairs of members; no pair occurs twice.
 
     ``groups[i]``: the group of member i, such as a switch. A pair is two indices of ``groups``. Rounds alternate: pairs
-    inside of groups, then pairs of different groups. A member without such a partner is paired with any other member.
-    In pairs of different groups, the partners are half of all members apart in the order of groups, so that a round
-    uses the paths between many groups.
+    inside of groups, then pairs of different groups. A member that finds no partner of this kind is paired with any
+    other member. In pairs of different groups, the partners are half of all members apart in the order of groups, so
+    that a round uses the paths between many groups.
     """
     order = sorted(range(len(groups)), key=lambda index: groups.index(groups[index]))
     partners: list[set[int]] = [set() for _ in groups]
     rounds = []
     for number in range(max_rounds):
-        in_group = number % 2 == 0
+        within_groups = number % 2 == 0
         paired: dict[int, int] = {}
         for any_group in (False, True):
             # First the members with the fewest partners so far: they were idle in an earlier round
-            for position, index in sorted(enumerate(order), key=lambda entry: len(partners[entry[1]])):
-                if index in paired:
+            for position in sorted(range(len(order)), key=lambda position: len(partners[order[position]])):
+                member = order[position]
+                if member in paired:
                     continue
-                start = position + (1 if in_group else len(order) // 2 + number // 2)
-                for partner in (order[(start + step) % len(order)] for step in range(len(order))):
-                    is_new = partner not in paired and partner != index and partner not in partners[index]
-                    if is_new and (any_group or in_group == (groups[index] == groups[partner])):
-                        paired |= {index: partner, partner: index}
-                        partners[index].add(partner)
-                        partners[partner].add(index)
+                start = position + (1 if within_groups else len(order) // 2 + number // 2)
+                for candidate in (*order[start % len(order) :], *order[: start % len(order)]):
+                    is_new = candidate not in paired and candidate != member and candidate not in partners[member]
+                    same_group = groups[member] == groups[candidate]
+                    if is_new and (any_group or same_group == within_groups):
+                        paired |= {member: candidate, candidate: member}
+                        partners[member].add(candidate)
+                        partners[candidate].add(member)
                         break
         rounds.append(sorted({(min(pair), max(pair)) for pair in paired.items()}))
     return [pairs for pairs in rounds if pairs]
 
 
-def partner_map(paired: Iterable[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Rank → partner for all ranks of the members in ``paired`` (indices); ``members[i]``: the ranks of member i.
+def partner_map(pairs: Iterable[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Rank → partner for all ranks of the paired members.
 
-    Raises ValueError if paired members have different numbers of ranks.
+    ``members[i]``: the ranks of member i. ``pairs``: indices of ``members``. Raises ValueError if paired members have
+    different numbers of ranks.
     """
     partners: dict[int, int] = {}
-    for a, b in paired:
+    for a, b in pairs:
         for rank, partner in zip(members[a], members[b], strict=True):
             partners |= {rank: partner, partner: rank}
     return partners
@@ -214,7 +217,7 @@ class PairResults:
         }
 
     def pairs_below_best(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs whose median share is below ``min_share``, lowest first: both members have faster partners."""
+        """Pairs whose median of ``pair_shares`` is below ``min_share``, lowest first: both have faster partners."""
         shares = {pair: self.pair_shares(timings) for pair, timings in self.by_pair.items()}
         medians = {pair: median(values) for pair, values in shares.items() if values}
         return sorted((pair for pair, share in medians.items() if share < min_share), key=medians.__getitem__)
@@ -226,7 +229,7 @@ class PairResults:
         return sorted((pair for pair, rate in rates.items() if rate < required), key=rates.__getitem__)
 
     def pair_rates(self, timings: Sequence[PairTiming]) -> tuple[float, ...]:
-        """GB/s of every window: bytes per rank over the mean time of the ranks, as nccl-tests' sendrecv.
+        """GB/s of a pair in every window: bytes per rank over the mean time of its ranks, as nccl-tests' sendrecv.
 
         Wrong data does not change this rate.
         """

@@ -20,7 +20,7 @@ from seatrial.bench.connectivity import local_address
 from seatrial.bench.rank import gather, store_barrier
 from seatrial.util import processes
 
-START_LIMIT_S = 10.0  # until a server listens, which it does before it allocates memory
+START_LIMIT_S = 10.0  # from a server's start until it listens; servers listen before they allocate memory
 PORT_ATTEMPTS = 3  # another process may take a free port before the server does
 _POLL_S = 0.02  # period of polls of a program or its port
 # Characters that are kept of each stream: the end of stdout (the table) and the start of stderr (the first errors)
@@ -30,7 +30,7 @@ _LISTEN = "0A"  # proc(5), /proc/net/tcp: state TCP_LISTEN
 
 @dataclass(frozen=True)
 class Transfer:
-    """One run of the program on both sides: ``key`` identifies the run, ``server`` and ``client`` are ranks."""
+    """One run of the program on both sides. ``key`` identifies the run; ``server`` and ``client`` are ranks."""
 
     key: str
     server: int
@@ -76,9 +76,11 @@ def run_transfers(
     address. A program that still runs ``limit_s`` after the start of the clients is ended.
     """
     with TemporaryDirectory() as folder:
-        ended = _run_programs(transfers, argv, local_address() or node, Path(folder), limit_s)
+        results_of_this_rank = _run_programs(transfers, argv, local_address() or node, Path(folder), limit_s)
     store_barrier()
-    results = {key_and_side: result for by_side in gather(ended) for key_and_side, result in by_side.items()}
+    results: dict[tuple[str, str], ProgramResult] = {}
+    for results_of_rank in gather(results_of_this_rank):
+        results |= results_of_rank
     return {
         transfer.key: TransferResult(results[transfer.key, "server"], results[transfer.key, "client"])
         for transfer in transfers
@@ -92,13 +94,15 @@ def _run_programs(
     rank = dist.get_rank()
     store_barrier()
     servers: dict[str, _RunningProgram | ProgramResult] = {}
-    endpoints: dict[str, tuple[str, int]] = {}
+    endpoints: dict[str, tuple[str, int]] = {}  # key → address and port of the server
     for transfer in transfers:
         if transfer.server == rank:
             servers[transfer.key], port = _start_server(argv[transfer.key], files / f"{len(servers)}.server")
             if port:
                 endpoints[transfer.key] = address, port
-    all_endpoints = {key: endpoint for by_key in gather(endpoints) for key, endpoint in by_key.items()}
+    all_endpoints: dict[str, tuple[str, int]] = {}
+    for endpoints_of_rank in gather(endpoints):
+        all_endpoints |= endpoints_of_rank
     clients: dict[str, _RunningProgram | ProgramResult] = {}
     for transfer in transfers:
         if transfer.client == rank:
@@ -108,14 +112,14 @@ def _run_programs(
                 command = [*argv[transfer.key], "-p", str(port), host]
                 clients[transfer.key] = _start(command, files / f"{len(clients)}.client")
     deadline = time.monotonic() + limit_s
-    return {
-        (key, side): _wait(running, deadline, limit_s)
-        for side, programs in (("client", clients), ("server", servers))
-        for key, running in programs.items()
-    }
+    results: dict[tuple[str, str], ProgramResult] = {}
+    for side, programs in (("client", clients), ("server", servers)):
+        results |= {(key, side): _wait(program, deadline, limit_s) for key, program in programs.items()}
+    return results
 
 
 def _start(argv: Sequence[str], prefix: Path) -> _RunningProgram | ProgramResult:
+    """The running program, or its result if it cannot start; its output files begin with ``prefix``."""
     out, err = prefix.with_suffix(f"{prefix.suffix}.out"), prefix.with_suffix(f"{prefix.suffix}.err")
     for path in (out, err):
         path.unlink(missing_ok=True)
@@ -141,7 +145,7 @@ def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_RunningProgram | 
                 return _end(running, f"did not listen within {START_LIMIT_S:g} s"), 0
             time.sleep(_POLL_S)
         result = running.result()
-        if "listen to port" not in result.err:
+        if "listen to port" not in result.err:  # perftest's message if another process has taken the port
             break
     return result, 0
 
@@ -161,15 +165,15 @@ def _is_listening(port: int) -> bool:
     return False
 
 
-def _wait(running: _RunningProgram | ProgramResult, deadline: float, limit_s: float) -> ProgramResult:
-    """The result of a program that has ended, or is ended at ``deadline``."""
-    if isinstance(running, ProgramResult):
-        return running
-    while running.child.poll() is None:
+def _wait(program: _RunningProgram | ProgramResult, deadline: float, limit_s: float) -> ProgramResult:
+    """Wait until the program has ended, or end it at ``deadline``, and return its result."""
+    if isinstance(program, ProgramResult):  # it did not start
+        return program
+    while program.child.poll() is None:
         if time.monotonic() > deadline:
-            return _end(running, f"did not end within {limit_s:g} s")
+            return _end(program, f"did not end within {limit_s:g} s")
         time.sleep(_POLL_S)
-    return running.result()
+    return program.result()
 
 
 def _end(running: _RunningProgram, error: str) -> ProgramResult:

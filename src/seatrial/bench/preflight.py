@@ -47,9 +47,10 @@ def main(arguments: list[str]) -> None:
     try:
         with open(job_file, encoding="utf-8") as file:
             required = json.load(file)["preflight"]
-        for try_requirement in (_try_seatrial, _try_interfaces, _try_torch, _try_hf_cache) if required else ():
+        tests = (_try_seatrial, _try_interfaces, _try_torch, _try_hf_cache) if required else ()
+        for test in tests:
             try:
-                try_requirement(required, facts)
+                test(required, facts)
             except Problem as problem:
                 problems.append(problem)
         folder = os.path.join(os.path.dirname(job_file), f"attempt{attempt}", "preflight")
@@ -119,20 +120,19 @@ def _try_interfaces(required: dict[str, Any], facts: dict[str, Any]) -> None:
     if missing:
         problems.append(f"GLOO_SOCKET_IFNAME={gloo}: this node has no interface {', '.join(missing)}, it has {listed}")
     nccl = os.environ.get("NCCL_SOCKET_IFNAME", "") if required["gpus"] else ""
-    names = nccl.lstrip("=").split(",") if nccl and not nccl.startswith("^") else []
-    if names and not any(
-        name == other or (nccl[0] != "=" and other.startswith(name)) for name in names for other in interfaces
-    ):
+    names, is_exact = tuple(nccl.lstrip("=").split(",")), nccl.startswith("=")
+    matches = [name for name in interfaces if (name in names if is_exact else name.startswith(names))]
+    if nccl and not nccl.startswith("^") and not matches:
         problems.append(f"NCCL_SOCKET_IFNAME={nccl}: this node has no such interface, it has {listed}")
     if problems:
         raise Problem("; ".join(problems), "ip -br address")
 
 
 def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Raise Problem if torch cannot be imported, or cannot use the expected GPUs with NCCL."""
+    """Raise Problem if torch cannot be imported, or cannot use the expected number of GPUs with NCCL."""
     if not required["torch"]:
         return
-    gpus, command = required["gpus"], f"{sys.executable} -m torch.utils.collect_env"
+    gpu_count, command = required["gpus"], f"{sys.executable} -m torch.utils.collect_env"
     gc.disable()
     try:
         import torch
@@ -146,9 +146,9 @@ def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
         gc.freeze()  # the import makes a million permanent objects; collecting them would take 0.8 s of CPU time
         gc.enable()
     facts["torch"], facts["cuda"] = torch.__version__, torch.version.cuda
-    if not gpus:
+    if not gpu_count:
         return
-    expected = f"{gpus} GPU{'s' if gpus > 1 else ''} per node expected"
+    expected = f"{gpu_count} GPU{'s' if gpu_count > 1 else ''} per node expected"
     if torch.version.cuda is None:
         raise Problem(f"torch {torch.__version__} of {sys.executable} is built without CUDA, {expected}", command)
     try:
@@ -158,7 +158,7 @@ def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
         raise Problem(
             f"torch {torch.__version__} cannot use CUDA, {expected}: {_first_line(error)}", command
         ) from error
-    if facts["gpus"] < gpus:
+    if facts["gpus"] < gpu_count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         setting = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
         raise Problem(f"torch can use {facts['gpus']} GPUs{setting}, {expected}", command)

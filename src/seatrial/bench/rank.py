@@ -33,20 +33,24 @@ def gpu_pci_address(device: str) -> str | None:
     if not device.startswith("cuda"):
         return None
     with _nvml(device) as (nvml, handle):
-        text = nvml.nvmlDeviceGetPciInfo(handle).busId
-    domain, _, rest = (text.decode() if isinstance(text, bytes) else str(text)).lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
+        bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId  # 00000000:18:00.0: NVML's domain has eight digits
+    text = bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)
+    domain, _, bus_and_device = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{bus_and_device}"
 
 
 def numa_cpus(device: str) -> set[int]:
     """CPU numbers of the NUMA node of a CUDA device, from NVML. Raises SeatrialError if NVML cannot read them."""
-    mask_count = -(-(os.cpu_count() or 1) // 64)
+    mask_count = math.ceil((os.cpu_count() or 1) / 64)  # a mask has one bit for each of 64 CPUs
     with _nvml(device) as (nvml, handle):
         try:
             masks = nvml.nvmlDeviceGetCpuAffinity(handle, mask_count)
         except nvml.NVMLError as error:
             raise SeatrialError(f"NVML cannot read the CPU affinity of {device}: {error}") from error
-    return {64 * index + bit for index, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1}
+    cpus = set()
+    for index, mask in enumerate(masks):
+        cpus |= {64 * index + bit for bit in range(64) if mask >> bit & 1}
+    return cpus
 
 
 @contextmanager
@@ -111,14 +115,16 @@ def describe_device(device: str) -> dict[str, Any]:
 
 
 def describe_devices(device: str) -> dict[str, Any]:
-    """As describe_device, for all ranks. Names of different models are joined by " + " (hardware/references.py).
+    """As describe_device, with the models of all ranks: different names are joined by " + " (hardware/references.py).
 
     Called by all ranks together.
     """
     facts = describe_device(device)
-    all_facts = gather(facts)
-    models = {key: sorted({other[key] for other in all_facts if other[key]}) for key in ("gpu", "cpu")}
-    return facts | {key: " + ".join(names) or None for key, names in models.items()}
+    facts_by_rank = gather(facts)
+    for key in ("gpu", "cpu"):
+        models = sorted({rank_facts[key] for rank_facts in facts_by_rank if rank_facts[key]})
+        facts[key] = " + ".join(models) or None
+    return facts
 
 
 def _cpu_model() -> str:
@@ -130,7 +136,8 @@ def _cpu_model() -> str:
 
 def min_free_memory(device: str) -> float:
     """Minimum over ranks of the free GPU memory in bytes; infinite on CPUs. Called by all ranks together."""
-    return min(gather(float(torch.cuda.mem_get_info(device)[0]) if device.startswith("cuda") else math.inf))
+    free_bytes = float(torch.cuda.mem_get_info(device)[0]) if device.startswith("cuda") else math.inf
+    return min(gather(free_bytes))
 
 
 def release_memory(device: str) -> None:

@@ -5,7 +5,7 @@ fails prints one line, ``preflight: NODE: …``, on which seatrial ends the job:
 no node. The exit code is 0: after any other exit code, srun would end the other nodes before they print their lines.
 
 A pod of Kubernetes adds three arguments: its INDEX, the number of NODES, and the SECONDS within which all pods start.
-Until then the name of the first pod may not exist. In a pod, the exit code is 1 if the node fails.
+Until all pods have started, the name of the first pod may not exist. In a pod, the exit code is 1 if the node fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seatrial.bench.tcp import TOKEN_BYTES, Endpoint, listen, open_connection, r
 from seatrial.util.resolver import resolve
 from seatrial.util.text import error_text
 
-# How long nodes wait for each other. With srun, nodes start within seconds, later with containers or a busy filesystem
+# How long nodes wait for each other. srun starts nodes within seconds; containers or a busy filesystem delay some nodes
 CONNECT_LIMIT_S, LISTEN_LIMIT_S = 30.0, 60.0
 _RETRY_S = 0.2  # pause between two attempts to connect
 _LOOKUP_RETRY_S = 2.0  # pause between two lookups: many pods ask one DNS service
@@ -30,12 +30,13 @@ _LOOKUP_RETRY_S = 2.0  # pause between two lookups: many pods ask one DNS servic
 
 def main(arguments: Sequence[str]) -> None:
     """Try the rendezvous as this node or pod; if it fails, print the problem and the first command to run."""
-    address, port, key, *pod = arguments
+    address, port, key, *pod_arguments = arguments
     token = key.encode()[:TOKEN_BYTES].ljust(TOKEN_BYTES)
     node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
-    if pod:
-        problem = try_pod(address, int(port), token, index=int(pod[0]), nodes=int(pod[1]), limit_s=float(pod[2]))
-        if problem and pod[0] == "0":  # pod 0 listens, so the problem is the port
+    if pod_arguments:
+        index, nodes, limit_s = pod_arguments
+        problem = try_pod(address, int(port), token, index=int(index), nodes=int(nodes), limit_s=float(limit_s))
+        if problem and index == "0":  # pod 0 listens, so the problem is the port
             problem += (
                 ". With host_network, another process of the node may use it; seatrial run --resume takes another port"
             )
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         first_command = f"srun --nodelist={node} sh -c '{tests}'"
     if problem:
         print(f"preflight: {node}: {problem}. Run first: {first_command}")
-        if pod:
+        if pod_arguments:
             sys.exit(1)
 
 

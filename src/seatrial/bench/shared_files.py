@@ -54,9 +54,9 @@ def _digest(data: bytes) -> str:
 def visibility_failure(folder: SharedFolder) -> str | None:
     """Check that every participant reads what every participant wrote: a visible file name alone is no proof."""
     digests = folder.run_on_all(lambda: write_random(folder.file("mark")))
-    visible = folder.run_on_all(lambda: tuple(sorted(wait_for_contents(folder.files("mark"), digests))))
+    visible_writers = folder.run_on_all(lambda: tuple(sorted(wait_for_contents(folder.files("mark"), digests))))
     readers_by_writers: dict[tuple[int, ...], list[int]] = {}
-    for reader, writers in enumerate(visible):
+    for reader, writers in enumerate(visible_writers):
         readers_by_writers.setdefault(writers, []).append(reader)
     texts = [
         f"{folder.join_names(readers)} saw only files of {folder.join_names(writers) or 'no node'}"
@@ -110,11 +110,13 @@ def rename_failure(folder: SharedFolder) -> str | None:
     folder.run_on_first(lambda: replace(target, _page(0)))
     for attempt in range(ATTEMPTS):  # increasing duration: a client may cache a name for seconds
         results = folder.run_on_all(partial(_replace_or_read, target, folder.index, REPLACE_S * 2**attempt))
-        counts = {name: count for name, count in zip(folder.names, results, strict=True) if count}
-        bad = [f"{count.bad} of {count.reads} reads by {name}" for name, count in counts.items() if count.bad]
-        if bad:
-            return f"missing or partial while {folder.names[0]} replaced it: {', '.join(bad)}"
-        if any(count.versions > 1 for count in counts.values()):
+        counts_by_reader = {name: counts for name, counts in zip(folder.names, results, strict=True) if counts}
+        bad_reads = [
+            f"{counts.bad} of {counts.reads} reads by {name}" for name, counts in counts_by_reader.items() if counts.bad
+        ]
+        if bad_reads:
+            return f"missing or partial while {folder.names[0]} replaced it: {', '.join(bad_reads)}"
+        if any(counts.versions > 1 for counts in counts_by_reader.values()):
             return None
     raise InconclusiveProbe("no reader saw more than one version of the file")
 
@@ -136,6 +138,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def _page(version: int) -> bytes:
+    """The content of the file: the version number, repeated, so that a partial file is detected."""
     return version.to_bytes(4, "little") * PAGE_RECORDS
 
 
@@ -157,7 +160,8 @@ def _replace_repeatedly(target: Path, seconds: float) -> None:
 
 def read_repeatedly(target: Path, seconds: float) -> ReadCounts:
     """Read the file for ``seconds`` and count bad reads and versions."""
-    end, reads, bad, versions = time.monotonic() + seconds, 0, 0, set[bytes]()
+    end, versions = time.monotonic() + seconds, set[bytes]()
+    reads = bad_reads = 0
     while time.monotonic() < end:
         reads += 1
         try:
@@ -169,9 +173,9 @@ def read_repeatedly(target: Path, seconds: float) -> ReadCounts:
                 continue
             raise
         complete = bool(data) and data == data[:4] * PAGE_RECORDS
-        bad += not complete
+        bad_reads += not complete
         versions.add(data[:4])
-    return ReadCounts(reads, bad, len(versions))
+    return ReadCounts(reads, bad_reads, len(versions))
 
 
 def append_failure(folder: SharedFolder) -> str | None:
@@ -317,18 +321,20 @@ def mapped_digest(path: Path) -> str:
 def owner_mismatch(folder: SharedFolder) -> str | None:
     """Check that all participants see the same owner of a file, and that it is the user who wrote the file.
 
-    Files of root may have another owner: NFS maps root to nobody by default (root_squash, exports(5)).
+    The files are those of ``visibility_failure``, which must have run before. Files of root may have another owner: NFS
+    maps root to nobody by default (root_squash, exports(5)).
     """
     uids = folder.run_on_all(os.geteuid)
-    owners = folder.run_on_all(lambda: [owner(path) for path in folder.files("mark")])
+    owners_seen = folder.run_on_all(lambda: [owner(path) for path in folder.files("mark")])  # [reader][writer]
     texts = []
     for writer, name in enumerate(folder.names):
-        by_reader = {reader: reader_owners[writer] for reader, reader_owners in zip(folder.names, owners, strict=True)}
-        if len(set(by_reader.values())) > 1:
-            ids = {reader: f"{uid}:{gid}" for reader, (uid, gid) in by_reader.items()}
+        owner_by_reader = {reader: seen[writer] for reader, seen in zip(folder.names, owners_seen, strict=True)}
+        owner_uid, _ = owner_by_reader[name]
+        if len(set(owner_by_reader.values())) > 1:
+            ids = {reader: f"{uid}:{gid}" for reader, (uid, gid) in owner_by_reader.items()}
             texts.append(f"owner of the file of {name}: {group_by_text(ids)}")
-        elif uids[writer] not in (0, by_reader[name][0]):
-            texts.append(f"owner of the file of {name}: {by_reader[name][0]}, written by uid {uids[writer]}")
+        elif uids[writer] not in (0, owner_uid):
+            texts.append(f"owner of the file of {name}: {owner_uid}, written by uid {uids[writer]}")
     return "; ".join(texts) or None
 
 

@@ -36,7 +36,7 @@ SEND_LIMIT_S = 10.0  # a child that does not read its task within this time (it 
 # Prefixes of variables that a check may still change after the imports, since they are read when a process group or
 # communicator is opened. An import may already have read other variables, such as HF_HOME or OMP_NUM_THREADS.
 READ_LATER = ("NCCL_", "TORCH_NCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-_READY = b"1"
+_READY = b"1"  # the child sends it after its imports, and again when it has read its task
 _waiting: list[SpareChild] = []  # the spare children of this rank
 
 
@@ -77,14 +77,14 @@ class SpareChild:
         processes.stop(self.child, grace_s=1.0)
 
 
-def start(trainings: Iterable[Gpus], folder: Path, device: str) -> None:
-    """Start one child of this rank for each of ``trainings``; called before the rank's process group is opened.
+def start(gpus_per_child: Iterable[Gpus], folder: Path, device: str) -> None:
+    """Start one child of this rank for each item; called before the rank's process group is opened.
 
-    A training is given by the GPUs that its child sees: "own" is only ``device``, "all" are all GPUs of the node. The
-    output of the children goes to ``folder``.
+    An item says which GPUs the child sees: "own" is only ``device``, "all" are all GPUs of the node. The output of the
+    children goes to ``folder``.
     """
     rank = os.environ["RANK"]
-    for number, gpus in enumerate(trainings):
+    for number, gpus in enumerate(gpus_per_child):
         env = {VISIBLE_DEVICES: visible_device(device)} if gpus == "own" and device != "cpu" else {}
         output = folder / f"spare{number}.rank{rank}.err"
         connection, child_connection = socket.socketpair()
@@ -130,7 +130,7 @@ def take(gpus: Gpus | None, env: Mapping[str, str]) -> SpareChild | None:
 
 def wait_for_task(connection: socket.socket) -> None:
     """In the child, after the imports: wait for the task, then run its module as ``python -m`` would."""
-    # a context would take memory of the GPU that the checks measure
+    # A CUDA context would take memory of the GPU that the checks measure
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise SystemExit(f"the import of {IMPORTED} opened CUDA: this process is not used")
     with connection:
@@ -140,7 +140,7 @@ def wait_for_task(connection: socket.socket) -> None:
             raise SystemExit("the rank has ended, or does not use this process")
         message = json.loads(received)
         connection.sendall(_READY)
-    for name in os.environ.keys() - message["env"].keys() - {processes.TAG}:
+    for name in os.environ.keys() - message["env"].keys() - {processes.TAG}:  # processes.stop finds this child by TAG
         del os.environ[name]
     os.environ.update(message["env"])
     for stream, number in (("out", 1), ("err", 2)):
@@ -152,12 +152,12 @@ def wait_for_task(connection: socket.socket) -> None:
 
 def main() -> None:
     """Import the training code, then run the task that the rank sends over the socket at standard input."""
-    to_rank = socket.socket(fileno=os.dup(0))
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)  # a process that an import starts must not keep the socket open
+    connection = socket.socket(fileno=os.dup(0))
+    with Path(os.devnull).open("rb") as null_device:
+        os.dup2(null_device.fileno(), 0)  # a process that an import starts must not keep the socket open
     with gc_paused():
         importlib.import_module(IMPORTED)
-    wait_for_task(to_rank)
+    wait_for_task(connection)
 
 
 if __name__ == "__main__":

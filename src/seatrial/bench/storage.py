@@ -83,15 +83,15 @@ def temporary_folder(path: str, participants: Participants, prefix: str = "seatr
             _remove(folder.path)
 
 
-def is_shared(folder: SharedFolder) -> bool:
-    """Whether each participant sees the name of the next participant's file; contents are not compared."""
-    return all(folder.run_on_all(lambda: folder.next_file("first").exists()))
-
-
 def _remove(folder: Path) -> None:
     """Remove the folder; all participants do so concurrently. Raises no error: ``still_exists`` finds leftovers."""
     with suppress(TimeoutError):  # an earlier step has reported a filesystem that hangs
         run_with_timeout(lambda: shutil.rmtree(folder, ignore_errors=True), STEP_TIMEOUT_S)
+
+
+def is_shared(folder: SharedFolder) -> bool:
+    """Whether each participant sees the name of the next participant's file; contents are not compared."""
+    return all(folder.run_on_all(lambda: folder.next_file("first").exists()))
 
 
 def still_exists(folder: SharedFolder) -> bool:
@@ -169,10 +169,12 @@ def create_small_files(folder: Path, count: int) -> float:
 
 
 def stat_small_files(folder: Path, count: int) -> float:
+    """Seconds to stat the files of ``create_small_files``. Raises OSError."""
     return _time_each_path(Path.stat, folder, count)
 
 
 def unlink_small_files(folder: Path, count: int) -> float:
+    """Seconds to delete the files of ``create_small_files``; the folder remains. Raises OSError."""
     return _time_each_path(Path.unlink, folder, count)
 
 

@@ -1,7 +1,7 @@
 """Measures all-reduce in several process groups concurrently, e.g. one group per node.
 
-All ranks call each function together, in an open process group, also ranks that are in none of the groups. Exceptions,
-which need neither: GroupResult and select_ranks.
+All ranks call each function together, in an open process group, also ranks that are in none of the groups. Only
+GroupResult and select_ranks do not communicate.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
     Windows begin together on all ranks; see ``time_operation``. After the timing, one result is checked bit by bit.
     Raises AllocationError on all ranks if the buffer does not fit into the memory of one rank.
     """
-    count = size // 4 if any(dist.get_rank() in ranks for ranks in groups) else 0
+    is_member = any(dist.get_rank() in ranks for ranks in groups)
+    count = size // torch.float32.itemsize if is_member else 0
     buffer = allocate_on_all_ranks(lambda: _allocate_buffer(count, device), torch.device(device))
     with open_subgroups(groups, device) as (group, members):
         run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if members else lambda: None

@@ -16,7 +16,7 @@ from seatrial.model import Metric
 from seatrial.util.quantiles import median_interval
 
 WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolution
-MIN_WINDOWS = 10  # with fewer windows a median is not known; convergence is tested after every so many windows
+MIN_WINDOWS = 10  # with fewer windows a median is not known; convergence is tested after every MIN_WINDOWS windows
 RETRY_MIN_WINDOWS = 30  # a retry takes more windows, since the first measurement was bad or inconclusive
 min_windows = MIN_WINDOWS  # value of this process; the worker sets it to RETRY_MIN_WINDOWS before a retry
 MAX_WINDOWS = 400  # 20 s of windows; more only until ``min_seconds`` have passed
@@ -29,7 +29,7 @@ MAX_EXTENSION = 2  # on a GPU, an imprecise median extends timing to at most thi
 
 @dataclass(frozen=True)
 class DeviceTiming:
-    """Seconds per operation of each window of ``per_window`` back-to-back operations, in order of time.
+    """``windows``: seconds per operation of each window of ``per_window`` back-to-back operations, in order of time.
 
     ``started`` and ``ended`` (perf_counter) delimit the windows. The load begins ``warmup_s`` before ``started`` and
     ends at ``load_ended``.
@@ -63,7 +63,7 @@ class DeviceTiming:
         return drift(self.windows)
 
     def describe(self) -> dict[str, object]:
-        """Number of windows, confidence interval and drift, for a fact."""
+        """Number of windows, median, its confidence interval, and drift, for a fact."""
         interval = median_interval(self.windows)
         return {
             "windows": len(self.windows),

@@ -125,21 +125,24 @@ def time_peer_copies(
 
 def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
     """Time copies of ``size`` bytes from ``source`` to ``target``, first single, then with concurrent copies back."""
-    first, second = f"cuda:{source}", f"cuda:{target}"
-    forward_buffers = [torch.empty(size, dtype=torch.uint8, device=device) for device in (first, second)]
-    back_buffers = [torch.empty(size, dtype=torch.uint8, device=device) for device in (second, first)]
-    for sent, received in (forward_buffers, back_buffers):
-        received.copy_(sent)  # torch enables peer access at the first copy
-    streams = ParallelStreams(first, second)
-    copy_forward = _peer_copy(forward_buffers[0], forward_buffers[1], streams.streams[0])
-    copy_back = _peer_copy(back_buffers[0], back_buffers[1], streams.streams[1])
+    source_device, target_device = f"cuda:{source}", f"cuda:{target}"
+    sent, received, sent_back, received_back = (
+        torch.empty(size, dtype=torch.uint8, device=device)
+        for device in (source_device, target_device, target_device, source_device)
+    )
+    received.copy_(sent)  # torch enables peer access at the first copy
+    received_back.copy_(sent_back)
+    streams = ParallelStreams(source_device, target_device)
+    forward_stream, back_stream = streams.streams
+    copy_forward = _peer_copy(sent, received, forward_stream)
+    copy_back = _peer_copy(sent_back, received_back, back_stream)
 
     def copy_both() -> None:
         copy_forward()
         copy_back()
 
     def timing(operation: Callable[[], None]) -> DeviceTiming:
-        return time_on_device(operation, first, seconds, warmup_s=WARMUP_S, window_context=streams.concurrent)
+        return time_on_device(operation, source_device, seconds, warmup_s=WARMUP_S, window_context=streams.concurrent)
 
     peer_access = torch.cuda.can_device_access_peer(source, target)
     return PeerCopy(source, target, peer_access, timing(copy_forward), timing(copy_both))
@@ -148,11 +151,11 @@ def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
 def _peer_copy(sent: torch.Tensor, received: torch.Tensor, stream: torch.cuda.Stream) -> Callable[[], None]:
     """A function that queues a copy on ``stream`` of the sending GPU; torch's copy_ would synchronise both GPUs."""
     copy = _driver().cuMemcpyAsync
-    addresses = [c_uint64(tensor.data_ptr()) for tensor in (received, sent)]
+    target, source = c_uint64(received.data_ptr()), c_uint64(sent.data_ptr())
     size, handle = c_size_t(sent.nbytes), c_void_p(stream.cuda_stream)
 
     def run() -> None:
-        if code := copy(*addresses, size, handle):
+        if code := copy(target, source, size, handle):
             raise SeatrialError(f"cuMemcpyAsync from {sent.device} to {received.device}: CUDA driver error {code}")
 
     return run

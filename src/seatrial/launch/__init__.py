@@ -16,7 +16,7 @@ from seatrial.model import UsageError
 
 
 def runs_remotely(settings: Config) -> bool:
-    """Return whether jobs run on other machines, or may: the GPUs of this host are not taken for the tested ones."""
+    """Return whether jobs run, or may run, on other machines, so that the tested GPUs are not those of this host."""
     return settings.uses_slurm or settings.launcher in ("torchrun", "kubernetes")
 
 
@@ -26,7 +26,10 @@ def runs_as_root(settings: Config) -> bool:
 
 
 def node_prefix(settings: Config) -> str:
-    """Return the prefix by which a command runs on another node, with ``{node}``; empty if jobs run on this host."""
+    """Return the prefix that makes a command run on a node of the trial; empty if jobs run on this host.
+
+    ``{node}`` stands for the node's name.
+    """
     if settings.uses_slurm:
         gpus = settings.cluster.gpus_per_node
         return "srun --nodelist={node}" + (f" --gpus-per-node={gpus}" if gpus else "")
@@ -44,11 +47,12 @@ def select_launcher(settings: Config, placement: str) -> Launcher:
 
     Raises UsageError if the launcher is not available here.
     """
-    nodes = settings.cluster.nodes
-    if placement == "control":  # no environment or container of the trial: control checks submit jobs from this host
+    if placement == "control":
+        # Control checks submit jobs from this host, so they do not use the environment or container of the trial
         defaults = {"environment": Environment(), "container": Container()}
         nodes, launcher = 1, _launcher("local", settings.model_copy(update=defaults))
     else:
+        nodes = settings.cluster.nodes
         launcher = _launcher("slurm" if settings.uses_slurm else settings.launcher, settings)
     reason = launcher.unavailable_reason(nodes)
     if reason:
@@ -107,7 +111,7 @@ def node_shortage(settings: Config) -> NodeShortage | None:
 
 
 def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
-    """Cancel the jobs that a killed run in this directory left in the scheduler; yield a message before each.
+    """Cancel the jobs that a killed run in this directory left in the scheduler; yield a message before each job.
 
     A local job ends with the run that started it (``processes.die_with_parent``). Raises SeatrialError if a job
     cannot be cancelled.

@@ -1,6 +1,6 @@
 """The launcher protocol: ``render`` a job (pure), then ``start`` it.
 
-A new launcher is one file in this folder, and an entry in ``select_launcher`` and in the config's ``launcher``.
+A new launcher is one file in this folder, and an entry in ``_launcher`` (__init__.py) and in the config's ``launcher``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class RenderedJob(Frozen):
 class NodeShortage(Frozen):
     """Too few nodes for a job. ``missing``: nodes that are lost, need an administrator or are reserved for others.
 
-    ``usable``: the number of the remaining nodes. With cluster.min_nodes, the trial runs on these if there are at least
-    this many.
+    ``usable``: the number of the remaining nodes. The trial runs on these if cluster.min_nodes is set and not larger.
     """
 
     usable: int

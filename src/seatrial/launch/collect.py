@@ -37,7 +37,7 @@ FIRST_FETCH_S = 5.0
 RESTART_S = 3.0  # from the end of a step to the start of the next
 # Without a line from any node for this long, the transport has failed; less than limits.startup_s (180 s)
 NO_DATA_TIMEOUT_S = 60.0
-COMMAND_TIMEOUT_S = 30.0
+COMMAND_TIMEOUT_S = 30.0  # limit of a command on the nodes, other than the step
 STOP_TIMEOUT_S = 20.0  # limit for fetching the remaining files when a job is stopped early
 # Compressed size of the packages at the end of a job, all nodes together. Beyond it, the last files of the list `files`
 # are cut off
@@ -94,7 +94,7 @@ class Transport(Protocol):
     ``nodes``: the scheduler's node list, once known. ``test_command``: a command by which a user can test the
     transport. ``starts_at_once``: the script starts with the job, so the first fetch need not wait.
     ``keeps_files``: the nodes keep the files, and need no message that all have arrived. ``needs_restart``: lines
-    are missing, so the step must be started again.
+    are missing or overdue, so the step must be started again.
     """
 
     name: str
@@ -128,19 +128,19 @@ class Collector:
     limit_bytes: int = LIMIT_BYTES
     finished: bool = False  # all files have arrived, or the run directory is shared
     _started: float | None = None  # time of the first fetch
-    _last_data: float = 0.0  # time of the last line from any node, or of the last step that ended with code 0
+    _last_data: float = 0.0  # time of the last line from any node, or of the last end of a step with code 0
     _step: processes.Child | None = None  # the running NODE_SCRIPT
     _step_ended: float = 0.0
     _bytes_read: int = 0  # how much of the current step's output has been read
-    # node → lines of its incomplete package
-    _lines: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    _nodes: int = 0  # number of nodes; 0: none has sent anything
-    _complete: set[str] = field(default_factory=set)  # nodes whose files have all arrived
+    # index of a node, as text → lines of its incomplete package
+    _lines_by_node: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    _node_count: int = 0  # 0: no node has sent anything
+    _complete_nodes: set[str] = field(default_factory=set)  # indices of the nodes whose files have all arrived
 
     @property
     def fetched(self) -> bool:
         """Whether files were fetched from the nodes, and all have arrived."""
-        return self.finished and self._nodes > 0
+        return self.finished and self._node_count > 0
 
     def fetch(self, nodes: str = "") -> None:
         """Start the step, or unpack the files that have arrived; does not wait for more. ``nodes``: see Transport."""
@@ -166,12 +166,12 @@ class Collector:
             lines = file.read()
         lines = lines[: lines.rfind(b"\n") + 1]
         self._bytes_read += len(lines)
-        payloads = [payload for line in lines.splitlines() if (payload := self.transport.payload(line)) is not None]
+        payloads = [payload for payload in map(self.transport.payload, lines.splitlines()) if payload is not None]
         for payload in payloads:
             self._add_line(payload)
         if payloads or code == 0:
             self._last_data = time.monotonic()
-        if self._nodes and len(self._complete) == self._nodes:
+        if self._node_count and len(self._complete_nodes) == self._node_count:
             self._finish()
         elif code is not None or self.transport.needs_restart or self._bytes_read > MAX_STEP_BYTES:
             self.close()
@@ -182,22 +182,22 @@ class Collector:
         ``3 BASE64`` is data of the node with index 3; ``3 .part 4`` ends its package of changed files, ``3 .all 4`` its
         package of all files. The job has 4 nodes.
         """
-        node, _, rest = line.decode("ascii", errors="replace").partition(" ")
-        if not rest.startswith("."):
-            self._lines[node].append(rest)
+        node, _, data = line.decode("ascii", errors="replace").partition(" ")
+        if not data.startswith("."):
+            self._lines_by_node[node].append(data)
             return
-        kind, _, nodes = rest.partition(" ")
+        kind, _, node_count = data.partition(" ")
         try:
-            package = base64.b64decode("".join(self._lines.pop(node, [])))
-            limit = self.limit_bytes // int(nodes)
+            package = base64.b64decode("".join(self._lines_by_node.pop(node, [])))
+            limit = self.limit_bytes // int(node_count)
         except (ValueError, ZeroDivisionError):  # damaged on its way: sent again
             return
         contents = unpack(package, self.folder.parents[2])
-        accepted = contents.complete or len(package) >= limit
+        accepted = contents.complete or len(package) >= limit  # the node cuts a package off at the limit
         if accepted or kind == ".part":
-            self._nodes = int(nodes)
+            self._node_count = int(node_count)
         if accepted and kind == ".all":
-            self._complete.add(node)
+            self._complete_nodes.add(node)
             if contents.changed:
                 self._log(
                     f"files of the job's node {node} changed while they were sent: {and_more(contents.changed, 8)}"
@@ -228,11 +228,14 @@ class Collector:
 
     def missing_files(self) -> str:
         """Return why files of an ended job are missing; empty if all have arrived."""
-        if self.finished or self.problem():
-            return self.problem()
-        if self._nodes:
-            missing = [name for index, name in enumerate(self._node_names()) if str(index) not in self._complete]
-            return self._failure(f"the job ended before all files arrived from {and_more(missing, 8)}")
+        if self.finished:
+            return ""
+        if problem := self.problem():
+            return problem
+        if self._node_count:
+            names = enumerate(self._node_names())
+            incomplete = [name for index, name in names if str(index) not in self._complete_nodes]
+            return self._failure(f"the job ended before all files arrived from {and_more(incomplete, 8)}")
         return f"no output of the job arrived; its script's log may be on its first node: {self.node_dir}.log"
 
     def _node_names(self) -> list[str]:
@@ -241,15 +244,15 @@ class Collector:
             names = hostlist.expand(self.transport.nodes)
         except ValueError:
             names = []
-        return names if len(names) == self._nodes else [f"node {index}" for index in range(self._nodes)]
+        return names if len(names) == self._node_count else [f"node {index}" for index in range(self._node_count)]
 
     def _failure(self, reason: str) -> str:
         """Return ``reason`` with the transport's last message, the folder on the nodes and the first command to run."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines() if self._errors.exists() else []
-        last = next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
+        last_message = next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
         return (
             f"{self.transport.nodes or 'the nodes'}: the run directory is not shared with this host, and fetching "
-            f"files through {self.transport.name} failed: {reason}{last}. The files may still be on the "
+            f"files through {self.transport.name} failed: {reason}{last_message}. The files may still be on the "
             f"nodes in {self.node_dir}. Run first, from this host: {self.transport.test_command}"
         )
 
@@ -284,7 +287,7 @@ class Collector:
         if self._step is not None:
             processes.stop(self._step)
             self._step, self._step_ended, self._bytes_read = None, time.monotonic(), 0
-            self._lines.clear()
+            self._lines_by_node.clear()
         self._output.unlink(missing_ok=True)
         if self.finished:
             self._errors.unlink(missing_ok=True)
@@ -314,6 +317,7 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
     A truncated package is unpacked as far as it goes, a damaged or too large one not at all. Paths outside ``folder``
     are ignored.
     """
+    # name of a file → (size, SHA-256); the manifest may have only the size
     expected, arrived = dict[str, tuple[str, ...]](), dict[str, tuple[str, str]]()
     complete = _is_complete(package)
     if complete is None:
@@ -326,8 +330,8 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
                 if content is not None and member.name == "manifest":
                     manifest = content.read(_MANIFEST_BYTES).decode("utf-8", errors="surrogateescape")
                     for line in manifest.splitlines():
-                        value, _, name = line.partition("  ")
-                        expected[name] = (*expected.get(name, ()), value)
+                        size_or_hash, _, name = line.partition("  ")
+                        expected[name] = (*expected.get(name, ()), size_or_hash)
                 elif content is not None and target.is_relative_to(folder):
                     target.parent.mkdir(parents=True, exist_ok=True)
                     atomic_write(target, partial(shutil.copyfileobj, content), sync=False)
@@ -335,8 +339,9 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
                         arrived[member.name] = (str(member.size), hashlib.file_digest(file, "sha256").hexdigest())
     except (tarfile.TarError, EOFError):
         complete = False
-    changed = tuple(name for name, value in arrived.items() if expected.get(name, value) != value)
-    return Unpacked(complete, tuple(name for name in expected if name not in arrived), changed)
+    missing = tuple(name for name in expected if name not in arrived)
+    changed = tuple(name for name, values in arrived.items() if expected.get(name, values) != values)
+    return Unpacked(complete, missing, changed)
 
 
 def _is_complete(package: bytes) -> bool | None:

@@ -107,11 +107,13 @@ class LogTransport:
     keeps_files: bool = True
     _last_number: dict[bytes, int] = field(default_factory=dict)  # node → number of its last line
     _last_complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
-    _times: dict[bytes, str] = field(default_factory=dict)  # node → timestamp of the last line of its last package
+    _package_times: dict[bytes, str] = field(default_factory=dict)  # node → timestamp of the same line
     _damaged: bool = False  # lines are missing
     # node that has not sent all its files → time of its last line
     _last_line_time: dict[bytes, float] = field(default_factory=dict)
-    _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # node and last number before lines found missing once
+    # (node, number of the last line before a gap) of each gap found so far. If the lines are still missing when the log
+    # is read again, they are lost, and the gap no longer counts as damage
+    _gaps: set[tuple[bytes, int]] = field(default_factory=set)
 
     @property
     def test_command(self) -> str:
@@ -126,8 +128,8 @@ class LogTransport:
         self._last_line_time = {str(node).encode(): time.monotonic() for node in range(self.pods)}
         # with a selector kubectl prints ten lines of five pods by default
         options = ["--follow", "--timestamps", "--tail=-1", f"--max-log-requests={self.pods}"]
-        if len(self._times) == self.pods:
-            options += [f"--since-time={min(self._times.values())}"]
+        if len(self._package_times) == self.pods:
+            options += [f"--since-time={min(self._package_times.values())}"]
         return self.kubectl.command("logs", f"--selector={self.selector}", f"--container={self.container}", *options)
 
     @property
@@ -141,12 +143,12 @@ class LogTransport:
         if not frame or not hmac.compare_digest(frame["token"], self.token.encode()) or int(frame["node"]) >= self.pods:
             return None
         node, number = frame["node"], int(frame["number"])
-        last = self._last_number.get(node, 0)
-        if number <= last:
+        last_number = self._last_number.get(node, 0)
+        if number <= last_number:
             return None
         self._last_number[node], self._last_line_time[node] = number, time.monotonic()
-        if number != last + 1 and (node, last) not in self._gaps:
-            self._gaps.add((node, last))
+        if number != last_number + 1 and (node, last_number) not in self._gaps:
+            self._gaps.add((node, last_number))
             self._damaged = True
         if self._damaged:
             return None
@@ -154,7 +156,7 @@ class LogTransport:
             # not added to _last_complete: the package is read again until all files have arrived
             self._last_line_time.pop(node, None)
         elif frame["data"].startswith(b".") and (stamp := _TIME.search(line)):
-            self._last_complete[node], self._times[node] = number, stamp[0].decode()
+            self._last_complete[node], self._package_times[node] = number, stamp[0].decode()
         return frame["payload"]
 
     def command(self, *argv: str) -> list[str]:

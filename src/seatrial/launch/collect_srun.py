@@ -30,5 +30,5 @@ class SrunTransport:
 
     def command(self, *argv: str) -> list[str]:
         """Return the srun command that runs ``argv`` once per node, in /: the current directory may not exist there."""
-        nodes = [f"--jobid={self.job_id}", f"--nodelist={self.nodes}", "--ntasks-per-node=1"]
-        return ["srun", *nodes, "--overlap", "--gres=none", "--chdir=/", "--input=none", *argv]
+        placement = [f"--jobid={self.job_id}", f"--nodelist={self.nodes}", "--ntasks-per-node=1"]
+        return ["srun", *placement, "--overlap", "--gres=none", "--chdir=/", "--input=none", *argv]

@@ -9,7 +9,7 @@ from seatrial.config.schema import Config, Container
 from seatrial.model import Job
 
 # Exported variables of the shell that a container of docker or podman gets; apptainer and pyxis pass all of them
-_PASSED = (
+_PASSED_VARIABLES = (
     "^(CUDA|FI|GLOO|HF|NCCL|NVIDIA|OMP|SEATRIAL|TORCH|UCX)_"
     "|^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|PYTHONSAFEPATH)$"
 )
@@ -84,21 +84,21 @@ def _docker_or_podman(container: Container, job: Job) -> list[str]:
     seatrial nor NVML knows the processes by their pids.
     """
     runtime, image = container.runtime, shlex.quote(container.image or "")
-    passed = "|".join([_PASSED, *(f"^{name}$" for name in job.env)])
+    passed_variables = "|".join([_PASSED_VARIABLES, *(f"^{name}$" for name in job.env)])
     gpus = {"docker": "--gpus=all", "podman": "--device=nvidia.com/gpu=all"}[runtime]
     return [
         f"SEATRIAL_IMAGE_ID=$({runtime} image inspect --format '{{{{.Id}}}}' {image})",
         "SEATRIAL_HOST_NAMESPACE=$(readlink /proc/self/ns/mnt) # the preflight compares it with the container's",
         "export SEATRIAL_IMAGE_ID SEATRIAL_HOST_NAMESPACE HF_HOME=${HF_HOME:-$HOME/.cache/huggingface}",
         'mkdir -p "$HF_HOME" || true # the preflight reports it',
-        f"mapfile -t variables < <(compgen -e | grep -E {shlex.quote(passed)})",
+        f"mapfile -t variables < <(compgen -e | grep -E {shlex.quote(passed_variables)})",
         "devices=()",
         "[ ! -e /dev/infiniband ] || devices=(--device=/dev/infiniband)",
         "python=(",
         f'    {runtime} run --rm --pull=never --label="{LABEL}=${{SEATRIAL_JOB_TAG:-}}"',
         "    --network=host --ipc=host --pid=host --security-opt=label=disable",
         f"    {_USER_AND_LIMITS[runtime]}",
-        *([f'    {gpus} "${{devices[@]}}"'] if job.device == "cuda" else ['    "${devices[@]}"']),
+        f'    {gpus} "${{devices[@]}}"' if job.device == "cuda" else '    "${devices[@]}"',
         '    "${variables[@]/#/--env=}"',
         '    --volume="$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR" --volume="$HF_HOME:$HF_HOME"',
         *(f"    --volume={shlex.quote(mount)}" for mount in container.mounts),

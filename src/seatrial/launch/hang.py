@@ -30,7 +30,7 @@ STACKS_LIMIT_S = 5.0
 ANSWER_LIMIT_S = 5.0  # a step of srun takes about a second
 _POLL_S = 0.1
 MAX_ARTIFACTS = 64  # stacks listed in one measurement; the files of the other ranks are in the same folder
-_SILENT_S = 3.0  # a rank without a heartbeat for this long will not write its stack
+_SILENT_S = 3.0  # a rank that has written no heartbeat for this long will not write its stack either
 
 
 def with_evidence(cause: RootCause, running: StartedJob, ranks: Sequence[Rank], attempt: Path) -> RootCause:
@@ -58,7 +58,7 @@ def with_evidence(cause: RootCause, running: StartedJob, ranks: Sequence[Rank], 
 
 
 def all_nodes_answer(running: StartedJob, nodes: int, attempt: Path) -> bool:
-    """Return whether all ``nodes`` of the job run a command: then nodes with silent ranks are up, and these hang."""
+    """Return whether all ``nodes`` of the job run a command. If they do, no node is lost, and silent ranks hang."""
     try:
         result = running.run_on_nodes("echo up", attempt, ANSWER_LIMIT_S)
     except (OSError, SeatrialError):
@@ -81,9 +81,12 @@ def _save(attempt: Path, rank_count: int, states: str) -> None:
     folder.mkdir(exist_ok=True)
     atomic_write(folder / STATES, states.encode(errors="replace"))
     for rank in range(rank_count):
-        # the stack that the rank wrote on request is copied last, over the one of a rank whose Python did not run
-        copies = [(path, folder / STACKS.format(rank)) for path in stack_dump.stack_files(source, rank)[::-1]]
-        copies.append((stack_dump.recorder_file(source, rank), folder / RECORDER.format(rank)))
+        on_request, blocked = stack_dump.stack_files(source, rank)
+        copies = [
+            (blocked, folder / STACKS.format(rank)),
+            (on_request, folder / STACKS.format(rank)),  # if it exists, it replaces the copy above
+            (stack_dump.recorder_file(source, rank), folder / RECORDER.format(rank)),
+        ]
         for path, copy in copies:
             if path.is_file() and (content := read_bytes(path)):
                 copy.write_bytes(content)
@@ -100,9 +103,11 @@ def _subject(cause: RootCause, evidence: HangEvidence, ranks: Sequence[Rank]) ->
 def _wait_for_stacks(running: StartedJob, ranks: Sequence[Rank], attempt: Path) -> None:
     """Wait until these ranks have written their stacks and flight recorders, at most ``STACKS_LIMIT_S``."""
     folder, deadline = attempt / stack_dump.FOLDER, time.monotonic() + STACKS_LIMIT_S
-    # a rank that can write its stack has created this file at its start
-    numbers = [rank.number for rank in ranks if stack_dump.stack_files(folder, rank.number)[1].exists()]
-    missing = [stack_dump.recorder_file(folder, number) for number in numbers]  # written after the stacks
+    missing = []
+    for rank in ranks:
+        _, blocked = stack_dump.stack_files(folder, rank.number)
+        if blocked.exists():  # a rank that can write its stack has created this file at its start
+            missing.append(stack_dump.recorder_file(folder, rank.number))  # written after the stack
     while missing and time.monotonic() < deadline:
         running.poll()  # fetches files
         missing = [path for path in missing if not path.exists()]

@@ -22,9 +22,8 @@ class HookSite(NamedTuple):
     seatrial: str  # the executable
     records: str  # file of the hooks' records
     status: str  # file with the last result, which node-problem-detector reads
-    state_dir: (
-        str | None
-    )  # folder that records drained nodes (node_state/drain_limit.py); None: failures are only recorded
+    # folder that records drained nodes (node_state/drain_limit.py); None: failures are recorded, but drain no node
+    state_dir: str | None
     gpus_per_node: int | None  # None: unknown
     nodes: int | None  # None: unknown
     gpu_model: str | None = None
@@ -64,7 +63,8 @@ def render(site: HookSite, callers: Collection[str] = CALLERS) -> dict[str, str]
         "wait_s": site.time_limit_s + EXTRA_WAIT_S,
         "interval_s": HEALTH_INTERVAL_S,
     }
-    callers = {*callers, *(["systemd"] if "npd" in callers else [])}
+    if "npd" in callers:
+        callers = {*callers, "systemd"}
     files = {
         f"{script.kind}.sh": template("hook/hook.sh.j2").render(
             values, contexts=False, command=_command(site, '"$kind"', "slurm", _OPTION_SEPARATOR), **script._asdict()
@@ -82,6 +82,7 @@ def render(site: HookSite, callers: Collection[str] = CALLERS) -> dict[str, str]
 
 
 def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:
+    """Return the files of the caller soperator, by their paths."""
     script = template("hook/hook.sh.j2").render(
         values,
         contexts=True,

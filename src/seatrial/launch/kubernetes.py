@@ -52,13 +52,13 @@ class KubernetesLauncher:
 
     def unavailable_reason(self, nodes: int) -> str | None:
         del nodes  # checked by the scheduler
-        return None  # `seatrial render` needs no cluster; before the first job, require_access tests the access to it
+        return None  # `seatrial render` needs no cluster; require_access tests the access before the first job
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         return RenderedJob(argv=(), text=manifest(kubernetes_objects(self._settings, job, run_dir, attempt)))
 
     def start(self, rendered: RenderedJob, folder: Path) -> KubernetesJob:
-        client, token, path = kubectl(self._settings), uuid.uuid4().hex, folder / OBJECTS
+        client, token, objects_file = kubectl(self._settings), uuid.uuid4().hex, folder / OBJECTS
         objects = [_with_token(item, token) for item in yaml.safe_load_all(rendered.text)]
         workload = objects[-1]
         identity = Identity(
@@ -68,11 +68,11 @@ class KubernetesLauncher:
             pods=_pod_count(workload),
             token=token,
         )
-        atomic_write(path, manifest(tuple(objects)).encode(), mode=PRIVATE)
+        atomic_write(objects_file, manifest(tuple(objects)).encode(), mode=PRIVATE)
         atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # delete_remaining_jobs finds the objects by it
         job = KubernetesJob(identity, self._settings, folder)
         try:
-            client.run("create", f"--filename={path}")  # not `apply`, which would change objects of this name
+            client.run("create", f"--filename={objects_file}")  # not `apply`, which would change objects of this name
         except BaseException as error:  # Ctrl-C, or some objects refused: the others may exist
             remaining = job.cancel()
             if isinstance(error, KubectlError) and error.reason == "AlreadyExists":
@@ -93,10 +93,12 @@ class KubernetesLauncher:
 def require_access(settings: Config) -> None:
     """Raise UsageError if the API server does not answer, or if this user may not run the trial's workload."""
     client, resource = kubectl(settings), RESOURCES[workload_kind(settings)]
-    used = [f"kubernetes.workload is {settings.kubernetes.workload}"]
-    used += ["kubernetes.kueue is set"] if settings.kubernetes.kueue else []
+    used_settings = [f"kubernetes.workload is {settings.kubernetes.workload}"]
+    used_settings += ["kubernetes.kueue is set"] if settings.kubernetes.kueue else []
     try:
-        for setting in filter(_OPERATORS.__contains__, used):
+        for setting in used_settings:
+            if setting not in _OPERATORS:  # Job is a part of Kubernetes itself
+                continue
             needed_resource, operator, alternative = _OPERATORS[setting]
             plural, _, group = needed_resource.partition(".")
             if needed_resource not in client.run("api-resources", f"--api-group={group}", "--output=name").split():
@@ -104,8 +106,9 @@ def require_access(settings: Config) -> None:
                     f"{setting}, but the cluster has no {plural} of {group}: install {operator}, or {alternative}. "
                     f"Run first: {client.command_text('api-resources', f'--api-group={group}')}"
                 )
-        needed = [(verb, each) for each in (resource, "services") for verb in ("create", "list", "delete")]
-        refused = client.refusals(*needed, ("list", "pods"), ("get", "pods/log"))
+        actions = ("create", "list", "delete")
+        permissions = [(action, resource) for action in actions] + [(action, "services") for action in actions]
+        refused = client.refusals(*permissions, ("list", "pods"), ("get", "pods/log"))
     except KubectlError as error:
         raise UsageError(f"launcher kubernetes is not available: {error}") from None
     if refused:
@@ -131,6 +134,7 @@ def _with_token(item: Any, token: str) -> Any:
 
 
 def _pod_count(workload: Any) -> int:
+    """Return the number of pods, from the field ``completions`` (Job) or ``numNodes`` (TrainJob) at any depth."""
     if isinstance(workload, dict):
         counts = [workload[key] for key in ("completions", "numNodes") if key in workload]
         return int(counts[0]) if counts else max(map(_pod_count, workload.values()), default=0)

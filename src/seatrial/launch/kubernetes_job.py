@@ -28,7 +28,7 @@ from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.text import and_more
 
-# Files in an attempt's folder: the objects that it creates, and its random token
+# Files in an attempt's folder: the objects that the attempt creates, and the attempt's random token
 OBJECTS, TOKEN = "objects.yaml", "token"
 # Label of all objects that an attempt creates; its value is a hash of the token
 TOKEN_LABEL = "seatrial.dev/token"
@@ -62,7 +62,7 @@ def label_value(token: str) -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """The objects of one attempt. ``pods``: their number; ``container``: its name in each pod."""
+    """The workload of one attempt. ``container``: the container's name in each pod; ``pods``: the number of pods."""
 
     kind: str
     name: str
@@ -84,16 +84,16 @@ class KubernetesJob:
     _query_error: str = ""  # of the last query
     _workload: Object | None = None
     _pods: dict[str, Object] = field(default_factory=dict)  # last state of each pod, also of deleted ones
-    _present: set[str] = field(default_factory=set)  # pods of the last answer
+    _present: set[str] = field(default_factory=set)  # names of the pods in the last answer
     _answered: bool = False  # whether the API server has answered a query
     _has_started: bool = False  # whether all pods have started
     _ended: float | None = None  # when the end of the workload was first seen
     _failures: tuple[JobFailure, ...] = ()
     _events: list[Object] = field(default_factory=list)
-    _queued: list[Object] = field(default_factory=list)  # Workload objects of Kueue
+    _kueue_workloads: list[Object] = field(default_factory=list)  # Workload objects of Kueue
     _gpu_use: list[str] = field(default_factory=list)  # a line for each node whose GPUs are in use
-    _events_queried: float = 0.0
-    _gpus_queried: float = -math.inf
+    _last_events_query: float = 0.0
+    _last_gpus_query: float = -math.inf
 
     def __post_init__(self) -> None:
         self.kubectl = kubectl(self.settings)
@@ -129,6 +129,7 @@ class KubernetesJob:
         return code
 
     def _exit_code(self) -> int | None:
+        """Return the exit code of the ended workload; None while it runs. Not 0 if a pod was started again."""
         workload = self._workload
         if not self._answered:
             return None
@@ -172,7 +173,9 @@ class KubernetesJob:
         self._query_events(waited_s)
         pods = [pod for name, pod in self._pods.items() if name in self._present]
         place = job_place(self.settings, [*pods, *([self._workload] if self._workload else [])])
-        pending = pod_states.pending(pods, self.identity.pods, self._workload, self._events, self._queued, place)
+        pending = pod_states.pending(
+            pods, self.identity.pods, self._workload, self._events, self._kueue_workloads, place
+        )
         reason = f"{self._kind_and_name} is pending ({pending.reason})"
         if self._gpu_use and GPU_RESOURCE in pending.reason:
             reason += f": {and_more(self._gpu_use, 4, '; ')}"
@@ -189,22 +192,21 @@ class KubernetesJob:
     def _query_events(self, waited_s: float) -> None:
         """Query why pods wait, for a message: warning events, Kueue's Workload objects, and the GPUs in use."""
         now = time.monotonic()
-        if waited_s < _EVENTS_AFTER_S or now - self._events_queried < _EVENTS_POLL_S:
+        if waited_s < _EVENTS_AFTER_S or now - self._last_events_query < _EVENTS_POLL_S:
             return
-        self._events_queried = now
-        names = [self.identity.name, *self._pods]
+        self._last_events_query = now
+        names = (self.identity.name, *self._pods)
+        warnings = self._objects_if_readable("events", "--field-selector=type=Warning")
         self._events = [
-            event
-            for event in self._objects_if_readable("events", "--field-selector=type=Warning")
-            if str(event.get("involvedObject", {}).get("name", "")).startswith(tuple(names))
+            event for event in warnings if str(event.get("involvedObject", {}).get("name", "")).startswith(names)
         ]
-        uid = (self._workload or {}).get("metadata", {}).get("uid", "")
         if self._workload and self._workload.get("spec", {}).get("suspend"):
-            self._queued = self._objects_if_readable(
+            uid = self._workload.get("metadata", {}).get("uid", "")
+            self._kueue_workloads = self._objects_if_readable(
                 "workloads.kueue.x-k8s.io", f"--selector=kueue.x-k8s.io/job-uid={uid}"
             )
-        if self.settings.cluster.gpus_per_node and now - self._gpus_queried > _GPUS_POLL_S:
-            self._gpus_queried = now
+        if self.settings.cluster.gpus_per_node and now - self._last_gpus_query > _GPUS_POLL_S:
+            self._last_gpus_query = now
             from seatrial.discover.kubernetes import read_gpu_users, read_nodes  # `seatrial render` needs no facts
 
             with contextlib.suppress(SeatrialError):  # such as a user who may not list nodes
@@ -250,7 +252,7 @@ class KubernetesJob:
 
     def cancel(self, *, node_lost: bool = False) -> str:
         started = time.monotonic()
-        fetches = self._has_started and not node_lost and not self.collector.problem()
+        must_fetch = self._has_started and not node_lost and not self.collector.problem()
         limit_s, deleted = (_LOST_NODE_LIMIT_S if node_lost else _DELETE_LIMIT_S), False
         while True:
             elapsed_s = time.monotonic() - started
@@ -262,7 +264,7 @@ class KubernetesJob:
                 left = remaining(self.kubectl, self.selector, self.identity.kind)
             except KubectlError as error:
                 left = [str(error)]
-            if fetches and elapsed_s < STOP_TIMEOUT_S:  # the pods send all files when they are terminated
+            if must_fetch and elapsed_s < STOP_TIMEOUT_S:  # the pods send all files when they are terminated
                 self.collector.fetch()
             if not left or elapsed_s > limit_s:
                 break
@@ -340,20 +342,19 @@ def delete_command(client: Kubectl, labels: str, kind: str) -> str:
 
 def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:
     """Return the objects that have these labels, as text: ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
-    objects = client.get(f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
-    return [
-        f"{each.get('kind')} {pod_states.name(each)}" + (f" on {node}" if (node := pod_states.node(each)) else "")
-        for each in objects
-    ]
+    texts = []
+    for each in client.get(f"{RESOURCES[kind]},services,pods", f"--selector={labels}"):
+        node = pod_states.node(each)  # empty for objects other than pods
+        texts.append(f"{each.get('kind')} {pod_states.name(each)}" + (f" on {node}" if node else ""))
+    return texts
 
 
 def delete_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
     """Delete the objects that a killed run left, and wait until they are gone.
 
-    Yields a message before the objects of each attempt are deleted.
-
-    Only objects with the token of one of the run's attempts are deleted. Raises SeatrialError if the API server cannot
-    be queried or a pod does not end, since the results of a new attempt would be mixed with those of the old one.
+    Yields a message before the objects of each attempt are deleted. Only objects with the token of one of the run's
+    attempts are deleted. Raises SeatrialError if the API server cannot be queried or a pod does not end, since the
+    results of a new attempt would be mixed with those of the old attempt.
     """
     client, kind = kubectl(settings), workload_kind(settings)
     for path in [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]:

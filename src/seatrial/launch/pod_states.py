@@ -18,7 +18,7 @@ Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
 
 _STARTING = ("ContainerCreating", "PodInitializing")  # normal for some seconds; events say why a pod stays in them
 _MAX_NAMED = 4
-_CONTEXT_NAMESPACE = Place("")
+_CONTEXT_NAMESPACE = Place("")  # the namespace of kubectl's context
 _DESCRIBE = "kubectl describe pod -n {namespace} {pod}"
 _SCRIPT_PREFIX = "seatrial: "  # starts each message of the pod's script
 
@@ -52,8 +52,11 @@ def has_started(pod: Object) -> bool:
 
 
 def exit_code(pod: Object) -> int | None:
-    """Return the exit code of a pod's container; without one, 137 (failed pod) or 0 (succeeded pod); else None."""
-    if codes := [int(each.get("exitCode", 1)) for each in _ends(pod)]:
+    """Return the exit code of a pod's container; None if the pod has not ended.
+
+    An ended pod without an exit code counts as 137 (SIGKILL) if it failed, as 0 if it succeeded.
+    """
+    if codes := [int(each.get("exitCode", 1)) for each in _terminations(pod)]:
         return max(codes)
     return {"Failed": 137, "Succeeded": 0}.get(pod.get("status", {}).get("phase", ""))
 
@@ -74,9 +77,9 @@ def pending(
 ) -> Pending:
     """Return why fewer than ``expected`` pods have started.
 
-    ``workload``: the job; ``events``: of the job and its pods; ``kueue_workloads``: Kueue's Workload objects for it.
+    ``workload``: the job. ``events``: those of the job and its pods. ``kueue_workloads``: Kueue's objects of the job.
     """
-    reasons: dict[str, list[tuple[str, str]]] = {}  # text → pods with it, and their nodes
+    reasons: dict[str, list[tuple[str, str]]] = {}  # text → (pod, its node) of each pod with this text
     events = list(events)
     waiting = [pod for pod in pods if not has_started(pod)]
     for pod in waiting:
@@ -84,14 +87,14 @@ def pending(
     if len(pods) < expected:
         reasons.setdefault(_reason_without_pods(workload, events, kueue_workloads), [])
     texts = sorted(reasons, key=lambda text: not find_start_cause(text))  # those with a known cause first
-    match = find_start_cause(texts[0]) if texts else None
+    causes = [cause for cause in map(find_start_cause, texts) if cause]
     parts = [f"{_subject([pod for pod, _ in reasons[text]], expected - len(pods))}: {text}" for text in texts]
     failures = job_failures({text: reasons[text] for text in texts}, place)
-    pod_name = [name(each) for each in waiting] or ["POD"]
+    first_pod = name(waiting[0]) if waiting else "POD"
     return Pending(
-        reason=(f"{match.title}. " if match else "") + "; ".join(parts),
-        permanent=any(cause.message.permanent for text in texts if (cause := find_start_cause(text))),
-        first_command=failures[0].first_command if failures else place.filled(_DESCRIBE, pod_name[0]),
+        reason=(f"{causes[0].title}. " if causes else "") + "; ".join(parts),
+        permanent=any(cause.message.permanent for cause in causes),
+        first_command=failures[0].first_command if failures else place.filled(_DESCRIBE, first_pod),
         failures=failures,
     )
 
@@ -110,13 +113,13 @@ def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -
 
 def end_failures(pods: Iterable[Object], workload: Object | None, place: Place) -> tuple[JobFailure, ...]:
     """Return the known causes why a job failed: of its pods, or if they give none, of the workload."""
-    texts: dict[str, list[tuple[str, str]]] = {}
+    pods_by_text: dict[str, list[tuple[str, str]]] = {}  # as ``reasons`` in ``pending``
     for pod in pods:
         if text := pod_end(pod):
-            texts.setdefault(text, []).append((name(pod), node(pod)))
+            pods_by_text.setdefault(text, []).append((name(pod), node(pod)))
     failed = condition(workload, "Failed", "FailureTarget") if workload else None
-    text = f"{failed.get('reason', '')}: {failed.get('message', '')}" if failed else ""
-    return job_failures(texts, place) or job_failures({text: ()}, place)
+    workload_text = f"{failed.get('reason', '')}: {failed.get('message', '')}" if failed else ""
+    return job_failures(pods_by_text, place) or job_failures({workload_text: ()}, place)
 
 
 def pod_end(pod: Object) -> str:
@@ -126,14 +129,14 @@ def pod_end(pod: Object) -> str:
     if disruption := condition(pod, "DisruptionTarget"):
         reason, message = reason or disruption.get("reason", ""), message or disruption.get("message", "")
     texts = [f"{reason}: {message}".strip(" :")] if reason else []
-    for ended in _ends(pod):
-        code = int(ended.get("exitCode", 1))
-        why = ended.get("reason", "")
+    for termination in _terminations(pod):
+        code = int(termination.get("exitCode", 1))
+        kubelet_reason = termination.get("reason", "")  # such as OOMKilled; Error says nothing
         if code:
-            shown = exit_reason(128 - code if 128 < code <= 128 + 64 else code)  # 137: SIGKILL
-            texts.append(shown + (f" ({why})" if why and why != "Error" else ""))
+            text = exit_reason(128 - code if 128 < code <= 128 + 64 else code)  # 137 is 128 + SIGKILL
+            texts.append(text + (f" ({kubelet_reason})" if kubelet_reason and kubelet_reason != "Error" else ""))
             # the message is the end of the log: other lines may contain the token and are not quoted
-            lines = str(ended.get("message", "")).splitlines()
+            lines = str(termination.get("message", "")).splitlines()
             texts += [line.removeprefix(_SCRIPT_PREFIX) for line in lines if line.startswith(_SCRIPT_PREFIX)][-1:]
     return "; ".join(filter(None, texts))
 
@@ -156,10 +159,11 @@ def gpu_use(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[s
         users_by_node.setdefault(user.node, []).append(user)
     lines = []
     for item in nodes:
-        total, using = device_count(item.status.allocatable.get(GPU_RESOURCE, "0")), users_by_node.get(item.name, [])
-        if total and using:
-            free = total - sum(user.gpus for user in using)
-            uses = and_more([f"{user.pod} uses {user.gpus}" for user in using], _MAX_NAMED)
+        total = device_count(item.status.allocatable.get(GPU_RESOURCE, "0"))
+        users_here = users_by_node.get(item.name, [])
+        if total and users_here:
+            free = total - sum(user.gpus for user in users_here)
+            uses = and_more([f"{user.pod} uses {user.gpus}" for user in users_here], _MAX_NAMED)
             lines.append(f"{item.name}: {free} of {total} GPUs free, {uses}")
     return lines
 
@@ -185,8 +189,9 @@ def _pod_reason(pod: Object, events: Sequence[Object]) -> str:
             return f"{waiting['reason']}: {waiting.get('message', '')}".strip(" :")
     if end := pod_end(pod):
         return end
-    warnings = _warnings(events, name(pod))
-    return warnings[-1] if warnings else f"starting on {node(pod)}" if node(pod) else "waiting for the scheduler"
+    if warnings := _warnings(events, name(pod)):
+        return warnings[-1]
+    return f"starting on {node(pod)}" if node(pod) else "waiting for the scheduler"
 
 
 def _reason_without_pods(workload: Object | None, events: Sequence[Object], kueue_workloads: Iterable[Object]) -> str:
@@ -203,16 +208,17 @@ def _reason_without_pods(workload: Object | None, events: Sequence[Object], kueu
 
 def _warnings(events: Sequence[Object], prefix: str) -> list[str]:
     """Return the warnings about objects whose name starts with ``prefix``, the newest last."""
-    about = [
-        each
-        for each in events
-        if each.get("type") == "Warning" and str(each.get("involvedObject", {}).get("name", "")).startswith(prefix)
+    warnings = [
+        event
+        for event in events
+        if event.get("type") == "Warning" and str(event.get("involvedObject", {}).get("name", "")).startswith(prefix)
     ]
-    about.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
-    return [f"{each.get('reason', '')}: {each.get('message', '')}" for each in about]
+    warnings.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    return [f"{event.get('reason', '')}: {event.get('message', '')}" for event in warnings]
 
 
 def _subject(pods: Sequence[str], missing: int) -> str:
+    """Return the names of the pods; without any, the number of pods that do not exist yet."""
     return and_more(list(pods), _MAX_NAMED) if pods else plural(missing, "pod")
 
 
@@ -220,8 +226,10 @@ def _container_statuses(pod: Object) -> list[Object]:
     return list(pod.get("status", {}).get("containerStatuses") or [])
 
 
-def _ends(pod: Object) -> list[Object]:
+def _terminations(pod: Object) -> list[Object]:
     """Return how the containers of a pod ended: the previous termination, if the container restarted."""
-    states = [(each.get("lastState", {}), each.get("state", {})) for each in _container_statuses(pod)]
-    ends = [last.get("terminated") or state.get("terminated") for last, state in states]
-    return [end for end in ends if end]
+    terminations = []
+    for status in _container_statuses(pod):
+        previous, current = status.get("lastState", {}), status.get("state", {})
+        terminations.append(previous.get("terminated") or current.get("terminated"))
+    return [termination for termination in terminations if termination]

@@ -31,7 +31,7 @@ class Rank:
     last_seen: float | None = None  # time at which its last new record or heartbeat was read
     subject: str = ""
     started: dict[str, float] = field(default_factory=dict)  # check → time at which its start was read
-    measured: dict[str, Measurement] = field(default_factory=dict)
+    measured: dict[str, Measurement] = field(default_factory=dict)  # check → its measurement, in order of time
     done: bool = False
     damage: str = ""  # description of the first invalid record; empty if all are valid
 
@@ -53,7 +53,8 @@ class Rank:
     @property
     def exit_expected(self) -> bool:
         """Whether the process is likely to exit: its last check ended with an error, and no other check has started."""
-        return self.current_check is None and any(measured.error for measured in list(self.measured.values())[-1:])
+        last_measurement = next(reversed(self.measured.values()), None)
+        return self.current_check is None and last_measurement is not None and bool(last_measurement.error)
 
     @property
     def failed(self) -> bool:
@@ -62,7 +63,7 @@ class Rank:
 
     @property
     def name(self) -> str:
-        """The rank with its subject (else its node) and pid, if known: ``rank 1 (node0/gpu1, pid 4711)``."""
+        """The rank with its subject (or else its node) and pid, if known: ``rank 1 (node0/gpu1, pid 4711)``."""
         subject = self.subject or (self.heartbeat.node if self.heartbeat else "")
         details = [subject, f"pid {self.heartbeat.pid}" if self.heartbeat else ""]
         return f"rank {self.number}" + (f" ({', '.join(filter(None, details))})" if any(details) else "")
@@ -72,7 +73,8 @@ class Rank:
         """The current check, with its progress if the heartbeat is of the same check; else the phase of the process."""
         status, progress = (self.heartbeat.status, self.heartbeat.progress) if self.heartbeat else ("", "")
         if self.current_check:
-            return ": ".join(filter(None, [self.current_check, progress if status == self.current_check else ""]))
+            is_of_this_check = status == self.current_check
+            return f"{self.current_check}: {progress}" if is_of_this_check and progress else self.current_check
         if self.measured and (status in self.checks or self.is_terminating):
             return f"teardown after {list(self.measured)[-1]}"
         return status or "startup"

@@ -58,8 +58,9 @@ _LAUNCHER_LOG_BYTES, _RANK_LOG_BYTES = 1 << 20, 1 << 16
 
 @dataclass(frozen=True)
 class RootCause:
-    """``subject``: the rank, node or launcher at fault. ``rank``: its number; None unless it is exactly one rank.
+    """Why a job failed. ``rank``: the number of the rank if exactly one rank is at fault; else None.
 
+    ``subject``: name of the rank, node or launcher at fault. ``cause``: what happened, and the first command to run.
     ``shortage``: the nodes that the job lost or did not get, if these are the cause. ``preflight``: nodes do not meet
     the requirements of the trial, so that no check started. ``failures``: known causes why the job did not start.
     """
@@ -101,33 +102,33 @@ def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float)
     the end of its processes. A node that never had a heartbeat does not count. Empty if all nodes are silent: then none
     of them failed before the others.
     """
-    now, silent = time.monotonic(), dict[int, float]()
+    now, silence_by_node = time.monotonic(), dict[int, float]()
     size = job.ranks_per_node
     for node in range(job.nodes):
-        seen = [rank for rank in ranks[node * size : (node + 1) * size] if rank.heartbeat]
-        silence_s = min((now - (rank.last_seen or now) for rank in seen), default=0.0)
-        if silence_s > silent_s and all(rank.heartbeat_expected and not rank.exit_expected for rank in seen):
-            silent[node] = silence_s
-    if not silent or len(silent) == job.nodes:
+        seen_ranks = [rank for rank in ranks[node * size : (node + 1) * size] if rank.heartbeat]
+        silence_s = min((now - (rank.last_seen or now) for rank in seen_ranks), default=0.0)
+        if silence_s > silent_s and all(rank.heartbeat_expected and not rank.exit_expected for rank in seen_ranks):
+            silence_by_node[node] = silence_s
+    if not silence_by_node or len(silence_by_node) == job.nodes:
         return {}
-    ended = {task.number for task in _ended_tasks(folder)}
+    ended_nodes = {task.number for task in _ended_tasks(folder)}  # one task per node
     if job.placement == "ranks":
-        ended |= {rank // size for rank in _exit_codes(folder, ranks, job)}
-    hosts = {rank.number // size: rank.heartbeat.node for rank in ranks if rank.heartbeat}
-    return {hosts[node]: seconds for node, seconds in silent.items() if node not in ended}
+        ended_nodes |= {rank // size for rank in _exit_codes(folder, ranks, job)}
+    host_by_node = {rank.number // size: rank.heartbeat.node for rank in ranks if rank.heartbeat}
+    return {host_by_node[node]: seconds for node, seconds in silence_by_node.items() if node not in ended_nodes}
 
 
 def lost_nodes(job: Job, silent: Mapping[str, float], node_state: QueryNodeState, show_node_command: str) -> RootCause:
-    """Return the cause for nodes that went silent during ``job``.
+    """Return the cause for nodes that went silent during ``job``; ``silent``: see ``silent_nodes``.
 
     ``node_state``, ``show_node_command``: see StartedJob.
     """
-    states = {host: node_state(host) for host in silent}
     missing = []
-    for host, (name, state) in states.items():
-        scheduler = f"; the scheduler's state is {state}" if state else ""
-        lost = f"no heartbeat from any of its ranks for {silent[host]:.0f} s during job {job.name}{scheduler}"
-        missing.append(MissingNode(name=name, state=lost))
+    for host, silence_s in silent.items():
+        name, state = node_state(host)
+        scheduler_state = f"; the scheduler's state is {state}" if state else ""
+        text = f"no heartbeat from any of its ranks for {silence_s:.0f} s during job {job.name}{scheduler_state}"
+        missing.append(MissingNode(name=name, state=text))
     names = [node.name for node in missing]
     cause = "; ".join(node.state if len(names) == 1 else str(node) for node in missing[:_MAX_NAMED])
     command = f"ping {names[0]}; {show_node_command.format(node=names[0])}; on its console: dmesg -T | tail"
@@ -148,9 +149,9 @@ def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> RootCa
     """Return the cause for ranks that did not start their first check within ``limit_s``."""
     missing = [rank for rank in ranks if not rank.started]
     names = and_more([rank.name for rank in missing], _MAX_NAMED)
-    log = _last_error_line(_stderr_files(folder))
     cause = f"{len(missing)} of {len(ranks)} ranks did not start within {limit_s:g} s (limits.startup_s): {names}"
-    return RootCause(names, ". ".join(filter(None, [cause, log])), missing[0].number if len(missing) == 1 else None)
+    text = ". ".join(filter(None, [cause, _last_error_line(_stderr_files(folder))]))
+    return RootCause(names, text, missing[0].number if len(missing) == 1 else None)
 
 
 def damaged_journal(rank: Rank) -> RootCause:
@@ -185,20 +186,19 @@ def job_ended(
         exit_codes = {task.number: task.code for task in tasks if task.number < len(ranks)}
         exit_codes = exit_codes or ({0: code} if len(ranks) == 1 and not scheduler_reason else {})
     reported_errors = {**_torchrun_errors(ranks, folder), **_last_errors(ranks)}
-    failures = [
-        _failure(ranks[number], exit_codes.get(number), reported_errors) for number in {**exit_codes, **reported_errors}
-    ]
+    failed_ranks = sorted(exit_codes.keys() | reported_errors.keys())
+    failures = [_failure(ranks[number], exit_codes.get(number), reported_errors) for number in failed_ranks]
     if not failures:
         reasons = [scheduler_reason or exit_reason(code), _disk_full(folder), _last_error_line(_stderr_files(folder))]
         return RootCause("launcher", ". ".join(filter(None, reasons)), None)
-    first = first_failure(failures)
-    rank = ranks[first.rank]
-    if first.code is None or (first.reported and not first.ended_silently):
-        return RootCause(rank.name, reported_errors[first.rank].text, first.rank)
-    early = " before the end of its checks" if first.code == 0 else ""
-    log = _last_error_line(_stderr_files(folder, first.rank, len(ranks))) if first.ended_silently else ""
-    cause = f"{exit_reason(first.code)}{early}; last status: {rank.last_status}"
-    return RootCause(rank.name, ". ".join(filter(None, [cause, exit_hint(first.code), log])), rank.number)
+    failure = first_failure(failures)
+    rank = ranks[failure.rank]
+    if failure.code is None or (failure.reported and not failure.ended_silently):
+        return RootCause(rank.name, reported_errors[failure.rank].text, failure.rank)
+    early = " before the end of its checks" if failure.code == 0 else ""
+    cause = f"{exit_reason(failure.code)}{early}; last status: {rank.last_status}"
+    last_error = _last_error_line(_stderr_files(folder, failure.rank, len(ranks))) if failure.ended_silently else ""
+    return RootCause(rank.name, ". ".join(filter(None, [cause, exit_hint(failure.code), last_error])), rank.number)
 
 
 def _failure(rank: Rank, code: int | None, reported_errors: Mapping[int, _ReportedError]) -> Failure:
@@ -221,15 +221,17 @@ def _exit_codes(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]
     exit_codes: dict[int, int] = {}
     for node, log in _log_by_node(_tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)).items():
         terminated_pids = {match["pid"] for match in _ENDED_BY_TORCHRUN.finditer(log)}
-        failures = {
-            int(match["rank"]): match for match in _TORCHRUN_FAILURE.finditer(log) if int(match["rank"]) < len(ranks)
-        }
-        exit_codes |= {
-            rank: int(match["code"]) for rank, match in failures.items() if match["pid"] not in terminated_pids
-        }
-        if failures:
+        listed_ranks = set()
+        for match in _TORCHRUN_FAILURE.finditer(log):
+            number = int(match["rank"])
+            if number >= len(ranks):
+                continue
+            listed_ranks.add(number)
+            if match["pid"] not in terminated_pids:
+                exit_codes[number] = int(match["code"])
+        if listed_ranks:
             node_ranks = ranks[node * job.ranks_per_node : (node + 1) * job.ranks_per_node]
-            unlisted = [rank for rank in node_ranks if rank.number not in failures]
+            unlisted = [rank for rank in node_ranks if rank.number not in listed_ranks]
             exit_codes |= {rank.number: 0 for rank in unlisted if _exited_early(rank, terminated_pids)}
     return exit_codes
 
@@ -252,14 +254,14 @@ def _log_by_node(log: str) -> dict[int, str]:
 def _ended_tasks(folder: Path) -> list[_Task]:
     """Return the srun tasks that ended before srun terminated the others, in order of their end."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
-    end = _ENDED_BY_SRUN.search(log)
-    ends = [(match, _task_code(match["end"])) for match in _TASK_END.finditer(log[: end.start()] if end else log)]
-    return [
-        _Task(match["node"], number, code)
-        for match, code in ends
-        for number in parse_id_list(match["tasks"])
-        if code is not None
-    ]
+    if ended_by_srun := _ENDED_BY_SRUN.search(log):
+        log = log[: ended_by_srun.start()]
+    tasks = []
+    for match in _TASK_END.finditer(log):
+        code = _task_code(match["end"])
+        if code is not None:
+            tasks += [_Task(match["node"], number, code) for number in parse_id_list(match["tasks"])]
+    return tasks
 
 
 def _task_code(end: str) -> int | None:
@@ -272,12 +274,12 @@ def _task_code(end: str) -> int | None:
 
 def _last_errors(ranks: Sequence[Rank]) -> dict[int, _ReportedError]:
     """Return the error of each rank whose last measurement has one, if the rank has started no check after it."""
-    return {
-        rank.number: _ReportedError(measured.started + measured.seconds, f"{measured.check}: {measured.error}")
-        for rank in ranks
-        for measured in list(rank.measured.values())[-1:]
-        if measured.error and rank.current_check is None
-    }
+    errors = {}
+    for rank in ranks:
+        last = next(reversed(rank.measured.values()), None)
+        if last and last.error and rank.current_check is None:
+            errors[rank.number] = _ReportedError(last.started + last.seconds, f"{last.check}: {last.error}")
+    return errors
 
 
 def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host: (host, "")) -> RootCause | None:
@@ -289,9 +291,9 @@ def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host:
     if failed := list(dict.fromkeys(_NODE_FAILURE.findall(log))):
         cause = f"Slurm reports a node failure during job {job.name}"
         command = f"scontrol show node {failed[0]}; ping {failed[0]}"
-        states = [f"; {state}" for _, state in map(node_state, failed[:1]) if state]
-        lost = _shortage(job, failed, f"{cause}{''.join(states)}")
-        return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {command}", None, lost)
+        _, state = node_state(failed[0])
+        shortage = _shortage(job, failed, f"{cause}; {state}" if state else cause)
+        return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {command}", None, shortage)
     errors = [(match["node"], _LAUNCH_ERROR.format(**match.groupdict())) for match in _LAUNCH_FAILED.finditer(log)]
     preflight_errors = [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
     errors = errors or preflight_errors
@@ -299,22 +301,27 @@ def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host:
         return None
     errors_by_node: dict[str, list[str]] = {}
     for node, error in errors:
-        # errors that differ only in the node's name are equal
+        # \0 stands for the node's name: errors that differ in nothing else are equal
         errors_by_node.setdefault(node, []).append(error.replace(node, "\0"))
     nodes_by_text: dict[str, list[str]] = {}
     for node in sorted(errors_by_node):
         nodes_by_text.setdefault("; ".join(dict.fromkeys(errors_by_node[node])), []).append(node)
-    texts = [(nodes, text.replace("\0", nodes[0])) for text, nodes in nodes_by_text.items()]
-    cause = "; ".join(text if len(texts) == 1 else f"{and_more(nodes, _MAX_NAMED)}: {text}" for nodes, text in texts)
-    return RootCause(and_more(sorted(errors_by_node), _MAX_NAMED), cause, None, preflight=bool(preflight_errors))
+    texts = []
+    for text, nodes in nodes_by_text.items():
+        prefix = "" if len(nodes_by_text) == 1 else f"{and_more(nodes, _MAX_NAMED)}: "
+        texts.append(prefix + text.replace("\0", nodes[0]))
+    subject = and_more(sorted(errors_by_node), _MAX_NAMED)
+    return RootCause(subject, "; ".join(texts), None, preflight=bool(preflight_errors))
 
 
 def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | None:
     """Return the cause if srun reports tasks that do not end or respond: errors of other nodes follow from these."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
-    id_lists = _NO_RESPONSE.findall(log) if _STEP_TIMEOUT in log else []
-    tasks = [task for id_list in id_lists for task in parse_id_list(id_list) if task < job.nodes]
-    first_ranks = [ranks[task * job.ranks_per_node] for task in tasks]
+    task_numbers: list[int] = []
+    if _STEP_TIMEOUT in log:
+        for id_list in _NO_RESPONSE.findall(log):
+            task_numbers += parse_id_list(id_list)
+    first_ranks = [ranks[task * job.ranks_per_node] for task in task_numbers if task < job.nodes]
     nodes = sorted({rank.heartbeat.node if rank.heartbeat else rank.name for rank in first_ranks})
     if not nodes:
         return None
@@ -348,12 +355,11 @@ def _torchrun_errors(ranks: Sequence[Rank], folder: Path) -> dict[int, _Reported
 def _rank_of_log(log: Path, world_size: int) -> int:
     """Return the rank of a torchrun log, from its folders ``LOCAL_RANK`` and, with several nodes, ``nodeN``."""
     local_rank = int(log.parent.name)
-    nodes = {part: path for path in log.parents for part in [path.name] if re.fullmatch(r"node\d+", part)}
-    if not nodes:
+    node_folder = next((path for path in log.parents if re.fullmatch(r"node\d+", path.name)), None)
+    if node_folder is None:
         return local_rank
-    name, folder = next(iter(nodes.items()))
-    node_count = sum(1 for _ in folder.parent.glob("node*"))
-    return int(name.removeprefix("node")) * (world_size // node_count) + local_rank
+    node_count = sum(1 for _ in node_folder.parent.glob("node*"))
+    return int(node_folder.name.removeprefix("node")) * (world_size // node_count) + local_rank
 
 
 def _process_state(rank: Rank) -> str:
@@ -388,11 +394,16 @@ def _disk_full(folder: Path) -> str:
 
 
 def _last_error_line(logs: Sequence[Path]) -> str:
-    """Return the last line that names an error, of the last 40 lines of each log, after a title; empty if none does."""
-    tails = [_tail(log, _RANK_LOG_BYTES).splitlines()[-40:] for log in logs]
-    matches = [match for tail in tails for match in map(_LABEL.match, tail) if match]
-    lines = [match["line"].strip() for match in matches if _names_error(match[0])]
-    return f"Last error in its log: {lines[-1][:300]}" if lines else ""
+    """Return the last line that names an error, as ``Last error in its log: LINE``; empty if none does.
+
+    Only the last 40 lines of each log are read.
+    """
+    last_line = ""
+    for log in logs:
+        for match in map(_LABEL.match, _tail(log, _RANK_LOG_BYTES).splitlines()[-40:]):
+            if match and _names_error(match[0]):
+                last_line = match["line"].strip()
+    return f"Last error in its log: {last_line[:300]}" if last_line else ""
 
 
 def _names_error(line: str) -> bool:

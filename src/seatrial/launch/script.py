@@ -36,7 +36,7 @@ def environment(settings: Config, job: Job) -> list[str]:
 def template(name: str) -> jinja2.Template:
     """Return a template of this folder. Its filter ``quote`` quotes a value for a shell, ``yaml`` for a YAML file."""
     # no autoescape, which is for HTML
-    loader = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("seatrial.launch", "."),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -44,9 +44,9 @@ def template(name: str) -> jinja2.Template:
         keep_trailing_newline=True,
         bytecode_cache=_CompiledTemplates(),
     )
-    loader.filters["quote"] = shlex.quote
-    loader.filters["yaml"] = partial(json.dumps, ensure_ascii=False)
-    return loader.get_template(name)
+    templates.filters["quote"] = shlex.quote
+    templates.filters["yaml"] = partial(json.dumps, ensure_ascii=False)
+    return templates.get_template(name)
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):

@@ -14,7 +14,7 @@ FOLDERS = ("huggingface", "jobs", "logs", "runs", "tokens")
 
 
 class SiteValue(NamedTuple):
-    """A value and where it comes from; without a value (None), why it is not known."""
+    """A value of a site. ``note``: where the value comes from; for the value None, why it is not known."""
 
     value: str | int | None
     note: str
@@ -91,9 +91,9 @@ _GPU_THRESHOLD = 'scaling_efficiency: "> 90 %"'
 
 
 def render(site: Site) -> dict[str, str]:
-    """Return the content of each file by its path in the folder, without workloads that need more nodes than there are.
+    """Return the content of each file by its path in the folder.
 
-    If the number of nodes is unknown, workloads of two nodes are included.
+    Workloads that need more nodes than the site has are left out; if this number is unknown, two nodes are assumed.
     """
     workloads = [workload for workload in _WORKLOADS if workload.nodes <= int(site.nodes.value or 2)]
     needed = ("nodes", "gpus_per_node", "partition", "venv")
@@ -104,8 +104,8 @@ def render(site: Site) -> dict[str, str]:
         "checks": _acceptance_checks(cpu_only=site.gpus_per_node.value == 0),
         "workloads": workloads,
         "unknown": {name: site.settings()[name] for name in needed if site.settings()[name].value is None},
+        "nightly_options": _nightly_options(site),
     }
-    values["nightly_options"] = _nightly_options(site)
     names = ("README.md", "env.sh", "site.yaml", "infrastructure.yaml", "nightly.sh", "oumi.yaml")
     files = {name: template(f"site/{name}.j2").render(values) for name in names}
     files[".gitignore"] = template("site/gitignore.j2").render()
@@ -113,7 +113,7 @@ def render(site: Site) -> dict[str, str]:
 
 
 def _nightly_options(site: Site) -> list[str]:
-    """Return the options of the nightly ``seatrial run quick``, quoted for a shell: it does not read site.yaml."""
+    """Return the options of the nightly ``seatrial run quick``, which does not read site.yaml, quoted for a shell."""
     options: list[tuple[str, object]] = [
         ("--nodes", site.nodes.value),
         ("--gpus-per-node", site.gpus_per_node.value),

@@ -56,8 +56,8 @@ class SlurmJob:
     _allocated: str = ""  # all nodes of the job, in Slurm's notation; empty before its start
     _completing_since: float = 0.0  # 0: not COMPLETING yet
     _completing_nodes: str = ""  # the nodes of the job when the message on COMPLETING was first shown
-    _nodes: CandidateNodes | None = None  # nodes on which the pending job may run, from the last query
-    _nodes_queried: float = -math.inf
+    _candidates: CandidateNodes | None = None  # nodes on which the pending job may run, from the last query
+    _last_nodes_query: float = -math.inf
 
     def poll(self) -> int | None:
         job = self._query()
@@ -105,18 +105,19 @@ class SlurmJob:
 
     def _pending(self, job: JobRecord) -> WaitState:
         waited_s, needed = time.monotonic() - self.submitted, job.node_count or self.settings.cluster.nodes
-        nodes = self._query_nodes(job, waited_s)
-        shortage = nodes.shortage(needed) if nodes else None
+        candidates = self._query_nodes(job, waited_s)
+        shortage = candidates.shortage(needed) if candidates else None
         permanent = is_permanent_pending_reason(job.reason) or shortage is not None
         queue_s = self.settings.slurm.queue_s
         if not permanent and waited_s <= queue_s:
-            unusable = nodes.message(needed) if nodes and len(nodes.nodes) - len(nodes.unusable) < needed else ""
-            reason = "; ".join(filter(None, [job.reason or "no reason yet", unusable]))
+            too_few = candidates and len(candidates.nodes) - len(candidates.unusable) < needed
+            message = candidates.message(needed) if candidates and too_few else ""
+            reason = "; ".join(filter(None, [job.reason or "no reason yet", message]))
             return WaitState(reason=f"Slurm job {self.id} is {job.state} ({reason})", permanent=False, seconds=waited_s)
         limit = "waiting will not help" if permanent else f"pending {waited_s:.0f} s, slurm.queue_s is {queue_s:g} s"
         sentences = [
             f"Slurm job {self.id} is {job.state}: {job.reason or 'no reason yet'}; {limit}",
-            nodes.message(needed) if nodes else unavailable_nodes(self.settings),
+            candidates.message(needed) if candidates else unavailable_nodes(self.settings),
             over_time_limit(job, self.settings),
             f"To test the others: --min-nodes {shortage.usable}" if shortage and shortage.usable else "",
             f"Run first: {first_commands(self.id, job.reason)}",
@@ -127,13 +128,13 @@ class SlurmJob:
     def _query_nodes(self, job: JobRecord, waited_s: float) -> CandidateNodes | None:
         """Return the nodes on which the job may run; None until it has waited ``_NODES_AFTER_S``, or if Slurm fails."""
         now = time.monotonic()
-        if waited_s > _NODES_AFTER_S and now - self._nodes_queried > _NODES_POLL_S:
-            self._nodes_queried = now
+        if waited_s > _NODES_AFTER_S and now - self._last_nodes_query > _NODES_POLL_S:
+            self._last_nodes_query = now
             try:
-                self._nodes = candidate_nodes(self.settings, job)
+                self._candidates = candidate_nodes(self.settings, job)
             except (SeatrialError, ValueError):
-                self._nodes = None  # only additional information for a message
-        return self._nodes
+                self._candidates = None  # only additional information for a message
+        return self._candidates
 
     def allocation(self) -> Allocation:
         return Allocation(id=self.id, nodes=self._allocated)
@@ -195,11 +196,14 @@ class SlurmJob:
         return f"{remaining}. Run first: scontrol show job {self.id}; sinfo -R"
 
     def _wait_until_over(self, seconds: float, *, cancel: bool) -> JobRecord | None:
-        """Wait until the job is over, at most ``seconds``, and return its state; retry a scancel that fails."""
-        deadline = time.monotonic() + seconds
+        """Wait until the job is over, at most ``seconds``, and return its state.
+
+        ``cancel``: call scancel first, again until it succeeds.
+        """
+        deadline, must_cancel = time.monotonic() + seconds, cancel
         while True:
-            if cancel and processes.run_command(["scancel", self.id], timeout_s=30).code == 0:
-                cancel = False
+            if must_cancel and processes.run_command(["scancel", self.id], timeout_s=30).code == 0:
+                must_cancel = False
             job = self._query(now=True)
             if (job is not None and _is_over(job)) or time.monotonic() > deadline:
                 return job
@@ -223,18 +227,18 @@ class SlurmJob:
 
 
 def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Cancel the jobs that a killed run left, and wait for their end; yield a message before each.
+    """Cancel the jobs that a killed run left, and wait for their end; yield a message before each job.
 
     ``run_dir``: the run directory, or the folder of one attempt. A job belongs to the run if its script or its token is
     there. Raises SeatrialError if Slurm cannot be queried or a job cannot be cancelled, since files that the job writes
     later would count as results of this run.
     """
-    tokens = [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]
-    folders = {token.read_text(encoding="utf-8"): token.parent for token in tokens}
-    if not folders:
+    token_files = [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]
+    folder_by_token = {token_file.read_text(encoding="utf-8"): token_file.parent for token_file in token_files}
+    if not folder_by_token:
         return
     for job_id, command in slurm.queued_job_scripts().items():
-        for token, folder in folders.items():
+        for token, folder in folder_by_token.items():
             if command.endswith(f" {token}") or command == str(folder / SCRIPT):
                 yield f"Slurm job {job_id} of an earlier run in {run_dir} has not ended: cancelling it"
                 job = SlurmJob(job_id, settings, job_collector(job_id, settings, folder))

@@ -53,6 +53,7 @@ class CandidateNodes:
         return f"{counts}: {states}" if unusable else counts
 
     def _blocked(self, node: SlurmNode) -> bool:
+        """Return whether a reservation keeps the trial's jobs off the node."""
         return node.blocked_by_reservation(self.settings.slurm.reservation)
 
 
@@ -62,6 +63,7 @@ def candidate_nodes(settings: Config, job: JobRecord | None = None) -> Candidate
     Raises SeatrialError if Slurm cannot be queried, ValueError on unexpected output.
     """
     config = settings.slurm
+    # SBATCH_PARTITION overrides the option in the job's script (sbatch(1), INPUT ENVIRONMENT VARIABLES)
     partition = (job.partition if job else os.environ.get("SBATCH_PARTITION")) or config.partition
     partitions = set((partition or _default_partition()).split(","))
     listed = _hostnames(job.requested_nodes if job else config.nodelist)

@@ -45,14 +45,14 @@ class TorchrunLauncher:
 
         If the script has run already, its preflight errors are copied into ``launcher.err`` of this attempt.
         """
-        command = folder.parent / "torchrun.sh"
-        atomic_write(command, rendered.text.encode(), mode=PRIVATE)
+        script_file = folder.parent / "torchrun.sh"
+        atomic_write(script_file, rendered.text.encode(), mode=PRIVATE)
         errors = [file.read_text(encoding="utf-8", errors="replace") for file in folder.parent.glob("preflight.*")]
         (folder / "launcher.err").write_text("".join(errors), encoding="utf-8")
         address = "MASTER_ADDR=HOST " if "MASTER_ADDR" in rendered.text else ""
         raise SeatrialError(
-            f"seatrial does not start torchrun jobs. 1. Run on each node: {address}bash {command} NODE (NODE: index of "
-            f"the node from 0{'; HOST: host name of node 0' if address else ''}). "
+            f"seatrial does not start torchrun jobs. 1. Run on each node: {address}bash {script_file} NODE "
+            f"(NODE: index of the node from 0{'; HOST: host name of node 0' if address else ''}). "
             f"2. seatrial run --resume {folder.parents[2]}. "
             f"If the script has run already, read the logs in {folder.parent}/attempt*/logs"
         )

@@ -54,8 +54,8 @@ class AttemptEnd:
     """The end of one attempt at a job.
 
     ``startup_s``: seconds until all ranks had started a check, else until the end; pending time does not count. 0 if
-    the job did not start or was interrupted.
-    ``interrupted``: Ctrl-C or SIGTERM arrived, before or after the end of the job.
+    the job did not start or was interrupted. ``interrupted``: Ctrl-C or SIGTERM arrived, before or after the end of the
+    job.
     """
 
     state: JobState
@@ -125,7 +125,7 @@ class _Attempt:
         rendered = launcher.render(job, run_dir, number)
         shown = redacted(launcher.render(job.without_secrets(), run_dir, number).text)
         (self.folder / "command.sh").write_text(shown + "\n", encoding="utf-8", errors="surrogateescape")
-        started, clock = time.time(), time.monotonic()
+        started, started_monotonic = time.time(), time.monotonic()
         self.listener.job_started(job, number)
         try:
             running = launcher.start(rendered, self.folder)
@@ -142,7 +142,7 @@ class _Attempt:
             launcher=launcher.name,
             state=JobState.REFUSED if end.root_cause and end.root_cause.preflight else end.state,
             started=started,
-            seconds=time.monotonic() - clock,
+            seconds=time.monotonic() - started_monotonic,
             startup_s=end.startup_s,
             failed_subject=end.root_cause.subject if end.root_cause else "",
             cause=end.root_cause.cause if end.root_cause else "",
@@ -173,7 +173,7 @@ class _Attempt:
             remaining = running.cancel(node_lost=node_lost)
         if end.interrupted:
             # cancel() may have fetched more records; their errors may be effects of the cancellation
-            for measurement in (measured for rank in self.ranks for measured in rank.read()):
+            for measurement in self._new_measurements():
                 if not measurement.error:
                     self.listener.add_measurement(measurement)
         end = replace(end, allocation=running.allocation())
@@ -198,10 +198,10 @@ class _Attempt:
         if cause is None or not hangs:
             return end
         if cause.shortage:
-            silent = self._cause_of_longest_silence()
-            if silent is None or not hang.all_nodes_answer(running, self.job.nodes, self.folder):
+            silent_rank_cause = self._cause_of_longest_silence()
+            if silent_rank_cause is None or not hang.all_nodes_answer(running, self.job.nodes, self.folder):
                 return end
-            cause = silent
+            cause = silent_rank_cause
         return replace(end, root_cause=hang.with_evidence(cause, running, self.ranks, self.folder))
 
     def _cause_of_longest_silence(self) -> RootCause | None:
@@ -209,8 +209,8 @@ class _Attempt:
         silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
         if not silent:
             return None
-        first = min(silent, key=lambda rank: rank.last_seen or 0)
-        return root_cause.no_heartbeat(first, self.limits.heartbeat_timeout_s)
+        longest_silent = min(silent, key=lambda rank: rank.last_seen or 0)
+        return root_cause.no_heartbeat(longest_silent, self.limits.heartbeat_timeout_s)
 
     def _interrupted_end(self, running: StartedJob) -> AttemptEnd:
         """Return the end of an interrupted attempt, with the root cause that was known before the interrupt."""
@@ -233,13 +233,19 @@ class _Attempt:
         missing = cause.shortage.missing if cause.shortage else ()
         if not all(running.node_is_free(node.name) for node in missing):
             return cause
-        silent = self._cause_of_longest_silence() if state is JobState.HUNG else None
-        return silent or replace(cause, shortage=None)
+        silent_rank_cause = self._cause_of_longest_silence() if state is JobState.HUNG else None
+        return silent_rank_cause or replace(cause, shortage=None)
 
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
-        reason = running.exit_reason()
-        state, show = running.node_state, running.show_node_command
-        return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, state, show)
+        return root_cause.job_ended(
+            self.job,
+            self.ranks,
+            code,
+            self.folder,
+            scheduler_reason=running.exit_reason(),
+            node_state=running.node_state,
+            show_node_command=running.show_node_command,
+        )
 
     def _silent_nodes(self, silent_s: float) -> Mapping[str, float]:
         return root_cause.silent_nodes(self.ranks, self.job, self.folder, silent_s)
@@ -254,7 +260,7 @@ class _Attempt:
             if not startup_s and all(rank.started for rank in self.ranks):
                 startup_s = time.monotonic() - running_since
             startup_or_run_s = startup_s or time.monotonic() - running_since
-            end = self._ended(running, code)
+            end = self._find_end(running, code)
             if not end and (waiting := running.wait_state()):
                 end = self._wait(running, waiting)
                 running_since = time.monotonic()  # pending time does not count
@@ -262,10 +268,11 @@ class _Attempt:
                 end = self._timeout(running_since)
                 self.listener.show_status(self.ranks[0].last_status if self.ranks[0].heartbeat else "starting")
             if end:
-                return AttemptEnd(*end, startup_or_run_s)
+                state, cause = end
+                return AttemptEnd(state, cause, startup_or_run_s)
             _sleep(self.ranks)
 
-    def _ended(self, running: StartedJob, code: int | None) -> tuple[JobState, RootCause | None] | None:
+    def _find_end(self, running: StartedJob, code: int | None) -> tuple[JobState, RootCause | None] | None:
         """Return the state and cause if the job has ended, lost a node or has a damaged journal; else None."""
         if damaged := next((rank for rank in self.ranks if rank.damage), None):
             return JobState.FAILED, root_cause.damaged_journal(damaged)
@@ -296,10 +303,15 @@ class _Attempt:
         return RootCause(subject, waiting.reason, None, waiting.shortage, failures=waiting.failures)
 
     def _read_all(self) -> None:
-        for measurement in (measured for rank in self.ranks for measured in rank.read()):
+        for measurement in self._new_measurements():
             # a failed CLUSTER check is reported once, with its root cause, by remaining_job
-            if not (measurement.error is not None and self.checks[measurement.check].scope is Scope.CLUSTER):
+            if measurement.error is None or self.checks[measurement.check].scope is not Scope.CLUSTER:
                 self.listener.add_measurement(measurement)
+
+    def _new_measurements(self) -> Iterator[Measurement]:
+        """Read the new records of one rank after the other; yield their measurements."""
+        for rank in self.ranks:
+            yield from rank.read()
 
     def _timeout(self, running_since: float) -> tuple[JobState, RootCause] | None:
         """Return the state and cause if a heartbeat has stopped, the job outlives its ranks, or a limit is exceeded.
@@ -315,10 +327,10 @@ class _Attempt:
         ]
         if silent:
             _check_writable(self.folder)
-            # a rank without an error, if there is one: a failed rank is in its teardown. Among these the one that is
-            # silent longest: the others may have ended because of it
-            first = min(silent, key=lambda rank: (rank.failed, rank.last_seen))
-            return JobState.HUNG, root_cause.no_heartbeat(first, now - (first.last_seen or now))
+            # Ranks without an error come first, since failed ranks are in their teardown. Then the rank that is silent
+            # longest: the others may have ended because of it
+            at_fault = min(silent, key=lambda rank: (rank.failed, rank.last_seen))
+            return JobState.HUNG, root_cause.no_heartbeat(at_fault, now - (at_fault.last_seen or now))
         if all(
             not rank.heartbeat_expected and rank.last_seen and now - max(rank.last_seen, running_since) > timeout_s
             for rank in ranks
@@ -350,30 +362,34 @@ class _Attempt:
                 return root_cause.over_limit(late, name, limit_s)
         return None
 
-    def remaining_job(self, end: AttemptEnd, smaller: Job | None) -> Job:
+    def remaining_job(self, end: AttemptEnd, smaller_job: Job | None) -> Job:
         """Record an error for each started check without a measurement; return the job with the checks not started.
 
         If a new attempt would end the same way, all checks get an error, and the returned job has no checks.
-        ``smaller``: the job for the available nodes, if nodes were lost or missing.
+        ``smaller_job``: the job for the available nodes, if nodes were lost or missing.
         """
-        job, state, cause = smaller or self.job, end.state, end.root_cause
+        job, state, cause = smaller_job or self.job, end.state, end.root_cause
         started = [name for name in job.checks if any(name in rank.started for rank in self.ranks)]
         remaining = [name for name in job.checks if name not in started]
-        if remaining and (state is JobState.COMPLETED or (not started and not smaller)):
+        would_end_the_same = state is JobState.COMPLETED or (not started and not smaller_job)
+        if remaining and would_end_the_same:  # report them as if they had started
             started, remaining = list(job.checks), []
         error = (
             f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring this check"
         )
-        missing = [measurement for name in started for measurement in self._error_measurements(name, error, cause)]
-        if cause and not missing and started:  # the job failed between checks or in teardown: report that too
+        errors: list[Measurement] = []
+        for name in started:
+            errors += self._error_measurements(name, error, cause)
+        if cause and not errors and started:  # the job failed between checks or in teardown: report that too
             error = f"after this check, {error}"
-            missing = [Measurement(check=started[-1], subject=CLUSTER, error=error, started=time.time())]
-        for measurement in missing:
+            errors = [Measurement(check=started[-1], subject=CLUSTER, error=error, started=time.time())]
+        for measurement in errors:
             self.listener.add_measurement(measurement)
-        lost = [node.name for node in cause.shortage.missing] if cause and cause.shortage else []
-        lost = lost if self._has_lost_nodes(cause) else []
-        exclude = ",".join(filter(None, [job.exclude, *lost]))
-        # without a node list, so that the scheduler can choose other nodes: one of this attempt may be at fault
+        lost_nodes: list[str] = []
+        if cause and cause.shortage and self._has_lost_nodes(cause):
+            lost_nodes = [node.name for node in cause.shortage.missing]
+        exclude = ",".join(filter(None, [job.exclude, *lost_nodes]))
+        # without a node list, so that the scheduler can choose other nodes: a node of this attempt may be at fault
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})
 
     def _error_measurements(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:

@@ -39,6 +39,6 @@ agent=(
     -m seatrial.bench.run_module torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=4
     --max-restarts=0 --redirects=3 --log-dir="$job/attempt1/logs"
 )
-# Tries Python, seatrial and what the checks need in this environment, before it starts the next words.
+# Tries Python, seatrial and what the checks need in this environment, then starts the command that follows.
 preflight=(-m seatrial.bench.preflight "$job/job.json" 1)
 exec "${python[@]}" "${preflight[@]}" "${agent[@]}" "${worker[@]}"

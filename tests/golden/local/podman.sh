@@ -50,6 +50,6 @@ if ! error=$("${python[@]}" -c "import seatrial.bench.preflight" 2>&1); then
 fi
 
 worker=(-m seatrial.worker "$job/job.json" 1)
-# Tries Python, seatrial and what the checks need in this environment, before it starts the next words.
+# Tries Python, seatrial and what the checks need in this environment, then starts the command that follows.
 preflight=(-m seatrial.bench.preflight "$job/job.json" 1)
 exec "${python[@]}" "${preflight[@]}" "${worker[@]}"
