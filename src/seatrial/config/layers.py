@@ -69,7 +69,7 @@ class Source:
         return next((origin for origin in origins if origin != self.file), self.file)
 
     def place(self, path: Iterable[str]) -> str:
-        """Return the origin of ``path`` and its dotted key, for a message; an option such as --nodes names its key."""
+        """Return what a message calls ``path``: its origin and dotted key, or only an option such as --nodes."""
         key, origin = ".".join(path), self.origin(path)
         is_option = origin.startswith("--") and origin != "--set" and self.origins.get(key) == origin
         return origin if is_option else f"{origin}: {key or 'trial'}"
@@ -385,7 +385,7 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         details = error.errors()[0]
         location = (*path, *(str(part) for part in details["loc"]))
         message = _EXPECTED_TYPES.get(details["type"]) or details["msg"].removeprefix("Value error, ")
-        # a group of keys is too long to show; a validator may have named the wrong part of it already
+        # not if a key is missing: the input is then the whole group; nor if a validator's message shows the wrong value
         if location and details["type"] != "missing" and "(got " not in message:
             message += f" (got {str(details['input'])[:80]!r})"
         if location:  # without a location, the rejected input is the whole file

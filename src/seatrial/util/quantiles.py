@@ -39,7 +39,7 @@ def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> 
     ``cautious``: use the upper confidence bound of the correlation, since few samples do not determine the correlation.
 
     The variance of a median depends on whether consecutive samples are on the same side of it. For a stationary
-    first-order autoregressive Gaussian process with lag-1 correlation r, this indicator has the correlation
+    first-order autoregressive Gaussian process with lag-1 correlation r, the sequence of these sides has the correlation
     2/pi·asin(r^k) at lag k (Kedem, Binary Time Series, 1980).
     """
     return len(samples) / _variance_ratio(_lag_1_correlation(samples, cautious=cautious))
@@ -50,7 +50,8 @@ def expected_half_width(count: int) -> float:
 
     If there are too few samples for an interval: half of their expected range, since the judge then uses the range.
     """
-    correlation = 1 / sqrt(count)  # one standard error: of uncorrelated samples, one in six draws estimates more
+    # One standard error above 0: of uncorrelated samples, one draw in six gives a larger estimate
+    correlation = 1 / sqrt(count)
     independent = count / _variance_ratio(min(correlation + _margin(count, correlation), 0.99))
     if not (rank := interval_rank(floor(independent))):
         return NormalDist().inv_cdf(count / (count + 1))
@@ -109,7 +110,8 @@ def _lag_1_correlation(samples: Sequence[float], *, cautious: bool) -> float:
 def _margin(count: int, correlation: float) -> float:
     """Return the uncertainty of a correlation that was estimated from ``count`` samples.
 
-    It is about two standard errors for few samples, and ``correlation`` standard errors for _WELL_ESTIMATED and more.
+    It is 2 standard errors for few samples, and falls with ``count``; at _WELL_ESTIMATED and above the factor 2 has
+    become ``correlation``.
     """
     weight = max(correlation, 2 * (1 - count / _WELL_ESTIMATED))
     return min(weight * sqrt((1 - correlation**2) / count), 0.99 - correlation)

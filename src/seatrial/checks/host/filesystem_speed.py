@@ -51,7 +51,7 @@ class SpeedOptions(Options):
 
 
 def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
-    """Yield GB/s and files/s per path from rank 0, from one node and from all nodes concurrently."""
+    """Yield GB/s and files/s of each path, for one node alone and for all nodes concurrently; only rank 0 yields."""
     from seatrial.bench import one_rank_per_node, storage
 
     participants = one_rank_per_node.select_participants(context.node)
