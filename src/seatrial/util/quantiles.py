@@ -39,8 +39,8 @@ def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> 
     ``cautious``: use the upper confidence bound of the correlation, since few samples do not determine the correlation.
 
     The variance of a median depends on whether consecutive samples are on the same side of it. For a stationary
-    first-order autoregressive Gaussian process with lag-1 correlation r, the sequence of these sides has the correlation
-    2/pi·asin(r^k) at lag k (Kedem, Binary Time Series, 1980).
+    first-order autoregressive Gaussian process with lag-1 correlation r, the sequence of these sides has the
+    correlation 2/pi·asin(r^k) at lag k (Kedem, Binary Time Series, 1980).
     """
     return len(samples) / _variance_ratio(_lag_1_correlation(samples, cautious=cautious))
 
