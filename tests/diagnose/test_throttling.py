@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.diagnose.throttling import throttling_findings
+from seatrial.model import VerdictKey
 from seatrial.model.telemetry import HARDWARE_SLOWDOWN, POWER_CAP, THROTTLE_REASONS, Load, Telemetry
 
 
@@ -24,6 +25,14 @@ def test_thermal_slowdown_is_a_finding_with_gpu_check_and_share() -> None:
     for text in ("n0/gpu3", "device.burn", "25% of 20", "88 °C"):
         assert text in finding.evidence
     assert "TEMPERATURE" in finding.first_command
+
+
+def test_throttling_that_a_cause_explains_is_not_reported_again() -> None:
+    (finding,) = throttling_findings(telemetry("n0/gpu3", software_thermal_slowdown=0.25))
+    key = VerdictKey(check="device.burn", subject="n0/gpu3", metric="throttled_share")
+    cause = finding.model_copy(update={"cause": "thermal_slowdown", "explains": (key,)})
+    throttled = telemetry("n0/gpu3", "n0/gpu5", software_thermal_slowdown=0.25)
+    assert [each.subject for each in throttling_findings(throttled, [cause])] == ["n0/gpu5"]
 
 
 def test_first_command_for_a_power_brake_queries_power() -> None:

@@ -258,3 +258,8 @@ def test_untested_nodes_prevent_acceptance_and_are_named() -> None:
     decision = decide({"a": True}, [verdict("a", Outcome.FAIL)], {}, "", untested_nodes=missing)
     assert decision.value is DecisionValue.REJECTED
     assert missing in decision.reason
+
+
+def test_rejected_names_what_ended_the_trial() -> None:
+    decision = decide({"a": True, "b": True}, [verdict("a", Outcome.FAIL)], {}, "", blockers=("interrupted", ""))
+    assert decision.reason == "1 check failed: a on n0; interrupted"

@@ -236,10 +236,11 @@ def test_value_that_meets_a_threshold_must_be_plausible(
     key: str, value: float, outcome: Outcome, reasons: tuple[Reason, ...]
 ) -> None:
     """Compared with the reference value (key of 1 GiB only) and with the bandwidth of the links."""
-    rule = Rule(metric="speed", reference=key, meaning="", fix="")
+    rule = Rule(metric="speed", reference=key, meaning="a link is slow", fix="")
     references = References(None, [sku_with_nvlink(700, "x.busbw.1GiB")])
     verdict = one_verdict(check(rule), measured(value, facts=FOUR), ABOVE_390, references)
     assert (verdict.outcome, verdict.reasons) == (outcome, reasons)
+    assert verdict.meaning == ""  # the rule's meaning is that of a low value
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from seatrial import report
-from seatrial.model import DecisionValue, Measurement, Metric, Outcome, ReasonCode, Verdict
+from seatrial.model import DecisionValue, Measurement, Metric, Outcome, Reason, ReasonCode, Verdict
 from seatrial.report import html_page, junit, markdown, prometheus
 from seatrial.report.terminal import summary
 from seatrial.report.view import (
@@ -138,6 +138,21 @@ def test_the_key_figure_is_the_key_metric_else_a_performance_metric() -> None:
     view = replace(view, performance_metrics=("spe*",))
     assert view.key_figure == "loss_drop 5 nats; speed 9 GB/s (no threshold)"
     assert replace(view, key_metric="accuracy").key_figure == "loss_drop 5 nats; accuracy 98 % (no threshold)"
+
+
+def test_subjects_with_only_skips_are_not_counted_beside_others() -> None:
+    node, host = verdict("n0", Outcome.PASS, "x"), verdict("login", Outcome.SKIP, "y")
+    assert check(verdicts=(node, host)).subjects_text == "1 node"
+    assert check(verdicts=(host,)).subjects_text == "1 node"
+
+
+@pytest.mark.parametrize(
+    ("reason", "mark"),
+    [(Reason.IMPLAUSIBLY_HIGH, "implausibly high"), (Reason.NO_REFERENCE, "no reference value")],
+)
+def test_the_key_figure_says_why_it_is_unjudged(reason: Reason, mark: str) -> None:
+    unjudged = replace(verdict("n0", Outcome.UNJUDGED, "busbw.1GiB"), reasons=(reason,))
+    assert check(("busbw.1GiB", 2.0, "GB/s", "n0"), verdicts=(unjudged,)).key_figure == f"busbw.1GiB 2 GB/s ({mark})"
 
 
 def test_a_method_that_several_processes_share_is_shown_once() -> None:

@@ -43,7 +43,7 @@ def decide(
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
     ``blockers`` are reasons that prevent acceptance regardless of the verdicts, for example that the trial ended early.
-    ``untested_nodes`` is such a reason too, and is also part of the reason of REJECTED; empty if all nodes were tested.
+    ``untested_nodes`` is such a reason too; empty if all nodes were tested. The reason of REJECTED names these as well.
     The reason of ACCEPTED lists the thresholds that were not evaluated and counts the checks in
     ``metrics_without_threshold``. A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
     Every reason ends with the ``notes``, such as the baseline that the verdicts use.
@@ -53,7 +53,8 @@ def decide(
     if failed := sorted(name for name, check_outcomes in outcomes.items() if Outcome.FAIL in check_outcomes):
         names = ", ".join(_failed_checks(failed, verdicts))
         value = DecisionValue.REJECTED
-        reason = "; ".join(filter(None, [f"{plural(len(failed), 'check')} failed: {names}", untested_nodes]))
+        failed_text = f"{plural(len(failed), 'check')} failed: {names}"
+        reason = "; ".join(filter(None, [failed_text, untested_nodes, *blockers]))
     else:
         skipped, errors = (_threshold_messages(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
         no_gpu = cpu_only and not cpu_only_requested

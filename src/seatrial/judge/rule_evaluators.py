@@ -19,6 +19,7 @@ from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Rule, Verd
 
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
 _FAIL_OR_ERROR = (Outcome.FAIL, Outcome.ERROR)
+_TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.ABOVE_PHYSICAL_LIMIT})
 
 
 class RuleEvaluators:
@@ -77,7 +78,9 @@ class RuleEvaluators:
         if verdict.outcome is _SKIP or verdict.fix:
             return verdict
         rule, evidence = self._rule, measured_evidence(metric) + evidence_facts(self._rule, group.facts)
-        return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
+        # The rule's meaning is that of a bad value, and does not fit a value that is too high
+        meaning = "" if _TOO_HIGH.intersection(verdict.reasons) else rule.meaning
+        return replace(verdict, meaning=meaning, evidence=evidence, fix=rule.fix)
 
     def _compare_with_single(self, group: MeasurementGroup, metric: Metric, verdict: Verdict) -> Verdict:
         """A bad verdict if the value is far below that of one GPU at a time; else ``verdict``, with SKIP as PASS."""

@@ -165,7 +165,8 @@ def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _As
         notes = search_notes(verdicts, measurements, results.localization, findings, catalog())
     with results.timed("telemetry"):
         summary = _telemetry_summary(plan, results)
-    return _Assessment(baseline, verdicts, (*insights, *notes), (*findings, *throttling_findings(summary)), summary)
+    findings = (*findings, *throttling_findings(summary, findings))
+    return _Assessment(baseline, verdicts, (*insights, *notes), findings, summary)
 
 
 def _telemetry_summary(plan: Plan, results: TrialResults) -> Telemetry | None:

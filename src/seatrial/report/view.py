@@ -27,6 +27,7 @@ from seatrial.model import (
     Metric,
     Outcome,
     Phase,
+    Reason,
     Trial,
     Verdict,
     VerdictKey,
@@ -50,6 +51,13 @@ MAX_OVERVIEW = 72  # characters of a reason in the table of checks
 METHOD = "method"  # fact: the measured quantity, path, number of samples and precision, as text
 _NUMBER = re.compile(r"\d[\d.,]*")
 NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
+
+
+_UNJUDGED_MARKS = {
+    Reason.IMPLAUSIBLY_HIGH: "implausibly high",
+    Reason.INCONCLUSIVE: "inconclusive",
+    Reason.NO_REFERENCE: "no reference value",
+}
 
 
 @dataclass(frozen=True)
@@ -166,8 +174,10 @@ class CheckView:
 
     @property
     def subjects_text(self) -> str:
-        """The number of subjects by kind: ``cluster + 2 ranks``."""
-        return count_text(self.subjects)
+        """The number of subjects by kind: ``cluster + 2 ranks``. A subject with only SKIP counts if all are SKIP."""
+        evaluated = {verdict.subject for verdict in self.verdicts if verdict.outcome is not Outcome.SKIP}
+        measured = {metric.subject for measurement in self.measurements for metric in measurement.metrics}
+        return count_text([subject for subject in self.subjects if subject in evaluated | measured] or self.subjects)
 
     @property
     def methods(self) -> list[str]:
@@ -233,8 +243,9 @@ class CheckView:
         """The metric with the worst outcome, and its range. If none is bad, a metric that is neither zero nor boolean.
 
         Of several such metrics the check's ``key_metric`` comes first, then performance metrics, then metrics with a
-        rule. For a family without a rule, such as ``busbw.*``, the largest size is shown. "(no threshold)" marks a
-        metric that no rule evaluated. If the check is PASS, its first metric with an evaluated rule is shown before.
+        rule. For a family without a rule, such as ``busbw.*``, the largest size is shown. A metric that no rule
+        evaluated is marked: "(no threshold)", or why it is UNJUDGED. If the check is PASS, its first metric with an
+        evaluated rule is shown before.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
@@ -246,7 +257,10 @@ class CheckView:
             return row.text
         judged = next((other for other in rows if other.has_evaluated_rule), None)
         judged_text = f"{judged.text}; " if judged and self.outcome is Outcome.PASS else ""
-        return f"{judged_text}{row.text} (no threshold)"
+        unjudged = [verdict for verdict in row.verdicts if verdict.outcome is Outcome.UNJUDGED]
+        reasons = {reason for verdict in unjudged for reason in verdict.reasons}
+        mark = next((text for reason, text in _UNJUDGED_MARKS.items() if reason in reasons), "no threshold")
+        return f"{judged_text}{row.text} ({mark})"
 
     def _key_figure_rank(self, row: MetricRow) -> tuple[int, bool, int, int]:
         """The sort key of rows by their suitability as key figure; the row with the lowest key is shown."""
