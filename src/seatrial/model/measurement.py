@@ -45,7 +45,7 @@ class Phase(StrEnum):
     DISTRIBUTED = "Distributed training"
 
 
-@dataclass(config=ConfigDict(extra="forbid"), frozen=True, slots=True, kw_only=True)
+@dataclass(config=ConfigDict(extra="forbid", defer_build=True), frozen=True, slots=True, kw_only=True)
 class Metric:
     """One measured value; ``samples`` holds the individual readings if there are several.
 
