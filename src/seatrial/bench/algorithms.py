@@ -55,7 +55,7 @@ def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, max_b
 
 
 def _log_size(log: Path) -> int:
-    """Bytes in the log so far: NCCL writes whole lines. 0 without a log, as with gloo."""
+    """Bytes in the log so far; they end with a whole line, since NCCL writes whole lines. 0 without a log (gloo)."""
     return log.stat().st_size if log.is_file() else 0
 
 

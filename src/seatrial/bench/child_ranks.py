@@ -31,7 +31,7 @@ from seatrial.util.node_name import node_name
 _POLL_S = 0.05  # period of polls of this rank's child process
 _READY_POLL_S = 0.5  # period of reads of the number of ready children in the store
 _STORE_POLL_S = 1.0  # period of reads of the failure key in the store, which thousands of ranks may read
-# Longest quotation of each: the last message of stderr, the text before that message, an invalid last line of stdout
+# Limit for each text that an error quotes: the last message of stderr, the text before it, an invalid line of stdout
 _QUOTED_CHARACTERS = 1500
 EXIT_TIMEOUT = 124  # as timeout(1)
 _run_numbers = itertools.count()  # the same on all ranks: all run children equally often
@@ -291,9 +291,10 @@ def _stop(child: processes.Child, reason: str) -> str:
 
 
 def _with_stderr(error: str, stderr: Path) -> str:
-    """``error``, then the last message of stderr, then the text before that message: truncation keeps the message.
+    """``error``, then the last message of stderr, then the text before that message.
 
-    The last message begins at the last line that is not indented: continuation lines are indented.
+    In this order, truncation of the error keeps the message. The last message begins at the last line that is not
+    indented: continuation lines are indented.
     """
     lines = stderr.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
     if not lines:

@@ -4,7 +4,8 @@ There are three timing modes; their results are not comparable with each other:
 
 - ``measure_back_to_back``: many operations in sequence, as nccl-tests does by default.
 - ``measure_cuda_graph``: operations in a CUDA graph, without launch overhead of the host (nccl-tests -G).
-- ``measure_each_operation`` (mode percentiles): each operation separately, for its distribution and the slowest rank.
+- ``measure_each_operation`` (mode percentiles): each operation separately, to get the distribution of the times
+  and the slowest rank.
 
 Everything here needs an open process group (``bench.group``) and is called by all ranks together.
 """
@@ -37,12 +38,14 @@ from seatrial.util.text import and_more
 T = TypeVar("T")
 
 # Much longer than the 1 ms in which ranks exchange their times, and than the fixed overhead of a window. All-reduce of
-# 64 MiB on H200 differed from nccl-tests by -1.1 % with 20 ms and +0.03 % with 50 ms (docs/results)
+# 64 MiB on H200 differed from nccl-tests by -1.1 % with windows of 20 ms, by +0.03 % with 50 ms (docs/results)
 WINDOW_S = 0.05
-# Ten windows. Over 0.2 s, windows may agree by chance: medians differed by up to 3.6 % (all-to-all, 64 MiB, 4 H200)
+# The time of ten windows. Fewer windows may agree by chance: with windows of 0.2 s in total, medians differed by up to
+# 3.6 % (all-to-all, 64 MiB, 4 H200)
 MIN_TIMED_S = 0.5
-# CUDA graphs of operations up to this size in bytes have thousands of operations in a shorter window. Of 362 timings on
-# 2 and 4 H200 (docs/results), the median of any consecutive windows of 0.2 s differs by at most 0.5 % from that of all
+# Up to this size in bytes, CUDA graphs are timed in shorter windows and for a shorter time. A window still contains
+# thousands of operations. In 362 timings on 2 and 4 H200 (docs/results), the median of any successive windows of 0.2 s
+# in total differed by at most 0.5 % from the median of all windows
 GRAPH_SMALL_SIZE = 2**20
 GRAPH_WINDOW_S = 0.02
 GRAPH_MIN_TIMED_S = 0.2
@@ -78,7 +81,8 @@ class AllocationError(Exception):
 class Timings:
     """``windows[window][rank]``: seconds per operation; a window is ``per_window`` operations back to back.
 
-    ``warmup``: the number of untimed operations before the first window; for CUDA graphs, since the capture.
+    ``warmup``: the number of untimed operations before the first window. With CUDA graphs, only operations after the
+    capture count.
     """
 
     windows: tuple[tuple[float, ...], ...]
@@ -96,7 +100,7 @@ class Timings:
 
     @property
     def window_maxima(self) -> tuple[float, ...]:
-        """Maximum over ranks of each window, for which a training step waits (``-a 3`` of nccl-tests)."""
+        """Maximum over ranks of each window: a training step waits for the slowest rank (``-a 3`` of nccl-tests)."""
         return tuple(max(window) for window in self.windows)
 
     @property
@@ -114,7 +118,7 @@ class Timings:
 
     @property
     def most_often_slowest_rank(self) -> tuple[int, float]:
-        """The rank that was slowest in the most windows, and the share of windows in which it was."""
+        """The rank that was slowest in the most windows, and the share of windows in which this rank was slowest."""
         ((rank, count),) = Counter(window.index(max(window)) for window in self.windows).most_common(1)
         return rank, count / len(self.windows)
 
@@ -177,7 +181,7 @@ def measure_cuda_graph(
 def measure_each_operation(
     operation: Operation, size: int, dtype: str, device: str, seconds: float, *, buffers: str = "torch"
 ) -> CollectiveResult:
-    """Time PERCENTILE_SAMPLES operations one by one, or as many as fit into ``seconds``; a window is one operation."""
+    """Time as many operations as fit into ``seconds``, at most PERCENTILE_SAMPLES; each window is one operation."""
 
     def time_single_operations(prepared: PreparedOperation, target: torch.device) -> Timings:
         time_window(prepared.run, 1, target)
@@ -258,11 +262,11 @@ def time_operation(
     window_s: float = WINDOW_S,
     min_timed_s: float = MIN_TIMED_S,
 ) -> Timings:
-    """Time windows of back-to-back operations until their median is known to 1 %, at most for ``seconds``.
+    """Time windows of back-to-back operations until their median is known to 1 %, but at least for ``min_timed_s``.
 
-    On a GPU, timing continues for up to twice ``seconds`` while the median is not known to 3 %. Timing lasts at least
-    ``min_timed_s`` before it ends because the median is known, and at least ``min_seconds`` in any case (for a
-    burn-in). All ranks get the times of all ranks, so that all run the same number of operations.
+    Timing ends after ``seconds`` or MAX_WINDOWS windows at the latest. There are two exceptions. On a GPU whose median
+    is not even known to 3 %, it continues for up to twice ``seconds``. For a burn-in it lasts at least ``min_seconds``.
+    All ranks get the times of all ranks, so that all run the same number of operations.
     """
     window_s = max(window_s, min_seconds / MAX_WINDOWS)
     time_window(operation, 1, device)  # the first use of a size sets up connections and buffers

@@ -19,8 +19,8 @@ CHUNK_ELEMENTS = 2**24  # elements that are filled or verified at once; limits t
 STRIDE = 1_000_000_007  # prime and coprime to every period, so that a pattern takes all values of its period
 RANK_STRIDE = 2_654_435_761  # prime: the distance between the patterns of consecutive ranks
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # item size in bytes → type
-# Periods of moved data: the largest prime below the number of finite values. Block lengths are often powers of two,
-# which are no multiples of this prime
+# Periods of moved data: the largest prime below the number of finite values. Blocks at different positions differ if
+# their distance is no multiple of the period. Block lengths are often powers of two, which are no multiples of a prime
 _PERIODS = {torch.float16: 63_487, torch.bfloat16: 65_269, torch.float32: 4_278_190_079}
 
 
@@ -50,9 +50,9 @@ class ExpectedPart:
 def fill_input(buffer: torch.Tensor, rank: int, summed_ranks: int) -> None:
     """Fill ``buffer`` with the input pattern of ``rank``; neighbouring elements and different ranks differ.
 
-    ``summed_ranks``: number of ranks whose inputs the operation sums. With 1, data is only moved, and the patterns of
-    up to 63,486 ranks differ. With more, inputs are small integers whose partial sums, in any order, are exact in the
-    dtype. A rank has zeros at the positions to which it does not contribute; there, elements may be equal.
+    ``summed_ranks``: number of ranks whose inputs the operation sums. If it is 1, data is only moved, and the patterns
+    of up to 63,486 ranks differ. If it is larger, inputs are small integers whose partial sums, in any order, are exact
+    in the dtype. A rank has zeros at the positions to which it does not contribute; there, elements may be equal.
     """
     for start, chunk in _chunks(buffer):
         if summed_ranks == 1:

@@ -24,7 +24,7 @@ set_by_seatrial: set[str] = set()  # environment variables that seatrial set
 def enable_nccl_log(folder: Path) -> None:
     """Make NCCL log to one file per process in ``folder``; called before the group is opened.
 
-    If NCCL_DEBUG is unset or lower than INFO, sets it to INFO, and NCCL_DEBUG_SUBSYS. An NCCL_DEBUG_FILE from the
+    If NCCL_DEBUG is unset or lower than INFO, sets it to INFO and limits NCCL_DEBUG_SUBSYS. An NCCL_DEBUG_FILE from the
     environment is kept if it names one file per process (%p): a file shared by all ranks, or a pipe, cannot be read.
     """
     if os.environ.get("NCCL_DEBUG", "").upper() in ("", "VERSION", "WARN"):

@@ -11,7 +11,7 @@ import torch
 
 from seatrial.bench.timing import DeviceTiming, time_on_device
 
-BLOCK_BYTES = 2**28  # compared at once; needs 1.25 times as much scratch memory, for the pattern and for masks
+BLOCK_BYTES = 2**28  # compared at once; this needs 1.25 times as much scratch memory, for the pattern and for masks
 # All bits 0, all bits 1, 01…01 and 10…10, as in memtest86; a random pattern follows
 FIXED_PATTERNS = (0, -1, 0x5555555555555555, -0x5555555555555556)
 
@@ -40,7 +40,8 @@ class PatternTestResult:
 def time_copy(size: int, device: str, seconds: float) -> DeviceTiming:
     """Time copies of ``size`` bytes within the device's memory; a copy reads ``size`` bytes and writes as many.
 
-    As in STREAM, it does not count that a CPU cache reads a line before it writes to it (write-allocate).
+    A CPU's cache also reads each line of the target before it writes to this line (write-allocate). As in STREAM, these
+    reads are not counted as moved bytes.
     """
     source, target = _arrays(2, size, device)
     return time_on_device(lambda: target.copy_(source), device, seconds)
@@ -55,7 +56,7 @@ def time_triad(size: int, device: str, seconds: float) -> DeviceTiming:
 def _arrays(count: int, size: int, device: str) -> list[torch.Tensor]:
     """``count`` float32 arrays of ``size`` bytes with random numbers.
 
-    Zeros would take less power. On a CPU, all pages of a new array of zeros are one page, which stays in the cache.
+    Zeros would take less power. On a CPU, all pages of a new array of zeros map to one page, which stays in the cache.
     """
     return [torch.rand(size // 4, device=device) for _ in range(count)]
 
@@ -68,7 +69,7 @@ def free_bytes(device: str) -> int:
 
 
 def run_pattern_test(size: int, device: str) -> PatternTestResult:
-    """Write each pattern to all of ``size`` bytes, then compare. This also finds two addresses of the same memory.
+    """Write each pattern to all of ``size`` bytes, then compare. This also detects two addresses of one memory cell.
 
     Raises torch.OutOfMemoryError (RuntimeError on a CPU) if the memory cannot be allocated.
     """
@@ -99,7 +100,7 @@ def _fill_with(word: int, block: torch.Tensor, _number: int) -> torch.Tensor:
 
 
 def _test_pattern(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> PatternError | None:
-    """Write a pattern to all blocks, compare them, and return the error; None if no word differs."""
+    """Write a pattern to all blocks, compare the blocks with it, and return the error; None if no word differs."""
     for number, block in enumerate(blocks):
         fill(block, number)
     expected = torch.empty_like(blocks[0])

@@ -18,8 +18,8 @@ from pathlib import Path
 
 PREFIX = "seatrial-metadata-"
 _OWNER = re.compile(re.escape(PREFIX) + r"(?P<boot>[0-9a-f]{8})-(?P<namespace>\d+)-(?P<pid>\d+)-")
-# The check that calls this module changes its folder in every pass, and by default its time limit is shorter than this:
-# a folder that has not changed for so long belongs to a run that was killed
+# A folder that has not changed for this long belongs to a run that was killed: the check that calls this module changes
+# its folder in every pass, and its default time limit is shorter than this
 MIN_LEFTOVER_AGE_S = 3600.0
 
 
@@ -57,7 +57,7 @@ def stat_files(folder: Path, count: int, limit_s: float) -> OperationTiming:
 
 
 def list_files(folder: Path, count: int) -> OperationTiming:
-    """Read all names of the folder. Raises OSError, also if there are fewer than ``count``."""
+    """Read all names of the folder. Raises OSError if it cannot be read or has fewer than ``count`` names."""
     started = time.perf_counter()
     with os.scandir(folder) as entries:
         listed = sum(1 for _ in entries)
@@ -75,7 +75,7 @@ def unlink_files(folder: Path, count: int) -> OperationTiming:
 
 
 def owned_prefix() -> str:
-    """PREFIX followed by ID of the boot, PID namespace and PID of this process. Raises OSError without /proc."""
+    """PREFIX with the boot's ID, this process's PID namespace and its PID. Raises OSError without /proc."""
     return f"{PREFIX}{_boot()}-{_pid_namespace()}-{os.getpid()}-"
 
 

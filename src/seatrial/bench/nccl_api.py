@@ -49,9 +49,9 @@ class NcclApiUnavailable(Exception):
 class NcclApi:
     """Prepares functions that enqueue one operation on the current stream of ``device``.
 
-    Prepared functions hold addresses, so that the tensors must outlive them. Raises NcclApiUnavailable if torch's
-    communicator cannot be used (see ``_communicator``) or torch has not loaded a shared libnccl; SeatrialError with
-    NCCL's message on errors of NCCL.
+    Prepared functions hold the addresses of the tensors, so the tensors must outlive the functions. Raises
+    NcclApiUnavailable if torch's communicator cannot be used (see ``_communicator``) or torch has not loaded a shared
+    libnccl. Raises SeatrialError with NCCL's message if NCCL reports an error.
     """
 
     description = "NCCL API on torch's communicator"

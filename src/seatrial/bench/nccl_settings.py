@@ -22,7 +22,8 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Run all-reduces and return a dict with their bus bandwidths and NCCL's log.
 
     ``task`` has ``size`` (bytes) and ``seconds`` of the timed all-reduces, ``groups`` (name → groups of ranks that run
-    concurrently), and ``untimed_sizes``: sizes of further all-reduces, for which NCCL logs the path of the data.
+    concurrently), and ``untimed_sizes``: sizes of further all-reduces. Each of these runs once without timing, so that
+    NCCL logs the path of its data.
 
     The result has ``busbw[name][group][window]`` in GB/s, ``wrong_elements`` (their number), ``log`` (the path of
     NCCL's log), ``log_bytes`` (how many of the log's first bytes are about the group of all ranks), and

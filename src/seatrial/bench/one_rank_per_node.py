@@ -18,7 +18,7 @@ from seatrial.util.threads import start_in_thread
 
 T = TypeVar("T")
 
-STEP_TIMEOUT_S = 30.0  # a step is a few system calls: a step that takes longer hangs, e.g. on a dead file server
+STEP_TIMEOUT_S = 30.0  # a step is a few system calls; one that takes longer than this hangs (dead file server)
 
 
 class ParticipantError(Exception):

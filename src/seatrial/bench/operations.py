@@ -25,8 +25,8 @@ Buffers = tuple[torch.Tensor, torch.Tensor]  # (sent, received)
 class PreparedOperation:
     """An operation with its buffers.
 
-    ``expected``: the content of ``received`` after ``fill_input(sent)`` on all ranks and ``run``. ``summed_ranks``: the
-    number of ranks whose data the operation sums; 1 if it only moves data.
+    ``expected``: the content of ``received`` after all ranks have called ``fill_input(sent)`` and then ``run``.
+    ``summed_ranks``: the number of ranks whose data the operation sums; 1 if it only moves data.
     """
 
     run: Callable[[], object]
@@ -89,7 +89,10 @@ class Operation:
 
 
 def collective_api(device: torch.device) -> NcclApi | TorchApi:
-    """NCCL's API if it can be called directly on ``device``, otherwise torch's process group, which gets the reason."""
+    """NcclApi if NCCL can be called directly on ``device``, otherwise TorchApi.
+
+    With the NCCL backend, the TorchApi contains the reason why NCCL cannot be called.
+    """
     if dist.get_backend() != dist.Backend.NCCL:
         return TorchApi(device)
     try:

@@ -217,13 +217,19 @@ class PairResults:
         }
 
     def pairs_below_best(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs whose median of ``pair_shares`` is below ``min_share``, lowest first: both have faster partners."""
+        """Pairs whose median of ``pair_shares`` is below ``min_share``, lowest first.
+
+        Both members of such a pair have faster partners.
+        """
         shares = {pair: self.pair_shares(timings) for pair, timings in self.by_pair.items()}
         medians = {pair: median(values) for pair, values in shares.items() if values}
         return sorted((pair for pair, share in medians.items() if share < min_share), key=medians.__getitem__)
 
     def pairs_below_median(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs slower than ``min_share`` of ``median_best_rate``, slowest first: a member or the path is slow."""
+        """Pairs slower than ``min_share`` of ``median_best_rate``, slowest first.
+
+        A member of such a pair or the path between its members is slow.
+        """
         rates = {pair: median(self.pair_rates(timings)) for pair, timings in self.by_pair.items()}
         required = min_share * self.median_best_rate
         return sorted((pair for pair, rate in rates.items() if rate < required), key=rates.__getitem__)

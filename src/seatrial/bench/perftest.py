@@ -39,7 +39,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """The exit code and output of one side; ``error`` if it did not start, listen or end in time.
+    """The exit code and output of one side. ``error``: why it did not start, listen or end in time; else empty.
 
     ``code``: None if the program did not start, or has not ended.
     """

@@ -4,8 +4,8 @@ The test runs before any check, in the environment of the workers: their Python,
 writes facts to ``preflight/NODE.json`` in the attempt's folder. If a requirement is not met, the process ends with exit
 code 1 and one line, ``preflight: NODE: …``. Otherwise, with further arguments ``-m MODULE ARGUMENT…``, it runs MODULE.
 
-This module is in the syntax of old versions of Python and imports only the standard library at first, so that a Python
-that is too old can report this.
+This module uses only syntax of old versions of Python, and at first imports only seatrial's version and the standard
+library. So a Python that is too old can run this module and report its version.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _first_line(error: Exception) -> str:
 def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
     """Raise Problem if HF_HOME (the Hugging Face cache), or its nearest existing parent folder, is not writable."""
     path = os.environ.get("HF_HOME")
-    # Without HF_HOME, only a config with a model of the Hub writes, to the default cache
+    # Without HF_HOME, only a config with a model of the Hub needs a cache: the default one, which is not tested
     if not required["hf_cache"] or not path:
         return
     facts["hf_home"], existing = path, os.path.abspath(path)

@@ -1,8 +1,9 @@
 """Tries the rendezvous of a job before torchrun: ``python -m seatrial.bench.rendezvous ADDRESS PORT KEY`` on each node.
 
 The first node (SLURM_NODEID 0) listens; the others resolve the address and connect. KEY identifies the job. A node that
-fails prints one line, ``preflight: NODE: …``, on which seatrial ends the job: torchrun would wait for minutes and name
-no node. The exit code is 0: after any other exit code, srun would end the other nodes before they print their lines.
+fails prints one line, ``preflight: NODE: …``, and the job script then ends the job. Without this test, torchrun would
+wait for minutes and name no node. The exit code is 0: after any other exit code, srun would end the other nodes before
+they print their lines.
 
 A pod of Kubernetes adds three arguments: its INDEX, the number of NODES, and the SECONDS within which all pods start.
 Until all pods have started, the name of the first pod may not exist. In a pod, the exit code is 1 if the node fails.

@@ -21,7 +21,8 @@ from pathlib import Path
 from seatrial.bench.one_rank_per_node import group_by_text
 from seatrial.bench.storage import SharedFolder, write_and_sync
 
-# Longest wait for files of other nodes; NFS may hide a new name for up to 30 s by default (acdirmin, nfs(5))
+# Longest wait for files of other nodes. It is shorter than the 30 s for which NFS may hide a new name by default
+# (acdirmin, nfs(5)): a file that is hidden for longer counts as not visible
 VISIBILITY_TIMEOUT_S = 5.0
 POLL_S = 0.001
 ATTEMPTS = 5  # a probe is inconclusive if in none of its attempts two participants access the file at the same time
@@ -31,7 +32,7 @@ MIN_REPLACEMENTS = 100  # minimum per attempt; on a slow filesystem they take lo
 RECORDS = 50  # appended by each participant
 RECORD_BYTES = 64  # size of a record, and of the content of other small files
 APPEND_INTERVAL_S = 0.001  # so that the records of a participant are written separately
-LOCK_TURNS = 20  # turns of each participant if there are two; more participants have fewer turns
+LOCK_TURNS = 20  # turns of each of two participants; with more participants, each has fewer turns
 LOCK_HOLD_S = 0.001  # how long a participant holds the lock in each turn
 LOCK_TIMEOUT_S = 20.0  # longest wait for the lock, which each participant holds for LOCK_HOLD_S only
 
@@ -70,7 +71,7 @@ def visibility_delays(folder: SharedFolder) -> list[float]:
     """Seconds until each participant sees the files of all participants, at most VISIBILITY_TIMEOUT_S.
 
     All participants look up the names before the files exist, as a program that waits for a file does. The time starts
-    when the last writer has reported that its file is closed. It is measured by the reader's clock only.
+    when the last writer has reported that its file is closed. The reader's clock measures start and end.
     """
     folder.run_on_all(lambda: [path.exists() for path in folder.files("late")])
     digests = folder.run_on_all(lambda: write_random(folder.file("late")))
@@ -104,7 +105,7 @@ def has_content(path: Path, digest: str) -> bool:
 def rename_failure(folder: SharedFolder) -> str | None:
     """Check that readers always see a complete file while one participant replaces it by rename.
 
-    Raises InconclusiveProbe.
+    Raises InconclusiveProbe if every reader saw only one version of the file.
     """
     target = folder.path / "renamed"
     folder.run_on_first(lambda: replace(target, _page(0)))
@@ -212,12 +213,12 @@ def append(file: int, data: bytes) -> None:
 
 
 def flock_failure(folder: SharedFolder) -> str | None:
-    """Check that flock(2) excludes other participants. Raises InconclusiveProbe."""
+    """Check that flock(2) excludes other participants. For InconclusiveProbe see ``_lock_failure``."""
     return _lock_failure(folder, "flock", try_flock)
 
 
 def fcntl_failure(folder: SharedFolder) -> str | None:
-    """Check that POSIX locks, fcntl(2), exclude other participants. Raises InconclusiveProbe."""
+    """Check that POSIX locks, fcntl(2), exclude other participants. For InconclusiveProbe see ``_lock_failure``."""
     return _lock_failure(folder, "fcntl", try_fcntl)
 
 
@@ -246,7 +247,10 @@ class LockCounts:
 
 
 def _lock_failure(folder: SharedFolder, kind: str, try_lock: Callable[[int], bool]) -> str | None:
-    """Check that ``try_lock`` never grants the lock of one file to two participants. Raises InconclusiveProbe."""
+    """Check that ``try_lock`` never grants the lock of one file to two participants.
+
+    Raises InconclusiveProbe if no participant found the lock held by another one.
+    """
     path, count = folder.path / f"lock.{kind}", len(folder.names)
     folder.run_on_first(lambda: write_and_sync(path, b"\0"))
     for _ in range(ATTEMPTS):

@@ -1,9 +1,10 @@
 """Child processes that import the training code at the start of a job and wait for their task.
 
-On 2 and 4 H200 the imports take 5.5 and 12.7 s of each training run that a check starts (``phases_s`` in docs/results).
-The imports end before the first check: during a check they would take CPU time from its measurement. A waiting child
-has no CUDA context and uses no CPU time. Its rank sends the task over a pair of sockets. The rendezvous store is not
-used for this: on a large cluster, one connection per child would exceed the limit of open files of the store's process.
+The imports take 5.5 s (2 H200) or 12.7 s (4 H200) of each training run that a check starts (``phases_s`` in
+docs/results). They end before the first check: during a check they would take CPU time from its measurement. A waiting
+child has no CUDA context and uses no CPU time. Its rank sends the task over a pair of sockets. The rendezvous store is
+not used for this: on a large cluster, one connection per child would exceed the limit of open files of the store's
+process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Gpus = Literal["own", "all"]
 
 IMPORTED = "seatrial.train.loop"  # this module imports all that a training run needs
 READY_LIMIT_S = 120.0  # children that import for longer are not used
-SEND_LIMIT_S = 10.0  # a child that does not read its task within this time (it may be stopped) is not used
+SEND_LIMIT_S = 10.0  # a child that does not read its task within this time, such as a stopped process, is not used
 # Prefixes of variables that a check may still change after the imports, since they are read when a process group or
 # communicator is opened. An import may already have read other variables, such as HF_HOME or OMP_NUM_THREADS.
 READ_LATER = ("NCCL_", "TORCH_NCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK")

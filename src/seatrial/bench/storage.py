@@ -85,7 +85,7 @@ def temporary_folder(path: str, participants: Participants, prefix: str = "seatr
 
 def _remove(folder: Path) -> None:
     """Remove the folder; all participants do so concurrently. Raises no error: ``still_exists`` finds leftovers."""
-    with suppress(TimeoutError):  # an earlier step has reported a filesystem that hangs
+    with suppress(TimeoutError):  # the filesystem hangs, which an earlier step has reported
         run_with_timeout(lambda: shutil.rmtree(folder, ignore_errors=True), STEP_TIMEOUT_S)
 
 
@@ -134,7 +134,7 @@ def write_stream(path: Path, size: int) -> StreamResult:
 
 
 def read_stream(path: Path, size: int) -> StreamResult:
-    """Read a file of ``size`` bytes sequentially. Raises OSError, also if the file is shorter."""
+    """Read a file of ``size`` bytes sequentially. Raises OSError if the file cannot be read or is shorter."""
     with mmap.mmap(-1, CHUNK_BYTES) as buffer:
         file, direct = _open(path, os.O_RDONLY)
         try:

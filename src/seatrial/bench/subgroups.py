@@ -1,6 +1,6 @@
 """Measures all-reduce in several process groups concurrently, e.g. one group per node.
 
-All ranks call each function together, in an open process group, also ranks that are in none of the groups. Only
+All ranks call each function together, in an open process group, even ranks that are in none of the groups. Exceptions:
 GroupResult and select_ranks do not communicate.
 """
 

@@ -1,4 +1,4 @@
-"""Name resolution and TCP connections of one node. Without torch: job scripts use this module before ranks start."""
+"""Name resolution and TCP connections of one node. Imports no torch: job scripts use it before the ranks start."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ RETRY_MIN_WINDOWS = 30  # a retry takes more windows, since the first measuremen
 min_windows = MIN_WINDOWS  # value of this process; the worker sets it to RETRY_MIN_WINDOWS before a retry
 MAX_WINDOWS = 400  # 20 s of windows; more only until ``min_seconds`` have passed
 PRECISION = 0.01  # timing stops when the median is known to this fraction of its value
-# A GPU's timing is extended while the median is less precise: a limit of 10 % would not detect a slowdown of 15 %
-# (analysis/power.py)
+# A GPU's timing is extended while its median is less precise than this: otherwise a threshold 10 % below the
+# reference would not detect a slowdown of 15 % (analysis/power.py)
 MIN_PRECISION = 0.03
 MAX_EXTENSION = 2  # on a GPU, an imprecise median extends timing to at most this multiple of ``seconds``
 
@@ -103,10 +103,10 @@ def time_on_device(
 ) -> DeviceTiming:
     """Time windows of back-to-back operations until the 95 % confidence interval of their median is within 1 %.
 
-    Timing ends earlier after MAX_WINDOWS windows, or after ``seconds``; on a GPU it continues up to twice ``seconds``
-    while the interval exceeds 3 %. In any case it lasts at least ``min_seconds`` (for a burn). The same load runs for
-    ``warmup_s`` before the timing and for ``trailing_s`` after it. ``after_window`` is called after each window and not
-    timed; ``window_context`` is entered for each window and included in its time.
+    With a wider interval, timing ends after MAX_WINDOWS windows or after ``seconds``. On a GPU whose interval exceeds
+    3 %, it continues for up to twice ``seconds``. In any case it lasts at least ``min_seconds`` (for a burn). The same
+    load runs for ``warmup_s`` before the timing and for ``trailing_s`` after it. ``after_window`` is called after each
+    window and not timed; ``window_context`` is entered for each window and included in its time.
     """
     with _current_device(device):
         load_started = time.perf_counter()

@@ -10,13 +10,13 @@ from seatrial.model import UsageError
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether the path is a folder. Raises UsageError if the path cannot be read, such as without access."""
+    """Return whether the path is a folder. Raises UsageError if this is unknown, such as without permission."""
     status = _status(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def path_exists(path: Path) -> bool:
-    """Return whether the path exists. Raises UsageError if the path cannot be read, such as without access."""
+    """Return whether the path exists. Raises UsageError if this is unknown, such as without permission."""
     return _status(path) is not None
 
 

@@ -29,8 +29,8 @@ def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) ->
 def _members(options: BaseModel, metric: str) -> list[str] | None:
     """Return the members of a family of metrics such as ``busbw.*``; None if the options do not list them.
 
-    Members are the values of the option ``paths``. Without this option they are the values of the option that
-    ``size_option_by_metric`` of the options names for the family, by default ``sizes``.
+    Members are the values of the option ``paths``. If the check has no such option, they are the values of an option
+    with sizes: ``sizes``, or for a family in ``size_option_by_metric`` of the options the one named there.
     """
     if "paths" in type(options).model_fields:
         return list(getattr(options, "paths", ())) or ["run_directory"]  # measured if no path is given

@@ -89,7 +89,7 @@ def results_path(config: Kubernetes) -> str:
 
 
 def literal_argument(text: str) -> str:
-    """Return the argument that a container gets as ``text``: Kubernetes expands ``$(NAME)``, and ``$$`` means ``$``."""
+    """Return ``text`` escaped for a container's argument: Kubernetes expands ``$(NAME)``, and ``$$`` means ``$``."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 

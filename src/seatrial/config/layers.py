@@ -41,7 +41,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class CheckSchema(Protocol):
-    """What a check's settings in a trial are validated against: its options, and metric name → unit."""
+    """The parts of a check that validate its settings in a trial: its options, and metric name → unit."""
 
     @property
     def options(self) -> type[BaseModel]: ...
@@ -58,9 +58,9 @@ class Source:
     origins: Mapping[str, str]
 
     def origin(self, path: Iterable[str]) -> str:
-        """Return the flag or variable that set ``path``, else the nearest key above it, else a key below it.
+        """Return the flag or variable that set the key ``path``, else the one that set the nearest key above it.
 
-        Return the file if neither a flag nor a variable set one of them.
+        Else return the one that set a key below it. If no flag or variable set any of these keys, return the file.
         """
         parts = list(path)
         parents = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
@@ -69,7 +69,10 @@ class Source:
         return next((origin for origin in origins if origin != self.file), self.file)
 
     def place(self, path: Iterable[str]) -> str:
-        """Return what a message calls ``path``: its origin and dotted key, or only an option such as --nodes."""
+        """Return the name of ``path`` in a message: its origin and dotted key.
+
+        If an option such as --nodes set exactly this key, the option alone is the name.
+        """
         key, origin = ".".join(path), self.origin(path)
         is_option = origin.startswith("--") and origin != "--set" and self.origins.get(key) == origin
         return origin if is_option else f"{origin}: {key or 'trial'}"
@@ -92,7 +95,8 @@ def resolve(
 ) -> ResolvedTrial:
     """Return the config of ``trial``, which is the name of a shipped trial or a file.
 
-    ``overrides``: (origin, dotted key, value) in rising priority. Raises UsageError with origin and key.
+    ``overrides``: (origin, dotted key, value) in rising priority. Raises UsageError, with origin and key, for an
+    invalid trial.
     """
     tree, file = _read_trial(trial)
     origins: dict[str, str] = {}
@@ -116,7 +120,7 @@ def resolve(
 def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, Any]] = ()) -> Model:
     """Load the YAML file at ``path`` as a ``model``, with (origin, dotted key, value) ``overrides`` in rising priority.
 
-    Raises UsageError with file and key.
+    Raises UsageError for an invalid file or override; the message has its origin and the key.
     """
     if not path.endswith(_YAML_SUFFIXES):
         raise UsageError(f"{path}: expected a .yaml file")
@@ -146,7 +150,7 @@ def _parse_value(key: str, text: str, source: str) -> Any:
     if text.lstrip().startswith((">", "<")):  # a threshold; in YAML these signs start a block of text
         return text.strip()
     value = parse_yaml(text, source)
-    # environment variables of workers are text, also where YAML reads a number or a boolean
+    # environment variables of workers are text, even where YAML reads a number or a boolean
     return text if key.startswith("env.") and not isinstance(value, str) else value
 
 
@@ -160,7 +164,10 @@ def _shipped_trials() -> Any:
 
 
 def _read_trial(trial: str) -> tuple[Tree, str]:
-    """Return the content of a shipped trial or of a trial file, and its name for messages. Raises UsageError."""
+    """Return the content of a shipped trial or of a trial file, and its name for messages.
+
+    Raises UsageError if there is no such trial, or if the file cannot be read or is invalid.
+    """
     names = trial_names()
     if trial in names:
         tree, source = data_files.read(f"trials/{trial}.yaml"), f"trial {trial}"
@@ -288,14 +295,14 @@ def _validate_trial(tree: Tree, source: Source, schemas: Mapping[str, CheckSchem
 
 
 def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[str, CheckSchema]) -> Tree:
-    """Return the settings of a check unchanged, after validation against its schema. Raises UsageError."""
+    """Return the settings of a check unchanged. Raises UsageError if they do not fit the schema of the check."""
     if name not in schemas:
         hint = renames.hint("checks", name) or f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
         raise UsageError(f"{source.origin(['checks', name])}: unknown check {name!r}{hint}")
     path = ("checks", name)
     option_model, metrics = schemas[name].options, schemas[name].metrics
     if settings == {} and not any(field.is_required() for field in option_model.model_fields.values()):
-        return {}  # defaults are valid; building the option models of the trial acceptance takes 10 ms
+        return {}  # defaults are valid, and building all option models of the trial acceptance would take 10 ms
     if not isinstance(settings, dict):
         valid = ", ".join(CheckSettings.model_fields)
         raise UsageError(
@@ -305,7 +312,7 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
     validated = _build(CheckSettings, settings, source, path)
     _validate_keys(validated.options, option_model, source, (*path, "options"))
     options = _build(option_model, validated.options, source, (*path, "options"))
-    _validate_values(options.model_dump(), source, (*path, "options"))  # pydantic has converted the text "inf"
+    _validate_values(options.model_dump(), source, (*path, "options"))  # pydantic converts the text "inf"
     for metric, threshold in validated.expect.items():
         unit = declared_unit(metric, metrics)
         if problem := metric_error(metric, options, metrics) or threshold_unit_error(threshold, unit):
@@ -316,7 +323,7 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
 
 
 def _validate_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
-    """Raise UsageError for numbers that are infinite, NaN or too large, and control characters.
+    """Raise UsageError for numbers that are infinite, NaN or too large, and for control characters.
 
     Only ``description`` may contain control characters.
     """
@@ -370,7 +377,7 @@ def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str
     return renames.hint(section, ".".join((*path, key)))
 
 
-_EXPECTED_TYPES = {  # of pydantic's errors, in the words of YAML
+_EXPECTED_TYPES = {  # type of pydantic's error → message in the words of YAML
     "tuple_type": "expected a list, such as [a, b]",
     "dict_type": "expected a mapping, such as {key: value}",
     "model_type": "expected a mapping, such as {key: value}",
@@ -385,7 +392,7 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         details = error.errors()[0]
         location = (*path, *(str(part) for part in details["loc"]))
         message = _EXPECTED_TYPES.get(details["type"]) or details["msg"].removeprefix("Value error, ")
-        # not if a key is missing: the input is then the whole group; nor if a validator's message shows the wrong value
+        # A missing key has no value: the input is the whole group. Some messages of validators show the value already
         if location and details["type"] != "missing" and "(got " not in message:
             message += f" (got {str(details['input'])[:80]!r})"
         if location:  # without a location, the rejected input is the whole file

@@ -24,7 +24,7 @@ def node_count(tree: dict[str, Any]) -> int | None:
 
 
 def validate(config: Config, origin: Callable[[list[str]], str]) -> None:
-    """Raise UsageError if the selection is invalid, contradicts ``cluster.nodes``, or the launcher is not Slurm.
+    """Raise UsageError if nodes are selected without Slurm, by an invalid list, or in conflict with ``cluster.nodes``.
 
     ``origin`` returns the flag or file that set a key.
     """

@@ -31,12 +31,15 @@ def new_check(name: str) -> str:
 
 
 def new_metric(check: str, name: str) -> str:
-    """Return the current name of a metric; ``check`` by its old or its new name."""
+    """Return the current name of a metric; ``check``: the old or the new name of its check."""
     return _renamed(name, _names("metrics", check))
 
 
 def new_series(check: str, name: str) -> str:
-    """Return the current name of a series: its own entry, else that of the metric or metric family of its name."""
+    """Return the current name of a series.
+
+    Without an entry of its own in the table, a series is renamed as the metric or metric family of the same name.
+    """
     if name in (names := _names("series", check)):
         return names[name]
     family = new_metric(check, f"{name}.*").removesuffix(".*")
@@ -54,7 +57,10 @@ def new_option(check: str, name: str) -> str:
 
 
 def new_option_value(check: str, option: str, value: Any) -> Any:
-    """Return ``value`` of ``option`` (by its new name) with current names: a name, a KEY=VALUE text, or a list."""
+    """Return ``value``, a name, a KEY=VALUE text or a list of these, with current names.
+
+    ``option``: the new name of the option that has this value.
+    """
     if isinstance(value, list):
         return [new_option_value(check, option, item) for item in value]
     if option == "overrides" and isinstance(value, str) and "=" in value:
@@ -82,10 +88,10 @@ def hint(section: str, name: str, check: str = "") -> str:
 
 
 def migrated(text: str, source: str, units: Mapping[str, Mapping[str, str]]) -> tuple[str, list[str]]:
-    """Return a trial file, training config or baseline as this version reads it, and a line per change; keep comments.
+    """Return a trial file, training config or baseline as this version reads it, and a line per change.
 
-    Names become the current ones, and thresholds get the unit of their metric. ``units``: check → metric → unit.
-    Raises UsageError if ``text`` is none of these files.
+    Names become the current ones, and thresholds get the unit of their metric. Comments stay.
+    ``units``: check → metric → unit. Raises UsageError if ``text`` is none of these files.
     """
     try:
         root = yaml.compose(text, Loader=StrictLoader)
@@ -136,7 +142,7 @@ def _trial_edits(root: yaml.Node | None, units: Mapping[str, Mapping[str, str]])
 def _with_unit(threshold: str, unit: str) -> str:
     """Return a threshold with the unit that earlier versions assumed.
 
-    Earlier versions assumed no %: they rejected a percentage without its unit.
+    No % is added: earlier versions rejected a percentage without its unit.
     """
     try:
         parsed = Threshold.parse(threshold)

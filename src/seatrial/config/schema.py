@@ -80,7 +80,7 @@ class Limits(Frozen):
 
     # importing torch on many nodes from a network filesystem without a warm cache took minutes
     startup_s: Seconds = 180
-    # a thread of every rank writes a heartbeat each second, also during a collective
+    # a thread of every rank writes a heartbeat each second, even during a collective
     heartbeat_timeout_s: Seconds = 60
 
 

@@ -34,7 +34,7 @@ def error_text(error: Exception) -> str:
 
 class StrictLoader(yaml.SafeLoader):
     """Rejects duplicate keys (PyYAML keeps the last value), keys that are not strings, nesting beyond MAX_LEVELS, and
-    anchors and aliases (a few of them expand to a billion nodes, or to a cycle).
+    anchors and aliases (a few of them can expand to a billion nodes, or to a cycle).
     """
 
     _level = 0

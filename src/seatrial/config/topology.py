@@ -51,7 +51,10 @@ class _File(Frozen):
 
 
 def read_file(path: str) -> Topology:
-    """Return the topology in a file: YAML with the suffix .yaml or .yml, else topology.conf. Raises UsageError."""
+    """Return the topology in a file: YAML if its suffix is .yaml or .yml, else topology.conf.
+
+    Raises UsageError if the file cannot be read or is invalid.
+    """
     try:
         text = read_text(Path(path), MAX_CONFIG_BYTES)
         return _parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_conf(text, path)

@@ -22,7 +22,8 @@ class RenderedJob(Frozen):
 class NodeShortage(Frozen):
     """Too few nodes for a job. ``missing``: nodes that are lost, need an administrator or are reserved for others.
 
-    ``usable``: the number of the remaining nodes. The trial runs on these if cluster.min_nodes is set and not larger.
+    ``usable``: the number of the remaining nodes. The trial runs on these nodes if cluster.min_nodes
+    is set and at most ``usable``.
     """
 
     usable: int
@@ -99,7 +100,7 @@ class StartedJob(Protocol):
         """
 
     def cancel(self, *, node_lost: bool = False) -> str:
-        """End all processes of the job, also after its end; return a message if some may still run, else empty.
+        """End all processes of the job, even if the job has ended; return a message if some may still run, else empty.
 
         ``node_lost``: a node seems not to respond. Then no files are fetched, and the limit of the wait is shorter.
         """

@@ -6,9 +6,9 @@ unpacked into the run directory under the same relative paths. The lines of the 
 of the Slurm job, or the logs of pods.
 
 A file atomically replaces its earlier version. After a damaged or incomplete package the script runs again, or the log
-is read again. The script of a Slurm job removes the files from the nodes when all have arrived. It waits for this at
-most two minutes after the end of the checks, and otherwise leaves the files on the nodes. A pod keeps its files until
-it is deleted.
+is read again. The sbatch script removes the files from the nodes when all have arrived. It waits for this at most two
+minutes after the end of the checks. If files are still missing then, it leaves the files on the nodes. A pod keeps its
+files until it is deleted.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Collector:
         """Add a line to the package of its node, or unpack the package if the line ends it.
 
         ``3 BASE64`` is data of the node with index 3; ``3 .part 4`` ends its package of changed files, ``3 .all 4`` its
-        package of all files. The job has 4 nodes.
+        package of all files. The 4 is the number of nodes of the job.
         """
         node, _, data = line.decode("ascii", errors="replace").partition(" ")
         if not data.startswith("."):

@@ -6,7 +6,8 @@ environment of the pod; all other lines of the log are ignored. The kubelet keep
 After an interrupted stream, the log is read again from the last complete package on. Lines that were read before are
 skipped by their numbers.
 
-A process in the pod that reads the environment of process 1 can forge lines; it could write the result files as well.
+A process in the pod that reads the environment of process 1 can forge lines. This adds no risk: such a process can also
+change the result files.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from seatrial.launch.collect import NODE_SCRIPT
 
 # A kubelet rotates a log of 10 MiB by default (containerLogMaxSize), and kubectl reads the latest file only
 POD_LIMIT_BYTES = 6 * 2**20  # compressed; 8 MiB in base64
-SILENT_S = 15.0  # without a line from a pod: its stream is started again
+SILENT_S = 15.0  # if a pod sends no line for this long, the stream of all logs is started again
 NODE_DIR = "/run-directory-of-the-pod"  # placeholder: ``command`` replaces it by $SEATRIAL_SCRATCH/$SEATRIAL_POD
 _FRAME = re.compile(rb"(?P<token>[0-9a-f]{32}) (?P<number>\d{1,12}) (?P<payload>(?P<node>\d{1,6}) (?P<data>\S.*))$")
 _TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?= )")  # kubectl logs --timestamps
@@ -83,7 +84,7 @@ run_command() {
 
 
 def send_results(nodes: int) -> str:
-    """Return the bash lines of a pod's script that send its files until the script ends, also after SIGTERM.
+    """Return the bash lines of a pod's script that send its files until the script ends, even if SIGTERM ends it.
 
     They define ``run_command``, by which the script starts long commands. They need the variables JOB_COMPLETION_INDEX,
     SEATRIAL_TOKEN, SEATRIAL_RUN_DIR, and SEATRIAL_ATTEMPT_DIR; the last names an existing folder.
@@ -134,7 +135,7 @@ class LogTransport:
 
     @property
     def needs_restart(self) -> bool:
-        """Whether lines are missing, or a pod that sends a line every 2 s has sent none for ``SILENT_S``."""
+        """Whether lines are missing, or a pod, which should send a line every 2 s, has sent none for ``SILENT_S``."""
         return self._damaged or any(time.monotonic() - last > SILENT_S for last in self._last_line_time.values())
 
     def payload(self, line: bytes) -> bytes | None:

@@ -53,8 +53,11 @@ def python_array(settings: Config, job: Job) -> list[str]:
 
 
 def python_name(settings: Config) -> str:
-    """Return the shortest command that starts the Python of ``python_array``, for messages; pyxis: after ``srun``."""
-    # not ``python``: with the activate script of a venv that was moved, it is another Python in the PATH
+    """Return the shortest command that starts the Python of ``python_array``, for messages.
+
+    For pyxis, the text must follow ``srun`` on the command line.
+    """
+    # not ``python``: if the venv was moved, its activate script sets a wrong PATH, and ``python`` is another Python
     python = f"{settings.environment.venv}/bin/python" if settings.environment.venv else sys.executable
     image = shlex.quote(settings.container.image or "")
     return {
@@ -108,7 +111,7 @@ def _docker_or_podman(container: Container, job: Job) -> list[str]:
 
 
 _USER_AND_LIMITS = {
-    # torch needs the user's home and name; the user of this shell has none in the image.
+    # torch needs the user's home and name; the user of this shell has neither in the image.
     # RDMA locks the memory of its buffers; 64 MiB of stack as in NVIDIA's instructions for its images.
     "docker": '--user="$(id -u):$(id -g)" --env=HOME=/tmp --env=USER="$(id -un)" --ulimit=memlock=-1 '
     "--ulimit=stack=67108864",

@@ -76,7 +76,7 @@ def stack_artifacts(attempt: Path, numbers: Sequence[int]) -> tuple[Artifact, ..
 
 
 def _save(attempt: Path, rank_count: int, states: str) -> None:
-    """Save the process states, and copies of the ranks' files: a rank changes its files when it runs again."""
+    """Save the process states, and copies of the ranks' files: a rank that continues changes its files."""
     source, folder = attempt / stack_dump.FOLDER, attempt / FOLDER
     folder.mkdir(exist_ok=True)
     atomic_write(folder / STATES, states.encode(errors="replace"))

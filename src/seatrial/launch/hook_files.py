@@ -10,7 +10,8 @@ from seatrial.launch.script import template
 
 EXTRA_WAIT_S = 2  # if seatrial hangs, the script ends this long after seatrial's own time limit
 HEALTH_INTERVAL_S = 300  # seconds between two health checks of a node
-# The programs that call a hook (npd: node-problem-detector). Each has a folder of files; those of Slurm are at the top
+# The programs that call a hook (npd: node-problem-detector). Each has its own folder of files, except Slurm:
+# its files are in the top folder
 CALLERS = ("slurm", "systemd", "npd", "soperator")
 _OPTION_SEPARATOR = " \\\n        "  # one option per line of a script
 

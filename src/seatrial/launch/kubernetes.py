@@ -120,7 +120,10 @@ def require_access(settings: Config) -> None:
 
 
 def _with_token(item: Any, token: str) -> Any:
-    """Return an object with the token in the environment of its containers, and the label of the token on all parts."""
+    """Return an object with the token in the environment of its containers, and the token's label.
+
+    The label is added wherever the object has the label of the run.
+    """
     if isinstance(item, list):
         return [_with_token(each, token) for each in item]
     if not isinstance(item, dict):

@@ -83,7 +83,7 @@ class KubernetesJob:
     _last_response: float = field(default_factory=time.monotonic)
     _query_error: str = ""  # of the last query
     _workload: Object | None = None
-    _pods: dict[str, Object] = field(default_factory=dict)  # last state of each pod, also of deleted ones
+    _pods: dict[str, Object] = field(default_factory=dict)  # last state of each pod, including deleted pods
     _present: set[str] = field(default_factory=set)  # names of the pods in the last answer
     _answered: bool = False  # whether the API server has answered a query
     _has_started: bool = False  # whether all pods have started

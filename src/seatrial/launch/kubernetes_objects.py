@@ -78,14 +78,14 @@ def _run_hash(run_dir: Path) -> str:
 
 
 def _metadata(settings: Config, name: str, labels: dict[str, str], *, queued: bool = False) -> Object:
-    """Return the metadata of an object; ``queued``: Kueue admits it."""
+    """Return the metadata of an object; ``queued``: whether Kueue, if it is used, admits the object."""
     kueue = settings.kubernetes.kueue
     queue = {"kueue.x-k8s.io/queue-name": kueue.queue} if kueue and queued else {}
     return without_empty({"name": name, "namespace": settings.kubernetes.namespace, "labels": {**labels, **queue}})
 
 
 def _service(settings: Config, name: str, labels: dict[str, str]) -> Object:
-    """Return the Service that gives each pod a DNS name, also before it is ready."""
+    """Return the Service that gives each pod a DNS name, even before the pod is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -17,14 +17,14 @@ from seatrial.util.secrets import PRIVATE
 
 # Without an interface name gloo resolves the host name, which may fail; loopback always works on one host
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-# Override variables of another job that the calling shell may have set
+# Replace the variables of another job, which the calling shell may have
 _SINGLE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 _REMOVE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job in child processes of this process. ``runtime``: docker or podman if it runs in a container, else empty."""
+    """A job in child processes of this process. ``runtime``: docker or podman if one of them runs it, else empty."""
 
     child: processes.Child
     runtime: str = ""

@@ -112,7 +112,7 @@ def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -
 
 
 def end_failures(pods: Iterable[Object], workload: Object | None, place: Place) -> tuple[JobFailure, ...]:
-    """Return the known causes why a job failed: of its pods, or if they give none, of the workload."""
+    """Return the known causes why a job failed: those of its pods; if there are none, those of the workload."""
     pods_by_text: dict[str, list[tuple[str, str]]] = {}  # as ``reasons`` in ``pending``
     for pod in pods:
         if text := pod_end(pod):

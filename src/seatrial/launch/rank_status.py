@@ -70,7 +70,10 @@ class Rank:
 
     @property
     def last_status(self) -> str:
-        """The current check, with its progress if the heartbeat is of the same check; else the phase of the process."""
+        """The current check, with its progress if the heartbeat is of this check.
+
+        Without a current check, the phase of the process, such as ``startup``.
+        """
         status, progress = (self.heartbeat.status, self.heartbeat.progress) if self.heartbeat else ("", "")
         if self.current_check:
             is_of_this_check = status == self.current_check

@@ -96,7 +96,7 @@ def no_heartbeat(rank: Rank, seconds: float) -> RootCause:
 
 
 def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float) -> dict[str, float]:
-    """Return host name → seconds since the last heartbeat of any rank, for nodes without one for ``silent_s``.
+    """Return host name → seconds since the last heartbeat of any of its ranks, if longer than ``silent_s``.
 
     A node is not silent if one of its ranks is done, terminates or reported an error, or if torchrun or srun reported
     the end of its processes. A node that never had a heartbeat does not count. Empty if all nodes are silent: then none
@@ -170,7 +170,8 @@ def job_ended(
 ) -> RootCause:
     """Return the cause for a job that ended with the non-zero exit code ``code``.
 
-    Nodes at fault come first, then the rank that failed first; without either, ``scheduler_reason`` or ``code``.
+    The cause names the nodes at fault if there are any, else the rank that failed first. If there is neither, it is
+    ``scheduler_reason`` or ``code``.
     """
     if node_cause := node_error(job, folder, node_state) or _unresponsive_nodes(ranks, job, folder):
         return node_cause
@@ -283,7 +284,7 @@ def _last_errors(ranks: Sequence[Rank]) -> dict[int, _ReportedError]:
 
 
 def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host: (host, "")) -> RootCause | None:
-    """Return the cause if a node failed during the job, or had an error before its start; None if no node did.
+    """Return the cause if a node failed during the job, or had an error before the job's start; else None.
 
     Nodes with the same error are listed together.
     """
@@ -301,7 +302,7 @@ def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host:
         return None
     errors_by_node: dict[str, list[str]] = {}
     for node, error in errors:
-        # \0 stands for the node's name: errors that differ in nothing else are equal
+        # \0 replaces the node's name, so that errors that differ only in this name are equal
         errors_by_node.setdefault(node, []).append(error.replace(node, "\0"))
     nodes_by_text: dict[str, list[str]] = {}
     for node in sorted(errors_by_node):

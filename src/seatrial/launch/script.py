@@ -50,7 +50,7 @@ def template(name: str) -> jinja2.Template:
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
-    """Keeps compiled templates in the user's cache folder, since compiling those of a trial takes 10 ms.
+    """Keeps compiled templates in the user's cache folder, since compiling the templates of a trial takes 10 ms.
 
     A template is compiled again if its source, the settings in this file, jinja2 or Python has changed.
     """

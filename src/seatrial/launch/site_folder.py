@@ -86,7 +86,8 @@ _WORKLOADS = (
 )
 
 
-# On CPUs the all-reduce of gradients takes as long as the computation, and other load on the node makes it too noisy
+# A threshold for GPUs only. On CPUs the all-reduce of gradients takes as long as the computation, and other load on the
+# node makes the efficiency too noisy
 _GPU_THRESHOLD = 'scaling_efficiency: "> 90 %"'
 
 
@@ -113,7 +114,10 @@ def render(site: Site) -> dict[str, str]:
 
 
 def _nightly_options(site: Site) -> list[str]:
-    """Return the options of the nightly ``seatrial run quick``, which does not read site.yaml, quoted for a shell."""
+    """Return the options of the nightly ``seatrial run quick``, quoted for a shell.
+
+    They repeat values of site.yaml, which that command does not read.
+    """
     options: list[tuple[str, object]] = [
         ("--nodes", site.nodes.value),
         ("--gpus-per-node", site.gpus_per_node.value),

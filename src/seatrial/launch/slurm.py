@@ -86,7 +86,7 @@ class SlurmLauncher:
 
 
 def _job_id(output: str) -> str:
-    """Return the job id from ``sbatch --parsable``: ``7`` or ``7;cluster``, also after output of a wrapper."""
+    """Return the job id from ``sbatch --parsable``: ``7`` or ``7;cluster``; skips a wrapper's output."""
     job_ids = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
     if not job_ids:
         error = f"could not parse a job id from sbatch's output: {output[:200]!r}"

@@ -196,9 +196,9 @@ class SlurmJob:
         return f"{remaining}. Run first: scontrol show job {self.id}; sinfo -R"
 
     def _wait_until_over(self, seconds: float, *, cancel: bool) -> JobRecord | None:
-        """Wait until the job is over, at most ``seconds``, and return its state.
+        """Wait until the job is over, at most ``seconds``, and return its last record.
 
-        ``cancel``: call scancel first, again until it succeeds.
+        ``cancel``: call scancel first, and repeat the call until it succeeds.
         """
         deadline, must_cancel = time.monotonic() + seconds, cancel
         while True:

@@ -31,7 +31,7 @@ class CandidateNodes:
     def shortage(self, needed: int) -> NodeShortage | None:
         """Return the nodes that need an administrator, or that are reserved for others.
 
-        None if there are no such nodes, or if the other nodes are at least ``needed``.
+        None if there are no such nodes, or if at least ``needed`` other nodes are left.
         """
         missing = [node for node in self.nodes if node.needs_administrator or self._blocked(node)]
         usable = len(self.nodes) - len(missing)
@@ -84,8 +84,8 @@ def node_state(host: str) -> tuple[str, str]:
 def _state(node: SlurmNode, silent: bool = False) -> str:
     """Return the state of a node.
 
-    If Slurm reports that the node does not respond, or its ranks are ``silent``: also whether its slurmd accepts a
-    connection.
+    The text also says whether the node's slurmd accepts a connection, if its ranks are ``silent`` or if Slurm reports
+    that the node does not respond.
     """
     does_not_respond = "NOT_RESPONDING" in node.states or "not responding" in node.reason.lower()
     if not (silent or does_not_respond):

@@ -1,7 +1,7 @@
 """Runs one job until it completes, crashes, hangs or exceeds its time limit.
 
-After a crash, checks that had not started run in a new attempt. The check that was running does not, since it may have
-caused the crash.
+After a crash, checks that had not started run in a new attempt. The check that was running is not repeated, since it
+may have caused the crash.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class _Attempt:
         return replace(end, root_cause=hang.with_evidence(cause, running, self.ranks, self.folder))
 
     def _cause_of_longest_silence(self) -> RootCause | None:
-        """Return the cause for the rank whose last heartbeat is oldest; None if no rank still writes heartbeats."""
+        """Return the cause for the rank that should write heartbeats and is silent longest; None if there is none."""
         silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
         if not silent:
             return None
@@ -363,9 +363,10 @@ class _Attempt:
         return None
 
     def remaining_job(self, end: AttemptEnd, smaller_job: Job | None) -> Job:
-        """Record an error for each started check without a measurement; return the job with the checks not started.
+        """Record the errors of this attempt; return the job with the checks that have not started.
 
-        If a new attempt would end the same way, all checks get an error, and the returned job has no checks.
+        Each started check without a measurement gets an error. If a new attempt would end the same way, the checks that
+        have not started get an error too, and the returned job has no checks.
         ``smaller_job``: the job for the available nodes, if nodes were lost or missing.
         """
         job, state, cause = smaller_job or self.job, end.state, end.root_cause
@@ -393,7 +394,7 @@ class _Attempt:
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})
 
     def _error_measurements(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:
-        """Return the ERROR measurements of a check: one for an incomplete CLUSTER check, else one per missing rank."""
+        """Return the ERROR measurements of a check: one per rank without a measurement, or one for a CLUSTER check."""
         now, ranks = time.time(), self.ranks
         if self.checks[name].scope is Scope.CLUSTER:
             if all(name in rank.measured and rank.measured[name].finished for rank in ranks):
