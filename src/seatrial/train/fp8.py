@@ -63,9 +63,10 @@ def quantize(value: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def _scaled_product(
     a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype, fast_accumulation: bool
 ) -> Tensor:
-    """a [m, k] @ b [k, n] times both scales → [m, n] of ``dtype``. 
+    """a [m, k] @ b [k, n] times both scales → [m, n] of ``dtype``.
 
-    The kernels need ``a`` in row-major and ``b`` in column-major order. ``fast_accumulation`` sums with less than fp32 precision: enough in the forward pass, not for gradients.
+    The kernels need ``a`` in row-major and ``b`` in column-major order. ``fast_accumulation`` sums with less than fp32
+    precision, which is enough in the forward pass but not for gradients.
     """
     column_major = b.t().contiguous().t()
     return torch._scaled_mm(

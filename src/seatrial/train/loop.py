@@ -61,7 +61,7 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
 def train_without_error_propagation(
     settings: TrainConfig, folder: Path | None, started: float | None = None
 ) -> dict[str, Any]:
-    """As ``train``, but an error of one rank does not end the other ranks: they wait in a collective for the failed rank.
+    """As ``train``, but an error of one rank does not end the other ranks: they wait in a collective for that rank.
 
     After an error that all ranks raise, this process can train again.
     """

@@ -20,7 +20,7 @@ from seatrial.train.blocks import IGNORE_INDEX as IGNORE_INDEX
 def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, compiled: bool = False) -> Tensor:
     """The summed cross-entropy of ``hidden`` [T, H] @ ``weight`` [V, H]ᵀ and ``targets`` [T]: fp32 [], in nats.
 
-    Tokens are processed in ``chunks`` parts, with a fused kernel if ``compiled``. Targets equal to IGNORE_INDEX do not count.
+    Tokens are processed in ``chunks`` parts, with a fused kernel if ``compiled``. Targets of IGNORE_INDEX do not count.
     """
     return cast(Tensor, _Loss.apply(hidden, weight, targets, chunks, compiled))  # type: ignore[no-untyped-call]
 
@@ -42,7 +42,7 @@ def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """``loss_and_gradient`` as one kernel that keeps fp32 values in registers, instead of ten kernels that each read all logits.
+    """``loss_and_gradient`` as one kernel with fp32 values in registers; uncompiled, ten kernels each read all logits.
 
     Created at first use: importing the compiler took half of the startup time of a rank without a GPU.
     """

@@ -7,7 +7,7 @@ import torch
 from seatrial.train.train_config import TrainConfig
 
 BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient and Adam's two moments
-STATE_SHARE = 0.45  # share of device memory for BYTES_PER_PARAMETER; activations, gathered weights and NCCL use the rest
+STATE_SHARE = 0.45  # share of device memory for these four; activations, gathered weights and NCCL use the rest
 
 
 def max_layers(settings: TrainConfig, ranks: int, device: str) -> int | None:
