@@ -27,7 +27,7 @@ class DatasetInfo:
     tokens: int  # number of targets in all blocks; with stack hf, padding counts too
     vocabulary: int  # vocab_size of the model
     entropy_bound: float | None = None  # lowest possible loss in nats per token; None if unknown
-    details: dict[str, Any] | None = None  # the folder of the blocks and its report.json; None with stack native
+    details: dict[str, Any] | None = None  # stack hf: content of report.json, and the blocks' ``folder``; else None
 
 
 def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:

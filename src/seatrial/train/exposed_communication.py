@@ -83,7 +83,7 @@ def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) 
     rank_percent = kernel_percent if on_gpu else control_percent
     percents = [percent for percent in world.gather(rank_percent) if percent is not None]
     if len(percents) < world.size:
-        reason = "the profiler recorded no kernels" if on_gpu else "on CPUs with DDP only"
+        reason = "the profiler recorded no kernels" if on_gpu else "on CPUs it requires DDP"
         return NOT_MEASURED | {
             "exposed_communication_method": f"not measured: {reason}",
             "exposed_communication_control_percent": control_percent,

@@ -26,7 +26,7 @@ from seatrial.util import signals
 STORE_KEY = "seatrial/failed"
 POLL_INTERVAL_S = 2.0  # between two reads of the store
 GRACE_S = 5.0  # from noticing a failure to PeerFailed; meanwhile the first failed rank exits, and torchrun ends all
-STUCK_S = 10.0  # after a peer's failure; a main thread that runs longer (GRACE_S passed) is blocked in a collective
+STUCK_S = 10.0  # longer than GRACE_S; a main thread that still runs after this time is blocked in a collective
 TEARDOWN_S = 30  # from a failure to SIGALRM, which ends a process that is still waiting for peers
 EXIT_INCOMPLETE = 3  # exit code of the command line for an incomplete run
 

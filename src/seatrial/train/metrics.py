@@ -52,7 +52,7 @@ class TrainingRun:
 
 
 def report(settings: TrainConfig, world: World, run: TrainingRun, phases: StartupPhases) -> dict[str, Any]:
-    """The content of metrics.json. All ranks call this right after the last step, since train_runtime_s ends now.
+    """The content of metrics.json. All ranks call this right after the last step, which ends train_runtime_s.
 
     Step times, tokens_per_second_per_gpu and MFU are those of the steps after ``untimed_steps`` (of the last step if
     no steps come after them), without checkpoint saves. The rates of ``_script_metrics`` include all steps and saves.
@@ -132,7 +132,7 @@ def _script_metrics(
 def _speed(
     settings: TrainConfig, world: World, measured: Sequence[Step], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Speed, MFU and step times of the ``measured`` steps, by this rank's clock, as all ranks end each step together."""
+    """Speed, MFU and step times of the ``measured`` steps by this rank's clock: all ranks end each step together."""
     architecture = settings.model.architecture()
     seconds = sorted(step.seconds for step in measured)
     tokens_per_second = sum(step.tokens for step in measured) / sum(seconds) / world.size
@@ -250,7 +250,8 @@ def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 def _expected_state_gib(settings: TrainConfig, world: World, run: TrainingRun) -> float | None:
     """The computed size of weights and Adam's two moments on one device.
 
-    Gradients do not count, since they are freed after each step. 0 with cpu_offload. None with ZeRO-3, where DeepSpeed's config file determines the placement.
+    Gradients do not count, since they are freed after each step. 0 with cpu_offload. None with ZeRO-3, where
+    DeepSpeed's config file determines the placement.
     """
     if run.strategy == "zero3":
         return None

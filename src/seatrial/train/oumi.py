@@ -8,8 +8,8 @@ src/oumi/datasets/sft/sft_jsonlines.py for text_sft_jsonl, src/oumi/cli/train.py
 
 seatrial writes all rows to a file for Oumi's dataset text_sft_jsonl, since Oumi cannot read no_robots from the Hub:
 
-- Oumi has no class for no_robots and passes its rows to TRL unchanged. Because of the column ``prompt``, TRL expects a column
-  ``completion``, which no_robots does not have (KeyError 'completion').
+- Oumi has no class for no_robots and passes its rows to TRL unchanged. Because of the column ``prompt``, TRL expects a
+  column ``completion``, which no_robots does not have (KeyError 'completion').
 - Oumi's HuggingFaceDataset reads ``messages``, but rejects the role system (src/oumi/datasets/sft/huggingface.py).
 """
 

@@ -313,8 +313,8 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm over all ``gradients`` of all ranks, a scalar on their device; fp64 on a CPU, else in their dtype."""
     if gradients[0].device.type != "cpu":
         return unshard(nn.utils.get_total_norm(gradients))
-    # On a CPU torch adds the squares of a tensor in the tensor's dtype. In fp32 the norm of 10 million random numbers is
-    # 0.04 % too small, and clipping by this norm changes the training (torch 2.13, 2 threads). Rows are short enough.
+    # On a CPU torch adds the squares of a tensor in its dtype. In fp32 the norm of 10 million random numbers is 0.04 %
+    # too small, and clipping by this norm changes the training (torch 2.13, 2 threads). Rows are short enough.
     row_norms = [torch.linalg.vector_norm(gradient, dim=-1) for gradient in gradients]
     totals = [torch.linalg.vector_norm(norms, dtype=torch.float64) for norms in row_norms]
     return unshard(torch.linalg.vector_norm(torch.stack(totals)))

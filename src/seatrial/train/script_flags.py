@@ -1,4 +1,4 @@
-"""Arguments of training scripts, such as ``--seq_len 512`` or a run_args.json, which ``seatrial train`` also accepts."""
+"""Arguments of other training scripts that ``seatrial train`` accepts: ``--seq_len 512``, or a run_args.json file."""
 
 from __future__ import annotations
 

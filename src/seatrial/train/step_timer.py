@@ -83,7 +83,7 @@ class Clock:
         self.separates_core_wait = device.type == "cuda" or self._scheduler is not None
 
     def now(self) -> TimePoint:
-        """On a GPU, when the work that is queued now will have ended; on a CPU, the time now."""
+        """On a GPU, the end of the work that has been queued so far; on a CPU, the current time."""
         if self._device.type != "cuda":
             return TimePoint(perf_counter(), self.core_wait_s())
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -109,7 +109,8 @@ class ForwardTimer:
 
     With FSDP2 these modules are the innermost groups. ``_start`` runs after FSDP2's own hook, which waits until the
     weights are gathered, and ``_end`` runs before the weights are freed. So a slow rank has long forward passes, and
-    a rank that waits for the slow rank has not. Without FSDP2 the whole model is timed: DDP communicates in backward passes only.
+    a rank that waits for the slow rank has not. Without FSDP2 the whole model is timed, since DDP communicates in
+    backward passes only.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
