@@ -111,7 +111,7 @@ class CheckedWriter(FileSystemWriter):
 
 
 def _root_error(error: BaseException) -> BaseException:
-    """The OSError or KeyboardInterrupt that torch.save wrapped in ``error``; if there is none, ``error`` itself."""
+    """The OSError or KeyboardInterrupt that ``error`` is or wraps, as torch.save wraps them; else ``error`` itself."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, (OSError, KeyboardInterrupt)):
         cause = cause.__cause__ or cause.__context__
@@ -127,7 +127,8 @@ class Checkpointer:
         # a separate CPU group: collectives of a background save must not interleave with those of training
         self._group = dist.new_group(backend="gloo") if settings.every or settings.resume else None
         # Copies the state to pinned memory that all saves reuse. On an H200, the copy of 5.9 GB took 2.5 s in the first
-        # save and 0.11 s in later saves. DCP allocates memory for each save by default; the copy then took 4 to 6 s.
+        # save and 0.11 s in later saves. With memory allocated for each save (DCP's default), each copy took 4 to 6 s.
+        # docs/results has the durations of whole saves
         self._stager = BlockingAsyncStager(cache_staged_state_dict=world.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending_save: Future[CheckpointTiming] | None = None  # the asynchronous save in progress
@@ -138,7 +139,7 @@ class Checkpointer:
         return every > 0 and (step % every == 0 or step == last)
 
     def save(self, out: Path, step: int, built: BuiltModel, optimizer: Any) -> None:
-        """Saves the model and optimizer. An asynchronous save returns when their state is copied, and writes later.
+        """Saves the model and optimizer. An asynchronous save copies their state and writes it in the background.
 
         Raises SeatrialError on all ranks if a synchronous save fails, or if the previous asynchronous save failed. A
         failed save leaves earlier checkpoints unchanged.

@@ -39,7 +39,10 @@ class Training:
 
 
 def require_min_steps(images: int, epochs: int, batch: int) -> None:
-    """Raises SeatrialError if ``epochs`` and ``batch`` make too few steps to learn the digits on any hardware."""
+    """Raises SeatrialError if ``epochs`` and ``batch`` give too few steps to learn the digits.
+
+    The minimum does not depend on the hardware.
+    """
     batches = math.ceil(images / batch)
     if batches >= MIN_BATCHES_PER_EPOCH and epochs * batches >= MIN_STEPS:
         return

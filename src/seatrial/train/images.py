@@ -109,7 +109,7 @@ def upsampled_digits() -> Images:
 def _digits() -> Tensor:
     """float32 [1797, 65]: per image 64 pixels, row-major, and the label, as in sklearn.datasets.load_digits.
 
-    The file is read without importing scikit-learn, which also imports SciPy and pandas and takes longer than torch.
+    The file is read directly, since importing scikit-learn, with SciPy and pandas, takes longer than importing torch.
     """
     try:
         package = find_spec("sklearn")

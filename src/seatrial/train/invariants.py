@@ -45,8 +45,8 @@ def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, devic
 def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
     """Rank → its errors: missing, several processes, wrong world size, or an environment that differs from torch.
 
-    The world size must be the number of processes. Ranks from 0 up to this number, or up to the world
-    size that most processes report if that is larger, are expected; an expected rank without a process is missing.
+    The world size must be the number of processes. Ranks below this number are expected, and ranks below the
+    world size that most processes report. An expected rank without a process is missing.
     """
     errors: dict[int, list[str]] = {}
     size = len(processes)

@@ -235,7 +235,7 @@ class Trainer:
             yield batch.view(settings.grad_accum, settings.bsz, -1)
 
     def run_steps(self, steps: int) -> list[Step]:
-        """Runs ``steps`` steps for a check, without a StepLog. A non-finite step raises no error."""
+        """Queues ``steps`` steps for a check without a StepLog, then reads all. A non-finite step raises no error."""
         self.timer.reset()
         pending_steps = [self.step(self.settings.max_steps, self._extra_batches) for _ in range(steps)]
         return [self.read_step(pending) for pending in pending_steps]

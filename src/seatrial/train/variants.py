@@ -75,7 +75,7 @@ class StartedVariants:
     def run(self) -> list[str]:
         """Runs the variants in order; returns the error message of each variant, "" if none.
 
-        All ranks get the same list. If ``killed_rank`` is set and the injected fault kills its child, the list is empty. Raises
+        All ranks get the same list. If ``killed_rank`` is set and the fault kills its child, the list is empty. Raises
         SeatrialError on any other failure, and if ``killed_rank`` survives.
         """
         results = self.children.results()
