@@ -104,16 +104,17 @@ class Architecture(Frozen):
     def flops_per_token(self, seq_len: int, weight_gradients: bool = True) -> float:
         """Training FLOPs per token: 6N + 12·L·h·d·s (PaLM, arXiv 2204.02311, appendix B).
 
-        N: all parameters, L: layers, h·d: heads × head size, s: ``seq_len``. The causal mask is not discounted. Without
-        ``weight_gradients``, as with frozen weights (LoRA): 4N + 12·L·h·d·s.
+        N: all parameters, L: layers, h·d: heads × head size, s: ``seq_len``. All s² pairs of tokens count, although the
+        causal mask removes half of them. Without ``weight_gradients`` (LoRA freezes the weights), 6N becomes 4N.
         """
         attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq_len
         return (6 if weight_gradients else 4) * self.parameters + attention
 
     def resize(self, layers: int | None, width: int | None) -> Architecture:
-        """The architecture with ``layers`` layers and hidden size ``width`` (None: unchanged); heads and MLP scale too.
+        """The architecture with ``layers`` layers and hidden size ``width`` (None: unchanged).
 
-        Raises UsageError if ``width`` is not a multiple of head_dim × query heads per key-value head.
+        The number of heads and the size of the MLP change in proportion to ``width``. Raises UsageError if
+        ``width`` is not a multiple of head_dim × query heads per key-value head.
         """
         changes = {"num_hidden_layers": layers} if layers else {}
         if width:
@@ -147,7 +148,7 @@ def presets() -> list[str]:
 def load(name: str) -> Architecture:
     """The preset ``name``, or the config.json at path ``name`` (the file or its folder).
 
-    Raises UsageError with the file if it cannot be read, and with the key if a value is missing or not supported.
+    Raises UsageError: it names the file if the file cannot be read, and the key if a value is missing or not supported.
     """
     if name in presets():
         fields = yaml.safe_load((_MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]

@@ -23,11 +23,11 @@ class DatasetInfo:
     """Description of the blocks."""
 
     source: str
-    rows: int  # read, or generated
-    tokens: int  # targets in all blocks; with stack hf including padding
+    rows: int  # number of rows that were read or generated
+    tokens: int  # number of targets in all blocks; with stack hf, padding counts too
     vocabulary: int  # vocab_size of the model
     entropy_bound: float | None = None  # lowest possible loss in nats per token; None if unknown
-    details: dict[str, Any] | None = None  # the folder of the blocks and its report.json; None with stack native
+    details: dict[str, Any] | None = None  # stack hf: content of report.json, and the blocks' ``folder``; else None
 
 
 def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:

@@ -41,7 +41,7 @@ from seatrial.util.input_files import read_json
 
 MANIFEST_FILE = "manifest.json"
 THREADS = 4  # per rank, for writing and hashing: one thread does not saturate a fast filesystem
-# Frozen parameters are not saved: a resumed run generates them from the seed again, or reads them from model.weights.
+# Frozen parameters are not saved, since a resumed run generates them from the seed or reads them from model.weights.
 _OPTIONS = StateDictOptions(ignore_frozen_params=True)
 
 
@@ -77,10 +77,10 @@ def file_hashes(folder: Path) -> dict[str, str]:
 
 
 class CheckedWriter(FileSystemWriter):
-    """FileSystemWriter that raises write errors of its threads; DCP ignores them and reports a successful save."""
+    """FileSystemWriter that raises the errors of its writer threads; DCP ignores these errors and reports success."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """As FileSystemWriter. Raises the first error of a writer thread, OSError if an item was not written."""
+        """Writes as FileSystemWriter does. Raises a thread's first error, or OSError if an item was not written."""
         thread_errors: list[BaseException] = []
         previous_hook = threading.excepthook
         threading.excepthook = lambda failure: thread_errors.append(failure.exc_value or SystemExit())
@@ -102,7 +102,7 @@ class CheckedWriter(FileSystemWriter):
     def _write_error(self, error: BaseException) -> BaseException:
         """The root error of ``error``; if the disk is full, a DiskFullError with the usage of the filesystem.
 
-        Only this rank can read the usage: the filesystem may be local to its node.
+        The rank that failed adds the usage, since the filesystem may be local to its node.
         """
         cause = _root_error(error)
         if disk.disk_full_reason(error, Path(self.path)):
@@ -111,7 +111,7 @@ class CheckedWriter(FileSystemWriter):
 
 
 def _root_error(error: BaseException) -> BaseException:
-    """The OSError or KeyboardInterrupt that caused ``error`` (torch.save wraps it); else ``error`` itself."""
+    """The OSError or KeyboardInterrupt that ``error`` is or wraps, as torch.save wraps them; else ``error`` itself."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, (OSError, KeyboardInterrupt)):
         cause = cause.__cause__ or cause.__context__
@@ -126,8 +126,9 @@ class Checkpointer:
         self.results: list[CheckpointTiming] = []
         # a separate CPU group: collectives of a background save must not interleave with those of training
         self._group = dist.new_group(backend="gloo") if settings.every or settings.resume else None
-        # Copies the state to pinned memory that all saves reuse: 5.9 GB took 2.5 s in the first save, then 0.11 s. With
-        # memory allocated for each save (DCP's default) it took 4 to 6 s (H200; durations of whole saves: docs/results)
+        # Copies the state to pinned memory that all saves reuse. On an H200, the copy of 5.9 GB took 2.5 s in the first
+        # save and 0.11 s in later saves. With memory allocated for each save (DCP's default), each copy took 4 to 6 s.
+        # docs/results has the durations of whole saves
         self._stager = BlockingAsyncStager(cache_staged_state_dict=world.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending_save: Future[CheckpointTiming] | None = None  # the asynchronous save in progress
@@ -138,10 +139,10 @@ class Checkpointer:
         return every > 0 and (step % every == 0 or step == last)
 
     def save(self, out: Path, step: int, built: BuiltModel, optimizer: Any) -> None:
-        """Saves the model and optimizer; an asynchronous save returns when their state is copied.
+        """Saves the model and optimizer. An asynchronous save copies their state and writes it in the background.
 
-        Raises SeatrialError on all ranks if a synchronous save, or the previous asynchronous save, fails; earlier
-        checkpoints remain.
+        Raises SeatrialError on all ranks if a synchronous save fails, or if the previous asynchronous save failed. A
+        failed save leaves earlier checkpoints unchanged.
         """
         self.wait()
         start = time.monotonic()
@@ -301,7 +302,10 @@ def _shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list
 
 
 def _belongs_to(path: Path, rank: int) -> bool:
-    """Whether ``rank`` hashes this file: its shards, which DCP names ``__RANK_N.distcp``; rank 0 also other files."""
+    """Whether ``rank`` hashes this file.
+
+    A rank hashes its own shards, which DCP names ``__RANK_N.distcp``. Rank 0 also hashes all files that are not shards.
+    """
     owner = path.name.removeprefix("__").partition("_")[0]
     return int(owner) == rank if owner.isdigit() else rank == 0
 
@@ -338,9 +342,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
-    """Context manager: converts DCP's errors of all ranks to one SeatrialError, or to KeyboardInterrupt.
+    """Context manager: converts DCP's errors of all ranks to one SeatrialError.
 
-    If ``action`` is "write", the partly written ``folder`` is removed.
+    If a rank was interrupted, raises KeyboardInterrupt instead. If ``action`` is "write", an error also removes the
+    partly written ``folder``.
     """
     try:
         yield
@@ -356,7 +361,7 @@ def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
         message = f"cannot {action} checkpoint {folder}: {reasons}. {unchanged} unchanged"
         has_usage = any(isinstance(cause, disk.DiskFullError) for cause in causes.values())
         if has_usage or any(disk.disk_full_reason(cause, folder) for cause in (error, *causes.values())):
-            usage = "" if has_usage else f". {disk.filesystem_usage(folder)}"  # before the folder is removed
+            usage = "" if has_usage else f". {disk.filesystem_usage(folder)}"  # read before the folder is removed
             converted: SeatrialError = disk.DiskFullError(f"{message}{usage}. {disk.REMEDY}")
         else:
             converted = SeatrialError(message)

@@ -1,7 +1,7 @@
 """One rank of a training run that a check starts: ``python -m seatrial.train.child TASK`` (see bench/child_ranks.py).
 
-The rank trains as ``seatrial train`` does. A single rank trains as without torchrun (one visible GPU, RANK not set),
-unless its config needs a process group.
+The rank trains as ``seatrial train`` does. A single rank trains as if it was started without torchrun (one visible
+GPU, RANK not set), unless its config needs a process group.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
     """Trains with the task's ``config`` and ``overrides``; results go to the task's ``out``.
 
-    Rank 0 then generates at most ``generate`` tokens with the exported model, if that is not 0. Returns the content of
-    metrics.json on rank 0 of the group, None on other ranks. Raises SeatrialError.
+    If the task's ``generate`` is not 0, rank 0 then generates at most that many tokens with the exported model. Returns
+    the content of metrics.json on rank 0 of the group, None on other ranks. Raises SeatrialError.
     """
     config, is_rank_0 = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
     _open_group(task, config)
@@ -44,7 +44,7 @@ def _open_group(task: Mapping[str, Any], config: TrainConfig) -> None:
     if os.environ["WORLD_SIZE"] == "1" and not config.needs_group:
         for name in _RANK_VARIABLES:
             del os.environ[name]
-        if device != "cpu":  # before CUDA is initialized
+        if device != "cpu":  # must be set before CUDA is initialized
             os.environ[VISIBLE_DEVICES] = visible_device(device)
         return
     try:

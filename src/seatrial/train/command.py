@@ -44,7 +44,7 @@ def run(config: TrainConfig, out: Path | None, started: float | None = None) -> 
         ) from error
     try:
         if config.stack == "hf":
-            # All ranks must use the same folder and cannot communicate yet: its name contains no time
+            # No time in the folder's name: the ranks cannot communicate yet and would get different names
             folder = out or Path("seatrial-runs", config.run_name)
             with contextlib.redirect_stdout(sys.stderr):  # accelerate and DeepSpeed log to stdout
                 return hf.train(config, folder, started)

@@ -17,7 +17,7 @@ _COMPUTED = ("loss", "grad_norm", "trained_tokens", "learning_rate")
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest relative difference |a - b| / |b| of all steps, and the ``step`` that has it."""
+    """The largest relative difference |run - reference| / |reference| of all steps, and the ``step`` that has it."""
 
     value: float
     step: int
@@ -37,7 +37,10 @@ def read_steps(out: Path, after: int, last: int) -> list[StepRecord]:
 
 
 def max_relative_difference(run: Sequence[StepRecord], reference: Sequence[StepRecord], field: str) -> Difference:
-    """The largest relative difference between ``run`` and ``reference`` in ``field`` (loss or grad_norm, never 0)."""
+    """The largest relative difference between ``run`` and ``reference`` in ``field``.
+
+    ``field``: loss or grad_norm, which are never 0.
+    """
     return max(
         (Difference(abs(a[field] - b[field]) / abs(b[field]), a["step"]) for a, b in zip(run, reference, strict=True)),
         key=lambda difference: difference.value,

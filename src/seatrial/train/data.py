@@ -83,7 +83,7 @@ def prepare(settings: TrainConfig, folder: Path, is_rank_0: bool, gather: Callab
     if not settings.data.cold:
         return loaded
     _disable_readahead(loaded.tokens)
-    gather(None)  # all ranks have read the header of the file
+    gather(None)  # a barrier: evict only after all ranks have read the header of the file
     page_cache.evict(blocks_folder / BLOCKS_FILE)
     gather(None)
     return replace(loaded, cached_share=max(gather(page_cache.cached_share(blocks_folder / BLOCKS_FILE))))
@@ -124,7 +124,7 @@ def _load_blocks(blocks_folder: Path) -> Blocks:
 
 
 def _disable_readahead(tokens: np.ndarray[Any, Any]) -> None:
-    """Make the kernel read each block when it is used; by default it reads the blocks around it too."""
+    """Make the kernel read only the block that is used; by default the kernel also reads neighbouring blocks."""
     buffer: Any = tokens
     while not isinstance(buffer, mmap.mmap):
         buffer = buffer.base

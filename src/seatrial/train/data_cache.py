@@ -1,9 +1,9 @@
 """Prepared data on disk: one folder per key. A key is everything that determines the tokens; its hash names the folder.
 
 ``key.json`` in the folder holds the key (SHA-256 of data and tokenizer, and the options), and size and SHA-256 of each
-other file. A folder gets its name when it is complete, so that no process reads a partial folder. With a cache, a
-training run compares the sizes with key.json, `seatrial preprocess` also the SHA-256. Does not import torch, which a
-login node may not have.
+other file. A folder gets its name when it is complete, so that no process reads a partial folder. If a
+cache is configured, a training run compares the sizes of the files with key.json; `seatrial preprocess` compares the
+SHA-256 too. This module does not import torch, which a login node may not have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import open_file, read_json
 
-# Names the cache folder if data.cache is not set: `seatrial preprocess` writes to it, training runs only read it
+# The environment variable with the cache folder, used if data.cache is not set. `seatrial preprocess` writes to this
+# folder; training runs only read it
 CACHE_VARIABLE = "SEATRIAL_DATA_CACHE"
 KEY_FILE = "key.json"
 FORMAT = 2  # part of every key; increase it if seatrial computes other tokens from the same rows, or writes other files
@@ -75,10 +76,10 @@ def content_hashes(path: Path, description: str) -> dict[str, str]:
 
 
 def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
-    """The existing folder of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; otherwise the folder to write in ``folder``.
+    """The prepared data of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; if there is none, where to write it.
 
-    ``folder``: data.cache, or a folder of the run. Raises UsageError if a cache is configured and the existing folder
-    is damaged: another key, or a file that is missing or has another size.
+    ``folder``: data.cache, or a folder of the run; missing data is written to a subfolder of it. Raises UsageError if a
+    cache is configured and the data is damaged: it has another key, or a file is missing or has another size.
     """
     environment_cache = os.environ.get(CACHE_VARIABLE)
     name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
@@ -152,7 +153,7 @@ def _field_difference(name: str, cached: Any, needed: Any) -> str:
 def write(folder: Path, key: Key, inputs: Mapping[Path, Version]) -> Iterator[Path]:
     """Yield a temporary folder that becomes ``folder``, unless another process has finished ``folder`` meanwhile.
 
-    ``inputs``: versions of the input files from before ``key`` was computed. Raises DiskFullError, OSError, and
+    ``inputs``: the versions that the input files had before ``key`` was computed. Raises DiskFullError, OSError, and
     UsageError if an input file has another version at the end.
     """
     with atomic_write_folder(folder) as temporary:

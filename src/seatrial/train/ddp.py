@@ -20,16 +20,16 @@ from seatrial.train.rank_times import RankTimes
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.node_name import node_name
 
-# The same small model on CPUs and GPUs: a single process repeats the work of all ranks in seconds.
+# The model is small on GPUs too, so that a single process can repeat the work of all ranks in seconds.
 SMALL_CONFIG = "tiny/ddp"
 BATCH_OVERRIDES: tuple[str, ...] = ("bsz=4",)  # sequences per rank and step, for the single-process comparison
 TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")  # for ``endless_training``
 
 # DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following steps.
 UNTIMED_STEPS = 5
-UNTIMED_STEPS_PER_WINDOW = 1  # the previous window may have trained the other model
-WINDOW_PAIRS = 6  # the smallest sample whose median has a 95 % confidence interval
-MIN_SEQUENCES = 256  # generated for ``measure_speed``, with at least four per rank; the number does not affect speed
+UNTIMED_STEPS_PER_WINDOW = 1  # not timed, since the previous window may have trained the other model
+WINDOW_PAIRS = 6  # the smallest number of values whose median has a 95 % confidence interval
+MIN_SEQUENCES = 256  # generated for ``measure_speed``; more if ranks would get fewer than four. Does not affect speed
 
 Windows = list[list[float]]  # seconds of one rank, [window][timed step]
 
@@ -49,12 +49,12 @@ def create_trainer(settings: TrainConfig, world: World) -> Trainer:
 class DdpComparison:
     """A DDP training run and, on rank 0, the equivalent single-process run; their losses and gradient norms must agree.
 
-    The steps of each run end with the first non-finite step.
+    If a run has non-finite steps, the list of its steps ends with the first of them.
     """
 
     samples: int  # number of samples in the dataset
     sample_counts: invariants.SampleCounts  # of the first epoch
-    order_errors: int  # ranks with another order in a repeated epoch, plus ranks with the same order in two epochs
+    order_errors: int  # ranks with another order in a repeated epoch, plus ranks with the same order in epochs 0 and 1
     ddp_steps: list[Step]
     single_process_steps: list[Step] | None
     model: nn.Module
@@ -63,8 +63,8 @@ class DdpComparison:
     def max_relative_difference(self) -> float | None:
         """The largest relative difference of losses and gradient norms.
 
-        None on ranks above 0, and without a step that is finite in both runs. AdamW is invariant to the gradient's
-        scale, so only the norm reveals gradients summed instead of averaged.
+        None on ranks above 0, and if no step is finite in both runs. AdamW is invariant to the gradient's scale, so
+        only the gradient norm shows that gradients were summed instead of averaged.
         """
         differences: list[float] = []
         for step, reference in zip(self.ddp_steps, self.single_process_steps or [], strict=False):

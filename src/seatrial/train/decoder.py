@@ -42,7 +42,7 @@ class Linear(nn.Linear):
     Call apply_linears instead of forward(), which ignores the LoRA adapter.
     """
 
-    uses_fp8 = False  # whether the product is in fp8
+    uses_fp8 = False  # whether base_forward computes the product in fp8
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
@@ -59,8 +59,8 @@ class Linear(nn.Linear):
 def apply_linears(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     """The outputs of ``layers`` for the same input x [batch, length, in].
 
-    Their adapters share the dropout mask and one product with all A matrices: separate products of rank 8 would each
-    read x from memory and be memory-bound.
+    The layers' adapters share the dropout mask, and one product of x with all A matrices. Separate products of rank 8
+    would each read x from memory and be memory-bound.
     """
     adapters = [layer.adapter for layer in layers if layer.adapter is not None]
     if not adapters:
@@ -81,15 +81,15 @@ def apply_linears(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
 def dropout(x: Tensor, p: float) -> Tensor:
     """x with elements set to 0 with probability ``p`` and the others scaled by 1/(1 - p).
 
-    The mask is an int32 hash, with the factors of murmur3, of the element index and a seed from torch's generator. This
-    takes a tenth of the operations of F.dropout's generator, and the compiler can recompute the mask in backward
-    instead of saving it.
+    The mask is an int32 hash of the element index and of a seed from torch's generator; the hash uses the factors of
+    murmur3. The hash takes a tenth of the operations of F.dropout's generator, and the compiler can recompute the mask
+    in backward instead of saving it.
     """
     if not p:
         return x
     seed = torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=x.device)
     hashed = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ seed[0]
-    # the factors as int32; ">>" of an int32 repeats the sign, which the masks remove
+    # "- 2**32" makes the factors fit into int32. ">>" of an int32 inserts copies of the sign bit; "&" removes them
     for factor in (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32):
         hashed = (hashed ^ ((hashed >> 15) & 0x1FFFF)) * factor + seed[1]
     kept = ((hashed >> 8) & 0xFFFFFF) >= round(p * 2**24)
@@ -107,7 +107,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention; without a mask tensor, so that fused kernels apply."""
+    """Causal grouped-query attention. It uses no mask tensor, so that torch can choose fused kernels."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """A transformer block.
 
-    Only ``run`` is compiled, if at all: hooks of FSDP and activation checkpointing run eagerly around it.
+    If the model is compiled, only ``run`` is. Hooks of FSDP and activation checkpointing run around it, uncompiled.
     """
 
     checkpoint_activations = False  # whether activations are recomputed in backward
@@ -170,7 +170,7 @@ class Block(nn.Module):
 
 
 class Output(nn.Module):
-    """The last norm, the head, and the loss, computed in chunks so that not all logits are in memory at once."""
+    """The last norm, the head, and the loss. Chunks of the loss ensure that not all logits are in memory at once."""
 
     compiled = False  # whether the loss is compiled
 
@@ -181,7 +181,7 @@ class Output(nn.Module):
         self.lm_head = None if tied else Linear(architecture.hidden_size, architecture.vocab_size)
 
     def forward(self, x: Tensor, tied: Tensor | None, targets: Tensor | None, chunks: int) -> Tensor:
-        """The logits, or with ``targets`` their summed loss; ``tied``: embedding weights shared with the head."""
+        """The logits; if ``targets`` are given, the summed loss. ``tied``: embedding weights shared with the head."""
         x = self.norm(x)
         weight = cast(Tensor, tied if self.lm_head is None else self.lm_head.weight).to(x.dtype)
         if targets is None:
@@ -190,11 +190,11 @@ class Output(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens [batch, length] → logits [batch, length, vocabulary], or with targets their summed loss in nats.
+    """Tokens [batch, length] → logits [batch, length, vocabulary]; if targets are given, the summed loss in nats.
 
     Computes in ``dtype``. ``gradient_hook`` is called in each backward pass with the gradient at the first block's
-    output. This gradient is never communicated, and NaN and infinity from any later block reach it: it shows whether
-    this rank computed them.
+    output. This gradient is never communicated, and NaN and infinity from any later block reach it. It therefore shows
+    whether this rank computed a NaN or infinity.
     """
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype) -> None:

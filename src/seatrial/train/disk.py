@@ -20,7 +20,7 @@ from seatrial.util.files import DISK_FULL, atomic_folder
 # Errors of safetensors, tokenizers and other programs have no errno; their messages contain the system's text
 _DISK_FULL_TEXT = "|".join(re.escape(os.strerror(number)) for number in DISK_FULL)
 _RUST_DISK_FULL = re.compile(rf"(?:{_DISK_FULL_TEXT}) \(os error \d+\)")
-# Messages of numpy and torch.save for an incomplete write, which may have other causes too
+# Messages of numpy and torch.save for an incomplete write; a full disk is only one of the possible causes
 _SHORT_WRITE = re.compile(
     r"\d+ requested and \d+ written|PytorchStreamWriter.*failed|inline_container.*unexpected pos"
     r"|ios::clear: iostream error"
@@ -47,7 +47,7 @@ def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskF
 
 @contextmanager
 def atomic_write_folder(path: Path) -> Iterator[Path]:
-    """As util.files.atomic_folder, but a full disk raises DiskFullError, whose message has the usage at the failure."""
+    """As util.files.atomic_folder, but a full disk raises DiskFullError, whose message has the usage at that time."""
     with atomic_folder(path) as temporary, convert_disk_full(path):
         yield temporary
 
@@ -78,7 +78,7 @@ def require_writable(folder: Path, description: str) -> None:
 def disk_full_reason(error: BaseException, path: Path) -> str | None:
     """The message of the error in the chain of ``error`` that reports a full disk; None if there is none.
 
-    A short write without errno also happens on a broken disk: it counts only if ``path`` is full now.
+    Since a broken disk also causes short writes without errno, a short write counts only if ``path`` is full now.
     """
     short_write = ""
     for cause in _error_chain(error):
@@ -129,9 +129,9 @@ def _error_chain(error: BaseException) -> list[BaseException]:
 
 
 def _reports_disk_full(error: BaseException) -> bool:
-    """Whether the message of an error without errno is the system's text for a full disk.
+    """Whether the message of an error without errno contains the system's text for a full disk.
 
-    The package tokenizers raises a plain Exception. Errors of NCCL do not count: they report that /dev/shm is full.
+    The package tokenizers raises a plain Exception. Errors of NCCL do not count, since they are about /dev/shm.
     """
     if type(error) is Exception:
         return bool(_RUST_DISK_FULL.fullmatch(str(error)))
@@ -142,7 +142,7 @@ def _reports_disk_full(error: BaseException) -> bool:
 def _is_full(path: Path) -> bool:
     """Whether a test file cannot be written to the filesystem of ``path`` for lack of space.
 
-    True also with a file size limit (ulimit -f), which the small test file does not reach.
+    Always True if there is a file size limit (ulimit -f), since the small test file would not reach that limit.
     """
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return True

@@ -2,7 +2,7 @@
 
 There are two methods. From kernels: on each GPU, the time in which only NCCL kernels ran, including waits for slower
 ranks. From a control run (DDP only): how much shorter a step without gradient all-reduce is. The results can differ:
-NCCL kernels slow compute kernels down by taking SMs and memory bandwidth, which only the control run measures.
+NCCL kernels take SMs and memory bandwidth from compute kernels. Only the control run measures this slowdown.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) 
     last action of the run: the steps change the weights, and after the control run the weights differ between ranks.
     """
     on_gpu = world.device.type == "cuda"
-    run_step(True)  # refills caches; its time is not used
+    run_step(True)  # this step refills caches; its time is not used
     kernel_percent = _exposed_from_kernels(world, steps, run_step) if on_gpu else None
     control_percent = None
     if replicated:
@@ -83,7 +83,7 @@ def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) 
     rank_percent = kernel_percent if on_gpu else control_percent
     percents = [percent for percent in world.gather(rank_percent) if percent is not None]
     if len(percents) < world.size:
-        reason = "the profiler recorded no kernels" if on_gpu else "on CPUs with DDP only"
+        reason = "the profiler recorded no kernels" if on_gpu else "on CPUs it requires DDP"
         return NOT_MEASURED | {
             "exposed_communication_method": f"not measured: {reason}",
             "exposed_communication_control_percent": control_percent,

@@ -25,8 +25,8 @@ from seatrial.util import signals
 
 STORE_KEY = "seatrial/failed"
 POLL_INTERVAL_S = 2.0  # between two reads of the store
-GRACE_S = 5.0  # from a failure to PeerFailed: enough for the first failed rank to exit; torchrun then ends all ranks
-STUCK_S = 10.0  # longer than GRACE_S: a main thread that has not ended by then is blocked in a collective
+GRACE_S = 5.0  # from noticing a failure to PeerFailed; meanwhile the first failed rank exits, and torchrun ends all
+STUCK_S = 10.0  # longer than GRACE_S; a main thread that still runs after this time is blocked in a collective
 TEARDOWN_S = 30  # from a failure to SIGALRM, which ends a process that is still waiting for peers
 EXIT_INCOMPLETE = 3  # exit code of the command line for an incomplete run
 
@@ -40,7 +40,7 @@ def propagate_failure() -> Iterator[None]:
     """Context manager: an error of one rank ends all ranks of the default process group, if there is one.
 
     The first rank to fail raises its error, or SeatrialError if a collective failed because a peer is lost. The others
-    raise PeerFailed GRACE_S after they have noticed it; a rank that is blocked in a collective exits.
+    raise PeerFailed GRACE_S after they have noticed the failure; a rank that is blocked in a collective exits.
     """
     finished = threading.Event()
     threading.Thread(target=_watch_peers, args=(finished,), name="failure", daemon=True).start()

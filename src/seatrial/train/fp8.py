@@ -1,7 +1,7 @@
 """Linear layers with fp8 matrix products (arXiv 2209.05433): e4m3 forward, e5m2 gradients, one scale per tensor.
 
-Dynamic scaling: a tensor is divided by its scale, so that its largest absolute value becomes the largest of the dtype,
-and the product is multiplied by both scales. No scale is kept between steps. Weights keep their dtype.
+Dynamic scaling: a tensor is divided by its scale, so that its largest absolute value becomes the dtype's largest
+value; the product is multiplied by both scales. No scale is kept between steps. Weights keep their dtype.
 
 torchao's Float8Linear (0.18) computes the same for trained weights. It is not used, since it does not support a layer
 with an adapter. For LoRA's frozen weights it also saves x and computes three products instead of two: one is for a
@@ -63,9 +63,10 @@ def quantize(value: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def _scaled_product(
     a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype, fast_accumulation: bool
 ) -> Tensor:
-    """a [m, k] @ b [k, n] times both scales → [m, n] of ``dtype``. The kernels need a row-major and b column-major.
+    """a [m, k] @ b [k, n] times both scales → [m, n] of ``dtype``.
 
-    ``fast_accumulation`` sums with less than fp32 precision: enough in the forward pass, not for gradients.
+    The kernels need ``a`` in row-major and ``b`` in column-major order. ``fast_accumulation`` sums with less than fp32
+    precision, which is enough in the forward pass but not for gradients.
     """
     column_major = b.t().contiguous().t()
     return torch._scaled_mm(

@@ -24,7 +24,7 @@ MNIST_FILES = (
     "t10k-labels-idx1-ubyte",
 )
 SKLEARN_DIGITS = 1797  # images bundled with scikit-learn
-TEST_FRACTION = 0.2  # share of scikit-learn's digits
+TEST_FRACTION = 0.2  # the share of scikit-learn's digits that are test images
 SPLIT_SEED = 0
 
 
@@ -64,7 +64,7 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     """The data of one IDX file, uint8 in the shape of its header.
 
     Raises SeatrialError if the header is not that of unsigned bytes in ``dimensions`` dimensions, or the size of the
-    file does not match it.
+    file does not match the header.
     """
     raw = _content(path)
     magic = bytes((0, 0, 8, dimensions))
@@ -109,7 +109,7 @@ def upsampled_digits() -> Images:
 def _digits() -> Tensor:
     """float32 [1797, 65]: per image 64 pixels, row-major, and the label, as in sklearn.datasets.load_digits.
 
-    The file is read without importing scikit-learn: that import, with SciPy and pandas, takes longer than torch's.
+    The file is read directly, since importing scikit-learn, with SciPy and pandas, takes longer than importing torch.
     """
     try:
         package = find_spec("sklearn")

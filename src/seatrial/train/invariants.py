@@ -45,8 +45,8 @@ def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, devic
 def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
     """Rank → its errors: missing, several processes, wrong world size, or an environment that differs from torch.
 
-    The world size must be the number of processes. A rank is missing if no process has it, although it is below the
-    number of processes or below the world size that most processes report.
+    The world size must be the number of processes. Ranks below this number are expected, and ranks below the
+    world size that most processes report. An expected rank without a process is missing.
     """
     errors: dict[int, list[str]] = {}
     size = len(processes)
@@ -104,7 +104,7 @@ class SampleCounts:
 
 
 def count_samples(samples_by_rank: Sequence[Sequence[int]], size: int) -> SampleCounts:
-    """The SampleCounts of an epoch of ``size`` samples; ``samples_by_rank``: the sample indices that a rank reads."""
+    """The SampleCounts of an epoch of ``size`` samples; ``samples_by_rank``: the indices that each rank reads."""
     reads = Counter(chain.from_iterable(samples_by_rank))
     dropped = size % len(samples_by_rank)
     return SampleCounts(

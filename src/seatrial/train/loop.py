@@ -40,7 +40,7 @@ from seatrial.train.progress import StartupPhases, Step, StepLog, create_run_fol
 from seatrial.train.step_timer import ForwardTimer, StepTimer
 from seatrial.train.train_config import Schedule, TrainConfig
 
-# Steps between Python garbage collections. All ranks collect at the same step: a collection on one rank delays all
+# Steps between Python garbage collections. All ranks collect at the same step, since a collection on one delays all
 GC_INTERVAL = 50
 
 
@@ -61,7 +61,7 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
 def train_without_error_propagation(
     settings: TrainConfig, folder: Path | None, started: float | None = None
 ) -> dict[str, Any]:
-    """As ``train``, but an error of one rank does not end the other ranks: they wait in a collective for this rank.
+    """As ``train``, but an error of one rank does not end the other ranks: they wait in a collective for that rank.
 
     After an error that all ranks raise, this process can train again.
     """
@@ -130,7 +130,7 @@ def _compute_dtype(settings: TrainConfig) -> str:
 
 @dataclass
 class PendingStep:
-    """A step that is queued on the device; its tensors have values when the device has completed it."""
+    """A step that is queued on the device; its tensors are valid only when the device has completed the step."""
 
     step: int
     values: Tensor  # float64 [3] in host memory (pinned with a GPU): global mean loss, gradient norm, trained tokens
@@ -145,8 +145,8 @@ class Trainer:
         self.settings, self.built, self.world, self.blocks = settings, built, world, blocks
         self.optimizer: Any = parallel.optimizer(settings, built.trained_parameters)
         self.checkpointer = checkpoint.Checkpointer(settings.checkpoint, world)
-        # With FSDP2 each layer waits for weights from other ranks before its forward pass: compute time is then the sum
-        # of the forward passes, which contain no wait
+        # With FSDP2 each layer waits for weights from other ranks before its forward pass. Compute time is then the sum
+        # of the layers' forward times, which contain no wait
         gathers_weights = settings.parallel.strategy == "fsdp2" and world.size > 1
         self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers_weights else None)
         self._extra_batches = self._batches(0)  # for run_steps
@@ -235,13 +235,13 @@ class Trainer:
             yield batch.view(settings.grad_accum, settings.bsz, -1)
 
     def run_steps(self, steps: int) -> list[Step]:
-        """Runs ``steps`` steps for a check, without a StepLog: queues all, then reads all, also non-finite ones."""
+        """Queues ``steps`` steps for a check without a StepLog, then reads all. A non-finite step raises no error."""
         self.timer.reset()
         pending_steps = [self.step(self.settings.max_steps, self._extra_batches) for _ in range(steps)]
         return [self.read_step(pending) for pending in pending_steps]
 
     def step_function(self) -> Callable[[bool], PendingStep]:
-        """A function that queues one step; its argument: whether ranks communicate gradients (False: DDP only)."""
+        """A function that queues one step; its argument: whether ranks communicate gradients (False needs DDP)."""
         batches = self._batches(0)
 
         def run_step(communicate: bool) -> PendingStep:
@@ -261,7 +261,7 @@ class Trainer:
         # The loss is averaged over the trained tokens of all ranks, since ranks may have different numbers of them
         tokens = self.world.all_reduce_sum((targets != IGNORE_INDEX).sum())
         self.timer.begin()
-        loss_scale = self.world.size / tokens  # DDP and FSDP divide gradients by the number of ranks
+        loss_scale = self.world.size / tokens  # times world.size, since DDP and FSDP divide gradients by it
         total_loss = torch.zeros((), device=self.world.device)
         self._gradient_finite.fill_(True)
         for index in range(settings.grad_accum):

@@ -20,7 +20,7 @@ from seatrial.train.blocks import IGNORE_INDEX as IGNORE_INDEX
 def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, compiled: bool = False) -> Tensor:
     """The summed cross-entropy of ``hidden`` [T, H] @ ``weight`` [V, H]ᵀ and ``targets`` [T]: fp32 [], in nats.
 
-    Tokens are processed in ``chunks`` parts, with a fused kernel if ``compiled``. Targets IGNORE_INDEX do not count.
+    Tokens are processed in ``chunks`` parts, with a fused kernel if ``compiled``. Targets of IGNORE_INDEX do not count.
     """
     return cast(Tensor, _Loss.apply(hidden, weight, targets, chunks, compiled))  # type: ignore[no-untyped-call]
 
@@ -28,7 +28,7 @@ def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, co
 def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The summed loss in fp32, and its gradient [T, V] in the dtype of ``logits`` [T, V].
 
-    The gradient is softmax - one-hot target; 0 for a target IGNORE_INDEX.
+    The gradient is softmax - one-hot target; it is 0 where the target is IGNORE_INDEX.
     """
     logits32 = logits.float()
     normalizer = logits32.logsumexp(dim=-1, keepdim=True)
@@ -42,9 +42,9 @@ def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """``loss_and_gradient`` as one kernel that keeps fp32 in registers, instead of ten that each read all logits.
+    """``loss_and_gradient`` as one kernel with fp32 values in registers; uncompiled, ten kernels each read all logits.
 
-    Created at first use: torch.compile imports the compiler, which took half the startup time of a rank without a GPU.
+    Created at first use: importing the compiler took half of the startup time of a rank without a GPU.
     """
     return torch.compile(loss_and_gradient, dynamic=False)
 

@@ -7,7 +7,7 @@ import torch
 from seatrial.train.train_config import TrainConfig
 
 BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient and Adam's two moments
-STATE_SHARE = 0.45  # share of device memory for these; activations, gathered weights and NCCL use the rest
+STATE_SHARE = 0.45  # share of device memory for these four; activations, gathered weights and NCCL use the rest
 
 
 def max_layers(settings: TrainConfig, ranks: int, device: str) -> int | None:
@@ -31,7 +31,7 @@ def max_layers(settings: TrainConfig, ranks: int, device: str) -> int | None:
 def layers_within(layers: int, parameters: int, one_layer_parameters: int, max_parameters: float) -> int | None:
     """The largest number of layers with at most ``max_parameters`` parameters, at least 1; None if all ``layers`` fit.
 
-    ``parameters``: of the model with all layers. ``one_layer_parameters``: of the model with one layer.
+    ``parameters``, ``one_layer_parameters``: number of parameters of the model with all layers, and with one layer.
     """
     if parameters <= max_parameters or layers == 1:
         return None

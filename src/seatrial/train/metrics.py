@@ -44,18 +44,18 @@ class TrainingRun:
     strategy: str  # the strategy in use; differs from the configured zero3 if DeepSpeed is not installed
     compute_dtype: str  # dtype of matrix products
     data: DatasetInfo
-    trained_tokens: int  # tokens with a loss, of all ranks
+    trained_tokens: int  # number of tokens with a loss, summed over all ranks
     checkpoints: Sequence[checkpoint.CheckpointTiming]
     compiled_graphs: int = 0
-    gradient_bytes: int | None = None  # size of this rank's gradients, measured before zero_grad() frees them
+    gradient_bytes: int | None = None  # bytes of this rank's gradients, measured before zero_grad() frees them
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def report(settings: TrainConfig, world: World, run: TrainingRun, phases: StartupPhases) -> dict[str, Any]:
-    """The content of metrics.json. All ranks call this right after the last step: the call ends train_runtime_s.
+    """The content of metrics.json. All ranks call this right after the last step, which ends train_runtime_s.
 
     Step times, tokens_per_second_per_gpu and MFU are those of the steps after ``untimed_steps`` (of the last step if
-    there are none), without checkpoint saves. The rates of ``_script_metrics`` include all steps and saves.
+    no steps come after them), without checkpoint saves. The rates of ``_script_metrics`` include all steps and saves.
     """
     script_metrics = _script_metrics(settings, world, run.steps, phases)
     measured = run.steps[settings.untimed_steps :] or run.steps[-1:]
@@ -132,7 +132,7 @@ def _script_metrics(
 def _speed(
     settings: TrainConfig, world: World, measured: Sequence[Step], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Speed, MFU and step times of the ``measured`` steps, by this rank's clock: all ranks end each step together."""
+    """Speed, MFU and step times of the ``measured`` steps by this rank's clock: all ranks end each step together."""
     architecture = settings.model.architecture()
     seconds = sorted(step.seconds for step in measured)
     tokens_per_second = sum(step.tokens for step in measured) / sum(seconds) / world.size
@@ -188,7 +188,7 @@ def _allocator() -> str:
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """The numbers of trained and of all parameters, unsharded (also with FSDP2 and ZeRO-3)."""
+    """The numbers of trained and of all parameters; a parameter that FSDP2 or ZeRO-3 has sharded counts in full."""
     sizes = [(_unsharded_size(parameter), parameter.requires_grad) for parameter in model.parameters()]
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
@@ -232,8 +232,8 @@ def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The rank with the longest compute time, its host, and the ratio of this time to the median of the other ranks.
 
     Step times cannot show the slowest rank, since all ranks end a step together. ``interval``: the 95 % confidence
-    interval of the ratio. None if compute time was not separated from waiting (as with ZeRO-3), with fewer than
-    rank_times.MIN_STEPS steps, or without two ranks on the same device model. ``ranks``: as in metrics.json.
+    interval of the ratio. None if compute time was not separated from waiting (as with ZeRO-3), if there are
+    fewer than rank_times.MIN_STEPS steps, or if no two ranks have the same device model. ``ranks``: as in metrics.json.
     """
     slowdown_by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
     if not slowdown_by_index:
@@ -248,9 +248,10 @@ def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _expected_state_gib(settings: TrainConfig, world: World, run: TrainingRun) -> float | None:
-    """The computed size of weights and Adam's two moments on one device; gradients are freed after each step.
+    """The computed size of weights and Adam's two moments on one device.
 
-    0 with cpu_offload. None with ZeRO-3, where DeepSpeed's config file determines the placement.
+    Gradients do not count, since they are freed after each step. 0 with cpu_offload. None with ZeRO-3, where
+    DeepSpeed's config file determines the placement.
     """
     if run.strategy == "zero3":
         return None

@@ -6,10 +6,10 @@ Sources, github.com/oumi-ai/oumi: src/oumi/core/configs/params/{model,data,train
 src/oumi/core/configs/training_config.py for valid combinations (mixed precision requires float32 weights),
 src/oumi/datasets/sft/sft_jsonlines.py for text_sft_jsonl, src/oumi/cli/train.py for ``oumi train -c FILE``.
 
-seatrial writes all rows to a file for Oumi's dataset text_sft_jsonl, since no_robots cannot be read from the Hub:
+seatrial writes all rows to a file for Oumi's dataset text_sft_jsonl, since Oumi cannot read no_robots from the Hub:
 
-- Oumi has no class for no_robots and passes it to TRL unchanged. Because of the column ``prompt``, TRL expects a column
-  ``completion``, which no_robots does not have (KeyError 'completion').
+- Oumi has no class for no_robots and passes its rows to TRL unchanged. Because of the column ``prompt``, TRL expects a
+  column ``completion``, which no_robots does not have (KeyError 'completion').
 - Oumi's HuggingFaceDataset reads ``messages``, but rejects the role system (src/oumi/datasets/sft/huggingface.py).
 """
 

@@ -69,10 +69,10 @@ class World:
 
 @contextmanager
 def process_group(timeout_s: float) -> Iterator[World]:
-    """Context manager: the World of the open process group, or of a new one.
+    """Context manager: the World of the open process group, or of a new group if none is open.
 
-    A new group has torchrun's ranks, or only this process without torchrun. Backends: NCCL with one GPU per process,
-    and gloo for CPU tensors (checkpoints, offloading) or without GPUs.
+    A new group has torchrun's ranks; without torchrun it has only this process. With GPUs (one per process) its
+    backends are NCCL, and gloo for CPU tensors (checkpoints, offloading). Without GPUs its backend is gloo.
     """
     rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _TORCHRUN_VARIABLES)
     gpu_count = torch.cuda.device_count()
@@ -89,7 +89,7 @@ def process_group(timeout_s: float) -> Iterator[World]:
     already_open = dist.is_initialized()  # child processes of checks open it (train.child, train.variants)
     if not already_open:
         without_torchrun: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1}
-        # no device_id: the gloo group of checkpoints would inherit it
+        # without device_id, since the gloo group of checkpoints would inherit it
         dist.init_process_group(
             BACKEND if gpu_count else "gloo",
             timeout=timedelta(seconds=timeout_s),
@@ -108,7 +108,7 @@ def process_group(timeout_s: float) -> Iterator[World]:
 
 
 def prepare_kernels(settings: TrainConfig) -> None:
-    """Selects the kernels of this process. A configured attention kernel that cannot run is an error: no fallback."""
+    """Selects the kernels of this process. If the configured attention kernel cannot run, training fails."""
     if not settings.bf16:
         torch.set_float32_matmul_precision("highest")  # some containers enable TF32 by an environment variable
     if settings.deterministic:
@@ -198,10 +198,10 @@ def shard(model: Decoder, settings: TrainConfig, world: World, compute_dtype: to
 
 
 def fsdp_groups(model: Decoder, parallel: Parallel) -> list[nn.Module]:
-    """The modules that become FSDP2 groups by ``parallel.wrap``, in the order of execution.
+    """The modules that become FSDP2 groups according to ``parallel.wrap``, in the order of execution.
 
-    The weights of a group are gathered together. The root group is not in the list; it has the embedding, and a tied
-    head, whose weights are those of the embedding.
+    The weights of a group are gathered together. The root group is not in the list. It has all other weights,
+    such as those of the embedding, which a tied head uses too.
     """
     if parallel.wrap == "none":
         return []
@@ -282,7 +282,7 @@ def sharding_errors(model: nn.Module, ranks: int, replicas: int = 1) -> list[str
 
 
 def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim.AdamW:
-    """Fused AdamW for the parameters ``trained``, which FSDP2 must have sharded before."""
+    """Fused AdamW for the parameters ``trained``. With FSDP2, they must be sharded before this call."""
     options = settings.optimizer
     return torch.optim.AdamW(
         trained,
@@ -310,11 +310,11 @@ def unshard(value: Tensor) -> Tensor:
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The 2-norm over all ``gradients`` of all ranks, a scalar on their device: fp64 on a CPU, else their type."""
+    """The 2-norm over all ``gradients`` of all ranks, a scalar on their device; fp64 on a CPU, else in their dtype."""
     if gradients[0].device.type != "cpu":
         return unshard(nn.utils.get_total_norm(gradients))
-    # On a CPU torch adds the squares of a tensor in its own type: in fp32 the norm of 10 million random numbers is
-    # 0.04 % too small, and clipping by it changes the training (torch 2.13, 2 threads). A row is short enough for fp32.
+    # On a CPU torch adds the squares of a tensor in its dtype. In fp32 the norm of 10 million random numbers is 0.04 %
+    # too small, and clipping by this norm changes the training (torch 2.13, 2 threads). Rows are short enough.
     row_norms = [torch.linalg.vector_norm(gradient, dim=-1) for gradient in gradients]
     totals = [torch.linalg.vector_norm(norms, dtype=torch.float64) for norms in row_norms]
     return unshard(torch.linalg.vector_norm(torch.stack(totals)))

@@ -136,7 +136,7 @@ class StepLog:
             print(line, file=sys.stderr, flush=True)
 
     def _remaining_s(self, record: Step, now: float) -> float:
-        """Estimated seconds to the last step; the first step of this process is slow and does not count."""
+        """Estimated seconds to the last step; the slow first step of this process counts only if it is the only one."""
         steps_after_first = 0 if self._first_record is None else record.step - self._first_record.step
         step_s = (now - self._first_record_time) / steps_after_first if steps_after_first else record.seconds
         return step_s * (self._settings.max_steps - record.step)
@@ -157,8 +157,8 @@ class StepLog:
 def create_run_folder(settings: TrainConfig, out: Path) -> None:
     """Creates the run folder ``out`` with the resolved config in config.json and run_args.json; called on rank 0.
 
-    Raises UsageError if ``out`` contains a run that is not to be resumed, if a run is writing to it, or if it is not
-    writable.
+    Raises UsageError if ``out`` contains a run and checkpoint.resume is false, if a run is writing to ``out``, or if
+    ``out`` is not writable.
     """
     if not settings.checkpoint.resume and (out / STEPS_FILE).exists():
         raise _existing_run_error(out)

@@ -1,4 +1,4 @@
-"""The compute time of each rank, compared with that of the other ranks, and its wait for data. Pure; no torch.
+"""Each rank's compute time, compared with that of the other ranks, and each rank's wait for data. Pure; no torch.
 
 Step times are equal on all ranks, since each step waits for the slowest rank. Compute time contains no wait for other
 ranks, so it shows which rank the others wait for:
@@ -22,7 +22,7 @@ from seatrial.util.quantiles import median_interval
 if TYPE_CHECKING:
     from seatrial.train.progress import Step
 
-MIN_STEPS = 6  # the smallest sample whose median has a 95 % confidence interval
+MIN_STEPS = 6  # the smallest number of steps whose median has a 95 % confidence interval
 MAX_STEPS = 200  # a rank reports the times of at most this many last steps: enough for an interval of a few percent
 _NAMES = ("compute_s", "data_wait_s", "seconds")  # fields that RankTimes, Step and metrics.json have in common
 
@@ -56,12 +56,12 @@ class RankTimes:
 
     @classmethod
     def from_metrics(cls, rank: Mapping[str, Any]) -> RankTimes:
-        """The times in an entry of ``ranks`` in metrics.json; empty where the stack or version has none."""
+        """The times in an entry of ``ranks`` in metrics.json; a field that the entry does not have is empty."""
         return cls(str(rank.get("device")), *(tuple(rank.get(name) or ()) for name in _NAMES))
 
     @property
     def data_wait_share(self) -> float | None:
-        """The share of the step time, 0 to 1, that the rank waits for data; None if it is not timed."""
+        """The share of the step time, 0 to 1, that the rank waits for data; None if the wait is not timed."""
         total = sum(self.seconds)
         return sum(self.data_wait_s) / total if self.data_wait_s and total > 0 else None
 

@@ -33,7 +33,7 @@ def config_with_resume(config: TrainConfig, out: Path | None) -> TrainConfig:
 
     With checkpoint.requeue, raises UsageError in three cases: Slurm has restarted the job more than
     checkpoint.max_restarts times; ``out`` is None (each start would get a new folder); or ``out`` has steps of another
-    job and checkpoint.resume is false. Slurm counts a start even if its prolog failed, so that it wrote no steps.
+    job and checkpoint.resume is false. Slurm also counts a start that wrote no steps because its prolog failed.
     """
     settings, restarts = config.checkpoint, restart_count()
     if not settings.requeue:
@@ -83,7 +83,7 @@ def _require_earlier_start(path: Path) -> None:
 
 
 def record_start(config: TrainConfig, out: Path, completed_steps: int) -> None:
-    """With checkpoint.requeue, append this start to ``out``/starts.jsonl and print a restart; called on rank 0."""
+    """With checkpoint.requeue, append this start to ``out``/starts.jsonl; print it if it is a restart. Rank 0 only."""
     settings = config.checkpoint
     if not settings.requeue:
         return

@@ -1,4 +1,4 @@
-"""Arguments of the training scripts that ``seatrial train`` replaces: ``--seq_len 512``, and their run_args.json."""
+"""Arguments of other training scripts that ``seatrial train`` accepts: ``--seq_len 512``, or a run_args.json file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that one rank holds of weights, gradients and optimizer state, counted from its tensors.
+"""The memory of one rank's weights, gradients and optimizer state, counted from the rank's tensors.
 
 The counts are the same on CPUs and GPUs. They include neither activations nor weights gathered from other ranks; the
 peak of the CUDA allocator (memory_peak_gib in metrics.json) includes both. ``group_bytes`` returns the size of the

@@ -20,8 +20,8 @@ _TAIL_BYTES = 64 * 1024  # contains more than _MAX_STEPS lines, which have about
 def training_speed(folder: Path) -> TrainingSpeed | None:
     """Return the speed over the last _MAX_STEPS steps in ``folder``/steps.jsonl; None before the end of the first step.
 
-    Step 1 does not count if there are others, since it includes compilation. Raises OSError if the file cannot be read,
-    ValueError if it has several lines and none of the last ones is a step.
+    Step 1 does not count if there are other steps, since it includes compilation. Raises OSError if the file cannot be
+    read, ValueError if it has several lines and none of the last ones is a step.
     """
     path = folder / STEPS_FILE
     try:

@@ -48,9 +48,9 @@ def gemm_tflops(device: torch.device) -> float | None:
 class StepTimes:
     """Seconds of one step on this rank.
 
-    ``compute``: with a ForwardTimer the time of the forward passes, otherwise from ``begin`` to the last
-    ``end_compute``; None if ``end_compute`` was not called, or if the core wait (see Clock) is unknown. ``data_wait``:
-    the time in which the device waited for the batch.
+    ``compute``: with a ForwardTimer, the time of the forward passes; without one, the time from ``begin`` to the last
+    ``end_compute`` (None if it was not called). None if the core wait (see Clock) is unknown. ``data_wait``: the time
+    in which the device waited for the batch.
     """
 
     seconds: float
@@ -73,8 +73,8 @@ class Clock:
     """Times on the device, by CUDA events that do not block the CPU, or by the CPU clock if there is no GPU.
 
     On a CPU, a duration excludes the core wait: the time in which the thread was ready to run but had no core.
-    Otherwise equal ranks would differ on a machine with more processes than cores. ``separates_core_wait``: whether
-    durations are free of core wait; False on a CPU whose kernel does not count it.
+    With the core wait, ranks with equal work would differ on a machine with more processes than cores.
+    ``separates_core_wait``: whether durations exclude the core wait; False on a CPU whose kernel does not count it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,7 +83,7 @@ class Clock:
         self.separates_core_wait = device.type == "cuda" or self._scheduler is not None
 
     def now(self) -> TimePoint:
-        """The end of the work that is queued on the device now."""
+        """On a GPU, the end of the work that has been queued so far; on a CPU, the current time."""
         if self._device.type != "cuda":
             return TimePoint(perf_counter(), self.core_wait_s())
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -108,8 +108,9 @@ class ForwardTimer:
     """Times the forward passes of those modules of ``model`` that compute without waiting for other ranks.
 
     With FSDP2 these modules are the innermost groups. ``_start`` runs after FSDP2's own hook, which waits until the
-    weights are gathered, and ``_end`` before the weights are freed: a slow rank has long forward passes, a rank that
-    waits for the slow rank does not. Without FSDP2 the whole model is timed: DDP communicates in backward passes only.
+    weights are gathered, and ``_end`` runs before the weights are freed. So a slow rank has long forward passes, and
+    a rank that waits for the slow rank has not. Without FSDP2 the whole model is timed, since DDP communicates in
+    backward passes only.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -231,7 +232,7 @@ class _SchedulerWait:
 
     @classmethod
     def open(cls) -> _SchedulerWait | None:
-        """For the calling thread; None if the kernel does not count this time."""
+        """A reader for the calling thread; None if the kernel does not count this time."""
         try:
             wait = cls(os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
             wait.seconds()

@@ -20,7 +20,7 @@ MAX_TRAINED_VOCABULARY = 8192  # vocabulary of a tokenizer trained here; a large
 def read_rows(path: Path, max_rows: int | None) -> list[str]:
     """The first ``max_rows`` rows (None: all) as text.
 
-    Raises UsageError if the file cannot be read or has no rows, and with the row number for an invalid row.
+    Raises UsageError if the file cannot be read or has no rows, or if a row is invalid (with the number of the row).
     """
     try:
         rows = list(islice(_rows(path), max_rows))
@@ -138,7 +138,7 @@ def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> An
 
 
 def encode(encoder: Any, rows: Sequence[str]) -> list[list[int]]:
-    """The token ids of each row, followed by an end token. Raises UsageError if the tokenizer has none, or fails."""
+    """The token ids of each row, and an end token. Raises UsageError if there is no end token, or if encoding fails."""
     end_ids = [encoder.token_to_id(token) for token in _END_TOKENS]
     end_id = next((token_id for token_id in end_ids if token_id is not None), None)
     if end_id is None:

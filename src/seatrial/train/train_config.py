@@ -99,8 +99,8 @@ class _Finite(Frozen):
 class Schedule(_Finite):
     """Learning rate: linear warm-up to ``peak``, then constant, or linear or cosine decay.
 
-    Step n of w warm-up steps has n/w × ``peak``, with stack hf (n - 1)/w × ``peak``, as in transformers. The decay
-    would reach ``min_ratio`` × ``peak`` one step after the last.
+    In step n of w warm-up steps the learning rate is n/w × ``peak``. Stack hf uses (n - 1)/w × ``peak``, as in
+    transformers. The decay would reach ``min_ratio`` × ``peak`` one step after the last.
     """
 
     peak: float = Field(default=5e-5, gt=0)
@@ -147,7 +147,7 @@ class Parallel(Frozen):
     )
     wrap_min_parameters: int | None = Field(default=None, gt=0, description="wrap: size")
     cpu_offload: bool = False
-    # bf16 sums lose small gradients with many ranks; bf16 halves the traffic
+    # fp32, although bf16 halves the traffic: with many ranks, sums in bf16 lose small gradients
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
     reshard_after_forward: bool = Field(
         default=True, description="false: keep gathered weights until backward (ZeRO-2)"
@@ -287,7 +287,7 @@ class TrainConfig(_Finite):
     def needs_group(self) -> bool:
         """Whether a single rank that a check starts needs a process group, as FSDP2 and ZeRO-3 of stack hf do.
 
-        A single rank that needs no group trains as without torchrun, on one visible GPU.
+        A single rank that needs no group trains as if it was started without torchrun, on one visible GPU.
         """
         return self.stack != "native" and self.parallel.strategy != "ddp"
 

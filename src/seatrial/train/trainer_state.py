@@ -59,7 +59,7 @@ class TrainerState(_StrictModel):
 
     @property
     def first_last_third_loss(self) -> tuple[float, float] | None:
-        """The median losses of the first and the last third of the steps with finite loss; None with fewer than 3."""
+        """The median losses of the first and last third of the steps with finite loss; None with < 3 such steps."""
         losses = [step.loss for step in self.steps if math.isfinite(step.loss)]
         third = len(losses) // 3
         return (median(losses[:third]), median(losses[-third:])) if third else None

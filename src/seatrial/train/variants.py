@@ -1,8 +1,8 @@
 """Several short training runs (variants) in one child process per rank, optionally with an injected fault.
 
-A child process is ``python -m seatrial.train.variants TASK``. Correctness checks make many runs of a few steps; to
-start torch and NCCL takes longer than all these runs. No config key injects a fault: only a check does, in a child
-process.
+A child process is ``python -m seatrial.train.variants TASK``. Correctness checks make many runs of a few steps, and
+starting torch and NCCL takes longer than all these runs. No config key injects a fault; only a check does,
+in a child process.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class StartedVariants:
     killed_rank: int | None
 
     def run(self) -> list[str]:
-        """Runs the variants in order; returns the error message of each variant, "" if none. The same on all ranks.
+        """Runs the variants in order; returns the error message of each variant, "" if none.
 
-        If ``killed_rank`` is set and its child is killed by the injected fault, returns an empty list. Raises
+        All ranks get the same list. If ``killed_rank`` is set and the fault kills its child, the list is empty. Raises
         SeatrialError on any other failure, and if ``killed_rank`` survives.
         """
         results = self.children.results()
@@ -144,7 +144,7 @@ def create_folder(parent: Path, shared: bool = False) -> Path:
 
 
 def run_variant(variant: Variant) -> str:
-    """Runs ``variant``; returns its error message, or "". Raises the error unless ``expect_error``."""
+    """Runs ``variant``; returns its error message, or "". Without ``expect_error``, raises an error instead."""
     message = ""
     # On an error, loop.train ends all ranks, which then cannot run the later variants
     train = loop.train_without_error_propagation if variant.expect_error else loop.train

@@ -33,7 +33,7 @@ def build_on_meta(architecture: Architecture, dtype: torch.dtype, weight_dtype: 
 def fill(model: nn.Module, source: WeightSource, device: torch.device) -> None:
     """Sets every parameter, sharded or not, without communication.
 
-    ``device`` is the compute device, also with CPU offloading: random values depend on the type of device that
+    ``device`` is the compute device even with CPU offloading, since random values depend on the type of device that
     generates them.
     """
     for name, parameter in model.named_parameters():
@@ -53,7 +53,7 @@ def random_weights(seed: int, std: float) -> WeightSource:
             return torch.ones(size, device=device)
         if name.endswith((".bias", "lora_B")):
             return torch.zeros(size, device=device)
-        # 32 bits: the CPU's generator uses no more
+        # a seed of 32 bits, since the CPU's generator uses no more bits
         generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         values = torch.empty(size, device=device)
         if name.endswith("lora_A"):  # kaiming_uniform_(a=√5)

@@ -46,7 +46,7 @@ class Case:
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     """Score the model before and after the training run in ``out``; return the content of ``out``/evaluation.json.
 
-    Raises UsageError for another layout than function_calling, without an exported model, or without cases.
+    Raises UsageError if data.layout is not function_calling, or if there is no exported model or no case.
     """
     final = out / "final"
     if config.data.layout != "function_calling":

@@ -107,7 +107,7 @@ class _RequestedCall:
 
     @property
     def text(self) -> str:
-        # as in the dataset: arguments in single quotes, apostrophes inside escaped
+        # as in the dataset: single quotes around the arguments, and escaped apostrophes inside them
         arguments = json.dumps(self.arguments, ensure_ascii=False).replace("'", "\\'")
         return f"""{CALL_MARKER} {{"name": "{self.function["name"]}", "arguments": '{arguments}'}}"""
 
@@ -150,7 +150,7 @@ def _row(rng: random.Random, calls: list[_RequestedCall], turns: list[tuple[str,
 
 
 def _chat(turns: list[tuple[str, str]]) -> str:
-    """``turns``: role and text of each, in the form of the dataset."""
+    """``turns`` (role and text of each) as one string in the dataset's format."""
     lines = [f"{role}: {text}{f' {END_OF_TURN}' if role == 'ASSISTANT' else ''}" for role, text in turns]
     return "\n\n\n".join(lines) + "\n\n\n"
 

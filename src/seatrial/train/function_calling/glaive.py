@@ -87,7 +87,7 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 _JSON = json.JSONDecoder(parse_constant=_reject_constant)
-# strict=False: code in an argument contains line breaks
+# strict=False accepts line breaks in strings, since an argument may be code
 _LAX_JSON = json.JSONDecoder(parse_constant=_reject_constant, strict=False)
 
 
@@ -206,9 +206,10 @@ def _call(text: str, schemas: Mapping[str, dict[str, Any]]) -> Message:
 
 
 def _arguments(text: str) -> tuple[Any, str]:
-    """Split ``text`` into the arguments, an object with or without single quotes around it, and the text after them.
+    """Split ``text`` into the arguments and the text after them.
 
-    The JSON decoder finds the end of the object, so that an apostrophe inside of a string does not end the object.
+    The arguments are a JSON object, with or without single quotes around the object. The JSON decoder finds the end of
+    the object, so that an apostrophe inside of a string does not end the object.
     """
     if not text.startswith("'"):
         arguments, end = _decode(_LAX_JSON, text, 0, "call_unreadable")

@@ -1,7 +1,7 @@
 """Converts rows of glaive-function-calling-v2 to a folder with three splits and a report that counts every row.
 
-``unseen.jsonl``: conversations with a held-out function, which no training conversation lists; ``seen.jsonl``:
-other held-out conversations; ``train.jsonl``: the rest. The split of a row depends only on hashes of its content, and
+``unseen.jsonl``: conversations that list a held-out function; training conversations never list one. ``seen.jsonl``:
+other held-out conversations. ``train.jsonl``: the rest. The split of a row depends only on hashes of its content, and
 so neither on the order of the rows nor on the machine.
 """
 
@@ -171,7 +171,7 @@ def _row(line: bytes) -> Mapping[str, Any]:
 
 
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
-    from pyarrow.parquet import ParquetFile  # a dependency of datasets; not needed for JSON
+    from pyarrow.parquet import ParquetFile  # pyarrow is a dependency of datasets; JSON files do not need it
 
     with ParquetFile(path) as file:
         for batch in file.iter_batches():

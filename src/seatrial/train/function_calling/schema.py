@@ -49,5 +49,5 @@ def _validator(json_text: str) -> Any:
     from jsonschema import Draft202012Validator
     from referencing import Registry
 
-    # an empty registry: by default jsonschema downloads a remote "$ref"
+    # with an empty registry, jsonschema does not download a remote "$ref"; by default it does
     return Draft202012Validator(json.loads(json_text), registry=Registry())

@@ -135,7 +135,7 @@ def _normalized(text: str) -> str:
 
 
 def summary(scores: Iterable[Score]) -> dict[str, dict[str, int]]:
-    """Criterion → number of answers that meet it, of the answers to which it applies.
+    """Criterion → ``count``: the answers that meet the criterion, ``of``: the answers to which it applies.
 
     Example: ``{"json_valid": {"count": 8, "of": 10}}``.
     """

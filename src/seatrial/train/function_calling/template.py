@@ -1,8 +1,8 @@
 """The chat template: ``<tools>`` and ``<tool_call>`` as in Hermes and Qwen2.5, with the assistant's tokens marked.
 
 seatrial has its own template for two reasons. A model's template may omit tools silently, as Qwen2's does. The mask of
-trained tokens needs ``{% generation %}`` around the assistant's tokens. These include the end of turn: a model that is
-not trained on it never stops.
+trained tokens needs ``{% generation %}`` around the assistant's tokens. These tokens include the end of turn,
+since a model that is not trained to end its turn never stops.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _masks_end_of_turn(tokenizer: Any, conversation: Conversation) -> bool:
 
 
 def encode(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[bool]]:
-    """Token ids of the conversation, and for each token whether it is the assistant's: only those have a loss."""
+    """Token ids of the conversation, and for each token whether it has a loss: only the assistant's do."""
     encoded = tokenizer.apply_chat_template(
         conversation.messages,
         tools=conversation.tools or None,

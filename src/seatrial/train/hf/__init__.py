@@ -86,7 +86,7 @@ def _checked_imports() -> Iterator[None]:
 
 @contextmanager
 def _hidden_packages(*packages: str) -> Iterator[None]:
-    """Hide packages that are not yet imported: other packages then treat them as not installed.
+    """Context manager: other packages treat ``packages`` that are not yet imported as not installed.
 
     transformers imports scikit-learn and SciPy if they are installed, for features that seatrial does not use. These
     imports took a quarter of the startup time of a rank.

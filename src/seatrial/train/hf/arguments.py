@@ -65,7 +65,7 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
         dataloader_pin_memory=on_gpu,
         remove_unused_columns=False,
         ddp_timeout=int(config.timeout_s),
-        # None would mean True for a PeftModel: a search in each step, and a failure with activation checkpointing
+        # None means True for a PeftModel; DDP would then search in each step, and fail with activation checkpointing
         ddp_find_unused_parameters=False,
         **_device_arguments(config, on_gpu),
         **_checkpointing_arguments(config),
@@ -99,14 +99,14 @@ def _device_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
         _join_deepspeed_on_cpu()
         return {"accelerator_config": {"use_configured_state": True}}
     if effective_strategy(config) != "ddp":
-        # accelerate silently replaces FSDP by DDP on ranks without a GPU
+        # otherwise accelerate silently replaces FSDP by DDP on ranks without a GPU
         PartialState(cpu=True, backend="gloo").distributed_type = DistributedType.MULTI_GPU
         return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}
     return {"use_cpu": True, "ddp_backend": "gloo" if "WORLD_SIZE" in os.environ else None}
 
 
 def _join_deepspeed_on_cpu() -> None:
-    """Open DeepSpeed's process group with gloo: on CPUs, transformers would run each rank as a single process."""
+    """Open DeepSpeed's process group with gloo; otherwise, on CPUs, transformers runs each rank as a single process."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
@@ -129,10 +129,10 @@ def _checkpointing_arguments(config: TrainConfig) -> dict[str, Any]:
 
 
 def _fsdp_recomputes(config: TrainConfig) -> bool:
-    """Whether FSDP2 does the activation checkpointing instead of the Trainer: this saves one all-gather of the weights.
+    """Whether FSDP2 does the activation checkpointing instead of the Trainer.
 
-    Not with LoRA: FSDP2 wraps modules under new names, and peft then saves files without adapters (accelerate 1.15,
-    peft 0.21).
+    FSDP2 saves one all-gather of the weights. False with LoRA, since FSDP2 wraps modules under new names, and peft then
+    saves files without adapters (accelerate 1.15, peft 0.21).
     """
     return config.gradient_checkpointing and effective_strategy(config) not in ("ddp", "zero3") and not config.use_lora
 

@@ -1,8 +1,8 @@
 """Converts rows to blocks of tokens, for stack hf. Needs numpy and transformers, but no torch.
 
-A block has ``seq_len`` tokens with padding at its end. Blocks have no attention mask: with causal attention no token
-sees later padding, and without a mask SDPA uses its flash kernel. Packed samples are not separated: a sample attends to
-the samples before it in its block.
+A block has ``seq_len`` tokens with padding at its end. Blocks have no attention mask, since with causal attention no
+token sees later padding, and without a mask SDPA uses its flash kernel. Packed samples are not separated: a
+sample attends to the samples before it in its block.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ Sample = tuple[list[int], list[bool]]  # an encoded row: tokens, and for each to
 
 
 def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """The location of the blocks, in ``folder`` or SEATRIAL_DATA_CACHE; not for the layout markov_chain (no rows).
+    """The location of the blocks, in ``folder`` or SEATRIAL_DATA_CACHE.
 
-    Missing blocks are written to ``folder``, from data.path or from generated rows. Raises UsageError if rows or
-    tokenizer cannot be read, OSError or DiskFullError if the blocks cannot be written.
+    Not called for the layout markov_chain, which has no rows. Missing blocks are written to ``folder``, from data.path
+    or from generated rows. Raises UsageError if rows or tokenizer cannot be read, OSError or DiskFullError if the
+    blocks cannot be written.
     """
     tokenizer = tokenization.tokenizer_name(config)
     local = [Path(name) for name in (config.data.path, tokenizer) if name and hub.hub_repository(name) is None]
@@ -59,7 +60,7 @@ def report(folder: Path) -> dict[str, Any]:
 def print_rejected(content: Mapping[str, Any]) -> None:
     """Print the number of rejected rows by reason, since nothing else in the output shows it.
 
-    ``content``: that of report.json.
+    ``content``: the content of report.json.
     """
     for counts in (content, content.get("preprocess", {})):
         if rejected := counts.get("rejected"):
@@ -72,7 +73,7 @@ def _reasons(rejected: Mapping[str, int]) -> str:
 
 
 def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
-    """Everything that determines the blocks. For a Hub repository it is the name, since the content is not known."""
+    """Everything that determines the blocks. A Hub repository is in it by name, since its content is not known."""
     data = config.data
 
     def content(name: str, description: str) -> Any:
@@ -104,7 +105,7 @@ def _write_files(config: TrainConfig, folder: Path) -> None:
 
 
 def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
-    """The training rows, read or generated. Raises UsageError if they cannot be read."""
+    """The training rows, read or generated. Raises UsageError, also during iteration, if they cannot be read."""
     path, layout = config.data.path, config.data.layout
     if path is None:
         count = config.data.samples or GENERATED_ROWS

@@ -67,9 +67,9 @@ def convert_write_errors(folder: Path, model: nn.Module, strategy: str) -> Itera
 
 
 def check_compatible(folder: Path, model: nn.Module, strategy: str) -> None:
-    """Raise UsageError if a run with ``model`` cannot resume from ``folder``: transformers ignores missing tensors.
+    """Raise UsageError if a run with ``model`` cannot resume from the checkpoint ``folder``.
 
-    A checkpoint without metadata is accepted.
+    Without this check, transformers ignores missing tensors. A checkpoint without metadata is accepted.
     """
     saved = _read_json(folder / METADATA_FILE)
     if saved is None:  # not written by seatrial, or the run was killed before it wrote the metadata
@@ -102,7 +102,7 @@ def _metadata(model: nn.Module, strategy: str) -> dict[str, Any]:
 
 
 def _write_error(error: BaseException, folder: Path) -> str | None:
-    """The message of the filesystem error that ``error`` is or was caused by; None if there is none."""
+    """The message of the filesystem error in the chain of ``error`` and its causes; None if there is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, (OSError, SafetensorError)) or disk.is_short_write(cause):

@@ -65,7 +65,7 @@ def prepare(config: TrainConfig, out: Path) -> PreparedData:
     if config.data.layout == "markov_chain":
         folder = cache / _markov_folder_name(config)
         ranks.run_on_rank0(lambda: _write_markov(config, folder), folder)
-        _write_markov(config, folder)  # writes only on a node that does not share the folder: the same sequences
+        _write_markov(config, folder)  # a node that does not share the folder writes the same sequences
         return load(config, folder)
     on_rank0: list[data_cache.Prepared] = []  # on the other ranks it stays empty
     ranks.run_on_rank0(lambda: on_rank0.append(blocks.prepare(config, cache)), cache)
@@ -100,7 +100,7 @@ def _markov_folder_name(config: TrainConfig) -> str:
 
 
 def _markov_sequences(config: TrainConfig) -> int:
-    """Number of generated sequences: by default one per trained block, so that none repeats."""
+    """Number of generated sequences: by default one per trained block, so that no block repeats."""
     return config.data.samples or config.max_steps * config.bsz * config.grad_accum * ranks.world_size()
 
 

@@ -20,8 +20,8 @@ _WEIGHT_FILES = ("*.safetensors", "*.bin")
 def save(trainer: Trainer, final: Path, sharded: bool) -> str:
     """Write the model (with LoRA, only the adapters) to ``final`` and compare it with the trained model.
 
-    Returns a text: whether the values were compared, or with ``sharded`` only names and shapes. All ranks must call
-    this. Raises SeatrialError if the exported tensors differ from the trained ones, or are not finite.
+    Returns a text that says what was compared: the values, or with ``sharded`` only names and shapes. All ranks must
+    call this. Raises SeatrialError if the exported tensors differ from the trained ones, or are not finite.
     """
     trainer.save_model(str(final))  # gathers the shards of all ranks
     ranks.run_on_rank0(lambda: _compare_with_export(trainer, final, sharded), final)

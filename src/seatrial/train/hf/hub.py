@@ -24,7 +24,7 @@ LOCAL_HINT = (
 
 
 def set_offline_mode(config: TrainConfig) -> None:
-    """Set offline mode unless ``config`` needs the Hub and the Hub is reachable. Call before importing transformers."""
+    """Set offline mode if ``config`` does not need the Hub or cannot reach it. Call before importing transformers."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # otherwise tokenizers warns after each fork
     if not needs_hub(config) or not _is_reachable():
         os.environ[OFFLINE_VARIABLE] = "1"
@@ -49,7 +49,7 @@ def explain_load_errors(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
-        if hub_repository(name) is None and not Path(name).exists():  # transformers looks it up on the Hub
+        if hub_repository(name) is None and not Path(name).exists():  # transformers looks up such a name on the Hub
             raise UsageError(
                 f"cannot load {name}: no such file or directory; a Hub repository is written {HUB_PREFIX}OWNER/NAME"
             ) from error

@@ -1,6 +1,6 @@
 """Builds transformers models for the stack ``hf`` (Hugging Face).
 
-They have random weights, in the same architectures as the stack ``native``, or pretrained weights.
+The models have the same architectures as those of stack ``native``. Their weights are random or pretrained.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _hf_config(architecture: Architecture) -> Any:
 def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
     """The frozen ``model`` with adapters in fp32.
 
-    With strategy zero3 they have the model's dtype, since a buffer of DeepSpeed has one dtype for all weights.
+    With strategy zero3 the adapters have the model's dtype, since a buffer of DeepSpeed has one dtype for all weights.
     """
     adapters = LoraConfig(
         r=config.lora_r,

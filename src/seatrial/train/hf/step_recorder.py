@@ -53,8 +53,8 @@ class CountingTrainer(Trainer):
 class StepRecorder(TrainerCallback):
     """Callback that records each step and ends the run when loss or gradient norm is not finite.
 
-    A step lasts from the end of the previous step or its checkpoint until its loss has been read from the device. It
-    includes waiting for data, and excludes saving.
+    A step starts when the previous step, or the checkpoint after the previous step, has ended. It ends when its loss
+    has been read from the device. It includes waiting for data, and excludes saving.
     """
 
     def __init__(self, config: TrainConfig, strategy: str, world: World, out: Path, phases: StartupPhases) -> None:
@@ -72,11 +72,11 @@ class StepRecorder(TrainerCallback):
         del args, control
         assert self.trainer is not None
         strategy = applied_strategy(self.trainer.model_wrapped)
-        # startswith: the reason follows in arguments.NO_DEEPSPEED
+        # startswith, since arguments.NO_DEEPSPEED has a reason after the strategy
         if self._world.size > 1 and not self._strategy.startswith(strategy):
             raise SeatrialError(f"the model runs with strategy {strategy}, expected {self._strategy}")
         self._progress = StepLog(self._config, self._world, self._out, state.global_step)
-        if strategy != "zero3":  # DeepSpeed gathers weights in hooks of every layer
+        if strategy != "zero3":  # with zero3, forward times would include waits for weights
             wrapped = self.trainer.model_wrapped
             # The timer starts inside of DDP's wrapper, which may broadcast buffers before the model runs
             replica: Any = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
@@ -161,7 +161,7 @@ class StepRecorder(TrainerCallback):
 
 
 def applied_strategy(model: nn.Module) -> str:
-    """ddp, fsdp2 or zero3, by the types of the parameters: accelerate may silently ignore the configured strategy."""
+    """ddp, fsdp2 or zero3, by the parameters' types, since accelerate may silently ignore the configured strategy."""
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return "fsdp2"
     return "zero3" if any(hasattr(parameter, "ds_id") for parameter in model.parameters()) else "ddp"

@@ -76,7 +76,7 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
 def prepare(tokenizer: Any, vocabulary: int, chat: bool) -> Any:
     """Check that ``tokenizer`` fits the model and, for ``chat``, set seatrial's chat template; return ``tokenizer``.
 
-    Raises UsageError if it lacks a token, is larger than ``vocabulary``, or does not work with the template.
+    Raises UsageError if it lacks a special token, is larger than ``vocabulary``, or does not work with the template.
     """
     if tokenizer.eos_token_id is None or len(tokenizer) > vocabulary:
         raise UsageError(
