@@ -248,7 +248,7 @@ class Check:
     measure: Callable[[Context, Any], Iterator[Observation]]
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
-    # Rights that the check needs and an ordinary user lacks, such as "root, to read the kernel log"; shown before a run
+    # Rights that the check needs and an ordinary user lacks, such as "root, to read the kernel log"; shown before runs
     rights: str = ""
     options: type[Options] = Options
     # The tasks that the check runs in child processes of the ranks. In a job with GPUs every rank starts one child
@@ -271,7 +271,8 @@ class Check:
     per_node: bool = False
     # The fact that names the model of the measured device: only values of one model are compared with each other
     model_fact: str = "gpu"
-    # The facts that rules name in applies_if and reference_if. A missing fact, or another value, is an ERROR.
+    # The facts that rules name in applies_if and reference_if. If a fact is missing, or has a value that its RuleFact does
+    # not allow, the outcome is an ERROR.
     rule_facts: Mapping[str, RuleFact] = field(default_factory=dict)
     # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a
     # trial when it is loaded
@@ -280,9 +281,9 @@ class Check:
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
     # nccl-tests' name of the operation that ``busbw.*`` refers to; empty if there is none, or several
     operation: str = ""
-    # Mode → the sizes in bytes of ``operation`` that GPUs time over TCP
+    # Returns mode → the sizes in bytes of ``operation`` that GPUs time over TCP, for these options and this network
     timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
-    # The default sizes in bytes that are not timed because the TCP network is too slow for them
+    # Returns the default sizes in bytes that are not timed because the TCP network is too slow for them
     omitted_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None
     # Metric, or family → its upper bound: a key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.links
     bounds: Mapping[str, str] = field(default_factory=dict)

@@ -338,7 +338,7 @@ class _Modes:
         → the largest default size that the network is fast enough for.
         """
         name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu
-        all_defaults = default_sizes(name, network.nodes) if network else self.defaults  # with sizes too slow to time
+        all_defaults = default_sizes(name, network.nodes) if network else self.defaults  # all sizes, even slow ones
         default = all_defaults.for_mode("back_to_back", CollectiveOptions(), gpu=gpu)
         requested: Sequence[int] = []
         reason = "the trial's options omit mode back_to_back"

@@ -91,7 +91,7 @@ def _failure_reason(program: ProgramResult) -> str:
 
 
 def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
-    """Yield for each port its best values over all partners, and the ratios of these values to the values of its peers.
+    """Yield for each port its best values over all partners, compared with the port's rate and with other ports.
 
     Also yield the lowest path share and the failures of each pair of nodes.
     """
@@ -198,7 +198,7 @@ def _pair_results(paths: Sequence[RailPath]) -> Iterator[Observation]:
 def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBandwidth]) -> Iterator[Observation]:
     """Yield for each pair of nodes the lowest share of its paths, and the fact ``slow_paths``: paths below MIN_SHARE.
 
-    The share of a path is its bandwidth divided by the best bandwidth of one of its ports: the port whose best is lower.
+    The share of a path is its bandwidth, divided by the lower one of the best bandwidths of its two ports.
     """
     lowest_shares: dict[str, float] = {}  # pair of nodes → share
     slow_paths: dict[str, str] = {}

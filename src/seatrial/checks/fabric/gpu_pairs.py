@@ -86,8 +86,8 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
     group_facts, models = collectives.describe_group(), subgroups.gpu_models(node_ranks, context.device)
     subjects, nvml_indices = rank.gather(context.subject), rank.gather(context.nvml_index)
     # Connections are read from this byte of the log on. With several nodes, the group of each node is opened below,
-    # and NCCL logs its connections then; earlier lines are of other groups. On one node NCCL may reuse connections of earlier
-    # checks, so that the whole log is read.
+    # and NCCL logs its connections then; earlier lines are of other groups. On one node NCCL may reuse connections of
+    # earlier checks, so that the whole log is read.
     log_offset = _nccl_log.log_size(context.device) if len(ranks_by_node) > 1 else 0
     retry = context.on_gpu if options.retry_slow_pairs is None else options.retry_slow_pairs
     all_results = _measure_rounds(context, options, ranks_by_node, subjects, retry=retry)

@@ -1,4 +1,4 @@
-"""The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with other ports and own capabilities.
+"""The RDMA ports of all nodes: rate, state, GID, MTU, firmware. Each is compared with other ports and its capabilities.
 
 Only compute ports are judged: the ports that NCCL should use (_compute_ports.py selects them). A port is compared with
 the port of the same name on other nodes, and with the other compute ports of its node. Its rate is compared with the

@@ -5,7 +5,7 @@ comparable. Rules evaluate two efficiencies:
 
 - ``link_efficiency``: the bus bandwidth of two nodes, divided by the lower of two bandwidths: the bus bandwidth of one
   node, and the bandwidth of the NICs while each GPU exchanges data with the same GPU of the other node.
-- ``ring_efficiency``: the bus bandwidth of a ring of all nodes, divided by that of a ring of the first and the last node
+- ``ring_efficiency``: the bus bandwidth of a ring of all nodes, divided by that of a ring of the first and last node
   (NCCL_ALGO=Ring). A ring sends the same amount over each NIC for any number of nodes. Other algorithms send less
   between two nodes than between more.
 """

@@ -267,7 +267,7 @@ def _as_list(value: JsonValue) -> list[JsonValue]:
 
 
 def _names_failing_rank(injected: FaultRecord, result: JobResult) -> bool:
-    """Return whether the job result names only the failing rank, on its node, and has the state that the fault causes."""
+    """Return whether the job result names only the failing rank, on its node, and has the fault's job state."""
     ranks = re.findall(r"\brank (\d+)", result.failed_subject)
     expected_state = JobState.HUNG if injected.fault == "stop" else JobState.FAILED
     return (
