@@ -271,8 +271,8 @@ class Check:
     per_node: bool = False
     # The fact that names the model of the measured device: only values of one model are compared with each other
     model_fact: str = "gpu"
-    # The facts that rules name in applies_if and reference_if. If a fact is missing, or has a value that its RuleFact does
-    # not allow, the outcome is an ERROR.
+    # The facts that rules name in applies_if and reference_if. If a fact is missing, or has a value that its RuleFact
+    # does not allow, the outcome is an ERROR.
     rule_facts: Mapping[str, RuleFact] = field(default_factory=dict)
     # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a
     # trial when it is loaded
