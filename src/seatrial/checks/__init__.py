@@ -47,7 +47,10 @@ class _Catalog(Mapping[str, Check]):
 
 
 def _check_in_file_of_its_name(name: str) -> Check | None:
-    """The check ``host.cpu`` from a file ``cpu.py`` or ``host_cpu.py``, else None; no other files are imported."""
+    """The check ``name``, such as ``host.cpu`` from ``cpu.py`` or ``host_cpu.py``; None if neither file declares it.
+
+    Imports only files with these names.
+    """
     file_names = (name.rpartition(".")[2], name.replace(".", "_"))
     candidates = (module for module in _modules() if module.rpartition(".")[2] in file_names)
     return next((check for check in map(_load_check, candidates) if check.name == name), None)

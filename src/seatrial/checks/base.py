@@ -1,9 +1,9 @@
 """The declaration of a check and the context in which it runs.
 
-A check is one file in a folder of this package that ends in ``CHECK = Check(...)``. Its ``measure`` is a generator of
-metrics, facts, series and artifacts; observations yielded before a crash are kept. A check does not evaluate its
-results, does not install software, and ends only processes that it started. It writes to ``context.artifacts_dir``, and
-to directories that its options name.
+A check is one file in a folder of this package. The file ends in ``CHECK = Check(...)``. The check's ``measure`` is a
+generator of metrics, facts, series and artifacts; observations yielded before a crash are kept. A check does not
+evaluate its results, does not install software, and ends only processes that it started. It writes only to
+``context.artifacts_dir`` and to directories that its options name.
 
 `seatrial render`, the planner and the judge import the files of all checks of a trial, but need only the declarations.
 Modules that are slow to import and that only a measurement needs (torch, psutil, most of discover/, telemetry) are
@@ -42,8 +42,9 @@ from seatrial.model import (
     Topology,
 )
 
-# Conditions under which a check may skip itself. The judge compares each with the plan in the record, except the last:
-# that one depends on the hardware or on Slurm's settings, which the plan does not contain
+# Conditions under which a check may skip itself. The judge verifies a condition with the plan in the record. It accepts
+# the last condition without verification, since that one depends on the hardware or on Slurm's settings, which the plan
+# does not contain
 SkipCondition = Literal[
     "no GPU",
     "no Slurm",
@@ -64,8 +65,8 @@ SubjectKind = Literal[
     "gpu",  # each GPU in the fact gpus_used of a NODE check
     "port",  # each port in the fact ports_used of a CLUSTER check
 ]
-# Fact of a check that was skipped because this machine has no Slurm: the reason. If Slurm starts the jobs of the trial,
-# the judge does not accept this SKIP.
+# Name of the fact that a check yields if it is skipped because this machine has no Slurm. Its value is the reason. If
+# Slurm starts the jobs of the trial, the judge does not accept this SKIP.
 SLURM_ABSENT = "slurm_absent"
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
 # Values that any fact in Check.rule_facts may have: the machine lacks the property, or the user may not read it
@@ -91,7 +92,8 @@ class Context:
         default_factory=dict
     )  # check → its options, for all checks of the job
     topology: Topology | None = None  # None: unknown
-    tcp_network: TcpNetwork | None = None  # None: one node, CPU job, not TCP, or unknown rate
+    # The TCP network between the nodes. None on one node, in a CPU job, without TCP, or if the rate is unknown
+    tcp_network: TcpNetwork | None = None
     # NVML's index of the device; differs from its CUDA index if CUDA_VISIBLE_DEVICES selects GPUs. None on a CPU
     nvml_index: int | None = None
 
@@ -146,8 +148,9 @@ class FindingTemplate:
     """The finding for a FAIL or WARN on a metric of one subject, which may be a pair.
 
     ``first_command`` may contain ``{node}``, the node of the subject, and ``{pair}``, both ends of a pair.
-    ``whole_node_title``: title of the one finding for a node if all its subjects fail; "": one finding per subject.
-    ``max_locatable_fact``: name of the fact that states how many slow subjects (or nodes) can be located at most.
+    ``whole_node_title``: if set, a node has one finding for all its failed subjects, with this title if all subjects of
+    the node failed; if empty, each failed subject has its own finding. ``max_locatable_fact``: name of the fact that
+    states how many slow subjects (slow nodes, if ``whole_node_title`` is set) can be located at most.
     """
 
     title: str
@@ -186,7 +189,8 @@ class Implementations:
 class ScalingMetrics:
     """Names of the metrics of one quantity on a GPU, a node, two nodes and all nodes, for reports; "": not measured.
 
-    ``{nodes}`` in a name stands for the fact ``nodes``. ``efficiencies``: metrics with rules that compare the above.
+    ``{nodes}`` in a name stands for the fact ``nodes``. ``efficiencies``: metrics that compare the metrics above with
+    each other; they have rules.
     """
 
     gpu: str = ""
@@ -211,7 +215,7 @@ class RuleFact:
     ``values``: regular expression of the possible values; NOT_SUPPORTED and PERMISSION_DENIED are always possible.
     ``no``, NOT_SUPPORTED and PERMISSION_DENIED may have the suffix ``: REASON``. ``reason``: why a rule does not apply,
     used for values without REASON; ``{}`` in it stands for the value. ``not_supported``, ``permission_denied``: outcome
-    of the rules if the fact has this value; for all other values that a rule does not require, the outcome is SKIP.
+    of rules on this fact if the fact has this value. Any other value that a rule does not require makes it SKIP.
     ``varies_by_device``: whether the fact may differ between GPUs of one model, as the presence of NVLink bridges does.
     """
 
@@ -244,12 +248,11 @@ class Check:
     measure: Callable[[Context, Any], Iterator[Observation]]
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
-    # Rights that an ordinary user of the GPUs lacks, such as "root, to read the kernel log"; shown before a run
+    # Rights that the check needs and an ordinary user lacks, such as "root, to read the kernel log"; shown before runs
     rights: str = ""
     options: type[Options] = Options
-    # The tasks that the check runs in child processes of the ranks. In a job with GPUs the worker starts a child
-    # process of every rank for each task, which imports the training code before the first check
-    # (bench/spare_children.py):
+    # The tasks that the check runs in child processes of the ranks. In a job with GPUs every rank starts one child
+    # process per task. The child imports the training code before the first check (bench/spare_children.py):
     #   "gpu"       one task per GPU
     #   "all"       one task on all GPUs
     #   "variants"  the training runs of train/variants.py
@@ -263,12 +266,13 @@ class Check:
     # Metric, or family → the kind of subjects that must each have a value. A missing value is an ERROR, except for
     # subjects in the fact EXEMPT.
     required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
-    # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
-    # one node. Its first rank reports the metrics and the facts gpu, world_size and nodes of that node.
+    # True for a CLUSTER check in which each node has its own communicator and is evaluated separately against the
+    # reference value of one node. The first rank of a node reports its metrics and its facts gpu, world_size and nodes.
     per_node: bool = False
     # The fact that names the model of the measured device: only values of one model are compared with each other
     model_fact: str = "gpu"
-    # The facts that rules name in applies_if and reference_if. A missing fact, or another value, is an ERROR.
+    # The facts that rules name in applies_if and reference_if. If a fact is missing, or has a value that its RuleFact
+    # does not allow, the outcome is an ERROR.
     rule_facts: Mapping[str, RuleFact] = field(default_factory=dict)
     # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a
     # trial when it is loaded
@@ -277,13 +281,14 @@ class Check:
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
     # nccl-tests' name of the operation that ``busbw.*`` refers to; empty if there is none, or several
     operation: str = ""
-    # Mode → the sizes in bytes of ``operation`` that GPUs time over TCP
+    # Returns mode → the sizes in bytes of ``operation`` that GPUs time over TCP, for these options and this network
     timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
-    # The default sizes in bytes that are not timed because the TCP network is too slow for them
+    # Returns the default sizes in bytes that are not timed because the TCP network is too slow for them
     omitted_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None
-    # Upper bound of a metric or family: key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.links
+    # Metric, or family → its upper bound: a key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.links
     bounds: Mapping[str, str] = field(default_factory=dict)
-    # Metrics, or families, in % that may exceed 100 %, such as a gain; a higher value of other metrics in % is an ERROR
+    # Metrics, or families, in % that may exceed 100 %, such as a gain. For any other metric in %, a value above 100 %
+    # is an ERROR
     may_exceed_100: tuple[str, ...] = ()
     # Metrics that compare parts of the cluster with each other
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
@@ -294,8 +299,9 @@ class Check:
     implementations: Implementations | None = None
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
-    # Whether this check is the search for slow nodes: a run starts it automatically when a metric of several nodes is
-    # below a threshold. Its facts PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
+    # Whether this check is the search for slow nodes. A run starts that check automatically when a metric that was
+    # measured over several nodes violates a threshold. The facts PAIR_RATES and RANKS_BY_NODE of the check become
+    # findings; see hardware/pair_search.py.
     localizes: bool = False
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from seatrial.hardware.network_time import TcpNetwork, limit_with_network
 from seatrial.model import size_label
 
 POINT_TO_POINT = "point to point"  # sends and receives have no algorithm, and NCCL logs none
-TIMEOUT_S = 60.0  # the child processes run for a few seconds, and on a slow network for longer
+TIMEOUT_S = 60.0  # the child processes run for a few seconds; a slow network extends this limit
 
 
 def logged_choices(context: Context) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def logged_choices(context: Context) -> dict[str, Any]:
 
     nodes = len(set(rank.gather(context.node)))
     network = context.tcp_network
-    # The largest size first: the allocator then serves smaller buffers from its memory
+    # The largest size first: the allocator then serves smaller buffers from the memory of the largest
     ordered_requests = sorted(
         requests(context.options_by_check, OPERATIONS, nodes, network), key=lambda request: -request["size"]
     )
@@ -80,8 +80,9 @@ def requests(
 def choices_by_operation(requested: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> dict[str, Any]:
     """Operation → ``dtype``, ``buffers`` and ``by_size``: size → NCCL's choice, in ascending order of the size.
 
-    ``requested``: the requests in descending order of the size. ``result``: of ``bench.algorithms``. It has for each
-    request the exact size, followed by start and end of the operation in NCCL's log if the operation ran.
+    ``requested``: the requests in descending order of the size. ``result``: the result of ``bench.algorithms``. Its
+    ``log_ranges`` has a list for each request: the exact size and, if the operation ran, start and end of the operation
+    in NCCL's log.
     """
     from seatrial.bench.buffers import ALLOCATORS
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from seatrial.bench.operations import Operation
 
 T = TypeVar("T")
-# Yields the metrics of one mode; returns its results by size
+# Yields the metrics of one mode; returns the results of this mode: size in bytes → result
 ModeResults = Generator[Observation, None, dict[int, "CollectiveResult"]]
 
 # By default NCCL uses protocol LL at the first size and Simple at the second.
@@ -181,9 +181,10 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
 class _Modes:
     """Measures one operation in the requested modes, and collects the results.
 
-    All ranks call every method; rank 0 reports the observations. ``defaults``: without the sizes that the network is
-    too slow for. ``subjects``: the subject of each rank. ``not_allocated``: size as in ``_size_name`` → subject of a
-    rank → why its buffers could not be allocated. ``back_to_back``, ``percentiles``: size in bytes → result.
+    All ranks call every method; rank 0 reports the observations. ``defaults``: the default sizes, except sizes that the
+    network is too slow for. ``subjects``: the subject of each rank. ``not_allocated``: size as in ``_size_name`` →
+    subject of a rank → why its buffers could not be allocated. ``back_to_back``, ``percentiles``: size in bytes →
+    result.
     """
 
     operation: Operation
@@ -293,7 +294,7 @@ class _Modes:
         return dict(sorted(results.items()))
 
     def check_other_dtypes(self) -> None:
-        """Check the data of the dtypes that are not timed: NCCL reduces each with different code."""
+        """Check the data of each dtype that is not timed, since NCCL has separate reduction code for each dtype."""
         from seatrial.bench.collectives import check_data
 
         for dtype in ELEMENT_SIZES:
@@ -324,7 +325,7 @@ class _Modes:
                 yield {"size": check.name, "rank": rank, "subject": self.subjects[rank]}, mismatch
 
     def allocation_error(self) -> str:
-        """The message if no size could be allocated: the last size that was tried, and the first rank's reason."""
+        """The message if no size could be allocated: the last size that was tried, and one rank's reason."""
         size, reason_by_subject = list(self.not_allocated.items())[-1]
         subject, reason = next(iter(reason_by_subject.items()))
         return f"no buffer could be allocated at any size; request a smaller size. {size}: {subject}: {reason}"
@@ -337,7 +338,7 @@ class _Modes:
         → the largest default size that the network is fast enough for.
         """
         name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu
-        all_defaults = default_sizes(name, network.nodes) if network else self.defaults  # also sizes too slow to time
+        all_defaults = default_sizes(name, network.nodes) if network else self.defaults  # all sizes, even slow ones
         default = all_defaults.for_mode("back_to_back", CollectiveOptions(), gpu=gpu)
         requested: Sequence[int] = []
         reason = "the trial's options omit mode back_to_back"
@@ -373,7 +374,7 @@ _WRONG_DATA_RULE = Rule(
 )
 # No vendor publishes a tail latency. The limit is the speed below which the judge calls a window slow, 80 % of the
 # median (judge/samples.py). In twelve records of healthy H200 nodes in docs/results the ratio is 1.005 to 1.017. A rule
-# on p95 would add nothing: where 5 % of the operations are slow, p99 is too.
+# on p95 would add nothing: if 5 % of the operations are slow, p99 exceeds its limit too.
 _P99_RULE = Rule(
     metric=f"p99_ratio.{_results.P99_RATIO_SIZE}",
     expect="<= 1.25 x",

@@ -2,9 +2,10 @@
 
 1. With NCCL_NET=Socket, or NCCL_IB_DISABLE other than 0, a node has no compute ports.
 2. If NCCL_IB_HCA lists ports, these are the compute ports.
-3. Otherwise the compute ports of a node are those of one kind (NIC model, board, link layer): the kind with the highest
-   total rate on a node. Two groups of ports are excluded: ports whose interface has the default route (management),
-   unless all ports of the node have it, and ports that are not ACTIVE and need not be (see _unused_ports).
+3. Otherwise the compute ports of a node are its ports of one kind (NIC model, board, link layer). Of the node's kinds,
+   this is the one whose ports have the highest total rate on any single node. Two groups of ports are excluded: ports
+   whose interface has the default route (management), unless all ports of the node have it, and ports that are neither
+   ACTIVE nor required to be (see _unused_ports).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ Kind = tuple[str, str, str]  # PortDetails.kind: NIC model, board, link layer
 class NodePorts:
     """The RDMA ports of one node, and NCCL's settings there; empty or None for a setting that is not set.
 
-    ``gid_index``: NCCL_IB_GID_INDEX; None if it is negative. ``rdma_off``: the setting that keeps NCCL from using
-    RDMA, as NAME=VALUE.
+    ``gid_index``: NCCL_IB_GID_INDEX; a negative value counts as not set. ``rdma_off``: the setting that keeps NCCL from
+    using RDMA, as NAME=VALUE.
     """
 
     ports: tuple[PortDetails, ...]
@@ -116,7 +117,7 @@ def kind_text(kind: Kind) -> str:
 
 
 def _candidates(node: str, node_ports: NodePorts, others: dict[str, str]) -> tuple[PortDetails, ...]:
-    """The ports that may be compute ports. Adds NODE/PORT → reason to ``others`` for each port that may not."""
+    """The ports that may be compute ports. For each other port, adds NODE/PORT → reason to ``others``."""
     setting, ports = node_ports.nccl_ib_hca, sorted(node_ports.ports, key=_natural_order)
     if node_ports.rdma_off:
         others |= {f"{node}/{port.name}": f"{node_ports.rdma_off}: NCCL uses no RDMA port" for port in ports}
@@ -140,7 +141,7 @@ def _natural_order(port: PortDetails) -> list[tuple[int, str]]:
 
 
 def _is_list(setting: str) -> bool:
-    """Whether NCCL_IB_HCA lists the ports to use, and not only those to exclude."""
+    """Whether NCCL_IB_HCA lists ports to use; with a leading ``^`` it lists ports to exclude."""
     return bool(setting) and not setting.startswith("^")
 
 
@@ -165,7 +166,8 @@ def _is_selected(port: PortDetails, setting: str) -> bool:
 def _rate_by_kind(candidates: Mapping[str, Sequence[PortDetails]]) -> dict[Kind, float]:
     """Kind → the largest total rate of its ports on one node, in Gbit/s.
 
-    A port that is down counts with the rate of another port of its kind, or with that of its model in nics.yaml.
+    A port that is down counts with the highest rate of a port of its kind. If all ports of its kind are down, it counts
+    with the rate of its NIC model in nics.yaml.
     """
     port_rates: dict[Kind, float] = {}  # the highest rate of one port
     for port in chain.from_iterable(candidates.values()):
@@ -189,9 +191,9 @@ def _nic_models() -> dict[str, dict[str, float]]:
 
 
 def _unused_ports(ports_by_node: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
-    """NODE/PORT → reason, for each port that is not ACTIVE and need not be.
+    """NODE/PORT → reason, for each port that is not ACTIVE and is not required to be ACTIVE.
 
-    A port should be ACTIVE in each of these cases:
+    A port is required to be ACTIVE in each of these cases:
 
     - The port of this name is ACTIVE on another node.
     - Most ports of its node are ACTIVE, and its NIC has no ACTIVE port.

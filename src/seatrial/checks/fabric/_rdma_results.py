@@ -25,7 +25,8 @@ MIN_SHARE = 0.90  # threshold of bw_vs_peers and path_share, as in collectives.p
 class RailPath:
     """One run of a tool from a port of ``source``, the client, to a port of ``target`` on the same rail.
 
-    ``value`` is in Gb/s or us. ``failure``: RDMA between the ports failed. ``not_measured``: the tool failed.
+    ``value`` is in Gb/s or us. ``failure``: the error if RDMA between the ports failed. ``not_measured``: the error if
+    the tool failed.
     """
 
     tool: str
@@ -90,7 +91,10 @@ def _failure_reason(program: ProgramResult) -> str:
 
 
 def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
-    """Yield the best values of each port over its partners, their shares, and the failures of each pair of nodes."""
+    """Yield for each port its best values over all partners, compared with the port's rate and with other ports.
+
+    Also yield the lowest path share and the failures of each pair of nodes.
+    """
     from seatrial.discover import perftest
 
     bandwidth_paths = [path for path in paths if path.tool == perftest.BANDWIDTH_TOOL]
@@ -122,7 +126,7 @@ def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
 class _PortBandwidth:
     """The bandwidth of a port on one path. ``share``: bandwidth divided by the rate of the path's slower port.
 
-    ``is_at_port_rate``: whether this port has the rate of the slower port, so that the partner does not limit it.
+    ``is_at_port_rate``: whether the partner's rate is at least this port's rate, so that the partner does not limit it.
     """
 
     gbps: float
@@ -140,7 +144,7 @@ class _Directions:
 
 
 def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
-    """Port → its bandwidth with the best partner, in the slower direction (sending or receiving).
+    """Port → the lower of two bandwidths: sending to its best partner, and receiving from its best partner.
 
     A path to a port with a lower rate counts only if there is no other path. RDMA that fails counts as 0. A port that
     was not measured in both directions is omitted.
@@ -192,9 +196,9 @@ def _pair_results(paths: Sequence[RailPath]) -> Iterator[Observation]:
 
 
 def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBandwidth]) -> Iterator[Observation]:
-    """Yield for each pair of nodes the lowest share of its paths: bandwidth / best bandwidth of the slower port.
+    """Yield for each pair of nodes the lowest share of its paths, and the fact ``slow_paths``: paths below MIN_SHARE.
 
-    The fact ``slow_paths`` lists the paths below MIN_SHARE.
+    The share of a path is its bandwidth, divided by the lower one of the best bandwidths of its two ports.
     """
     lowest_shares: dict[str, float] = {}  # pair of nodes → share
     slow_paths: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The options of fabric.rdma, and its runs of perftest between ports of two nodes, on the ranks nearest to them."""
+"""The options of fabric.rdma, and its runs of perftest between two nodes' ports, by the ranks nearest to the ports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
 
 SECONDS = 0.5  # duration of a bandwidth test at the port's rate
-# Of each queue pair in a bandwidth test. With more iterations than the maximum, perftest does not report the peak.
+# Iterations of each queue pair in a bandwidth test. Above the maximum, perftest does not report the peak bandwidth.
 MIN_ITERATIONS, MAX_ITERATIONS = 100, 20_000
 LATENCY_ITERATIONS = 1000  # perftest's default
 
@@ -31,9 +31,9 @@ LATENCY_ITERATIONS = 1000  # perftest's default
 class RdmaOptions(Options):
     """Options of fabric.rdma.
 
-    ``rounds``: number of rounds; by default all with up to 4 nodes, else 3. ``size``: bytes per RDMA write. ``qps``:
-    number of queue pairs. ``transfer_limit_s``: time limit of one run of perftest. ``gpu_memory``: transfer from and to
-    GPU memory if possible.
+    ``rounds``: number of rounds; by default as many as cover all pairs on up to 4 nodes, and 3 on more nodes. ``size``:
+    bytes per RDMA write. ``qps``: number of queue pairs. ``transfer_limit_s``: time limit of one run of perftest.
+    ``gpu_memory``: transfer from and to GPU memory if possible.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -92,8 +92,8 @@ class TransferRunner:
         self._cuda_options = cuda_options
         # Node → the rank of each rail
         self._ranks = {node: ranks_of_ports(node_ports, node, places) for node, node_ports in ports.items()}
-        # The rails of a node are split into batches that run one after another: perftest polls, so that each concurrent
-        # rail of a rank needs a CPU
+        # A process of perftest polls and so needs a CPU of its own. The rails of a node are therefore split into
+        # batches that run one after another: in a batch, no rank has more rails than CPUs
         rails_by_rank = Counter(chain.from_iterable(self._ranks.values()))
         self._batch_count = max(ceil(rails / places[rank].cpu_count) for rank, rails in rails_by_rank.items())
 
@@ -116,7 +116,7 @@ class TransferRunner:
         return paths
 
     def _paths_of_batch(self, batch: int, tool: str, source: str, target: str) -> Iterator[RailPath]:
-        """Yield the paths between two nodes on the rails of a batch, without rails that lack a usable port."""
+        """Yield the paths between two nodes, for the rails of a batch that have a usable port on both nodes."""
         rails = enumerate(zip(self._ports[source], self._ports[target], strict=False))
         for rail, (source_port, target_port) in rails:
             if source_port and target_port and rail % self._batch_count == batch:
@@ -179,7 +179,7 @@ def _shared_bridges(path_a: Sequence[str], path_b: Sequence[str]) -> int:
 
 
 def _cpu_binding(context: Context, port: PortDetails) -> list[str]:
-    """The prefix that binds a command to the CPUs of the port's NUMA node; empty if that is not possible or needed."""
+    """The prefix that binds a command to the CPUs of the port's NUMA node; empty if impossible or unnecessary."""
     allowed = os.sched_getaffinity(0)
     path = context.root / f"sys/devices/system/node/node{port.numa_node}/cpulist"
     if port.numa_node is None or not path.exists() or not shutil.which("taskset"):

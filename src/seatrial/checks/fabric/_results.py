@@ -30,7 +30,7 @@ BACKEND = {"backend": RuleFact("nccl|gloo")}  # Check.rule_facts
 P99_RATIO = {"p99_ratio_measured": RuleFact()}  # Check.rule_facts; see p99_ratio_fact
 P99_RATIO_SIZE = "1GiB"  # the size whose p99_ratio has a rule
 BANDWIDTH_BOUNDS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
-# ``in_place`` of the variant that the option in_place=both adds → suffix of its metric names
+# Suffix of the metrics of the variant that the option in_place=both adds, by whether this variant is in place
 VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}
 
 # Percentile → minimum number of samples. The maximum of n samples exceeds the percentile p (0.95 or 0.99) with 95 %
@@ -48,7 +48,7 @@ class GroupOptions(Options):
     """Options of the checks that measure groups of ranks.
 
     ``size``: bytes of the buffer on each rank; the default depends on the device. ``seconds``: maximum timed duration;
-    on a GPU twice this duration if the median is imprecise.
+    on a GPU an imprecise median extends this to at most twice.
     """
 
     size: ByteSize | None = Field(default=None, ge=4)
@@ -188,7 +188,7 @@ def percentiles_fact(results: Results, subjects: Sequence[str]) -> Fact:
 
 
 def p99_ratio_fact(results: Results) -> Fact:
-    """The fact ``p99_ratio_measured``: yes, or why ``p99_ratio.1GiB`` is missing, from results of mode percentiles."""
+    """The fact ``p99_ratio_measured``: yes, or why ``p99_ratio.1GiB`` is missing; ``results``: of mode percentiles."""
     counts = {size_label(size): len(result.timings.windows) for size, result in results.items()}
     count, needed = counts.get(P99_RATIO_SIZE, 0), MIN_SAMPLES[99]
     value = "yes" if count >= needed else f"no: p99 needs {needed} operations of {P99_RATIO_SIZE}, {count} were timed"
@@ -230,7 +230,7 @@ def pair_wrong_data_results(results: PairResults, subject: str = CLUSTER) -> Ite
 
 
 def wrong_data_rule(fix: str) -> Rule:
-    """The rule on ``wrong_elements``; ``fix`` describes the check's fact wrong_data."""
+    """The rule on ``wrong_elements``; ``fix``: how to locate the fault, appended to the general fix."""
     return Rule(
         metric="wrong_elements",
         expect="== 0",

@@ -1,4 +1,4 @@
-"""Options of the collective checks, and the sizes that they time: defaults, sweeps, sizes too large for slow TCP."""
+"""Options of the collective checks, their default sizes and size sweeps, and the sizes omitted on slow TCP networks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUDA_GRAPH_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "16KiB", "64KiB", "256K
 GPU_PERCENTILE_SIZES = (parse_bytes("1GiB"),)
 CPU_PERCENTILE_SIZES = (parse_bytes("1MiB"),)
 
-MANY_NODES_SIZE = parse_bytes("8GiB")  # on MANY_NODES nodes and more
+MANY_NODES_SIZE = parse_bytes("8GiB")  # one more default size, on MANY_NODES nodes or more
 
 ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}  # dtype → bytes
 

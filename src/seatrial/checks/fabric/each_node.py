@@ -1,8 +1,8 @@
 """All-reduce within every node, on all nodes at the same time.
 
-A node with slow NVLinks or switches slows the all-reduce of the whole cluster, which does not name the node. Here no
-data leaves a node. Each node is compared with the reference value of one node. It is also compared with the fastest
-node that has the same GPUs, so that the slower of two nodes is found too.
+A node with slow NVLinks or switches slows the all-reduce of the whole cluster, but that all-reduce does not show which
+node is slow. In this check no data leaves a node. Each node is compared with the reference value of one node. It is
+also compared with the fastest node that has the same GPUs, so that the slower of two nodes is found too.
 """
 
 from __future__ import annotations

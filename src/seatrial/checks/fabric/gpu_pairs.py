@@ -1,7 +1,8 @@
 """Bandwidth between every two GPUs of a node through NCCL, to locate slow GPUs and slow paths.
 
 The GPUs of a pair send to and receive from each other at the same time, as in pipeline and expert parallelism. Pairs
-are scheduled in rounds (round robin): every GPU has at most one partner, and the pairs of all nodes run concurrently.
+are scheduled in rounds (round robin). In a round every GPU has at most one partner, and all pairs of all nodes run
+concurrently.
 
 A GPU that is slow with every partner is at fault. If two good GPUs are slow with each other, their path is at fault.
 With two GPUs in a node, a slow GPU cannot be located. GPUs are compared only within their node. On PCIe, concurrent
@@ -62,8 +63,8 @@ class GpuPairOptions(Options):
     """Options of collectives.gpu_pairs.
 
     ``size``: bytes that each GPU sends and receives at a time; the default depends on the device. ``seconds``: maximum
-    timed duration of each round; on a GPU twice this duration if the median is imprecise. ``retry_slow_pairs``: measure
-    slow pairs again without other pairs; off by default on CPUs, where no rule applies to pairs.
+    timed duration of each round; on a GPU an imprecise median extends this to at most twice. ``retry_slow_pairs``:
+    measure slow pairs again without other pairs; off by default on CPUs, where no rule applies to pairs.
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
@@ -84,8 +85,9 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
         raise NotApplicable("one GPU per node: no pairs within a node")
     group_facts, models = collectives.describe_group(), subgroups.gpu_models(node_ranks, context.device)
     subjects, nvml_indices = rank.gather(context.subject), rank.gather(context.nvml_index)
-    # Connections are read from this byte of the log on. With several nodes, each node has its own group, which is
-    # opened below, so that earlier connections do not count. On one node NCCL may reuse connections of earlier checks.
+    # Connections are read from this byte of the log on. With several nodes, the group of each node is opened below,
+    # and NCCL logs its connections then; earlier lines are of other groups. On one node NCCL may reuse connections of
+    # earlier checks, so that the whole log is read.
     log_offset = _nccl_log.log_size(context.device) if len(ranks_by_node) > 1 else 0
     retry = context.on_gpu if options.retry_slow_pairs is None else options.retry_slow_pairs
     all_results = _measure_rounds(context, options, ranks_by_node, subjects, retry=retry)
@@ -116,9 +118,9 @@ def _measure_rounds(
 ) -> dict[str, PairResults]:
     """The results of all rounds and retries by node, the same on all ranks.
 
-    Each node has its own group. In a group of several nodes NCCL uses the few channels and small chunks of inter-node
-    transfers inside a node too (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src). The rates would then
-    differ from the rates of a single node.
+    Each node has its own group. In a group of several nodes, NCCL would use the few channels and small chunks of
+    inter-node transfers inside a node too (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src). The rates
+    would then differ from the rates of a single node.
     """
     from seatrial.bench import pairs, subgroups
 
@@ -150,7 +152,7 @@ def _rounds(ranks: Sequence[int]) -> list[Partners]:
 
 
 def _retry_steps(results: PairResults) -> list[Partners]:
-    """The slow pairs of a node, one per step; empty if all pairs of the node ran without concurrent pairs."""
+    """The slow pairs of a node, one per step; empty if no two pairs of the node ever ran concurrently."""
     from seatrial.bench import pairs
 
     slow_pairs = results.pairs_below_median(MIN_SHARE) if _has_concurrent_pairs(results) else []
@@ -194,7 +196,8 @@ def results_by_node(
     results: dict[str, PairResults] = {}
     for node, ranks in ranks_by_node.items():
         if len(ranks) > 1:
-            # Sorted by subject: a pair keeps its name in a retry, which assigns the GPUs to ranks in reverse order
+            # Sorted by subject: if the whole check is measured again, ranks get the GPUs in reverse order, but a pair
+            # must keep its name
             ordered = sorted(ranks, key=lambda rank: (len(subjects[rank]), subjects[rank]))
             members = {subjects[rank]: (rank,) for rank in ordered}
             results[node] = PairResults(

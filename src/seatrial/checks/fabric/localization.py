@@ -1,13 +1,14 @@
 """Locates slow nodes, GPUs, rails and paths between nodes by transfers between pairs of nodes.
 
 A run starts this check automatically when a multi-node check violates a threshold (``localize`` in the trial). The
-search has steps (hardware.pair_search): first rounds of pairs, then suspected nodes with good partners, suspected paths
-again, and each direction. All pairs of a step run concurrently in one job, so that a thousand nodes take minutes.
+search has steps (hardware.pair_search): first rounds of pairs, then suspected nodes with good partners, then suspected
+paths again, then single directions. All pairs of a step run concurrently in one job, so that a search over a thousand
+nodes takes minutes.
 
 Rates are compared only with those of other pairs, so that no reference value is needed. With GPUs, GPU i of a node
 sends to GPU i of the other node. Without GPUs one process of each node sends over TCP (gloo), and the fastest time
-counts: a busy CPU slows some transfers, a slow link slows all of them. Two nodes form one pair; the rails and
-directions of this pair are compared (hardware.two_nodes).
+counts: a busy CPU slows some transfers, a slow link slows all of them. With two nodes there is only one pair; its rails
+and its directions are compared with each other (hardware.two_nodes).
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ if TYPE_CHECKING:
 # GPU_SIZE takes about 5 ms at the 50 GB/s of a 400 Gb/s NIC, CPU_SIZE 0.2 s at 200 Mbit/s. Traffic shapers, such as
 # those of the tests, do not limit a first burst; CPU_SIZE is 128 times this burst, so that the link is measured.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("4MiB")
-# Time per operation to which ``default_size`` reduces the size on a slow TCP network, in seconds. Each step of a search
-# has at least five operations.
+# On a slow TCP network ``default_size`` halves the size until one operation takes at most this many seconds. Each step
+# of a search has at least five operations.
 MAX_OPERATION_S = 0.1
 
 
 class LocalizationOptions(Options):
     """Options of collectives.localization.
 
-    ``rounds``: number of rounds in which every node is measured, each with a new partner. ``size``: bytes that each
-    rank sends at a time; the default depends on the device. ``seconds``: maximum timed duration of a step; on a GPU
-    twice this duration if the median is imprecise.
+    ``rounds``: number of rounds; in each round every node is measured with a new partner. ``size``: bytes that each
+    rank sends at a time; the default depends on the device. ``seconds``: maximum timed duration of a step; on a GPU an
+    imprecise median extends this to at most twice.
     """
 
     rounds: int = Field(default=ROUNDS, ge=1)

@@ -1,4 +1,4 @@
-"""All-reduce bandwidth under several NCCL settings: the default, and settings that change one environment variable.
+"""All-reduce bandwidth under several NCCL settings: the default, and three that each change one environment variable.
 
 NCCL reads its variables once per process. So each rank starts a child process per setting, and the NCCL logs of these
 processes record algorithm, protocol, channels and transport for every size.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from seatrial.discover.nccl_log import NcclLog
 
 SIZE = parse_bytes("1GiB")  # saturates the links
-# The sizes of collectives.all_reduce: the report shows the transport of each
+# At these sizes of collectives.all_reduce, NCCL's algorithm and transport are recorded for the report, without timing
 UNTIMED_SIZES = tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB")))
 ALL_RANKS, PER_NODE = "all_ranks", "per_node"  # one group of all ranks; one group per node, all nodes concurrently
 
@@ -79,8 +79,8 @@ class NcclSettingsOptions(Options):
     """Options of collectives.nccl_settings.
 
     ``size``: bytes of the timed all-reduce. ``untimed_sizes``: more sizes whose algorithm and transport are recorded.
-    ``seconds``: maximum timed duration of each setting; twice this duration if the median is imprecise. ``limit_s``:
-    time limit of the child processes of a setting.
+    ``seconds``: maximum timed duration of each setting; an imprecise median extends this to at most twice.
+    ``limit_s``: time limit of the child processes of a setting.
     """
 
     size: ByteSize = Field(default=SIZE, ge=4)
@@ -112,7 +112,8 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
     results: dict[str, Sequence[ChildResult]] = {}  # setting → results of the child processes by rank
     logs: dict[str, list[NcclLog]] = {}  # setting → logs of the child processes by rank
     with ExitStack() as stack:
-        # all settings at once, since importing torch takes longer than a measurement
+        # The processes of all settings start at once, since importing torch takes longer than a measurement. The
+        # settings are then measured one after another
         context.progress("starting")
         started = {name: stack.enter_context(start_setting(name, ranks_by_node, context, options)) for name in settings}
         for children in started.values():
@@ -138,7 +139,7 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
 def applicable_settings(
     ranks_by_node: Mapping[str, Sequence[int]], environ: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The names of the settings to measure, and a mapping from each other setting to the reason."""
+    """The names of the settings to measure, and a mapping: setting that is not measured → the reason."""
     not_applicable = {}
     if environ.get("NCCL_NVLS_ENABLE") == "0":
         not_applicable["no_nvls"] = "NCCL_NVLS_ENABLE=0 in the environment: NVLS is already disabled"
@@ -192,7 +193,7 @@ def _child_log(result: ChildResult) -> NcclLog:
 
 
 def _nvlink(context: Context) -> str:
-    """``unknown`` if the NVLinks of a node are not readable, ``yes`` if every node has active NVLinks, else ``no``."""
+    """``unknown`` if the NVLinks of any node are unreadable, ``yes`` if all nodes have active NVLinks, else ``no``."""
     from seatrial.bench import rank
 
     gpus = gpu.read(context.root).gpus if context.local_rank == 0 else ()

@@ -27,9 +27,9 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
-    """Yield the domains, and the numbers of GPUs without a domain, of nodes in several domains, of excess domains.
+    """Yield the domains as facts, and three counts: GPUs in no domain, nodes in several domains, domains too many.
 
-    ``domains``: subject of the GPU → its domain; empty if the GPU is in none.
+    ``domains``: subject of the GPU → its domain; an empty text if the GPU is in no domain.
     """
     nodes_by_domain: dict[str, list[str]] = {}
     domains_by_node: dict[str, set[str]] = {}

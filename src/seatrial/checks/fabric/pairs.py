@@ -51,7 +51,8 @@ from seatrial.model.topology import switch_path
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
 
-# About 5 ms at the 50 GB/s of a 400 Gb/s NIC, so that launch latency is negligible. CPU_SIZE is for CPU-only runs.
+# GPU_SIZE takes about 5 ms at the 50 GB/s of a 400 Gb/s NIC, so that launch latency is negligible. CPU_SIZE is for
+# CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
 MAX_NODES_ALL_PAIRS = 8  # up to this number of nodes the rounds cover all pairs
 MAX_ROUNDS = 4  # default number of rounds with more nodes: enough to locate two or three bad nodes
@@ -63,10 +64,11 @@ MIN_SHARE = 0.90
 class PairOptions(Options):
     """Options of collectives.pairs.
 
-    ``rounds``: number of rounds; by default all with up to 8 nodes, else 4. ``seconds``: maximum timed duration of a
-    round; on a GPU twice this duration if the median is imprecise. ``size``: bytes that each rank sends and receives at
-    a time; the default depends on the device. ``max_retries``: maximum number of slow paths that are measured again
-    without concurrent pairs; 0 by default on CPUs, where no rule applies to paths.
+    ``rounds``: number of rounds; by default as many as cover all pairs on up to 8 nodes, and 4 on more nodes.
+    ``seconds``: maximum timed duration of a round; on a GPU an imprecise median extends this to at most twice.
+    ``size``: bytes that each rank sends and receives at a time; the default depends on the device. ``max_retries``:
+    maximum number of slow paths that are measured again without concurrent pairs; 0 by default on CPUs, where no rule
+    applies to paths.
     """
 
     rounds: int | None = Field(default=None, ge=1)

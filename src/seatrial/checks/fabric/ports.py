@@ -1,9 +1,9 @@
-"""The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with other ports and their capabilities.
+"""The RDMA ports of all nodes: rate, state, GID, MTU, firmware. Each is compared with other ports and its capabilities.
 
 Only compute ports are judged: the ports that NCCL should use (_compute_ports.py selects them). A port is compared with
 the port of the same name on other nodes, and with the other compute ports of its node. Its rate is compared with the
 fastest link mode that ethtool lists, and with the rate of its PCI link. A port that is not ACTIVE counts with a rate of
-0: its sysfs file ``rate`` then contains the lowest rate of the link, such as 10 Gb/sec (4X SDR).
+0, since its sysfs file ``rate`` then contains only the lowest rate of the link, such as 10 Gb/sec (4X SDR).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 def compare_ports(compute: ComputePorts, gid_index_by_node: Mapping[str, int | None]) -> Iterator[Observation]:
     """Yield rates, states and settings of the compute ports, and their comparison over nodes and on each node.
 
-    ``gid_index_by_node``: node → its NCCL_IB_GID_INDEX; None if that is not set or negative.
+    ``gid_index_by_node``: node → its NCCL_IB_GID_INDEX; None if this variable is unset or negative.
     """
     by_node = compute.by_node
     ports_with_rate = [port for _, port in compute if port.rate_gbps]
@@ -91,7 +91,7 @@ def compare_ports(compute: ComputePorts, gid_index_by_node: Mapping[str, int | N
 
 def _state_observations(compute: ComputePorts) -> Iterator[Observation]:
     """Yield the number of active, missing and unreadable ports of each node, and the number of NIC models."""
-    # node → NIC model, the first part of a port's kind → number of its ports
+    # node → NIC model → number of the model's ports; the model is the first part of a port's kind
     counts_by_node = {node: Counter(port.kind[0] for port in ports) for node, ports in compute.by_node.items()}
     max_counts: Counter[str] = Counter()  # NIC model → largest number of its ports on one node
     for counts in counts_by_node.values():
@@ -99,7 +99,7 @@ def _state_observations(compute: ComputePorts) -> Iterator[Observation]:
     for node, ports in compute.by_node.items():
         yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
         counts = counts_by_node[node]
-        # a node without any port lacks the ports of the model with the most ports on one node
+        # a node without any port should have the ports of the model that has the most ports on one node
         models = counts or dict(max_counts.most_common(1))
         yield metric("ports_missing", sum(max_counts[model] - counts[model] for model in models), "ports", node)
         yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)
@@ -179,8 +179,8 @@ def _rate_rules() -> Iterator[Rule]:
         "the slowest port.",
         fix=LINK_FIX,
     )
-    # FAIL only on one node with three or more ports: with several nodes, the rule on rate_vs_nodes fails instead; a
-    # difference between two ports does not show which one is slow
+    # This rule FAILs only in a trial of one node with three or more ports. With several nodes, the rule on
+    # rate_vs_nodes FAILs instead. With two ports, a difference does not show which one is at fault
     for condition, outcome in (({**ONE_NODE, "three_or_more_ports": "yes"}, Outcome.FAIL), ({}, Outcome.WARN)):
         yield Rule(
             metric="rate_vs_node_ports",

@@ -31,7 +31,7 @@ from seatrial.model import (
     parse_bytes,
 )
 
-# About 10 ms at the 50 GB/s of a 400 Gb/s NIC. CPU_SIZE is for CPU-only runs.
+# GPU_SIZE takes about 10 ms at the 50 GB/s of a 400 Gb/s NIC. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
 MIN_COMPARABLE_RAILS = 3  # with two rails, either may be the slow one
 

@@ -1,9 +1,9 @@
 """RDMA between pairs of nodes below NCCL: ib_write_bw and ib_write_lat (linux-rdma/perftest) on each rail.
 
-Nodes are paired in rounds as in collectives.pairs. In a round all pairs run concurrently, with as many rails as the
-ranks have CPUs for: the bandwidth in one direction, then in the other, then the latency. Rail i connects the compute
-port i of both nodes. The data is in the memory of the GPUs nearest to the ports if perftest is built for CUDA on all
-nodes, else in host memory.
+Nodes are paired in rounds as in collectives.pairs. In a round all pairs run concurrently. They measure the bandwidth in
+one direction, then in the other, then the latency, on as many rails at a time as the ranks have CPUs for. Rail i
+connects the compute port i of both nodes. The data is in the memory of the GPUs nearest to the ports if perftest can
+use GPU memory on all nodes, else in host memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_NODES_ALL_PAIRS = 4  # up to this number of nodes the rounds cover all pairs
 MAX_ROUNDS = 3  # default number of rounds with more nodes
-TOOL_TIMEOUT_S = 10.0  # limit for ib_write_bw --version, and for --help
+TOOL_TIMEOUT_S = 10.0  # limit for ib_write_bw --version and for ib_write_bw --help, each
 _LIMITS = data_files.read("perftest.yaml")
 
 
@@ -54,7 +54,7 @@ class NodeTools:
 def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     """Yield bandwidths in Gb/s and latencies in us on rank 0.
 
-    Raises NotApplicable on a single node, without a usable port, and if perftest is not installed on any node. Raises
+    Raises NotApplicable on a single node, if no node has a usable port, and if all nodes lack perftest. Raises
     ParticipantError if the ports or the tools of a node cannot be read.
     """
     from seatrial.bench import one_rank_per_node, rank
@@ -170,9 +170,9 @@ def _unusable_reason(port: PortDetails, gid_index: int | None) -> str:
 def gpu_memory_options(
     tools: Mapping[str, NodeTools], usable_nodes: Sequence[str], options: RdmaOptions
 ) -> tuple[tuple[str, ...], str]:
-    """Two values: the options of ib_write_bw for GPU memory, the same for all nodes, and why there are none, or "".
+    """Two values: the options of ib_write_bw for GPU memory, and the reason if GPU memory cannot be used, else "".
 
-    If one node needs --use_cuda_dmabuf, all nodes get this option.
+    All nodes get the same options: if one node needs --use_cuda_dmabuf, all nodes get this option.
     """
     if not options.gpu_memory:
         return (), "the option gpu_memory is false"
@@ -189,7 +189,7 @@ def _facts(
     usable_nodes: Sequence[str],
     no_gpu_memory: str,
 ) -> Iterator[Observation]:
-    """Yield the facts that are known before the measurement, and the numbers of unmeasured nodes and of versions."""
+    """Yield the facts that are known before the measurement, and two counts: unmeasured nodes, perftest versions."""
     versions = {node: tools[node].version for node in usable_nodes}
     names_of_ports = {node: [port.name for port in ports[node] if port] for node in usable_nodes}
     has_pairs = len(usable_nodes) > 1

@@ -5,9 +5,9 @@ comparable. Rules evaluate two efficiencies:
 
 - ``link_efficiency``: the bus bandwidth of two nodes, divided by the lower of two bandwidths: the bus bandwidth of one
   node, and the bandwidth of the NICs while each GPU exchanges data with the same GPU of the other node.
-- ``ring_efficiency``: the bus bandwidth of all nodes, divided by that of the first and the last node, both with
-  NCCL_ALGO=Ring. A ring sends the same amount over each NIC for any number of nodes. Other algorithms send less between
-  two nodes than between more.
+- ``ring_efficiency``: the bus bandwidth of a ring of all nodes, divided by that of a ring of the first and last node
+  (NCCL_ALGO=Ring). A ring sends the same amount over each NIC for any number of nodes. Other algorithms send less
+  between two nodes than between more.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ PAIR_SIZE = parse_bytes("256MiB")  # as in collectives.pairs, but at most ``size
 TWO_NODES, ALL_NODES = "2nodes", "all_nodes"
 # Time limit of the child processes, which start in seconds; limit_with_network adds the transfer time of a slow network
 RING_LIMIT_S = 120.0
-# Published healthy clusters reach 0.90 of the slower link or more. All rates are in GB/s; 8x400 means 8 ports of 400
-# Gb/s per node:
+# Published healthy clusters reach 0.90 of the slower link or more. "330 of 365" means an all-reduce of 330 GB/s over a
+# slower link of 365 GB/s; 8x400 means 8 ports of 400 Gb/s per node:
 #   H100 8x400: 330 of 365 without NVLS (NVIDIA/nccl#1221), 441 to 468 of 400 with NVLS
 #   B200 8x400: 690 of 400 (coreweave/nccl-tests#92, dstackai/dstack)
 #   A100 8x200: 187 of 200 (Azure/aks-rdma-infiniband)
@@ -122,7 +122,8 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
 def _no_sockets(transports: Mapping[str, int]) -> str:
     """The fact ``no_sockets``: "yes", or why link_efficiency does not apply.
 
-    CPU threads limit NCCL's sockets, and collectives use another number of threads than sends and receives.
+    CPU threads limit NCCL's sockets. Collectives use another number of threads than sends and receives, so that the
+    bandwidths of both cannot be compared.
     """
     uses_sockets = any(name.startswith("NET/Socket") for name in transports)
     return "no: NCCL uses sockets between nodes, which its threads limit" if uses_sockets else "yes"
@@ -145,7 +146,7 @@ def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]
 
 
 def _observations(results: Mapping[int, GroupResult], size: int) -> Iterator[Observation]:
-    """Yield busbw by number of nodes, and the ratio of all nodes to one and to two nodes."""
+    """Yield busbw by number of nodes, and the ratios of all nodes' busbw to that of one node and of two nodes."""
     busbw: dict[int, float] = {}  # number of nodes → median GB/s
     for count, result in results.items():
         samples = result.busbw(size)
@@ -198,7 +199,10 @@ def _efficiency(name: str, samples: Sequence[float], base: Sequence[float]) -> M
 def _located_mismatches(
     results: Mapping[int, GroupResult], pair_timings: Sequence[PairTiming]
 ) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
-    """Yield (location, mismatch) for all wrong data; a location has ranks, and for an all-reduce the nodes' number."""
+    """Yield (location, mismatch) for all wrong data.
+
+    The location has the number of nodes and the rank for an all-reduce, and sender and receiver for a pair.
+    """
     for count, result in results.items():
         for rank, mismatch in result.mismatches.items():
             yield {"group": _nodes_label(count), "rank": rank}, mismatch
@@ -233,7 +237,7 @@ def _measure_rings(
     if failed := {rank: result for rank, result in enumerate(child_results) if result.error}:
         first = child_ranks.first_failed_rank(failed)
         raise SeatrialError(f"NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
-    # Each child reports the number of all ranks that measured with it
+    # Each child reports the sum over all ranks of its groups
     if wrong_elements := max(result.value["wrong_elements"] for result in child_results):
         raise SeatrialError(f"NCCL_ALGO=Ring: {wrong_elements} wrong elements; collectives.all_reduce locates them")
     return {name: child_results[0].value["busbw"][name][0] for name in groups}

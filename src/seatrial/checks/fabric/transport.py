@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from seatrial.discover.fabric import RdmaFacts
     from seatrial.discover.nccl_log import NcclLog
 
-# NCCL uses NVLink SHARP on nodes with more GPUs than this; recent versions also with 2 GPUs (nvls.cc, ncclNvlsInit)
+# NVLink SHARP is expected only on nodes with more GPUs than this: recent versions of NCCL use it with 2 GPUs too, older
+# versions do not (nvls.cc, ncclNvlsInit)
 _GPUS_WITHOUT_NVLS = 2
 _MAX_NAMED = 4  # ranks named in one message
 
@@ -51,8 +52,8 @@ class RankTransport:
 def measure(context: Context, options: TransportOptions) -> Iterator[Observation]:
     """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
 
-    Raises SeatrialError if a log has no transport. Unless the option sockets_expected is set, also raises SeatrialError
-    if NCCL uses sockets and the RDMA ports cannot be read.
+    Raises SeatrialError if a log has no transport. Without the option sockets_expected, it also raises SeatrialError if
+    NCCL uses sockets and the RDMA ports cannot be read.
     """
     from seatrial.bench import group, rank
 

@@ -1,6 +1,6 @@
 """A training job in which one rank fails ON PURPOSE: by an exception, SIGKILL or SIGSTOP.
 
-Only ``train.failure`` uses it, in a separate run: the job always ends in ERROR.
+Only ``train.failure`` uses it, in a separate run, since the job always ends in ERROR.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Fault = Literal["error", "kill", "stop"]
 RECORD_FILE = "fault.json"  # in the artifacts directory; the failing rank writes it immediately before the fault
 ERROR_MESSAGE = "intentional error of train.failing_job"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_TRAINING_S = 3.0  # time from the first step to the fault; every rank then has sent heartbeats (one per second)
+_TRAINING_S = 3.0  # time from the first step to the fault; by then every rank has sent heartbeats (one per second)
 
 
 class FaultRecord(Frozen):

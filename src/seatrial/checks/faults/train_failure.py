@@ -61,7 +61,7 @@ METRICS = {
 }
 # Fault → text that the verdict of the failing rank must contain: the cause of the failure (launch/root_cause.py)
 _CAUSES: dict[Fault, str] = {"error": failing_job.ERROR_MESSAGE, "kill": "SIGKILL", "stop": "no heartbeat"}
-# Set by the launcher for this process; the runs that it starts must not inherit them.
+# The launcher sets them for this process. The runs that this check starts must not inherit them.
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _POLL_S = 0.2
 _CANCEL_S = 120.0  # an interrupted run fetches results, cancels its Slurm job, and waits up to a minute for its end
@@ -78,7 +78,7 @@ class FailureOptions(Options):
     teardown_s: float = Field(
         default=30, gt=0, description="maximum seconds from the detection of the failure to the end of the job"
     )
-    # Ranks write a heartbeat each second; the limit of the trial is long, since ranks may compute for days.
+    # Ranks write a heartbeat each second. The trial's limit is longer, so that a short stall does not end a long run.
     heartbeat_timeout_s: float = Field(
         default=15,
         gt=0,
@@ -133,7 +133,7 @@ class TrialRunner:
             processes.stop(child, grace_s=_CANCEL_S)
 
     def on_nodes(self, nodes: str) -> TrialRunner:
-        """Return a runner for a Slurm node list such as ``node[1-4]``; for the nodes of the trial if it is empty."""
+        """Return a runner for a Slurm node list such as ``node[1-4]``; if ``nodes`` is empty, for the trial's nodes."""
         slurm_settings = self.config.slurm.model_copy(update={"nodelist": nodes or self.config.slurm.nodelist})
         return TrialRunner(self.folder, self.config.model_copy(update={"slurm": slurm_settings}), self.progress)
 
@@ -147,7 +147,7 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
     folder = context.artifacts_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir()
     runner = TrialRunner(folder, _with_short_timeout(request["config"], options), context.progress)
-    # longer than the heartbeat timeout, so that the heartbeat timeout ends the run
+    # longer than the heartbeat timeout, so that this timeout, and not the limit, ends the run with a stopped rank
     limit_s = runner.config.limits.heartbeat_timeout_s + failing_job.CHECK.limit_s
     batches = [(fault,) for fault in FAULTS] if runner.config.uses_slurm else [FAULTS]
     for concurrent_faults in batches:
@@ -238,7 +238,7 @@ def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict
 def allocation_observations(fault: Fault, job: JobRecord) -> Iterator[Observation]:
     """Yield whether the job of the ended run still has an allocation. Pure.
 
-    A job without a state has none: Slurm has removed it from its list.
+    A job without a state has no allocation: Slurm has removed the job from its list.
     """
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
     yield _metric(f"leftover_jobs.{fault}", job.has_state and not job.ended)
@@ -267,7 +267,7 @@ def _as_list(value: JsonValue) -> list[JsonValue]:
 
 
 def _names_failing_rank(injected: FaultRecord, result: JobResult) -> bool:
-    """Return whether the job result names the failing rank on its node, and no other rank."""
+    """Return whether the job result names only the failing rank, on its node, and has the fault's job state."""
     ranks = re.findall(r"\brank (\d+)", result.failed_subject)
     expected_state = JobState.HUNG if injected.fault == "stop" else JobState.FAILED
     return (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from seatrial.telemetry.gpu_load import GpuLoad, LoadSample
 
 DTYPES = ("bf16", "fp16", "fp32")  # the load uses the first dtype that the device supports
-# Of the TFLOP/s curve, so that records stay small: one point per window of 50 ms would be 72,000 points per hour
+# Maximum points of the TFLOP/s curve: one point per window of 50 ms would be 72,000 points per hour in the record
 MAX_CURVE_POINTS = 240
 # Clocks event reasons that count as throttling. The software power cap does not count: a GPU at full load runs at this
 # cap.
@@ -45,7 +45,7 @@ COUNTER_UNITS = {
     "remap_failed": "bool",
     "nvlinks_down": "links",
 }
-# For each of these names, the fact NAME_readable is yes, or why rules on it are skipped
+# For each of these names, the fact NAME_readable is "yes", or the reason why rules on NAME are skipped
 _READINGS = (*COUNTER_UNITS, "clocks_event_reasons")
 
 
@@ -188,7 +188,8 @@ def _load_metrics(samples: Sequence[LoadSample], started: float, subject: str) -
 def _counter_rules() -> Iterator[Rule]:
     """Yield a rule per error counter of level FAIL or WARN.
 
-    The rule is on the increase of the counter; for PCIe replays, the only counter with a limit per minute, on the rate.
+    The rule limits the increase of the counter. PCIe replays are the only counter with a limit per minute; their rule
+    limits the rate.
     """
     for name, counter in counter_definitions().gpu.items():
         if counter.level in (Outcome.FAIL, Outcome.WARN):

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 # Rows and columns. 8192 saturates an H100 or H200: three matrices of 128 MiB in bf16 exceed its cache. 1024 takes about
 # 40 ms on a CPU core.
 GPU_MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 1024
-# Limits of the largest error of a product, divided by the largest exact value: the rounding errors with a margin of
-# about 4. These are half a unit in the last place of the product for bf16, fp16 and fp8 (its product is bf16), the
-# short mantissa of the inputs for tf32, and the accumulation for fp32. A defective multiplier exceeds the limits.
+# Limits of the relative error: the largest error of a product, divided by its largest exact value. Each limit is about
+# 4 times the rounding error. The rounding error is half a unit in the last place of the product for bf16, fp16 and fp8
+# (the product of fp8 is bf16). It comes from the short mantissa of the inputs for tf32, and from the accumulation for
+# fp32. A defective multiplier exceeds the limits.
 MAX_RELATIVE_ERROR = {"bf16": 0.01, "fp16": 0.002, "tf32": 0.004, "fp8": 0.01, "fp32": 1e-5}
 
 

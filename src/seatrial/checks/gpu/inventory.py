@@ -86,8 +86,8 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield GPU counts of the node, then the metrics of each GPU in use: all, or those in CUDA_VISIBLE_DEVICES.
 
     Raises NotApplicable without an installed or expected GPU, and UsageError for an invalid CUDA_VISIBLE_DEVICES.
-    Raises SeatrialError if GPUs cannot be detected and their number is not configured; also, after all metrics, if a
-    metric with a rule has no value on a GPU that supports its field.
+    Raises SeatrialError if GPUs cannot be detected and their number is not configured. After all metrics, also raises
+    SeatrialError if a metric with a rule has no value on a GPU that supports its field.
     """
     inventory = discover.read(context.root)
     usable, expected_gpus = len(inventory.gpus), context.expected_gpus or 0
@@ -111,7 +111,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _gpu_metrics(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
-    """Yield the metrics of each GPU in use; then raise SeatrialError for metrics that a GPU supports but has not."""
+    """Yield the metrics of each GPU in use; then raise SeatrialError if a supported metric of a GPU has no value."""
     processes = _foreign_processes(used)
     yield Fact(name="foreign_processes", value=[process.model_dump() for process in processes])
     values_by_gpu = [(gpu, _metric_values(gpu, used, processes)) for gpu in used]
@@ -245,7 +245,7 @@ def _process_name(pid: int) -> str:
 
     try:
         return psutil.Process(pid).name()
-    except psutil.Error:  # inside a container NVML may return the PID of the host
+    except psutil.Error:  # in a container, NVML may return a PID of the host's namespace
         return "not visible: in another container, or ended"
 
 

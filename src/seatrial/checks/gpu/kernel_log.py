@@ -67,7 +67,7 @@ CHECK = Check(
         Rule(
             metric="hardware_xids",
             expect="== 0 Xids",
-            # WARN: the log keeps an Xid until the node boots, also after a reset that repaired the GPU. Lasting faults,
+            # WARN: the log keeps an Xid until the node boots, even after a reset that repaired the GPU. Lasting faults,
             # such as a lost GPU or a pending row remap, fail in gpu.inventory.
             outcome_if_violated=Outcome.WARN,
             applies_if={"gpu_node": "yes", "log_status": "readable"},

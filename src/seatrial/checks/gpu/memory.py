@@ -14,15 +14,15 @@ from seatrial.model import ByteSize, Fact, Observation, Phase, Rule, Scope, form
 GPU_ARRAY_BYTES, CPU_ARRAY_BYTES = parse_bytes("2GiB"), parse_bytes("256MiB")
 # Minimum size of the pattern test on a GPU; size of the test on a CPU
 MIN_TESTED_BYTES = parse_bytes("64MiB")
-# Free memory that is not tested: the comparison needs 1.25 × memory.BLOCK_BYTES, and the allocator rounds up. This is
-# 11 % of the 4.6 GiB that are free in a MIG instance 1g.5gb.
+# Free memory that is not tested: the comparison needs 1.25 × memory.BLOCK_BYTES, and the allocator rounds up. These 512
+# MiB are 11 % of the 4.6 GiB that are free in a MIG instance 1g.5gb.
 SCRATCH_BYTES = parse_bytes("512MiB")
 
 
 class MemoryOptions(Options):
     """``share``: fraction of the free GPU memory to test. ``size``: bytes of each array of copy and triad.
 
-    ``seconds``: maximum timed duration of copy and of triad; on a GPU twice this duration if the median is imprecise.
+    ``seconds``: maximum timed duration of copy, and of triad; on a GPU an imprecise median extends it to at most twice.
     """
 
     share: float = Field(default=0.9, gt=0, le=0.95)

@@ -34,9 +34,9 @@ SINGLE_METRICS = {"h2d": "h2d_single", "d2h": "d2h_single", "bidirectional": "h2
 
 
 class TransferOptions(Options):
-    """``seconds``: maximum timed duration of a single copy per direction; twice that if the median is imprecise.
+    """``seconds``: maximum timed duration per direction of the copies of a single GPU.
 
-    Concurrent copies are timed for twice this duration.
+    An imprecise median extends it to at most twice. Copies of all GPUs are always timed for twice this duration.
     """
 
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)

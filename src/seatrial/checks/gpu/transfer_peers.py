@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class PeerOptions(Options):
-    """``seconds``: maximum timed duration of unidirectional copies, and of bidirectional copies, of an ordered pair.
+    """``seconds``: maximum timed duration of each measurement, unidirectional and bidirectional, of an ordered pair.
 
-    Twice this duration if the median is imprecise.
+    An imprecise median extends it to at most twice.
     """
 
     seconds: float = Field(default=0.35, gt=0, allow_inf_nan=False)
@@ -93,7 +93,8 @@ CHECK = Check(
         Rule(
             metric="bidirectional",
             reference="transfer.peer_bidirectional",
-            # As unidirectional on an H200: 335 GB/s are required of the 396 GB/s that it reaches (data/skus)
+            # The same share as for unidirectional copies of an H200: 335 of the 396 GB/s that it reaches are required
+            # (data/skus)
             fail_below=0.85,
             asymmetry_limit=0.95,
             meaning="bidirectional bandwidth of this pair is low: in every collective both GPUs send at the same time",

@@ -41,7 +41,8 @@ def kubectl(settings: Kubernetes) -> Kubectl:
 def trial_nodes(context: Context, settings: Kubernetes) -> tuple[KubernetesNode, ...]:
     """Return the nodes that match the trial's node selector and have GPUs.
 
-    If the trial expects 0 GPUs per node: the matching nodes whose taints its pods tolerate. Raises KubectlError.
+    If the trial expects 0 GPUs per node, return the matching nodes whose taints the trial's pods tolerate. Raises
+    KubectlError.
     """
     from seatrial.discover.kubernetes import read_nodes
 

@@ -1,8 +1,8 @@
 """Probe pods: an Indexed Job with one small pod on each node, which a check creates and deletes.
 
-The pods have the image, devices, volumes and limits of the trial's pods. The Service of their names belongs to the Job,
-and Kubernetes deletes the Job after a time limit: nothing remains if seatrial is killed. If an earlier attempt was
-killed, the check first deletes the Job of that attempt, whose pods may still have the GPUs.
+The pods have the image, devices, volumes and limits of the trial's pods. A Service makes their names resolvable; it
+belongs to the Job. Kubernetes deletes the Job after a time limit, so that nothing remains if seatrial is killed. If an
+earlier attempt was killed, the check first deletes the Job of that attempt, whose pods may still have the GPUs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROBE_S = 60  # limit for a pod to read its devices; nvidia-smi takes seconds
 RESOLVE_S = 60  # limit for the names of other pods to resolve; a DNS server may cache a missing name for 30 s
 _PROBE_LABEL = "seatrial.dev/probe"
 _DELETE_TIMEOUT_S = 90
-_NAME_FILE = "probe-job"  # file in the artifacts with the name of the Job, from its creation until its deletion
+_NAME_FILE = "probe-job"  # file in the artifacts with the Job's name; exists until the Job is deleted
 _JOB_TTL_S = 60  # Kubernetes deletes a Job this long after its end
 
 
@@ -83,7 +83,7 @@ class ProbePods:
         return parse_pods(self.kubectl.get("pods", self.selector))
 
     def wait_for_results(self, count: int) -> dict[str, Container]:
-        """Return pod → what its probe read, when ``count`` pods have resolved all names, or after a time limit.
+        """Return pod → what its probe read, when the probes of ``count`` pods have ended, or after a time limit.
 
         Raises KubectlError, and SeatrialError if a probe printed a value in an unexpected form.
         """
@@ -109,7 +109,7 @@ class ProbePods:
     def delete(self) -> None:
         """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError.
 
-        `kubectl delete` would wait by a watch, for which the user needs a further right.
+        This method polls: `kubectl delete` would wait by a watch, for which the user needs a further right.
         """
         from seatrial.discover.kubectl import KubectlError
 
@@ -187,7 +187,7 @@ def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wai
     )
     one_per_node = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {_PROBE_LABEL: name}}}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [one_per_node]}}
-    # sleep, the last command, ignores SIGTERM
+    # The last command of the script is sleep, which ignores SIGTERM: Kubernetes kills it after this period
     spec |= {"subdomain": name, "affinity": affinity, "terminationGracePeriodSeconds": 1}
     queue = {"kueue.x-k8s.io/queue-name": settings.kueue.queue} if settings.kueue else {}
     return {
@@ -207,7 +207,7 @@ def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wai
 
 
 def _service(settings: Kubernetes, name: str, job_uid: str) -> dict[str, Any]:
-    """Return the headless Service of the pods' names; Kubernetes deletes it with the Job."""
+    """Return the headless Service that makes the pods' names resolvable; Kubernetes deletes it with the Job."""
     labels = {"app.kubernetes.io/name": "seatrial", _PROBE_LABEL: name}
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
     return {

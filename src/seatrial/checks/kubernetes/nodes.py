@@ -52,7 +52,7 @@ RULES = (
         meaning="fewer usable nodes than expected",
         fix="kubectl describe node NODE shows conditions, taints and devices; after the repair: kubectl uncordon NODE",
     ),
-    # The rules on one node WARN: the trial may not use this node; nodes_missing FAILs if too few usable nodes are left
+    # The rules on a single node only WARN, as the trial can run on other nodes. nodes_missing FAILs if too few are left
     Rule(
         metric="ready",
         evidence_facts=("not_ready",),

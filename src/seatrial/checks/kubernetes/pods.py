@@ -170,7 +170,7 @@ def _probe_metrics(
 
 
 def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iterator[Observation]:
-    """Yield which pods have started, the seconds from their scheduling to their start, and those of the image pulls."""
+    """Yield which pods have started, the seconds from scheduling to start of a pod, and the seconds of image pulls."""
     started_count = sum(pod.started for pod in pods)
     node_by_pod = {pod.metadata.name: pod.spec.node_name for pod in pods}
     events, events_error = _events(probes)
@@ -181,7 +181,7 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iter
     messages = {message: [(pod_name, node_by_pod[pod_name])] for pod_name, message in not_started.items()}
     failures: tuple[JobFailure, ...] = ()
     if started_count < probes.count:
-        # Events count only if no pod states a reason: an event may belong to an attempt that was repeated with success
+        # Events count only if no pod states a reason, since an event may report a failure that a later attempt overcame
         failures = job_failures(messages, place) or job_failures(dict.fromkeys(warnings, ()), place)
     yield from facts(
         {
@@ -248,7 +248,7 @@ def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
 
 
 def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Iterator[Observation]:
-    """Yield the number of GPUs that each pod sees, and of those that it lacks. ``expected``: GPUs of each pod."""
+    """Yield for each pod the number of GPUs that it sees and the number that it lacks of ``expected``."""
     errors = {pod.spec.node_name: container.gpu_error for pod, container in results if container.gpu_error}
     yield from facts({"gpu_errors": errors})
     if expected:

@@ -98,7 +98,11 @@ class ProbeJobs:
             time.sleep(POLL_S)
 
     def wait_for_end(self, job_id: str, *allowed_states: str) -> JobRecord:
-        """Return the ended job. Raises SeatrialError unless it is COMPLETED, FAILED or in ``allowed_states``."""
+        """Return the job when it has ended.
+
+        Raises SeatrialError if the job never had a node, or if its state is not COMPLETED, FAILED or one of
+        ``allowed_states``.
+        """
         job = self.wait_until(job_id, lambda job: job.ended, RUN_TIMEOUT_S)
         if job.state not in ("COMPLETED", "FAILED", *allowed_states) or not job.nodes:
             raise SeatrialError(f"job {job_id} did not run: state {job}. Next: scontrol show job {job_id}")
@@ -125,8 +129,8 @@ def condition_fact(name: str, reason: str) -> Fact:
 def needs_slurm(measure: _Measure[_Options]) -> _Measure[_Options]:
     """Decorator: ``measure`` raises NotApplicable on a machine without Slurm's client or without Slurm's configuration.
 
-    The outcome is then SKIP. If Slurm starts the jobs of the trial, the judge makes it an ERROR, because of the fact
-    SLURM_ABSENT.
+    The outcome is then SKIP. If Slurm starts the jobs of the trial, the fact SLURM_ABSENT makes the judge turn this
+    SKIP into an ERROR.
     """
 
     @wraps(measure)

@@ -1,8 +1,8 @@
 """slurm.binding: compares the GPUs, CPUs and memory of each task with its allocation.
 
-A probe job runs on every node of the trial. Its first step has one task per GPU on each node, or two tasks if tasks
-cannot request GPUs. With GPUs, a second step has a single task with one GPU on each node, which must not have access to
-the other GPUs. Each task reports its CPUs, GPUs and memory limit.
+One probe job runs on all nodes of the trial. Its first step has one task per GPU on each node, or two tasks per node if
+tasks cannot request GPUs. With GPUs, a second step has a single task with one GPU on each node. This task must not have
+access to the other GPUs of the node. Each task reports its CPUs, GPUs and memory limit.
 """
 
 from __future__ import annotations

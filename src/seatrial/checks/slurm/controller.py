@@ -24,7 +24,7 @@ METRICS = {
     "memlock_limit_propagated": "bool",
 }
 
-# Plugins that track processes by parent or process group, which a daemon changes: slurm.conf(5), ProctrackType
+# Plugins that track processes by parent or process group. A daemon changes both: slurm.conf(5), ProctrackType
 _INCOMPLETE_PROCTRACK = {"proctrack/linuxproc", "proctrack/pgid"}
 
 RULES = (
@@ -123,7 +123,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     yield Fact(name="controllers", value=[controller.model_dump() for controller in controllers])
     try:
         settings = slurm.settings()
-    except slurm.ControllerDown:  # only this error means that no controller works: others may be local to this machine
+    except slurm.ControllerDown:  # only this error means that no controller works; other errors may be local
         yield from metrics(METRICS, {"controllers_up": 0})
         raise
     up_count = sum(controller.up for controller in controllers)

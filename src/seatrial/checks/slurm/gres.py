@@ -58,7 +58,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     try:
         node = _this_node(context, os.environ)
     except slurm.NotConfigured as error:
-        # If Slurm starts the jobs of the trial, the judge makes this SKIP an ERROR, because of the fact
+        # The judge turns this SKIP into an ERROR if the record has this fact and Slurm starts the jobs of the trial
         yield Fact(name=SLURM_ABSENT, value=NO_CLUSTER)
         raise NotApplicable(NO_CLUSTER) from error
     inventory = discover.read(context.root)

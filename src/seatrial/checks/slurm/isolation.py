@@ -67,7 +67,7 @@ class IsolationOptions(SubmitOptions):
 def measure(context: Context, options: IsolationOptions) -> Iterator[Observation]:
     """Yield the number of GPUs and CPUs that two jobs on one node share.
 
-    Raises NotApplicable if nodes run one job at a time, SeatrialError if two jobs do not run on one node.
+    Raises NotApplicable if Slurm runs one job per node, SeatrialError if the two jobs do not run at the same time.
     """
     from seatrial.discover import slurm_task
 

@@ -180,7 +180,7 @@ def _signal_metric(jobs: ProbeJobs) -> Iterator[Observation]:
     job_id = jobs.submit(f"trap 'exit {_SIGNAL_EXIT_CODE}' USR1; sleep 60 & wait")
     job = jobs.wait_until(job_id, lambda job: not job.pending, 0)
     deadline = time.monotonic() + 30  # a batch script starts within seconds
-    while not job.ended and time.monotonic() < deadline:  # repeated, as the script may not run yet
+    while not job.ended and time.monotonic() < deadline:  # repeated, as the script may not have started yet
         slurm.command_output(["scancel", "--signal=USR1", "--batch", job_id])
         time.sleep(POLL_S)
         job = jobs.query(job_id)

@@ -31,7 +31,7 @@ RULES = (
         metric="up",
         evidence_facts=("not_up",),
         expect="== 1 bool",
-        # WARN: the trial may not use this node; nodes_missing FAILs if too few usable nodes are left
+        # only WARN, as the trial can run on other nodes; nodes_missing FAILs if too few usable nodes are left
         outcome_if_violated=Outcome.WARN,
         meaning="the node is DOWN, failing, or does not answer the controller",
         fix="scontrol show node NODE; on the node: systemctl status slurmd; journalctl -u slurmd -n 50. INVALID_REG: "

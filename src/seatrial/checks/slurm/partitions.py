@@ -54,7 +54,7 @@ RULES = (
 
 @needs_slurm
 def measure(_context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield the partition counts, and the number of nodes without partition.
+    """Yield the partition counts, and the number of nodes that are in no partition in state UP.
 
     Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.
     """
@@ -79,7 +79,7 @@ def measure(_context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _has_no_time_limit(partition: Partition) -> bool:
-    """Return whether jobs without --time have no limit: DefaultTime, or MaxTime if DefaultTime is not set."""
+    """Return whether jobs without --time run without limit. Their limit is DefaultTime, or, if unset, MaxTime."""
     limit = partition.max_time_s if partition.default_time_s is None else partition.default_time_s
     return limit in (None, "unlimited")
 
