@@ -166,7 +166,7 @@ class Gpu(Frozen):
     pages_retired: int | None = None  # GPUs before Ampere retire pages instead of remapping rows
     retirement_pending: bool | None = None
     pcie_gen: int | None = None
-    pcie_gen_max: int | None = None  # pcie_*_max: what both the GPU and its slot support
+    pcie_gen_max: int | None = None  # pcie_*_max: the maximum that both the GPU and its slot support
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     nvlinks: tuple[NvLink, ...] = ()

@@ -33,7 +33,7 @@ class Latency(Frozen):
 
 
 def parse_bandwidth(text: str) -> float:
-    """Average Gbit/s in the last line of the table. Raises ValueError without one, and for a value that is not > 0."""
+    """Average Gbit/s in the last line of the table. Raises ValueError without a line, or if the value is not > 0."""
     row = _last_row(text)
     for name, value in row.items():
         if match := re.fullmatch(r"BW average\[(.+)\]", name):

@@ -157,7 +157,7 @@ def pci_bandwidth(folder: Path) -> float:
     speed, lanes = read_line(folder / "current_link_speed"), read_number(folder / "current_link_width")
     match = _PCI_SPEED.match(speed)
     if not match or not lanes:
-        raise ValueError(f"{folder}: no PCI link of its own ({speed} x{lanes}), as of a virtual function")
+        raise ValueError(f"{folder}: no PCI link of its own ({speed} x{lanes}); a virtual function has none")
     gigatransfers_s = float(match[1])
     payload_share = next(share for limit, share in _PCI_ENCODING if gigatransfers_s <= limit)
     return lanes * gigatransfers_s * payload_share
