@@ -76,7 +76,7 @@ class _Query(NamedTuple):
 
 
 class _OwnerQueries(NamedTuple):
-    """The queries for the quota of the user and of the group; the first query that succeeds counts."""
+    """The queries for the quota of the user and of the group; the first query that succeeds gives the quota."""
 
     user: list[_Query]
     group: list[_Query]
@@ -221,7 +221,7 @@ def parse_quota_table(text: str) -> Quota | None:
     bytes_per_unit = 1024 if title[1] in ("kbytes", "blocks") else 1  # of a number without a suffix
     bytes_used, soft_bytes, hard_bytes = (_scaled(match, 1024, bytes_per_unit) for match in numbers[:3])
     files_used, soft_files, hard_files = (_scaled(match, 1000, 1) for match in numbers[3:])
-    # The soft limit is enforced after the grace period, so the lower limit counts; 0 is no limit
+    # The soft limit is enforced after the grace period, so the limit is the lower of the two; 0 means no limit
     return Quota(
         bytes_used=bytes_used,
         bytes_limit=min(filter(None, (soft_bytes, hard_bytes)), default=None),
@@ -296,7 +296,7 @@ def _statvfs_quota(path: str) -> QuotaReading:
 
 
 def _scaled(match: re.Match[str], base: int, unit: int) -> int:
-    """The number times its factor: of the suffix (K: ``base``, M: ``base`` squared), or ``unit`` without a suffix."""
+    """The number times a factor, which the suffix gives (K: ``base``, M: ``base`` squared); ``unit`` if it has none."""
     suffix = match[2].upper()
     factor: float = base ** ("KMGTPE".index(suffix) + 1) if suffix else unit
     return round(float(match[1]) * factor)

@@ -79,7 +79,9 @@ class GpuFacts(Frozen):
 
     @property
     def detection_error(self) -> str | None:
-        """Why it is unknown whether there are GPUs; None if the driver or, without a driver, the PCI bus was readable.
+        """The reason why GPUs could not be detected.
+
+        None if the driver could be read. Also None if there is no driver, and the PCI bus could be read.
 
         If the driver hangs, an empty list of PCI devices does not show that there is no GPU: some virtual machines
         have no PCI bus.

@@ -1,4 +1,6 @@
-"""Runs kubectl with a namespace, a context and a timeout; its errors become one sentence. No other module runs kubectl.
+"""Runs kubectl with a namespace, context and timeout, and reports each of its errors in one sentence.
+
+No other module runs kubectl.
 
 kubectl reads the user's kubeconfig; seatrial stores no credentials. Every request has a timeout: by default kubectl
 waits without a limit for an API server that accepts a connection and does not answer.
@@ -48,7 +50,7 @@ class ApiUnavailable(KubectlError):
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with a namespace and a context of the kubeconfig; None: the current ones of the kubeconfig."""
+    """kubectl with a namespace and a context. None stands for the namespace or context that is current in kubeconfig."""
 
     namespace: str | None = None
     context: str | None = None

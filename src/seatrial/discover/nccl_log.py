@@ -47,7 +47,7 @@ _SETTING = re.compile(r"(NCCL_\w+) set by environment to (.+?)\.?$", re.MULTILIN
 
 
 class AlgorithmChoice(Frozen):
-    """NCCL's algorithm, protocol and number of channels for an operation of ``size`` bytes; None if not logged."""
+    """NCCL's choice for an operation of ``size`` bytes. A field is None if NCCL did not log it."""
 
     operation: str | None
     size: int

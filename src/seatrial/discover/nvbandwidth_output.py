@@ -209,7 +209,7 @@ class _Reader:
 
 
 def _title(line: str) -> str:
-    """The title in a line above a matrix, which names direction and unit; empty for any other line."""
+    """The title of a matrix (with direction and unit) if ``line`` is the line above a matrix; empty for other lines."""
     text = line.strip()
     is_title = text.endswith(_UNITS) and ("(row)" in text or "(column)" in text)
     return text[-_MAX_TITLE:] if is_title else ""

@@ -84,7 +84,7 @@ class NvmlReader:
             return None
 
     def record_error(self, field: str, function: str, error: Exception) -> None:
-        """Record the error of ``field``, and whether it means: not supported, no permission, or GPU lost."""
+        """Record the error of ``field``; note if the error means no support, no permission, or that the GPU is lost."""
         self.unreadable[field] = str(error)
         if error_kind(error) in _DRIVER_MISMATCH:
             self.unreadable[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"

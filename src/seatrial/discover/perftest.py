@@ -72,7 +72,7 @@ def transport_error(text: str) -> str:
 
 
 def first_error(stderr: str) -> str:
-    """The first line of ``stderr`` that gives a reason; empty if there is none. Later errors are its consequences."""
+    """The first line of ``stderr`` with a reason; empty if there is none. Later errors follow from the first one."""
     lines = (line.strip() for line in stderr.splitlines())
     return next((line for line in lines if line and not _NOT_A_REASON.match(line)), "")
 

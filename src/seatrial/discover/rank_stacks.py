@@ -63,7 +63,10 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 
 
 class _Worker(NamedTuple):
-    """A worker process in the output of STATES_SCRIPT. ``parent``: pid of its parent. For others see RankSnapshot."""
+    """A worker process in the output of STATES_SCRIPT.
+
+    ``parent``: pid of its parent. ``state`` and ``wchan`` are as in RankSnapshot.
+    """
 
     rank: int
     node: str
@@ -119,7 +122,7 @@ class HangEvidence:
 
     @property
     def ranks_at_fault(self) -> tuple[int, ...]:
-        """The ranks at fault, by the first of these rules that gives any; empty if none does.
+        """The ranks at fault, by the first of these rules that finds any; empty if no rule finds a rank.
 
         1. Some, but not all ranks have an abnormal state: these.
         2. The flight recorder's dumps show ranks at fault (``CollectiveHang.ranks_at_fault``): these.

@@ -95,7 +95,7 @@ class PortDetails(Frozen):
 
     @property
     def nic_address(self) -> str:
-        """The PCI address without the function number, which all ports of a NIC share; empty if unknown."""
+        """The PCI address without the function number. All ports of a NIC share it. Empty if unknown."""
         return self.pci_path[-1].rpartition(".")[0] if self.pci_path else ""
 
     def roce_gid(self, configured_index: int | None) -> Gid | None:
@@ -164,7 +164,7 @@ def pci_bandwidth(folder: Path) -> float:
 
 
 def parse_link_modes(text: str) -> float:
-    """Gbit/s of the fastest supported link mode in the output of ``ethtool DEV``. Raises ValueError without one."""
+    """Gbit/s of the fastest supported link mode in the output of ``ethtool DEV``. Raises ValueError if it has none."""
     supported = text.partition("Supported link modes:")[2].partition("Supported pause")[0]
     if not (modes := _LINK_MODE.findall(supported)):
         raise ValueError("ethtool lists no supported link mode")

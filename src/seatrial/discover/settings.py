@@ -32,7 +32,10 @@ class NotSupportedError(Exception):
 
 
 class Setting(Frozen):
-    """One setting. ``unreadable``: the machine has it, but its value is unknown; ``reason`` says why."""
+    """One setting. The status ``unreadable`` means that the machine has the setting, but its value is unknown.
+
+    ``reason``: why there is no value.
+    """
 
     status: Literal["readable", "not_supported", "permission_denied", "unreadable"]
     value: JsonValue = None

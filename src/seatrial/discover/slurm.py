@@ -184,7 +184,7 @@ def partition_of_jobs(name: str | None) -> Partition | None:
 
 
 def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str, ...]:
-    """The accounts in which ``user`` may submit to ``partition`` (None: to any), sorted.
+    """The accounts in which ``user`` may submit to ``partition`` (None: to any partition), sorted.
 
     Raises SlurmRefused if Slurm has no database of accounts, or for unexpected output.
     """

@@ -31,7 +31,7 @@ class PermanentReasons(Frozen):
 
 
 class SlurmMessages(Frozen):
-    """The lists of data/slurm_messages.yaml; in each list the first pattern that matches counts.
+    """The lists of data/slurm_messages.yaml; in each list the first pattern that matches is used.
 
     ``unreachable``: stderr of a command that does not reach the controller. ``refused``: output of a command whose
     request Slurm refused. ``reasons``: Slurm's reasons why a job is pending or has ended.

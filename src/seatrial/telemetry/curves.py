@@ -31,7 +31,8 @@ OUTLIER_SIGMAS, OUTLIER_SHARE = 5.0, 0.05
 # sampler that reads one GPU per second reads each of sixteen GPUs within this time.
 REASON_VALID_S = 20.0
 _NAN = math.nan  # a step without a sample
-# The state of a GPU in one step is a sum of bits: of the labels that apply, in this order, and of _SAMPLED_BIT
+# The state of a GPU in one step is a sum of bits: one for each label that applies (bit 0 is the first label), and
+# _SAMPLED_BIT if the GPU was sampled in this step
 _LABELS = (POWER_CAP, *THROTTLE_REASONS, NOT_SAMPLED)
 _NOT_SAMPLED_BIT, _SAMPLED_BIT = 1 << _LABELS.index(NOT_SAMPLED), 1 << len(_LABELS)
 

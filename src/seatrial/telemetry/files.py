@@ -115,7 +115,7 @@ def merge_samples(folder: Path) -> str:
             key = (device.get("attempt"), device.get("rank"), device.get("device"), first_times)
             if device and key not in merged_keys:  # duplicate if an earlier call was killed before it removed the files
                 merged_keys.add(key)
-                if device.get("device") == HOST:  # all devices of a sampler have the same number: count it once
+                if device.get("device") == HOST:  # the line of each device has the sampler's ``skipped``: add it once
                     skipped_lines += int(device.get("skipped", 0))
                 file.write(line.strip() + b"\n")
     atomic_write(folder / TELEMETRY_FILE, compressed.getvalue())
@@ -151,7 +151,7 @@ def latest_samples(path: Path) -> dict[str, dict[str, float | None]]:
     with open_file(path) as file:
         header = _parse_header(_parse_json(file.readline(MAX_LINE_BYTES)))
     lines = [_parse_json(line.encode()) for line in tail_lines(path, _TAIL_LINES, _TAIL_BYTES)]
-    for line in lines:  # the last header counts
+    for line in lines:  # use the last header
         header = _parse_header(line) or header
     if header is None:
         return {}

@@ -1,6 +1,6 @@
 """Child processes: no other module calls subprocess. Each child gets its own session and a tag in its environment.
 
-``stop`` finds all descendants of a child by the tag, also those in other sessions (torchrun starts each rank in a
+``stop`` finds all descendants of a child by the tag, including those in other sessions (torchrun starts each rank in a
 session of its own) and those whose parent has ended.
 """
 

@@ -10,7 +10,7 @@ REDACTED = "REDACTED"
 PRIVATE = 0o600  # mode of the files from which the job reads its secrets
 
 _NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|(?:^|_)(?:KEY|PAT)$|_AUTH$", re.IGNORECASE)
-_MIN_CHARACTERS = 6  # a shorter value can occur in other text by chance: there, only longer values are replaced
+_MIN_CHARACTERS = 6  # a shorter value can occur in other text by chance, so it is replaced only in its own variable
 # Sources: documentation of Hugging Face, GitHub, AWS, GitLab, Slack, OpenAI, and RFC 7519 (JWT)
 _VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
