@@ -50,7 +50,7 @@ class ApiUnavailable(KubectlError):
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with a namespace and a context. None stands for the namespace or context that is current in kubeconfig."""
+    """kubectl with a namespace and a context. None: the current one of the kubeconfig."""
 
     namespace: str | None = None
     context: str | None = None

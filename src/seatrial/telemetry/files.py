@@ -77,6 +77,7 @@ class DeviceSamples(Frozen):
 
     def throttle_reasons(self, mask: float) -> frozenset[str]:
         """Return the reasons in ``mask`` that throttle the GPU, without idleness and settings of the user.
+
         "Hardware slowdown" is omitted if a reason other than the power cap explains the slowdown. Without such a
         reason, hardware slowdown means high power draw (NVML API reference, nvmlClocksEventReasonHwSlowdown).
         """

@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 def start_in_thread(call: Callable[[], T]) -> Future[T]:
     """Run a call in a daemon thread and return its future. The call can hang, such as on a dead NFS or DNS server.
+
     ``result(timeout)`` of the future raises TimeoutError. A daemon thread that hangs does not keep the process alive.
     """
     future: Future[T] = Future()
