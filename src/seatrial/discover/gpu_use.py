@@ -55,7 +55,8 @@ class GpuUseStep:
     def read(self, wait_s: float = FIRST_ANSWER_S) -> tuple[tuple[GpuUse, ...], str]:
         """Return the newest reading of each GPU, and the reasons why nodes have none (empty if all nodes have one).
 
-        Waits for the first answer of all nodes, at most ``wait_s`` seconds."""
+        Waits for the first answer of all nodes, at most ``wait_s`` seconds.
+        """
         deadline = time.monotonic() + wait_s
         while True:
             ended = self.child.poll() is not None
