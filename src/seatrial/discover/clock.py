@@ -15,10 +15,10 @@ _TIME_ERROR = 5
 
 
 class ClockFacts(Frozen):
-    """The state of the system clock; None: unreadable.
+    """The state of the system clock. A field is None if it is unreadable; ``unreadable`` has the error.
 
-    ``synchronised``: with a time server. ``max_error_s``: the kernel's bound of the error, in seconds. ``source``: the
-    clock source, such as tsc.
+    ``synchronised``: whether the clock is synchronised with a time server. ``max_error_s``: the kernel's upper bound of
+    the clock's error, in seconds. ``source``: the clock source, such as tsc.
     """
 
     synchronised: bool | None
@@ -44,7 +44,7 @@ class _Timex(ctypes.Structure):
 
 
 def adjtimex() -> tuple[bool, float]:
-    """(synchronised, the kernel's bound of the clock error in seconds), read-only. Raises OSError if not permitted."""
+    """(whether the clock is synchronised, the kernel's upper bound of its error in seconds). Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     timex = _Timex()  # modes is 0: read-only
     state = libc.adjtimex(ctypes.byref(timex))
@@ -55,7 +55,7 @@ def adjtimex() -> tuple[bool, float]:
 
 
 def read(root: Path = Path("/")) -> ClockFacts:
-    """The state of the system clock, and its clock source under ``root``."""
+    """The state of this machine's clock; only the clock source is read from a file under ``root``."""
     reader = FieldReader()
     synchronised, max_error_s = reader("synchronised", adjtimex) or (None, None)
     clocksource = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from seatrial.discover.flight_recorder import DEFAULT_GROUP, Dump, Group, Operation
 
-# Collectives whose sizes may differ between ranks: only the root has all tensors, or each rank has its own share
+# Collectives whose sizes may differ between ranks, since only the root has all tensors, or since the parts of the ranks
+# have different sizes
 _UNEQUAL_SIZES = ("all_to_all", "alltoall", "scatter", "gather", "all_gather_v", "reduce_scatter_v")
 
 
@@ -21,8 +22,8 @@ class CollectiveHang:
     ``without_dump``: members of the group that left no dump.
     ``differences``: quantity (operation, input sizes, output sizes, dtype) → value → ranks, for the quantities that
     differ.
-    ``members_recorded``: False if the members of the group are not known, so that ``without_dump`` can be incomplete:
-    gloo's dumps do not name the members.
+    ``members_recorded``: whether the members of the group are known; gloo's dumps do not name them. If they are not
+    known, ``without_dump`` can be incomplete.
     ``elsewhere``: absent rank → the other group in which it waits; such a rank is not the cause.
     For a transfer, ``waiting`` has one of its two ranks, and ``absent`` or ``without_dump`` the other.
     """
@@ -39,17 +40,18 @@ class CollectiveHang:
 
     @property
     def not_started(self) -> tuple[int, ...]:
-        """The waiting ranks whose GPU has not started the collective, if the GPU of another rank has started it."""
+        """The waiting ranks whose GPU has not started the collective; empty if no GPU has started it."""
         states = {rank: operation.state for rank, operation in self.waiting.items()}
         return tuple(rank for rank, state in states.items() if state == "scheduled" and "started" in states.values())
 
     @property
     def ranks_at_fault(self) -> tuple[int, ...]:
-        """The ranks at fault according to the dumps; empty if the dumps do not show any.
+        """The ranks at fault according to the dumps, by the first case that holds; empty if the dumps do not show any.
 
-        If ranks are absent: the absent ranks that do not wait in another group. Else, if operations differ: the ranks
-        with the rarest value, if they are a minority. Else the ranks without a dump, or else those that have not
-        started.
+        1. Ranks are absent: the absent ranks that do not wait in another group.
+        2. The operations differ: the ranks with the rarest value, if they are a minority.
+        3. Ranks have no dump: these ranks.
+        4. In all other cases: the ranks in ``not_started``.
         """
         if self.absent:
             return tuple(rank for rank in self.absent if rank not in self.elsewhere)

@@ -45,7 +45,10 @@ class CpuFacts(Frozen):
 
 
 class MemoryFacts(Frozen):
-    """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups; None and not in ``unreadable``: no limit."""
+    """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups.
+
+    ``limit_bytes`` is None if there is no limit, or if it could not be read; then ``unreadable`` has the error.
+    """
 
     total_bytes: int | None
     available_bytes: int | None
@@ -96,7 +99,7 @@ def _read_field(path: Path, key: str) -> str:
 
 
 def _model(cpuinfo: Path) -> str:
-    """The model name, or on Arm, whose kernel reports none, implementer and part number. Raises as _read_field."""
+    """The model name. On Arm the kernel reports none; there, implementer and part number. Raises as _read_field."""
     try:
         return _read_field(cpuinfo, "model name")
     except ValueError:
@@ -140,8 +143,8 @@ def _numa_node(folder: Path) -> NumaNode:
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     """The cgroups of this process for ``controller``, from its own up to the root.
 
-    In a container, /proc/self/cgroup can have a path of the host that the container does not mount. Of these cgroups
-    only the root of the mount then exists.
+    Not all of these folders need to exist. In a container, /proc/self/cgroup can have a path of the host that the
+    container does not mount; only the root of the mount exists in this case.
     """
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)  # cgroup v2: no controllers

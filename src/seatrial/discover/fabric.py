@@ -32,7 +32,7 @@ class Nic(Frozen):
 class NicFacts(Frozen):
     """``interfaces``: the physical ones, and virtual ones with an address that is not link-local.
 
-    ``omitted_virtual``: number of interfaces that are not in ``interfaces``, without the loopback.
+    ``omitted_virtual``: number of the other interfaces, not counting the loopback.
     """
 
     interfaces: tuple[Nic, ...]
@@ -57,7 +57,7 @@ class RdmaPort(Frozen):
 
 
 class RdmaDevice(Frozen):
-    """One RDMA device; ``verbs_accessible``: this user can open its /dev/infiniband/uverbs* in this container."""
+    """One RDMA device. ``verbs_accessible``: whether this user can open /dev/infiniband/uverbs* of the device here."""
 
     name: str
     model: str | None

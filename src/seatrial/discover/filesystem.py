@@ -18,7 +18,7 @@ _PSEUDO_TYPE = re.compile(
     r"autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fusectl|fuse\.(gvfsd-fuse|lxcfs|portal)|"
     r"hugetlbfs|mqueue|nsfs|proc|pstore|ramfs|rpc_pipefs|securityfs|selinuxfs|sysfs|tracefs"
 )
-# Mounts of the operating system, as "type target". Only /dev/shm is reported.
+# Mounts of the operating system, as "type target". Of the tmpfs mounts in these folders only /dev/shm is reported.
 _SYSTEM_MOUNT = re.compile(r"tmpfs /(?!dev/shm$)(dev|proc|run|sys)(/.*)?|squashfs /snap/.*")
 _RESPONSE_TIMEOUT_S = 5.0  # a healthy parallel filesystem answers statvfs in milliseconds, a busy one in seconds
 

@@ -14,16 +14,17 @@ from seatrial.model import Frozen
 from seatrial.util import data_files
 from seatrial.util.text import error_text, printable
 
-# The client configuration of BeeGFS: the values in use, one folder per mounted filesystem (root only on some systems)
+# The client configuration of BeeGFS: the values in use, one folder per mounted filesystem. On some systems only root
+# may read it.
 _BEEGFS_CONFIGS = "proc/fs/beegfs/*/config"
 _BEEGFS_FILE = "cfgFile="
 _VAST_DRIVER = "sys/module/sunrpc/parameters/nfs_bundle_version"  # exists only with VAST's NFS driver
 
 
 class FilesystemSetting(Frozen):
-    """A client setting. ``effect``: of the setting. ``advice``: text if the value slows training down or breaks it.
+    """A client setting. ``effect``: what the setting does. ``source``: the documentation of the setting.
 
-    ``source``: the documentation of the setting.
+    ``advice``: what to set instead, if the value slows training down or breaks it; otherwise empty.
     """
 
     name: str
@@ -34,7 +35,7 @@ class FilesystemSetting(Frozen):
 
 
 class FilesystemKind(Frozen):
-    """``name``: such as ``Lustre``. ``evidence``: how the kind was recognized.
+    """The kind of a mounted filesystem. ``name``: such as ``Lustre``. ``evidence``: how the kind was recognized.
 
     ``network``: whether it is a network filesystem, None for an unknown type.
     ``quota_tool``: the argument ``tool`` of filesystem_quota.read_quota, empty if there is no such tool.
@@ -87,7 +88,10 @@ def table() -> Any:
 
 
 def _settings(rows: list[Mapping[str, str]], options: list[str]) -> Iterator[FilesystemSetting]:
-    """The settings of data/filesystems.yaml (``rows``) with their values in ``options``, else with their defaults."""
+    """The settings in ``rows`` (of data/filesystems.yaml) with their values in ``options``.
+
+    A setting that is not in ``options`` has the value ``absent`` of its row; it is omitted if the row has none.
+    """
     for row in rows:
         values = [match[1] for option in options if (match := re.fullmatch(row["match"], option))]
         if not values and "absent" in row:
@@ -114,7 +118,8 @@ def _vast_driver(root: Path) -> str:
 def _beegfs_options(options: list[str], root: Path, unreadable: dict[str, str]) -> list[str]:
     """The client's configuration as NAME=VALUE: the values in use, else those of the file that the mount names.
 
-    With several mounted BeeGFS filesystems only the file of this mount is read, as /proc does not name the mount.
+    With several mounted BeeGFS filesystems only the file that the mount names is read, since the folders in /proc do
+    not show to which mount they belong.
     If no configuration can be read, the errors are added to ``unreadable``.
     """
     active_configs = sorted(root.glob(_BEEGFS_CONFIGS))
@@ -126,7 +131,7 @@ def _beegfs_options(options: list[str], root: Path, unreadable: dict[str, str]) 
         except OSError as error:
             unreadable[f"/{path.relative_to(root)}"] = error_text(error)
             continue
-        unreadable.clear()  # an earlier file does not matter now
+        unreadable.clear()  # the error of an earlier file does not matter now
         pairs = (line.partition("=") for line in lines if not line.lstrip().startswith("#"))
         return [f"{name.strip()}={value.strip()}" for name, equals, value in pairs if equals]
     if not files:

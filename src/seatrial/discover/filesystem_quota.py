@@ -42,13 +42,13 @@ class Quota(Frozen):
 
     @property
     def used_percent(self) -> float | None:
-        """The larger share of bytes and files, at most 100 percent; None without a limit."""
+        """The used share of the bytes or of the files (the larger share), at most 100 percent; None without a limit."""
         pairs = ((self.bytes_used, self.bytes_limit), (self.files_used, self.files_limit))
         return max((min(100.0, 100 * used / limit) for used, limit in pairs if limit), default=None)
 
 
 class QuotaReading(Frozen):
-    """``quota``: None if there is none, or if it is unknown; ``reason`` says why it is unknown.
+    """``quota``: None if there is no quota, or if it is unknown; only in the second case ``reason`` has a text.
 
     ``command``: the command line that printed the quota, or the commands that failed.
     ``unread``: why further quotas of the path could not be read.
@@ -76,7 +76,7 @@ class _Query(NamedTuple):
 
 
 class _OwnerQueries(NamedTuple):
-    """The queries for the quota of the user and of the group; the first query that succeeds counts."""
+    """The queries for the quota of the user and of the group; the first query that succeeds gives the quota."""
 
     user: list[_Query]
     group: list[_Query]
@@ -139,7 +139,7 @@ def _owner_queries(tool: str, path: str, gid: int) -> _OwnerQueries | None:
 
 
 def _read_first(queries: list[_Query], run: Run) -> QuotaReading:
-    """The reading of the first query that succeeds; else the reasons of all."""
+    """The reading of the first query that succeeds; if all fail, a reading with the reasons of all."""
     reasons: list[str] = []
     for argv, parse in queries:
         try:
@@ -199,7 +199,7 @@ def tool_output(argv: Sequence[str], run: Run = run_command) -> str:
 
 
 def parse_quota_table(text: str) -> Quota | None:
-    """The quota in the output of ``lfs quota`` or ``quota`` of one owner; None if it says that there is none.
+    """The quota of one owner in the output of ``lfs quota`` or ``quota``; None if the output shows that it has none.
 
     Raises ValueError on another format, several filesystems, or numbers that the tool calls inaccurate.
     """
@@ -216,12 +216,12 @@ def parse_quota_table(text: str) -> Quota | None:
         raise ValueError(_PARTLY_DOWN)
     tokens = " ".join(body).split()[1:]  # the row of a long name continues on the next line
     numbers = [match for token in tokens if (match := _NUMBER.fullmatch(token))]
-    if len(numbers) != 6:  # grace periods are no numbers
+    if len(numbers) != 6:  # grace periods do not match _NUMBER
         raise ValueError(_unexpected("a row of six numbers", " ".join(body)))
     bytes_per_unit = 1024 if title[1] in ("kbytes", "blocks") else 1  # of a number without a suffix
     bytes_used, soft_bytes, hard_bytes = (_scaled(match, 1024, bytes_per_unit) for match in numbers[:3])
     files_used, soft_files, hard_files = (_scaled(match, 1000, 1) for match in numbers[3:])
-    # The soft limit is enforced after the grace period, so the lower limit counts; 0 is no limit
+    # The soft limit is enforced after the grace period, so the limit is the lower of the two; 0 means no limit
     return Quota(
         bytes_used=bytes_used,
         bytes_limit=min(filter(None, (soft_bytes, hard_bytes)), default=None),
@@ -231,9 +231,9 @@ def parse_quota_table(text: str) -> Quota | None:
 
 
 def parse_beegfs_8(text: str, gid: int | None = None) -> Quota | None:
-    """The fullest quota, over all pools, of the user and of group ``gid`` in ``beegfs quota list-usage`` as JSON lines.
+    """The quota with the largest share in use, among those of the user and of group ``gid`` in all storage pools.
 
-    Raises ValueError on another format.
+    ``text``: output of ``beegfs quota list-usage`` as JSON lines. Raises ValueError on another format.
     """
     quotas = []
     for line in text.splitlines():
@@ -296,14 +296,14 @@ def _statvfs_quota(path: str) -> QuotaReading:
 
 
 def _scaled(match: re.Match[str], base: int, unit: int) -> int:
-    """The number times its factor: of the suffix (K: ``base``, M: ``base`` squared), or ``unit`` without a suffix."""
+    """The number times a factor, which the suffix gives (K: ``base``, M: ``base`` squared); ``unit`` if it has none."""
     suffix = match[2].upper()
     factor: float = base ** ("KMGTPE".index(suffix) + 1) if suffix else unit
     return round(float(match[1]) * factor)
 
 
 def _beegfs_8_number(text: str) -> int | None:
-    """A raw number; None if unlimited. Raises ValueError, also for "?": not known to the management service."""
+    """A raw number; None if unlimited. Raises ValueError, such as for "?" if the management service has no number."""
     if text == "∞":
         return None
     value = int(text)

@@ -22,7 +22,7 @@ _START_BYTES = 4096  # the start of a file, which is_dump searches for _KEYS
 _DUMP_NAME = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?:\.(?:json|pkl|pickle|bin))?")
 _KEYS = (b'"comm_lib_version"', b'"pg_config"', b'"collective_seq_id"')  # one is near the start of a dump in JSON
 _KEPT = 20  # collectives kept before and after the first incomplete one; also the number of transfers kept
-# Kept of each entry; _MAX_TEXT: characters of a text
+# Maximum numbers of tensors, dimensions and frames that are kept of an entry, and of characters that are kept of a text
 _MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300
 _MAX_ENTRIES, _MAX_RANKS = 100_000, 1_000_000  # larger than in real dumps; they bound memory for a damaged file
 # Files of libraries: a frame in any other file is the user's
@@ -93,7 +93,7 @@ def dump_name(path: Path) -> tuple[str, int] | None:
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file with a rank in its name is a pickle, or JSON with the keys of the flight recorder."""
+    """Whether the name ends with a rank, and the file is a pickle or is JSON with a key of the flight recorder."""
     if dump_name(path) is None:
         return False
     try:
@@ -192,7 +192,7 @@ def _is_transfer(entry: Mapping[Any, Any]) -> bool:
 def _state(entry: Mapping[Any, Any], last_completed: int) -> str:
     """The state of an entry. ``last_completed``: number of the last completed collective of its group.
 
-    Gloo's entries stay scheduled. They are retired when they complete, but not when they fail.
+    The state of gloo's entries stays scheduled. When they complete, but not when they fail, they are marked as retired.
     """
     name, state = str(entry.get("profiling_name")), entry.get("state")
     is_retired = name.startswith("gloo:") and entry.get("retired") is True
@@ -231,7 +231,7 @@ def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
 
 
 def _number(record: Mapping[Any, Any], key: str) -> int:
-    """The integer under ``key``, also from text (pg_status in JSON has text); -1 if there is none."""
+    """The integer under ``key``, which can be a text (as in pg_status in JSON); -1 if there is none."""
     value = record.get(key)
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)

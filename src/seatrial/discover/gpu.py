@@ -71,14 +71,17 @@ class GpuFacts(Frozen):
     def installed_gpus(self) -> int:
         """The number of GPUs that should be usable: the larger of the counts of the driver and of the PCI bus.
 
-        If permission is denied for some GPUs, only the driver counts: the PCI bus also lists GPUs of other jobs.
+        If permission is denied for some GPUs, the result is the driver's count: the PCI bus also lists GPUs of other
+        jobs.
         """
         on_pci_bus = 0 if self.permission_denied else len(self.pci_devices) - len(self.not_assigned)
         return max(on_pci_bus, len(self.gpus) + len(self.failed_gpus))
 
     @property
     def detection_error(self) -> str | None:
-        """Why it is unknown whether there are GPUs; None if the driver or, without a driver, the PCI bus was readable.
+        """The reason why GPUs could not be detected.
+
+        None if the driver could be read. Also None if there is no driver, and the PCI bus could be read.
 
         If the driver hangs, an empty list of PCI devices does not show that there is no GPU: some virtual machines
         have no PCI bus.
@@ -213,7 +216,7 @@ def _is_not_assigned(root: Path, address: str, *, nvml_works: bool) -> bool:
     """Whether a GPU on the bus belongs to a virtual machine or to another container.
 
     A container sees the whole PCI bus of its host, but only the device nodes of its own GPUs. If NVML does not work, a
-    missing device node is no evidence, since the driver creates it.
+    missing device node is no evidence, since the driver creates the device nodes.
     """
     driver = file_readers.path_under(root, f"/sys/bus/pci/devices/{address}/driver")
     bound_to = driver.resolve().name if driver.is_symlink() else None
@@ -239,8 +242,9 @@ def _has_device_node(root: Path, address: str) -> bool:
 def cuda_visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that CUDA uses according to ``CUDA_VISIBLE_DEVICES``, in that order.
 
-    Indices are NVML's, in PCI order. CUDA's differ only for mixed models: it enumerates the fastest GPU first unless
-    ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` (see ``cuda_order_warning``).
+    An index in the variable is taken as NVML's index, which is in PCI order. CUDA's indices can differ on a machine
+    with several GPU models: without ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, CUDA enumerates the fastest GPU first (see
+    ``cuda_order_warning``).
     Raises UsageError on an entry that matches no usable GPU, and on a GPU that is listed twice. In these cases CUDA
     silently ignores the entry and all entries after it, or uses no GPU.
     """

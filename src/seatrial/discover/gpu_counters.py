@@ -15,9 +15,9 @@ _NVLINK = {
     "nvlink_crc_flits": "NVML_NVLINK_ERROR_DL_CRC_FLIT",
     "nvlink_crc_data": "NVML_NVLINK_ERROR_DL_CRC_DATA",
 }
-# NVLink 5 (B200, GB200) has other counters. Equivalents of recoveries: transitions from "up" to recovery (DCGM field
-# 1213); of replays: packets that arrive damaged and are sent again. DCGM's health watch counts its fields 1204 to 1213
-# (DCGM_FI_DEV_NVLINK_COUNT_*) as errors.
+# NVLink 5 (B200, GB200) has other counters. The equivalent of recoveries is the number of transitions from "up" to
+# recovery (DCGM field 1213). The equivalent of replays is the number of packets that arrive damaged and are sent again.
+# DCGM's health watch counts its fields 1204 to 1213 (DCGM_FI_DEV_NVLINK_COUNT_*) as errors.
 _NVLINK_5 = {
     "nvlink_replays": (
         "NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS",
@@ -143,7 +143,8 @@ def _link_count(reader: NvmlReader, handle: Any, link: int, name: str, counter: 
 def _nvlink_5_count(reader: NvmlReader, handle: Any, links: Sequence[int], name: str) -> int | None:
     """A counter that nvmlDeviceGetNvLinkErrorCounter does not have: the sum of the NVLink 5 fields over all links.
 
-    None if a field could not be read. If these fields are not supported either, the earlier error stays.
+    None if a field could not be read. If the GPU does not support these fields either, the error of
+    nvmlDeviceGetNvLinkErrorCounter stays recorded.
     """
     nvml = reader.nvml
     fields = [(getattr(nvml, constant), link) for constant in _NVLINK_5[name] for link in links]

@@ -22,13 +22,13 @@ from seatrial.util.text import printable
 
 FIRST_ANSWER_S = 20.0  # srun starts a step in less than a second; nvidia-smi without persistence mode takes seconds
 _POLL_S = 0.1
-_MAX_BYTES = 4 * 2**20  # read from the output of the step; 1,000 nodes of 8 GPUs write 0.5 MB at a time
+_MAX_BYTES = 4 * 2**20  # read from the output of the step; 1,000 nodes of 8 GPUs write 0.5 MB per reading
 _MIB = 2**20
 _MAX_REASONS = 4
 
 _QUERY = "index,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,clocks.sm"
-# $1: seconds between two reads, 0: only one. Each line starts with the node, since the lines of nodes mix. The line
-# "end" follows the last GPU of a node.
+# $1: seconds between two reads; 0: read once. Each line starts with the node, since the lines of several nodes
+# alternate. The line "end" follows the last GPU of a node.
 _SCRIPT = rf"""
 node=${{SLURMD_NODENAME:-$(hostname)}}
 while :; do
@@ -53,7 +53,7 @@ class GpuUseStep:
         self._readings = Readings()
 
     def read(self, wait_s: float = FIRST_ANSWER_S) -> tuple[tuple[GpuUse, ...], str]:
-        """Return the newest reading of each GPU, and why nodes are without one: empty if all nodes reported their GPUs.
+        """Return the newest reading of each GPU, and the reasons why nodes have none (empty if all nodes have one).
 
         Waits for the first answer of all nodes, at most ``wait_s`` seconds.
         """

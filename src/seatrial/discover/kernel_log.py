@@ -16,11 +16,11 @@ _RECORD = re.compile(r"\d+,\d+,(\d+),[^;\n]*;(.*)")
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): (\d{1,6}), ?(.*)")
 _RECORD_BYTES = 8192  # bytes per read: the size of the largest record
 _MAX_RECORDS = 200_000  # so that the loop ends although the kernel goes on writing
-_MAX_XIDS = 1000  # the first ones are kept
+_MAX_XIDS = 1000  # the last ones are kept
 
 
 class XidEvent(Frozen):
-    """One Xid. ``seconds``: since boot; ``address``: of the GPU on the PCI bus."""
+    """One Xid. ``seconds``: time since boot. ``address``: PCI address of the GPU."""
 
     seconds: float
     address: str

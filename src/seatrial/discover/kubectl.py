@@ -1,4 +1,6 @@
-"""The only module that runs kubectl: its namespace, context and timeout, and its errors in one sentence.
+"""Runs kubectl with a namespace, context and timeout, and reports each of its errors in one sentence.
+
+No other module runs kubectl.
 
 kubectl reads the user's kubeconfig; seatrial stores no credentials. Every request has a timeout: by default kubectl
 waits without a limit for an API server that accepts a connection and does not answer.
@@ -22,7 +24,7 @@ _REQUEST_TIMEOUT_S = 20
 _REFUSED = re.compile(
     r"^Error from server \((?P<reason>\w+)\): (?:error when \w+ \S+: )?(?P<message>.+)$", re.MULTILINE
 )
-_LOG_LINE = re.compile(r"^[EIW]\d{4} ")  # klog, printed before the error: the same failed request several times
+_LOG_LINE = re.compile(r"^[EIW]\d{4} ")  # of klog; kubectl prints a failed request several times before its error
 # localhost:8080 is kubectl's default without a kubeconfig or without a current context
 _NO_CLUSTER = re.compile(
     r'server localhost:8080 was refused|context was not found|context "[^"]*" does not exist|error loading config file'
@@ -48,7 +50,7 @@ class ApiUnavailable(KubectlError):
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with a namespace and a context of the kubeconfig; None: the current ones of the kubeconfig."""
+    """kubectl with a namespace and a context. None: the current one of the kubeconfig."""
 
     namespace: str | None = None
     context: str | None = None
@@ -141,7 +143,7 @@ class Kubectl:
                 ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
             )
             command = args
-            if args[0] == "create":  # not the same command: a user who repeats it makes objects that no run deletes
+            if args[0] == "create":  # do not suggest it: a user who repeats it makes objects that no run deletes
                 is_over_quota = "exceeded quota" in message
                 command = ("describe", "resourcequotas") if is_over_quota else ("auth", "can-i", "--list")
             return error_type(f"{error}. Run first: {self.command_text(*command)}", reason)

@@ -36,7 +36,8 @@ _NODE_FIELDS = (
 _TEXT_FIELDS = ("metadata.name", "status.nodeInfo.kubeletVersion")  # printed without quotes
 _NODE_TEMPLATE = "{range .items[*]}" + '{"\\t"}'.join(f"{{.{field}}}" for field in _NODE_FIELDS) + '{"\\n"}{end}'
 _NODES_TIMEOUT_S = 300.0  # kubectl takes 17 s of CPU time for 10,000 nodes
-# Namespace and name, node, and the GPUs that each container requests, with spaces between them
+# Three columns: namespace/name of the pod, its node, and for each container the number of GPUs that it requests, with
+# spaces between these numbers
 _GPU_USER_TEMPLATE = (
     r'{range .items[*]}{.metadata.namespace}{"/"}{.metadata.name}{"\t"}{.spec.nodeName}{"\t"}'
     r'{.spec.containers[*].resources.requests.nvidia\.com/gpu}{"\n"}{end}'
@@ -51,7 +52,8 @@ _PULLED = re.compile(r'Successfully pulled image ".*" in ((?:[\d.]+(?:h|m|s|ms|�
 # A duration as Go prints it: 1m2.5s
 _GO_DURATION = re.compile(r"([\d.]+)(h|ms|m|µs|us|s)")
 _GO_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6}
-# containerd, CRI-O: "registry.example/seatrial@sha256:…"; an imported image has "sha256:…", the digest of its config
+# containerd and CRI-O report "registry.example/seatrial@sha256:…". For an image that was imported on the node, they
+# report "sha256:…", which is the digest of its config and must not match.
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _NOT_STARTED = {"StartError", "ContainerCannotRun"}  # reasons of a container whose command did not start
 # Labels that GPU Operator and Node Feature Discovery set on a node with an NVIDIA GPU, even if no device plugin runs on
@@ -138,7 +140,7 @@ class KubernetesNode(ApiObject):
 
     @property
     def ready_condition(self) -> Condition:
-        """The condition Ready; Unknown if the node does not report it."""
+        """The condition Ready; its status is Unknown if the node does not report it."""
         reported = (condition for condition in self.status.conditions if condition.type == "Ready")
         return next(reported, Condition(type="Ready", status="Unknown", reason="not reported"))
 
@@ -171,7 +173,7 @@ class KubernetesNode(ApiObject):
 
     @property
     def driver_version(self) -> str | None:
-        """The driver version by GPU Feature Discovery; None without its labels."""
+        """The driver version from the labels of GPU Feature Discovery; None without these labels."""
         if version := self.labels.get("nvidia.com/cuda.driver-version.full"):
             return version
         parts = [self.labels.get(f"nvidia.com/cuda.driver.{part}") for part in ("major", "minor", "rev")]
@@ -271,11 +273,11 @@ class Pod(ApiObject):
         scheduled_at = times[0] if times else None
         if not self._started_at or not scheduled_at:
             return None
-        # The times are from two machines, whose clocks can differ
+        # The times are from two machines, whose clocks can differ: the difference can be negative
         return max(0.0, (self._started_at - scheduled_at).total_seconds())
 
     def image_digest(self, container: str) -> str | None:
-        """The digest of the container's image in its registry; None if the node did not get it from a registry."""
+        """The digest of the container's image in its registry; None if unknown, as for an imported image."""
         image_ids = [status.image_id for status in self.status.container_statuses if status.name == container]
         match = _DIGEST.search(image_ids[0]) if image_ids else None
         return match[1] if match else None
@@ -348,7 +350,7 @@ def kubernetes_data() -> KubernetesData:
 
 
 def read_nodes(client: Kubectl, labels: Mapping[str, str] | None = None) -> Iterator[KubernetesNode]:
-    """Yield the nodes of the cluster that have ``labels``. Raises KubectlError, SeatrialError for unexpected output."""
+    """Yield the nodes that have ``labels``. Raises KubectlError, or SeatrialError for unexpected output."""
     selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
     arguments = ["nodes", *([f"--selector={selector}"] if selector else []), f"--output=jsonpath={_NODE_TEMPLATE}"]
     for line in re.finditer(r"(.*)\n", client.run("get", *arguments, timeout_s=_NODES_TIMEOUT_S)):
@@ -366,7 +368,7 @@ class GpuUser(NamedTuple):
 def read_gpu_users(client: Kubectl) -> Iterator[GpuUser]:
     """Yield the pods of all namespaces that are on a node, request GPUs and have not ended.
 
-    Raises KubectlError, SeatrialError for unexpected output.
+    Raises KubectlError, or SeatrialError for unexpected output.
     """
     selector = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
     template = f"--output=jsonpath={_GPU_USER_TEMPLATE}"

@@ -20,8 +20,8 @@ _MAX_TEXT = 4096  # characters of a message that are searched and kept; the long
 class Message(Frozen):
     """A message of Kubernetes. ``pattern``: regular expression that finds it.
 
-    ``name``: regular expression whose first group is the object that the message names. ``permanent``: the pod never
-    starts, however long seatrial waits. ``source``: where the message is documented or was seen.
+    ``name``: regular expression whose first group is the object that the message names. ``permanent``: whether the pod
+    never starts, however long seatrial waits. ``source``: where the message is documented or was seen.
     """
 
     pattern: str = Field(min_length=1)
@@ -67,7 +67,7 @@ class Place(NamedTuple):
     image: str = ""
 
     def filled(self, command: str, pod: str) -> str:
-        """Return the first command ``command`` with its {namespace} and {pod} filled in, and with the context."""
+        """Return ``command`` with {namespace} and {pod} filled in; kubectl gets the context as an option."""
         kubectl = f"kubectl --context={shlex.quote(self.context)} " if self.context else "kubectl "
         namespace_option = f" -n {self.namespace}" if self.namespace else ""
         filled = command.replace(" -n {namespace}", namespace_option).replace("{pod}", pod)
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 def job_failures(pods_by_message: Mapping[str, Sequence[tuple[str, str]]], place: Place) -> tuple[JobFailure, ...]:
-    """Return one failure for each known cause.
+    """Return one failure for each known cause that a message shows.
 
     ``pods_by_message``: message → (name, node) of the pods with this message; the node is empty if the pod has none.
     """
@@ -91,7 +91,7 @@ def job_failures(pods_by_message: Mapping[str, Sequence[tuple[str, str]]], place
             nodes = tuple(dict.fromkeys((*earlier.nodes, *nodes)))
             failures[cause.id] = earlier.model_copy(update={"nodes": nodes})
             continue
-        # Not every message about an image names it: the image of ``place`` is then the first match
+        # Not every message about an image names the image. The appended image of ``place`` is the match in this case.
         name = re.search(cause.message.name, f'{text} image "{place.image}"') if cause.message.name else None
         failures[cause.id] = JobFailure(
             cause=cause.id,

@@ -19,8 +19,8 @@ _VIA = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send
 _VERSION = re.compile(r"NCCL version (\S+)")
 _NETWORK = re.compile(r"Using network (.+)")
 _PLUGIN = re.compile(r"(?:NET/Plugin: Loaded net plugin|Loaded net plugin|Using external network plugin) (.+)")
-# Lines that the plugins log, since NCCL logs only the version of their interface: aws-ofi-nccl, Google's gIB,
-# nccl-rdma-sharp-plugins
+# Lines that the plugins themselves log (aws-ofi-nccl, Google's gIB, nccl-rdma-sharp-plugins). NCCL logs only the
+# version of the plugin interface.
 _PLUGIN_VERSION = re.compile(
     r"NET/OFI Initializing (aws-ofi-nccl \S+)|NET/\w+ : Initializing (\w+ v\S+)|NCCL INFO (P2P plugin v\d+ \S+)"
 )
@@ -31,7 +31,7 @@ _SOCKET_INTERFACES = re.compile(r"NET/Socket : Using (.+)")
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([^\s:]+):\S+")
 _HCA = re.compile(r"([\w.-]+):(\d+)/(?:IB|RoCE)")
 _CHANNELS = re.compile(r"(\d+) coll channels, .*?(\d+) nvls channels")
-# NCCL src/init.cc, 2.24 and later; the group is 1 if all ranks use GPUDirect RDMA
+# NCCL src/init.cc, 2.24 and later. The captured digit is 1 if all ranks use GPUDirect RDMA.
 _RINGS = re.compile(r"Connected all rings, use ring PXN \d GDR (\d)")
 _NODES = re.compile(r"nRanks \d+ nNodes (\d+)")
 # NCCL src/enqueue.cc. 2.23 and later log names; 2.20 to 2.22 log numbers and no operation
@@ -47,7 +47,7 @@ _SETTING = re.compile(r"(NCCL_\w+) set by environment to (.+?)\.?$", re.MULTILIN
 
 
 class AlgorithmChoice(Frozen):
-    """NCCL's algorithm, protocol and number of channels for an operation of ``size`` bytes; None if not logged."""
+    """NCCL's choice for an operation of ``size`` bytes. A field is None if NCCL did not log it."""
 
     operation: str | None
     size: int
@@ -165,7 +165,7 @@ def _transports(text: str) -> Iterator[str]:
     for match in _VIA.finditer(text):
         kind, *details = match[1].strip().split("/")
         if kind == "NET":
-            # Some details start so: GDRDMA(PCI) is over PCIe instead of the data-direct path of the NIC
+            # The detail can have a suffix: GDRDMA(PCI) is over PCIe instead of the data-direct path of the NIC
             uses_gpudirect = any(detail.startswith("GDRDMA") for detail in details)
             yield "/".join([kind, *details[:1], *(["GDRDMA"] if uses_gpudirect else [])])
         elif kind == "P2P":

@@ -33,7 +33,7 @@ def parse(document: dict[str, Any]) -> NcclTestsOutput:
             table.rows.append(row)
     # A process with several GPUs lists only its first GPU
     table.devices = [device for entry in _mappings(config.get("devices")) if (device := _device(entry))]
-    # The last message of ncclGetLastError; after a complete run it can be a warning
+    # The last message of ncclGetLastError. After a complete run, which has an average, it can be a warning.
     errors = [text for text in _list(document.get("errors")) if isinstance(text, str) and text]
     settings = dict(
         text.split("=", 1)

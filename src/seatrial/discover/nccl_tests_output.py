@@ -36,8 +36,9 @@ _ROW = re.compile(
     rf"(?<![\w.])(\d{{1,19}})\s+(\d{{1,19}})\s+({_TYPE})(?=\s|$|\[)(?:\s+({'|'.join(REDUCTIONS)}|none)(?=\s|$|\[))?"
 )
 _ROOT = re.compile(r"\s+(-1|\d{1,6}(?!\.?\d))")
-# In a table without a header, the first token after the reduction is the root if this number of tokens follows the
-# reduction. 9: the root and 2 × 4 columns; more: other text is behind them.
+# In a table without a header, the first token after the reduction is the root if the reduction is followed by one of
+# these numbers of tokens. 9: the root and 2 × 4 columns. 10: these and one token of other text. 17: the root and 2 × 8
+# columns (with times of single iterations).
 _TOKEN_COUNTS_WITH_ROOT = (9, 10, 17)
 _NUMBER = re.compile(r"N/A|[-+]?(?:nan|inf|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
 _HEADER = re.compile(r"\bsize\s+count\s.*\b(?:cpu)?time\s+algbw\s+busbw\b")
@@ -67,7 +68,7 @@ _FAILURES = re.compile(
 
 @dataclass(frozen=True)
 class Timing:
-    """The measured time in microseconds and bandwidths in GB/s; ``wrong``: wrong elements, None if not checked."""
+    """Measured time in microseconds, bandwidths in GB/s; ``wrong``: number of wrong elements, None if not checked."""
 
     time_us: float
     algbw: float
@@ -92,7 +93,10 @@ class Row:
 
     @property
     def data_size(self) -> int:
-        """Bytes of ``count`` elements: the whole buffer, or the part of one rank; 0 for an unknown type."""
+        """Bytes of ``count`` elements; 0 for an unknown type.
+
+        Depending on the operation, these are the whole buffer or the part of one rank.
+        """
         return self.count * ELEMENT_BYTES.get(self.type, 0)
 
 
@@ -100,8 +104,8 @@ class Row:
 class Device:
     """A GPU of the run, as listed above the table.
 
-    ``index``: CUDA's device number. ``name``: the GPU model. ``group``: its communicator, if NCCL_TESTS_SPLIT makes
-    several.
+    ``index``: CUDA's device number. ``name``: the GPU model. ``group``: number of the GPU's communicator if
+    NCCL_TESTS_SPLIT makes several, otherwise 0.
     """
 
     rank: int
@@ -129,8 +133,8 @@ class Table:
     ``footer_count``: number of lines "Avg bus bandwidth" below the table.
     ``counts_wrong``: True if the columns ``#wrong`` count wrong elements. Before 2.13 the columns are named ``error``
     and have the largest deviation.
-    ``is_checked``: False with the option -c 0, with which some versions print 0 wrong elements.
-    ``out_of_bounds``: number in the line "Out of bounds values", None without this line.
+    ``is_checked``: False with the option -c 0. Some versions then print 0 wrong elements although they check nothing.
+    ``out_of_bounds``: sum of the numbers in lines "Out of bounds values", None without such a line.
     ``failure``: the first message that ended the run of the program; empty if there is none.
     ``settings``: the variables NCCL_* in the command and in exports above the table.
     """
@@ -158,8 +162,8 @@ class Table:
 class NcclTestsOutput:
     """The content of an output. ``comm_sizes``: the different sizes of the communicators in NCCL's log.
 
-    ``uses_roce``: NCCL's log names a RoCE port. ``failure``: the first message of a failed run, which can come before
-    any table. ``is_nccl_tests``: at least one line is of nccl-tests: a command, a header, a device or a message.
+    ``uses_roce``: whether NCCL's log names a RoCE port. ``failure``: the first message of a failed run, which can come
+    before any table. ``is_nccl_tests``: whether a line is of nccl-tests (a command, a header, a device or a message).
     """
 
     tables: tuple[Table, ...]
@@ -283,7 +287,7 @@ class _Reader:
         )
 
     def _read_nccl_log(self, line: str) -> bool:
-        """Keep the line if it has a message of NCCL, also behind the first columns of a row; return whether it has."""
+        """Keep the line if it has a message of NCCL, alone or after the start of a row; return whether it has one."""
         if "NCCL" not in line or not _NCCL_LINE.search(line):
             return False
         if self.nccl_chars < _MAX_NCCL_LOG:
@@ -309,7 +313,7 @@ class _Reader:
             self.table.devices.append(device)
 
     def _add_failure(self, text: str) -> None:
-        """Add a message to the table of the run that it ended: the current one, or if it is empty the one before."""
+        """Add a message to the table of the run that it ended: the current table, or if that is empty the previous."""
         self.failure = self.failure or text
         table = self.tables[-1] if self.table.is_empty and self.tables else self.table
         table.failure = table.failure or text
@@ -323,7 +327,7 @@ class _Reader:
         self.table.counts_wrong = "error" not in self.columns
 
     def _start_table(self) -> None:
-        """Begin a new table if the current one has rows; without rows, the lines read so far are above this table."""
+        """Begin a new table if the current one has rows; without rows, the current one is the table that begins."""
         if self.table.rows or self.table.rejected or self.open_rows:
             self._close_table()
 
@@ -412,7 +416,7 @@ class _Reader:
             self.table.rejected.append(f"row of {row.size} B: {reason}")
 
     def _algbw_is_comparable(self, redop: str) -> bool:
-        """Whether algbw should be size ÷ time: since 2.13, except for OTHER_ALGBW and for CPU times (option -C)."""
+        """Whether algbw should be size ÷ time: True since 2.13, but not for OTHER_ALGBW or CPU times (option -C)."""
         program = self.table.program or self.command_program
         return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in OTHER_ALGBW
 

@@ -34,7 +34,8 @@ class Matrix:
     """One result: rows of values. A value is None where a pair of GPUs has none, such as a GPU and itself.
 
     ``name``: the testcase; the total of a bidirectional testcase has the suffix ``_total``. ``title`` names unit and
-    direction, such as ``memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)``. ``is_complete``: all its rows were read.
+    direction, such as ``memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)``. ``is_complete``: whether all rows of the
+    matrix were read.
     """
 
     name: str
@@ -47,8 +48,9 @@ class Matrix:
 class NvbandwidthOutput:
     """The content of an output. ``failures``: testcase → message of a testcase that failed or has no result.
 
-    ``devices``: models of the GPUs in the order of their indices, or of the processes in a run on several nodes.
-    ``hosts``: names of the nodes, empty if the output has none. ``failure``: the first message outside of a testcase.
+    ``devices``: models of the GPUs, in the order of the GPU indices; in a run on several nodes, in the order of the
+    process numbers. ``hosts``: names of the nodes, empty if the output has none. ``failure``: the first error message
+    outside of a testcase.
     """
 
     version: str
@@ -180,7 +182,7 @@ class _Reader:
             self.matrices.append(self.matrix)
 
     def _add_row(self, line: str) -> None:
-        """Read the line with the numbers of the columns, or a row: its number and one value for each column."""
+        """Read one line of a matrix: the column numbers, or a row (the row number, then one value per column)."""
         assert self.matrix
         cells = line.split()
         if not self.column_count:
@@ -192,9 +194,9 @@ class _Reader:
             self.matrix.rows.append([_cell(cell) for cell in values])
 
     def _end_matrix(self, name: str = "") -> None:
-        """Finish the current matrix, if there is one. ``name``: from its summary line, empty without such a line.
+        """Finish the current matrix, if there is one. ``name``: the name in its summary line; empty without this line.
 
-        Of a bidirectional testcase only the total is kept.
+        A bidirectional testcase has one matrix per direction and their total. The matrix of one direction is dropped.
         """
         matrix, self.matrix = self.matrix, None
         if matrix is None:
@@ -207,14 +209,14 @@ class _Reader:
 
 
 def _title(line: str) -> str:
-    """The title in a line above a matrix, which names direction and unit; empty for any other line."""
+    """The title of a matrix (with direction and unit) if ``line`` is the line above a matrix; empty for other lines."""
     text = line.strip()
     is_title = text.endswith(_UNITS) and ("(row)" in text or "(column)" in text)
     return text[-_MAX_TITLE:] if is_title else ""
 
 
 def _cell(value: Any) -> float | None:
-    """The number in a cell, also as text; None for N/A and for everything that is not a finite number >= 0."""
+    """The number in a cell, whose value can be a text; None for N/A and for all but finite numbers >= 0."""
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):

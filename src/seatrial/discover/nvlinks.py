@@ -22,7 +22,7 @@ def links_down(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
 
     ``same_model``: the GPUs of this model, including ``gpu``.
     For a GPU without an active link and without NVSwitches: 0 for a PCIe card, which may have no NVLink bridge. For any
-    other model, all links are down if another GPU in ``same_model`` has an active link; otherwise it is unknown.
+    other model: all links if another GPU in ``same_model`` has an active link, otherwise None.
     """
     port_count = max(len(other.nvlinks) for other in same_model)
     if not port_count or not gpu.nvlink_states_readable:
@@ -41,7 +41,7 @@ def has_nvswitch(gpu: Gpu) -> bool:
 
 
 def links_missing(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
-    """The largest number of active NVLinks of a GPU in ``same_model``, minus that of ``gpu``; None if unknown."""
+    """The largest number of active NVLinks of a GPU in ``same_model`` minus the number of ``gpu``; None if unknown."""
     if not gpu.nvlink_states_readable or not any(other.nvlinks for other in same_model):
         return None
     return max(other.active_nvlinks for other in same_model) - gpu.active_nvlinks

@@ -84,7 +84,7 @@ class NvmlReader:
             return None
 
     def record_error(self, field: str, function: str, error: Exception) -> None:
-        """Record the error of ``field``, and whether it means: not supported, no permission, or GPU lost."""
+        """Record the error of ``field``; note if the error means no support, no permission, or that the GPU is lost."""
         self.unreadable[field] = str(error)
         if error_kind(error) in _DRIVER_MISMATCH:
             self.unreadable[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"
@@ -166,7 +166,7 @@ class Gpu(Frozen):
     pages_retired: int | None = None  # GPUs before Ampere retire pages instead of remapping rows
     retirement_pending: bool | None = None
     pcie_gen: int | None = None
-    pcie_gen_max: int | None = None  # pcie_*_max: what both the GPU and its slot support
+    pcie_gen_max: int | None = None  # pcie_*_max: the maximum that both the GPU and its slot support
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     nvlinks: tuple[NvLink, ...] = ()

@@ -33,7 +33,7 @@ class Latency(Frozen):
 
 
 def parse_bandwidth(text: str) -> float:
-    """Average Gbit/s in the last line of the table. Raises ValueError without one, and for a value that is not > 0."""
+    """Average Gbit/s in the last line of the table. Raises ValueError without a line, or if the value is not > 0."""
     row = _last_row(text)
     for name, value in row.items():
         if match := re.fullmatch(r"BW average\[(.+)\]", name):
@@ -72,7 +72,7 @@ def transport_error(text: str) -> str:
 
 
 def first_error(stderr: str) -> str:
-    """The first line of ``stderr`` that gives a reason; empty if there is none. Later errors are its consequences."""
+    """The first line of ``stderr`` with a reason; empty if there is none. Later errors follow from the first one."""
     lines = (line.strip() for line in stderr.splitlines())
     return next((line for line in lines if line and not _NOT_A_REASON.match(line)), "")
 

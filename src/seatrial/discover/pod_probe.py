@@ -10,7 +10,7 @@ import re
 
 from seatrial.model import Frozen, SeatrialError
 
-PEERS = 8  # number of names that each pod resolves: of the next pods by index, so that every pod's name is resolved
+PEERS = 8  # each pod resolves the names of the 8 pods with the next indices, so that every name is resolved
 # $1: name of the Job and of its Service; $2: number of pods; $3: GPUs that the pod requests; $4: seconds for which the
 # pod stays, so that pods that start minutes later can resolve its name
 SCRIPT = r"""

@@ -1,6 +1,6 @@
 """The place at which each rank of a job hangs: its Python stack, process state and collective.
 
-They are read from files that launch/hang.py has collected before it cancels the job.
+All three are read from files that launch/hang.py has collected before it cancels the job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDER = "hang"  # in the folder of an attempt: the files that were collected be
 STATES = "states.txt"  # output of STATES_SCRIPT
 STACKS = "rank{}.txt"  # Python stacks of one rank
 RECORDER = "comm_lib_trace_rank_{}"  # torch's name for a rank's dump of its flight recorder
-_MAX_BYTES = 2**20  # read of a file
+_MAX_BYTES = 2**20  # a larger file counts as unreadable
 _MAX_NAMED = 6  # places in ``HangEvidence.text``
 # States of a process, proc(5), that can be the cause of a hang
 _STATES = {
@@ -63,7 +63,10 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 
 
 class _Worker(NamedTuple):
-    """A worker process in the output of STATES_SCRIPT; ``parent``: its parent's pid, others as in RankSnapshot."""
+    """A worker process in the output of STATES_SCRIPT.
+
+    ``parent``: pid of its parent. ``state`` and ``wchan`` are as in RankSnapshot.
+    """
 
     rank: int
     node: str
@@ -105,7 +108,7 @@ class RankSnapshot:
 
     @property
     def abnormal_state(self) -> str:
-        """The process state if it alone can be the cause: stopped, waiting for I/O, or ended."""
+        """The process state if it alone can cause the hang (stopped, waiting for I/O, or ended); otherwise empty."""
         kernel = f" in {self.wchan}" if self.state == "D" and self.wchan not in ("", "0") else ""
         return f"process state {self.state} ({_STATES[self.state]}{kernel})" if self.state in _STATES else ""
 
@@ -119,7 +122,7 @@ class HangEvidence:
 
     @property
     def ranks_at_fault(self) -> tuple[int, ...]:
-        """The ranks at fault, by the first of these rules that gives any; empty if none does.
+        """The ranks at fault, by the first of these rules that finds any; empty if no rule finds a rank.
 
         1. Some, but not all ranks have an abnormal state: these.
         2. The flight recorder's dumps show ranks at fault (``CollectiveHang.ranks_at_fault``): these.
@@ -130,7 +133,8 @@ class HangEvidence:
         if abnormal and len(abnormal) < len(self.snapshots):
             return abnormal
         ranks_by_dumps = self.hangs[0].ranks_at_fault if self.hangs else ()
-        ranks_of_job = tuple(rank for rank in ranks_by_dumps if rank < len(self.snapshots))  # a dump can name others
+        # a dump can name ranks that the job does not have
+        ranks_of_job = tuple(rank for rank in ranks_by_dumps if rank < len(self.snapshots))
         if ranks_of_job:
             return ranks_of_job
         rank_groups = sorted(self.ranks_by_place().values(), key=len)
@@ -198,7 +202,7 @@ def _parse_states(text: str) -> _ScriptOutput:
             in_main_thread[node] = "MainThread" in content
         elif in_main_thread.get(node) and (match := _PY_SPY_FRAME.match(content)):
             stacks.setdefault((node, pid_by_node.get(node, 0)), []).append(_frame(match))
-    # The parent of a process that a worker has forked, such as a data loader, is in ``workers`` too
+    # A process that a worker has forked, such as a data loader, is dropped: its parent is in ``workers`` too
     first_processes = [worker for worker in workers.values() if (worker.node, worker.parent) not in workers]
     return _ScriptOutput(
         worker_by_rank={worker.rank: worker for worker in first_processes},

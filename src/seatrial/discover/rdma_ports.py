@@ -22,13 +22,14 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
 _DEVINFO = re.compile(r"^hca_id:\s*(\S+)|^\s+port:\s*(\d+)|^\s+active_mtu:\s*(\d+)", re.MULTILINE)
 _LINK_MODE = re.compile(r"\b(\d+)base\w*/Full")
-# (GT/s, payload bits per bit on the wire up to this speed): 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s (PCI Express
-# Base Specification 5.0, 4.2.1 and 4.2.2), and 236 of 256 bytes of a flit from 64 GT/s (6.0, 4.2.3)
+# Each row: (highest speed in GT/s, share of payload in the transferred bits). The encoding is 8b/10b up to 5 GT/s,
+# 128b/130b up to 32 GT/s (PCI Express Base Specification 5.0, 4.2.1 and 4.2.2), and from 64 GT/s a flit has 236 bytes
+# of payload in 256 (6.0, 4.2.3).
 _PCI_ENCODING = ((5.0, 8 / 10), (32.0, 128 / 130), (float("inf"), 236 / 256))
 
 
 class Gid(Frozen):
-    """One entry of a port's GID table that is not zero; ``type`` is ``RoCE v2`` or ``IB/RoCE v1``."""
+    """One non-zero entry of a port's GID table; ``type`` is ``RoCE v2`` or ``IB/RoCE v1``."""
 
     index: int
     address: str
@@ -44,7 +45,7 @@ class PortDetails(Frozen):
     """One RDMA port. Rates and bandwidths are in Gbit/s, one direction.
 
     ``name`` is the device, with ``:PORT`` if it has several ports, as in NCCL_IB_HCA.
-    ``netdev``, ``mtu``: the network interface of a RoCE port, and its MTU.
+    ``netdev``: the network interface of a RoCE port. ``mtu``: MTU of this interface.
     ``active_mtu``: MTU of RDMA packets; None without ibv_devinfo.
     ``has_default_route``: whether a default route uses ``netdev``, or a bond, bridge or VLAN above it.
     ``pci_path``: PCI addresses from the root port to the device.
@@ -94,13 +95,14 @@ class PortDetails(Frozen):
 
     @property
     def nic_address(self) -> str:
-        """The PCI address without the function number, which all ports of a NIC share; empty if unknown."""
+        """The PCI address without the function number. All ports of a NIC share it. Empty if unknown."""
         return self.pci_path[-1].rpartition(".")[0] if self.pci_path else ""
 
     def roce_gid(self, configured_index: int | None) -> Gid | None:
-        """The RoCE v2 GID that NCCL uses: at NCCL_IB_GID_INDEX, else the first valid one, IPv4 before IPv6.
+        """The RoCE v2 GID that NCCL uses; None if there is no valid one.
 
-        None if there is none. ``configured_index``: the value of NCCL_IB_GID_INDEX, None if it is not set.
+        ``configured_index``: the value of NCCL_IB_GID_INDEX, None if it is not set. If it is set, NCCL uses only the
+        GID with this index. Otherwise NCCL uses the first valid GID, IPv4 before IPv6.
         """
         valid = [gid for gid in self.gids if gid.type == "RoCE v2" and gid.is_valid]
         if configured_index is not None:
@@ -125,7 +127,7 @@ def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
 
 
 def default_route_interfaces(root: Path) -> frozenset[str]:
-    """The interfaces of the default routes, and the interfaces below them (of a bond, bridge or VLAN)."""
+    """The interfaces of the default routes; of a bond, bridge or VLAN also the interfaces below it."""
     pending: set[str] = set()
     for interface, destination, *columns in _table(root / "proc/net/route", 11):
         mask = columns[5]  # after gateway, flags, reference count, use and metric
@@ -155,14 +157,14 @@ def pci_bandwidth(folder: Path) -> float:
     speed, lanes = read_line(folder / "current_link_speed"), read_number(folder / "current_link_width")
     match = _PCI_SPEED.match(speed)
     if not match or not lanes:
-        raise ValueError(f"{folder}: no PCI link of its own ({speed} x{lanes}), as of a virtual function")
+        raise ValueError(f"{folder}: no PCI link of its own ({speed} x{lanes}); a virtual function has none")
     gigatransfers_s = float(match[1])
     payload_share = next(share for limit, share in _PCI_ENCODING if gigatransfers_s <= limit)
     return lanes * gigatransfers_s * payload_share
 
 
 def parse_link_modes(text: str) -> float:
-    """Gbit/s of the fastest supported link mode in the output of ``ethtool DEV``. Raises ValueError without one."""
+    """Gbit/s of the fastest supported link mode in the output of ``ethtool DEV``. Raises ValueError if it has none."""
     supported = text.partition("Supported link modes:")[2].partition("Supported pause")[0]
     if not (modes := _LINK_MODE.findall(supported)):
         raise ValueError("ethtool lists no supported link mode")
@@ -191,7 +193,7 @@ def _active_mtus() -> dict[tuple[str, str], int]:
 def _details(
     root: Path, device: fabric.RdmaDevice, port: fabric.RdmaPort, routed_netdevs: frozenset[str], active_mtu: int | None
 ) -> PortDetails:
-    """The details of ``port``. ``routed_netdevs``: as from ``default_route_interfaces``."""
+    """The details of ``port``. ``routed_netdevs``: the result of ``default_route_interfaces``."""
     reader = FieldReader()
     folder = root / "sys/class/infiniband" / device.name
     is_ethernet = port.link_layer == "Ethernet"
@@ -199,7 +201,7 @@ def _details(
     board = folder / "board_id"
     path = pci_path(folder / "device")
     unreadable = device.unreadable | port.unreadable
-    unreadable.pop("netdev", None)  # _only_netdev is tried too
+    unreadable.pop("netdev", None)  # not an error: _only_netdev is used instead
     return PortDetails(
         name=device.name if len(device.ports) == 1 else f"{device.name}:{port.port}",
         device=device.name,
@@ -228,7 +230,7 @@ def _details(
 def _only_netdev(folder: Path) -> str | None:
     """The interface of a device with exactly one interface, else None.
 
-    For a port without ``netdev``: ``gid_attrs/ndevs`` cannot be read in another network namespace.
+    It replaces an unreadable ``netdev``, since ``gid_attrs/ndevs`` cannot be read in another network namespace.
     """
     names = _names(folder / "device/net")
     return printable(names[0]) if len(names) == 1 else None
@@ -257,7 +259,7 @@ def _line(path: Path) -> str | None:
 
 
 def _table(path: Path, columns: int) -> list[list[str]]:
-    """The rows of a table in /proc with that many columns; empty if there is no such file."""
+    """The rows with exactly ``columns`` columns of a table in /proc; empty if there is no such file."""
     try:
         rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError:
@@ -266,7 +268,7 @@ def _table(path: Path, columns: int) -> list[list[str]]:
 
 
 def _ethtool_capability(netdev: str) -> float:
-    """Gbit/s of the fastest link mode. Raises OSError if ethtool is not installed, ValueError if it lists none."""
+    """Gbit/s of the fastest link mode. Raises OSError without ethtool, ValueError if it lists no mode or hangs."""
     result = processes.run_command(["ethtool", netdev], TOOL_TIMEOUT_S)
     if result.code is None:
         raise ValueError(f"ethtool {netdev} did not end within {TOOL_TIMEOUT_S:g} s")

@@ -21,7 +21,7 @@ _CPUS = "sys/devices/system/cpu"
 _CAP_SYS_ADMIN = 21  # capabilities(7): may read GPU performance counters in any case
 _DMA_BUF_KERNEL = (5, 12)  # first kernel with dma-buf for RDMA (NVIDIA GPU Operator, GPUDirect RDMA)
 _SMALL_PAGE = 4096  # bytes
-# Errors of a file that this hardware or this kernel does not have
+# Errors which show that this hardware or this kernel does not have the file
 _ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENOTDIR)
 # Types of an IOMMU group (Linux, sysfs-kernel-iommu_groups): with and without translation of addresses
 _TRANSLATED, _PASSTHROUGH = ("DMA", "DMA-FQ"), ("identity",)
@@ -32,7 +32,10 @@ class NotSupportedError(Exception):
 
 
 class Setting(Frozen):
-    """One setting. ``unreadable``: the machine has it, but its value is unknown; ``reason`` says why."""
+    """One setting. The status ``unreadable`` means that the machine has the setting, but its value is unknown.
+
+    ``reason``: why there is no value.
+    """
 
     status: Literal["readable", "not_supported", "permission_denied", "unreadable"]
     value: JsonValue = None
@@ -42,7 +45,7 @@ class Setting(Frozen):
 class SettingFacts(Frozen):
     """``gpu_node``: an NVIDIA GPU or the NVIDIA driver is present.
 
-    ``read`` names the function that reads a setting; its docstring has the possible values.
+    For each setting, ``read`` calls one function of this module; the function's docstring has the possible values.
     """
 
     gpu_node: bool
@@ -124,9 +127,9 @@ def _gpudirect_rdma(root: Path) -> str:
 
 
 def _redirecting_bridges(root: Path) -> JsonValue:
-    """The addresses of the PCIe bridges above GPUs and RDMA devices whose ACS redirects peer-to-peer traffic.
+    """The addresses of PCIe bridges that redirect peer-to-peer traffic by ACS (Access Control Services).
 
-    ACS: Access Control Services.
+    Only the bridges above GPUs and RDMA devices are read.
     """
     is_virtual = re.search(r"^flags\s*:.*\bhypervisor\b", read_text(root / "proc/cpuinfo"), re.MULTILINE)
     if is_virtual:
@@ -139,7 +142,7 @@ def _redirecting_bridges(root: Path) -> JsonValue:
 
 
 def _iommu(root: Path) -> str:
-    """``translated`` if the IOMMU translates the addresses of a GPU or RDMA device, else ``passthrough``."""
+    """``translated`` if the IOMMU translates addresses of at least one GPU or RDMA device, else ``passthrough``."""
     groups = [device / "iommu_group" for device in (*pcie.gpus(root), *pcie.rdma_devices(root))]
     types = {read_line(group / "type") for group in groups if group.exists()}
     if not types & {*_TRANSLATED, *_PASSTHROUGH}:  # a device that is assigned to a virtual machine has another type
@@ -148,7 +151,7 @@ def _iommu(root: Path) -> str:
 
 
 def _cpu_governor(root: Path) -> str:
-    """The frequency governors of all CPUs, such as ``performance``, joined by commas."""
+    """The frequency governors of the CPUs, such as ``performance``; different ones are joined by commas."""
     files = sorted((root / _CPUS).glob("cpu[0-9]*/cpufreq/scaling_governor"))
     if not files:
         raise NotSupportedError("no CPU has frequency scaling that the kernel controls")

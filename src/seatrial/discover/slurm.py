@@ -1,9 +1,9 @@
 """Facts of a Slurm cluster from the output of its commands.
 
-Parses text output: ``scontrol show`` has the same keys in all versions. ``--json`` exists since 21.08 (sinfo) and 23.02
-(scontrol), needs plugins that some sites do not install, and has a different layout in each version.
-Slurm's database (slurmdbd) is not required. Most functions query the controller: call them at most once a second
-(sinfo(1), PERFORMANCE).
+Parses text output, since ``scontrol show`` has the same keys in all versions. The option ``--json`` exists since 21.08
+(sinfo) and 23.02 (scontrol), needs plugins that some sites do not install, and has a different layout in each version.
+Only ``accounts`` needs Slurm's database (slurmdbd). Most functions query the controller: call them at most once a
+second (sinfo(1), PERFORMANCE).
 A function that runs a command raises SlurmUnavailable or SlurmRefused if the command fails.
 """
 
@@ -24,14 +24,14 @@ from seatrial.model import SeatrialError, Topology, UsageError
 from seatrial.util import processes
 from seatrial.util.processes import CommandResult
 
-# Slurm's clients time out earlier: without a controller after a few times MessageTimeout (10 s by default), without
-# slurm.conf after a minute
+# Slurm's clients give up earlier. If the controller does not respond, they give up after a few times MessageTimeout
+# (10 s by default); if they find no slurm.conf, after a minute.
 COMMAND_TIMEOUT_S = 90.0
 SLURMD_RUNS = "slurmd runs"  # end of the text from ``slurmd_answer`` if slurmd accepts connections
 _SLURMD_TIMEOUT_S = 3.0  # Linux repeats a lost SYN after 1 s
 _CONFIGURATION_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JOB_ID")
-# A client that was built with another --sysconfdir does not find these: the defaults of packages and of the source, and
-# the copies of a configless slurmd
+# The default paths of packages and of the source, and the copies that a configless slurmd makes. A client that was
+# built with another --sysconfdir does not find these files although they exist.
 _CONFIGURATION_FILES = (
     "/etc/slurm/slurm.conf",
     "/etc/slurm-llnl/slurm.conf",
@@ -41,7 +41,8 @@ _CONFIGURATION_FILES = (
     "/var/spool/slurmd/conf-cache",
 )
 _DAEMONS = {"slurmd", "slurmctld", "sackd"}
-# Errors by which DNS announces no controller (hstrerror of HOST_NOT_FOUND and NO_DATA); other errors leave it open
+# Errors which show that DNS has no record of a controller (hstrerror of HOST_NOT_FOUND and NO_DATA). After other errors
+# it is unknown whether there is a record.
 _NO_SRV_RECORD = {"Unknown host", "No address associated with name"}
 
 
@@ -71,7 +72,8 @@ def ping() -> tuple[Ping, ...]:
     argv = ["scontrol", "ping"]
     result = run_command(argv, COMMAND_TIMEOUT_S)
     pings = slurm_output.parse_pings(result.out)
-    # Exit code 1 alone: a controller is DOWN. With an error on stderr: the client could not send the request.
+    # Exit code 1 without an error on stderr means that a controller is DOWN. With an error on stderr, the client could
+    # not send the request.
     if not pings or first_match(messages().unreachable, result.err):
         raise command_error(argv, result)
     return pings
@@ -182,7 +184,7 @@ def partition_of_jobs(name: str | None) -> Partition | None:
 
 
 def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str, ...]:
-    """The accounts in which ``user`` may submit to ``partition`` (None: to any), sorted.
+    """The accounts in which ``user`` may submit to ``partition`` (None: to any partition), sorted.
 
     Raises SlurmRefused if Slurm has no database of accounts, or for unexpected output.
     """
@@ -236,7 +238,7 @@ def queued_job_scripts() -> dict[str, str]:
 
 
 def env_prefix_outside_job() -> list[str]:
-    """An env(1) prefix that unsets the SLURM_* variables of the surrounding job, if seatrial runs inside a job."""
+    """An env(1) prefix that unsets the SLURM_* variables of the job in which seatrial runs; empty outside of a job."""
     names = [name for name in os.environ if name.startswith("SLURM_") and "CONF" not in name]  # keeps SLURM_CONF
     return ["env", *(f"--unset={name}" for name in names)] if "SLURM_JOB_ID" in os.environ else []
 

@@ -64,7 +64,7 @@ class Settings(Frozen):
     constrain_ram_space: str | None
     constrain_cores: str | None
     constrain_devices: str | None
-    same_configuration: bool | None  # slurm.conf of this host equals the controller's
+    same_configuration: bool | None  # whether slurm.conf of this host equals the controller's
 
     @property
     def accounting_enabled(self) -> bool:

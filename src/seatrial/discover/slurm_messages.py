@@ -13,7 +13,7 @@ from seatrial.util import data_files
 
 
 class SlurmMessage(Frozen):
-    """A message of Slurm, by its pattern. ``controller``: it means that the controller does not respond."""
+    """A message of Slurm, by its pattern. ``controller``: whether it means that the controller does not respond."""
 
     pattern: str = Field(min_length=1)
     meaning: str = ""
@@ -31,10 +31,10 @@ class PermanentReasons(Frozen):
 
 
 class SlurmMessages(Frozen):
-    """The lists of data/slurm_messages.yaml; in each list the first pattern that matches counts.
+    """The lists of data/slurm_messages.yaml; in each list the first pattern that matches is used.
 
-    ``unreachable``: stderr of a command that does not reach the controller. ``refused``: of a request that Slurm
-    refused. ``reasons``: Slurm's reasons why a job is pending or has ended.
+    ``unreachable``: stderr of a command that does not reach the controller. ``refused``: output of a command whose
+    request Slurm refused. ``reasons``: Slurm's reasons why a job is pending or has ended.
     """
 
     unreachable: tuple[SlurmMessage, ...]

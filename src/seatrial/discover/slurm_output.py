@@ -1,6 +1,7 @@
 """Parses the output of Slurm's commands into records.
 
-``scontrol show`` is called without ``-o``, so that free text (a reason, a path) with ``=`` and blanks ends its line.
+``scontrol show`` is called without ``-o``. Then a free text, such as a reason or a path, is the rest of its line, and
+can be read although it contains ``=`` and blanks.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
 def parse_duration(text: str) -> Duration:
     """Seconds of ``1-02:00:00`` or ``00:05:00``; "unlimited" for ``UNLIMITED``. Raises ValueError for other text.
 
-    None for an unset value, and for ``Partition_Limit``: the limit of the partition applies.
+    None for an unset value, and for ``Partition_Limit``, which means that the limit of the partition applies.
     """
     if text in _UNLIMITED:
         return "unlimited"

@@ -12,8 +12,9 @@ from seatrial.discover.file_readers import parse_id_list
 from seatrial.discover.nvml import pci_address
 from seatrial.model import Frozen
 
-# A device cgroup does not remove device files, it denies access: only files that open count as accessible.
-# test -c: a pattern without match stays unexpanded, and opening other kinds of files can block.
+# A device cgroup does not remove device files, but denies access to them. So the script tries to open each file.
+# ``test -c`` skips a pattern without match, which the shell leaves unexpanded, and other kinds of files, since opening
+# them can block.
 _SCRIPT = r"""
 echo "node=$SLURMD_NODENAME"
 test -z "${CUDA_VISIBLE_DEVICES+set}" || echo "cuda=$CUDA_VISIBLE_DEVICES"
@@ -55,7 +56,7 @@ done
 echo end=
 """
 _LABELLED_LINE = re.compile(r"\s*(\d+): (\w+)=(.*)")
-_NO_DEVICES = "No devices were found"  # output of nvidia-smi, which fails then
+_NO_DEVICES = "No devices were found"  # output of nvidia-smi if there is no GPU; it fails in this case
 _NO_GPU = {"", "-1", "NoDevFiles"}  # values of CUDA_VISIBLE_DEVICES; Slurm sets NoDevFiles for a job without GPUs
 
 
@@ -102,8 +103,8 @@ class Task(Frozen):
     def gpus(self, constrained: bool) -> tuple[str, ...] | None:
         """The GPUs that CUDA uses in the task: UUIDs from nvidia-smi, and MIG instances in CUDA_VISIBLE_DEVICES.
 
-        If nvidia-smi failed: the accessible device files if a device cgroup constrains the task (``constrained``), else
-        the entries of CUDA_VISIBLE_DEVICES; None if this variable is unset.
+        If nvidia-smi failed and a device cgroup constrains the task (``constrained``): the accessible device files.
+        If nvidia-smi failed without such a cgroup: the entries of CUDA_VISIBLE_DEVICES, None if this variable is unset.
         """
         if self.listed_gpus is not None:
             mig_instances = [entry for entry in _entries(self.cuda_visible_devices or "") if entry.startswith("MIG-")]
@@ -132,7 +133,7 @@ class Task(Frozen):
 
     @property
     def accessible_gpus(self) -> int:
-        """The number of GPUs that the task could use without CUDA_VISIBLE_DEVICES."""
+        """The number of GPUs that the task could use if CUDA_VISIBLE_DEVICES were unset."""
         return max(len(self.accessible_devices), len(self.listed_gpus or ()))
 
     @property
@@ -200,7 +201,7 @@ def _task(rank: int, pairs: list[tuple[str, str]]) -> Task:
 
 
 def _limit(text: str) -> int | None:
-    """Bytes; no limit is ``max`` in cgroup v2, and the largest multiple of the page size below 2^63 in v1."""
+    """The limit in bytes; None for no limit: ``max`` in cgroup v2, a number just below 2^63 in v1."""
     return None if text == "max" or int(text) >= 2**62 else int(text)
 
 

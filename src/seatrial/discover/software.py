@@ -35,8 +35,8 @@ class SoftwareFacts(Frozen):
     """Versions; a field is None if the software is missing or unreadable, with the reason in ``unreadable``.
 
     ``cuda`` is the version that torch was built for. ``nccl`` maps each installed NCCL (package name or library path)
-    to its version; the NCCL log of the collectives shows which NCCL torch loads. ``driver``: of the loaded kernel
-    module. ``runtimes``: container runtime → path of its program.
+    to its version; the NCCL log of the collectives shows which NCCL torch loads. ``driver``: version of the loaded
+    kernel module. ``runtimes``: container runtime → path of its program.
     """
 
     seatrial: str | None
@@ -103,7 +103,7 @@ def _packages() -> dict[str, str]:
     for distribution in metadata.distributions():
         name = re.sub(r"[-_.]+", "-", str(distribution.metadata["Name"])).lower()
         if (name in _PACKAGES or name.startswith("nvidia-")) and distribution.version:
-            versions.setdefault(name, distribution.version)  # of two, Python imports the first one on sys.path
+            versions.setdefault(name, distribution.version)  # of two versions, Python imports the first on sys.path
     return dict(sorted(versions.items()))
 
 

@@ -88,7 +88,8 @@ def _firmware(root: Path) -> list[InstalledVersion]:
 def _kernel(root: Path) -> list[InstalledVersion]:
     """The kernel without flavour: ``6.8.0-137``. Raises ValueError for kernels other than Ubuntu's generic one.
 
-    Distributions fix kernels without a new upstream version, and each has its own build numbers.
+    A distribution fixes vulnerabilities without a new upstream version. The fix shows only in the build number, and
+    each distribution has its own build numbers. seatrial knows those of Ubuntu.
     """
     release = read_line(root / "proc/sys/kernel/osrelease")
     match = re.fullmatch(r"(\d+\.\d+\.\d+-\d+)-generic", release)

@@ -30,7 +30,8 @@ from seatrial.telemetry.files import DeviceSamples
 MAX_LOADS = 64
 MAX_STEPS = 120  # values per curve; in a printed report each is about three pixels wide
 MAX_PAUSE_S = 5.0  # a longer pause between two checks of a phase (start of a job, another phase) is cut from the axis
-# Longest gap between samples that is not reported, plus 5 sampling periods: a sampler first starts Python and NVML
+# A gap between samples is reported if it exceeds MAX_GAP_S plus 5 sampling periods. Shorter gaps are normal, since a
+# sampler starts Python and NVML before its first sample.
 MAX_GAP_S = 15.0
 # A sample rate or CPU share is computed from samples over at least this time; the CPU clock is too coarse for less
 MIN_SAMPLED_S = 10.0

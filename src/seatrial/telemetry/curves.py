@@ -31,7 +31,8 @@ OUTLIER_SIGMAS, OUTLIER_SHARE = 5.0, 0.05
 # sampler that reads one GPU per second reads each of sixteen GPUs within this time.
 REASON_VALID_S = 20.0
 _NAN = math.nan  # a step without a sample
-# The state of a GPU in one step is a sum of bits: of the labels that apply, in this order, and of _SAMPLED_BIT
+# The state of a GPU in one step is a sum of bits: one for each label that applies (bit 0 is the first label), and
+# _SAMPLED_BIT if the GPU was sampled in this step
 _LABELS = (POWER_CAP, *THROTTLE_REASONS, NOT_SAMPLED)
 _NOT_SAMPLED_BIT, _SAMPLED_BIT = 1 << _LABELS.index(NOT_SAMPLED), 1 << len(_LABELS)
 
@@ -56,7 +57,7 @@ class Curves:
     def __init__(self, kind: Kind, step_count: int, step_s: float) -> None:
         self.devices: set[str] = set()
         self._kind, self._step_count, self._step_s = kind, step_count, step_s
-        # gauge → device → mean in each step
+        # gauge → device → means, one for each step
         self._means: dict[str, dict[str, array[float]]] = {gauge.name: {} for gauge in GAUGES[kind]}
         # GPU → its state in each step, as bits (see _LABELS); 0 outside of the segments
         self._states: dict[str, array[int]] = {}
@@ -135,7 +136,8 @@ def _throttle_tracks(states: Iterable[array[int]]) -> Iterator[Track]:
 
     Last comes the number of GPUs that were not sampled, if a reason occurred and a GPU was not sampled.
     """
-    steps = [Counter(step_states) for step_states in zip(*states, strict=True)]  # of each step: state → GPUs
+    # one counter for each step: state → number of GPUs
+    steps = [Counter(step_states) for step_states in zip(*states, strict=True)]
     any_sampled = [any(state & _SAMPLED_BIT for state in step) for step in steps]
     gpu_counts: dict[str, list[float]] = {}  # label → number of GPUs in each step
     for label in _LABELS:
@@ -156,7 +158,7 @@ def _gauge_tracks(gauge: str, means_by_device: dict[str, array[float]], digits: 
         for subject, means in means_by_device.items():
             yield Track(gauge=gauge, label=subject, values=_rounded(means, digits))
         return
-    device_means = zip(*means_by_device.values(), strict=True)  # of each step
+    device_means = zip(*means_by_device.values(), strict=True)  # for each step, the means of all devices
     steps = [[mean for mean in step if not math.isnan(mean)] for step in device_means]
     for role, reduce in _BAND.items():
         curve = _rounded((reduce(step) if step else _NAN for step in steps), digits)

@@ -55,7 +55,7 @@ class ErrorCounts:
         return {"counters_read": self._read_count, **{name: part for name, part in parts.items() if part}}
 
     def metrics(self, gpu_subject: str, node: str) -> Iterator[Metric]:
-        """Yield ``new_errors.*`` of counters with level FAIL or WARN: of the GPU, and sums over the node's ports."""
+        """Yield ``new_errors.*`` of each counter with level FAIL or WARN; a port counter is summed over all ports."""
         definitions = counter_definitions()
         sums: dict[tuple[str, str], int] = {}  # (counter, subject) → new errors
         for device, counters in self._increased.items():

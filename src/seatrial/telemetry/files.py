@@ -26,7 +26,7 @@ from seatrial.util.input_files import MAX_LINE_BYTES, gzip_lines, open_file, tai
 
 TELEMETRY_FILE = "telemetry.jsonl.gz"
 _SAMPLES_PATH = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")
-_TAIL_LINES, _TAIL_BYTES = 16, 64 * 1024  # the end of a file that latest_samples reads; 8 GPUs: 1 KB per sample
+_TAIL_LINES, _TAIL_BYTES = 16, 64 * 1024  # latest_samples reads the end of a file; a sample of 8 GPUs has 1 KB
 _Line = dict[str, Any]
 T = TypeVar("T")
 
@@ -71,12 +71,12 @@ class DeviceSamples(Frozen):
 
     @cached_property
     def sampled_indices(self) -> list[int]:
-        """Indices of the samples in which this device was read: not all of them if GPUs are sampled in turn."""
+        """Indices of the samples in which this device was read: some are missing if GPUs are sampled in turn."""
         rows = zip(*self.__pydantic_extra__.values(), strict=True)
         return [index for index, row in enumerate(rows) if row.count(None) < len(row)]
 
     def throttle_reasons(self, mask: float) -> frozenset[str]:
-        """Return the reasons in ``mask`` that throttle the GPU: not idle, and not a setting of the user.
+        """Return the reasons in ``mask`` that throttle the GPU, without idleness and settings of the user.
 
         "Hardware slowdown" is omitted if a reason other than the power cap explains the slowdown. Without such a
         reason, hardware slowdown means high power draw (NVML API reference, nvmlClocksEventReasonHwSlowdown).
@@ -90,7 +90,7 @@ class DeviceSamples(Frozen):
 def read_devices(path: Path) -> Iterator[DeviceSamples]:
     """Yield the devices in a telemetry file, up to where it is truncated; invalid lines are skipped.
 
-    Raises OSError, or ValueError for a line or a compression ratio that no sampler produces.
+    Raises OSError, or ValueError if a line is longer, or the compression ratio higher, than a sampler can produce.
     """
     for line in _merged_lines(path):
         try:
@@ -116,7 +116,7 @@ def merge_samples(folder: Path) -> str:
             key = (device.get("attempt"), device.get("rank"), device.get("device"), first_times)
             if device and key not in merged_keys:  # duplicate if an earlier call was killed before it removed the files
                 merged_keys.add(key)
-                if device.get("device") == HOST:  # all devices of a sampler have the same number: count it once
+                if device.get("device") == HOST:  # the line of each device has the sampler's ``skipped``: add it once
                     skipped_lines += int(device.get("skipped", 0))
                 file.write(line.strip() + b"\n")
     atomic_write(folder / TELEMETRY_FILE, compressed.getvalue())
@@ -152,7 +152,7 @@ def latest_samples(path: Path) -> dict[str, dict[str, float | None]]:
     with open_file(path) as file:
         header = _parse_header(_parse_json(file.readline(MAX_LINE_BYTES)))
     lines = [_parse_json(line.encode()) for line in tail_lines(path, _TAIL_LINES, _TAIL_BYTES)]
-    for line in lines:  # the last header counts
+    for line in lines:  # use the last header
         header = _parse_header(line) or header
     if header is None:
         return {}

@@ -33,7 +33,10 @@ class GpuLoad:
 
 @contextmanager
 def sample_gpu_load(index: int) -> Iterator[GpuLoad]:
-    """Sample the GPU with NVML index ``index`` in a thread while the block runs. Raises NvmlUnavailableError."""
+    """Sample the GPU with NVML index ``index`` in a thread while the block runs.
+
+    Raises NvmlUnavailableError, and NVMLError if the GPU cannot be opened.
+    """
     with nvml_session() as nvml:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         load = GpuLoad(NvmlReader(nvml))

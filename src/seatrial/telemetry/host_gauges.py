@@ -72,7 +72,7 @@ class HostGauges:
     def _network_bytes(self) -> tuple[int, int]:
         """Return the bytes (received, sent) of the NICs, not of bridges and bonds, which count the same bytes again.
 
-        In a container that sees no NIC, return those of all interfaces except loopback.
+        In a container that sees no NIC, return the bytes of all interfaces except loopback.
         """
         interfaces = psutil.net_io_counters(pernic=True)
         nics = [interfaces[name] for name in self._nics & set(interfaces)]

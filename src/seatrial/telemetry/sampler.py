@@ -59,8 +59,8 @@ class GpuGauges:
         self._nvml, self._handle = nvml, handle
         self._reader = NvmlReader(nvml)
         self._link_queries = _queries_per_link(nvml, handle)
-        # True until it is known whether the driver returns correct sums over all links, which need fewer queries; one
-        # link needs no sums
+        # Sums over all links need fewer queries, if the driver returns correct ones. True until this is known; False
+        # for one link, which needs no sum
         self._sum_untested = len(self._link_queries) > 2
         self._previous_nvlink: _NvlinkCount | None = None
         self._pcie: dict[str, Any] = {}  # rates read since the last sample, in GB/s
@@ -272,7 +272,7 @@ def run_sampler(sampler: Sampler, file: TextIO, hz: float) -> None:
 
 
 def ticks(period_s: float) -> Iterator[None]:
-    """Yield at once, then at each multiple of ``period_s``; multiples that pass meanwhile are skipped."""
+    """Yield at once, then at each multiple of ``period_s``; multiples that pass while the caller works are skipped."""
     started = time.monotonic()
     for _ in itertools.count():
         yield

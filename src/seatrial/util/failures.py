@@ -38,9 +38,9 @@ class Failure:
 def first_failure(failures: Iterable[Failure]) -> Failure:
     """Return the failure that caused the other failures.
 
-    First come silent ends, then failures with a message: the peers of a rank that ended silently report a lost
-    connection, sometimes earlier. Among silent ends the order is: kill, exit code, SIGABRT, since the peers of a killed
-    rank can exit or abort silently. Failures of one kind are ordered by time.
+    First come silent ends (``ended_silently``), then all other failures, since the peers of a rank that ended silently
+    report a lost connection, sometimes with an earlier time. Among silent ends the order is: kill, exit code, SIGABRT,
+    since the peers of a killed rank can exit or abort silently. Failures of one kind are ordered by time.
     """
     return min(failures, key=_precedence)
 
@@ -51,7 +51,7 @@ def _precedence(failure: Failure) -> tuple[bool, bool, bool, float, int]:
 
 
 def killed(code: int) -> bool:
-    """Return whether a signal ended the process, other than SIGABRT and SIGTERM (which seatrial itself sends)."""
+    """Return whether a signal ended the process, not counting SIGABRT and SIGTERM. seatrial itself sends SIGTERM."""
     return code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
 
 

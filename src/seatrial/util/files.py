@@ -1,4 +1,4 @@
-"""Atomic writes: a file or folder is complete or absent, also after a crash or on a full disk."""
+"""Atomic writes: a file or folder with its final name is never incomplete, even after a crash or on a full disk."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_incomplete(folder: Path) -> None:
-    """Remove the temporary files and folders of killed processes below ``folder``. No process may be writing there."""
+    """Remove temporary files and folders of killed processes below ``folder``, while no process writes there."""
     for path in sorted(folder.rglob("*.incomplete-*")):
         if not _INCOMPLETE.search(path.name):
             continue

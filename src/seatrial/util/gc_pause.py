@@ -28,7 +28,7 @@ def gc_ignores_imports() -> Iterator[None]:
     """Pause collection inside the context; later collections ignore the objects that exist at its end.
 
     For the import of torch at the start of a process: collections take a third of the CPU time of this import and of
-    the exit. Not for later in a process: garbage that exists then would never be freed.
+    the exit. Do not use this later in a process: garbage that exists by then would never be freed.
     """
     with gc_paused():
         yield

@@ -41,7 +41,7 @@ def _hosts(item: str, text: str) -> Iterator[str]:
 
 
 def _numbers(ranges: str, text: str) -> list[str]:
-    """Return the numbers of ``1-4,7``; those of a range have the leading zeros of its first number."""
+    """Return the numbers of ``1-4,7``. Those of a range are filled with zeros to the width of the first number."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part.strip())

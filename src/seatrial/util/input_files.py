@@ -1,4 +1,4 @@
-"""Reads files of users and nodes. Other files than regular ones of limited size could block or fill the memory.
+"""Reads files of users and nodes, but only regular files of limited size: others could block or fill the memory.
 
 The functions raise OSError for an unreadable, irregular or too large file, and ValueError for invalid content.
 """

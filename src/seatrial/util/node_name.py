@@ -7,5 +7,5 @@ import socket
 
 
 def node_name() -> str:
-    """Return the name of this host. A pod has another host name than its node: there, return SEATRIAL_NODE."""
+    """Return the host name; in a pod, whose host name differs from that of its node, return SEATRIAL_NODE."""
     return os.environ.get("SEATRIAL_NODE") or socket.gethostname()

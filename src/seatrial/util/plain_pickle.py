@@ -1,8 +1,8 @@
 """Reads pickles of plain data without running code: dict, list, tuple, str, bytes, int, float, bool and None.
 
-Python's own unpickler can be restricted in the classes that it loads, but not in memory: a length or a memo index that
-a damaged file contains makes it allocate gigabytes. Here a length is checked against the size of the data, and the
-number of opcodes is limited. Opcodes: pickletools.opcodes, protocols 2 to 5; torch's writer uses protocol 2.
+Python's own unpickler can be restricted in the classes that it loads, but not in memory. A wrong length or memo index
+in a damaged file can make it allocate gigabytes. Here a length is checked against the size of the data, and the number
+of opcodes is limited. Opcodes: pickletools.opcodes, protocols 2 to 5; torch's writer uses protocol 2.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def is_pickle(start: bytes) -> bool:
 
 
 class _Reader:
-    """A stack machine that executes those opcodes of a pickle that build plain data."""
+    """A stack machine that executes the opcodes of a pickle, but only opcodes that build plain data."""
 
     def __init__(self, data: bytes) -> None:
         self.position = 0
         self._data = data
         self._stack: list[Any] = []
-        self._marks: list[int] = []  # heights of the stack
+        self._marks: list[int] = []  # height of the stack at each MARK
         self._memo: dict[int, Any] = {}
 
     def read(self) -> Any:

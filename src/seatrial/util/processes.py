@@ -1,6 +1,6 @@
 """Child processes: no other module calls subprocess. Each child gets its own session and a tag in its environment.
 
-``stop`` finds all descendants of a child by the tag, also those in other sessions (torchrun starts each rank in a
+``stop`` finds all descendants of a child by the tag, including those in other sessions (torchrun starts each rank in a
 session of its own) and those whose parent has ended.
 """
 
@@ -61,7 +61,7 @@ def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            # not after a normal end: a job that sbatch started on this host inherits the tag, and must continue
+            # do not stop it after a normal end: a job that sbatch started on this host has the tag, and must continue
             if child.poll() is None:
                 stop(child, grace_s=1)
         return CommandResult(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
@@ -148,16 +148,16 @@ def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGTERM) 
 
 
 def is_orphan() -> bool:
-    """Return whether the parent of this process, a descendant of a Child, has ended; False outside of a Child.
+    """Return whether the parent of this process has ended; False if this process is not a descendant of a Child.
 
-    The process that adopts an orphan does not have the tag.
+    If the parent has ended, another process adopts this one. That process does not have the tag.
     """
     import psutil
 
     tag = os.environ.get(TAG)
     try:
         return tag is not None and psutil.Process(os.getppid()).environ().get(TAG) != tag
-    except psutil.Error:  # the parent belongs to another user: the one that started this process has ended
+    except psutil.Error:  # the parent belongs to another user: it did not start this process, but adopted it
         return True
 
 

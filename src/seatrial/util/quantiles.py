@@ -38,9 +38,9 @@ def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> 
 
     ``cautious``: use the upper confidence bound of the correlation, since few samples do not determine the correlation.
 
-    The variance of a median depends on whether consecutive samples are on the same side of it. For a stationary
-    first-order autoregressive Gaussian process with lag-1 correlation r, the sequence of these sides has the
-    correlation 2/pi·asin(r^k) at lag k (Kedem, Binary Time Series, 1980).
+    The variance of a median depends on whether consecutive samples are on the same side of the median. For a
+    stationary first-order autoregressive Gaussian process with lag-1 correlation r, the sequence of these sides has
+    the correlation 2/pi·asin(r^k) at lag k (Kedem, Binary Time Series, 1980).
     """
     return len(samples) / _variance_ratio(_lag_1_correlation(samples, cautious=cautious))
 
@@ -110,8 +110,8 @@ def _lag_1_correlation(samples: Sequence[float], *, cautious: bool) -> float:
 def _margin(count: int, correlation: float) -> float:
     """Return the uncertainty of a correlation that was estimated from ``count`` samples.
 
-    It is 2 standard errors for few samples, and falls with ``count``; at _WELL_ESTIMATED and above the factor 2 has
-    become ``correlation``.
+    The result is a number of standard errors. This number is near 2 for few samples and decreases with ``count``, but
+    is at least ``correlation``. The correlation plus the result is at most 0.99.
     """
     weight = max(correlation, 2 * (1 - count / _WELL_ESTIMATED))
     return min(weight * sqrt((1 - correlation**2) / count), 0.99 - correlation)

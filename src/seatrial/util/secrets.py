@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 REDACTED = "REDACTED"
-PRIVATE = 0o600  # mode of the files that hold the values for the job
+PRIVATE = 0o600  # mode of the files from which the job reads its secrets
 
 _NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|(?:^|_)(?:KEY|PAT)$|_AUTH$", re.IGNORECASE)
-_MIN_CHARACTERS = 6  # a shorter value of a variable can occur in other text by chance: it is not replaced there
+_MIN_CHARACTERS = 6  # a shorter value can occur in other text by chance, so it is replaced only in its own variable
 # Sources: documentation of Hugging Face, GitHub, AWS, GitLab, Slack, OpenAI, and RFC 7519 (JWT)
 _VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"

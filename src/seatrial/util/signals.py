@@ -37,7 +37,8 @@ def interrupt_once() -> None:
 def raise_lost_interrupt() -> None:
     """Raise KeyboardInterrupt if a stop signal has arrived. Call this in loops that Ctrl-C must end.
 
-    If a signal handler raises an exception inside ``__del__`` or a callback of weakref, Python only prints it.
+    If a signal handler raises KeyboardInterrupt inside ``__del__`` or a callback of weakref, Python prints the
+    exception and continues: the interrupt is lost.
     """
     if _interrupted.is_set():
         raise KeyboardInterrupt
@@ -55,15 +56,15 @@ def stop_signals_ignored() -> Iterator[None]:
 
 
 def end_on_sigterm() -> None:
-    """Restore the default action of SIGTERM (the process ends at once), if called in the main thread."""
+    """Restore the default action of SIGTERM (the process ends at once). In other threads than the main: do nothing."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class SigtermWatch:
-    """Reports SIGTERM to another thread, also while the main thread is in a collective and runs no Python handler.
+    """Reports SIGTERM to another thread, even while the main thread is in a collective and runs no Python handler.
 
-    Uses signal.set_wakeup_fd. ``handler`` runs in the main thread when that returns to Python.
+    Uses signal.set_wakeup_fd. ``handler`` runs in the main thread, as soon as this thread runs Python code again.
     """
 
     def __init__(self, handler: Callable[..., Any]) -> None:

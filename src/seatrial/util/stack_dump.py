@@ -21,17 +21,17 @@ BLOCKED_S = 10.0  # a heartbeat thread that has not run for this long cannot get
 
 
 def stack_files(folder: Path, rank: int) -> tuple[Path, Path]:
-    """The files in ``folder`` that a rank writes on request, and that its faulthandler writes if Python is blocked."""
+    """Two files in ``folder``: a rank writes the first on request, its faulthandler the second if Python is blocked."""
     return folder / f"rank{rank}.txt", folder / f"rank{rank}.blocked.txt"
 
 
 def recorder_file(folder: Path, rank: int) -> Path:
-    """The flight recorder's dump of a rank, which it writes after its stacks; empty if it recorded nothing."""
+    """The file to which a rank writes its flight-recorder dump, after its stacks; the file is empty without a dump."""
     return folder / f"rank{rank}.recorder"
 
 
 class StackDump:
-    """The stacks of this process. ``poll`` is called by a thread about once a second, from the start of the process.
+    """Writes the stacks of this process. A thread calls ``poll`` about once a second, from the start of the process.
 
     ``recorder_dump``: returns the dump of torch's flight recorder; empty if there is none.
     """

@@ -1,4 +1,4 @@
-"""Runs calls that may never return in threads."""
+"""Runs calls in threads, so that a call that never returns does not block the program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def start_in_thread(call: Callable[[], T]) -> Future[T]:
-    """The future of a call that can hang, such as on a dead NFS or DNS server, in a daemon thread.
+    """Run a call in a daemon thread and return its future. The call can hang, such as on a dead NFS or DNS server.
 
     ``result(timeout)`` of the future raises TimeoutError. A daemon thread that hangs does not keep the process alive.
     """

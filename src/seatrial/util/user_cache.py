@@ -19,7 +19,7 @@ def key(*inputs: bytes) -> str:
 
 
 def read(name: str, key: str) -> bytes | None:
-    """The content that ``write`` stored; None if there is none, if it is damaged or may be of another user."""
+    """The content that ``write`` stored; None if there is none, it is damaged, or another user may have written it."""
     path = _path(name, key)
     if not path.is_absolute():  # the current folder can hold files of others, such as a cloned repository
         return None
@@ -56,7 +56,7 @@ def write(name: str, key: str, content: bytes) -> None:
 
 
 def _path(name: str, key: str) -> Path:
-    """The file of a result. It is relative, and then not used, without HOME or with a relative XDG_CACHE_HOME."""
+    """The file of a result. Without HOME or with a relative XDG_CACHE_HOME, the path is relative: do not use it."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(folder) / "seatrial" / f"{name}-{key[:32]}"
 
