@@ -19,8 +19,8 @@ from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, TcpNetwork
 from seatrial.model import ByteSize, Frozen
 from seatrial.util import data_files
 
-# gpu: GPUs of a node; gpu_pair: ordered pairs of these GPUs; node: nodes except the first. The number of the other units
-# is 1 or 0. several_ranks: 1 if the trial has several ranks; slurm, kubernetes: 1 if the trial uses it
+# gpu: GPUs of a node; gpu_pair: ordered pairs of these GPUs; node: nodes except the first. The other units count 1 or
+# 0. several_ranks: 1 if the trial has several ranks; slurm, kubernetes: 1 if the trial uses Slurm or Kubernetes
 Unit = Literal["gpu", "gpu_pair", "node", "several_ranks", "slurm", "kubernetes"]
 UNKNOWN_RATE: Literal["unknown rate"] = "unknown rate"
 # The TCP network between the nodes of a job. None: cluster.fabric is not set, or the job has one node or no GPUs.
@@ -77,7 +77,7 @@ def typical_duration(
     gpus_per_node: int,
     network: Network = None,
 ) -> float | None:
-    """Return the typical duration of ``check`` in seconds; None without data, or if it uses a network of unknown rate."""
+    """Return the typical duration of ``check`` in seconds; None without data, or if its network has an unknown rate."""
     duration = typical_seconds().checks.get(check.name)
     if duration is None or (network == UNKNOWN_RATE and uses_network(check)):
         return None

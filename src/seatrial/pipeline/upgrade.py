@@ -66,7 +66,7 @@ def upgrade(document: object) -> object:
 
 
 def upgrade_changes(text: str) -> list[str]:
-    """Return the changes that ``upgrade`` makes in the record with this JSON text, as lines; empty if there are none."""
+    """Return the changes that ``upgrade`` makes in the record with this JSON text, as lines; empty if it makes none."""
     old: Any = json.loads(text)
     new: Any = upgrade(json.loads(text))  # a second copy, since upgrade may change its argument
     if old == new:

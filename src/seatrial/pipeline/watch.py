@@ -37,8 +37,8 @@ _LOG_HEAD_BYTES = 16 * 1024
 _MAX_LOGS = 2000  # logs of ranks whose modification times are compared
 T = TypeVar("T")
 _SILENT_S = 30.0  # a rank without a heartbeat for this long is silent: it writes one every second
-# A training counts as silent if its last step is older than both _SILENT_S and the duration of this many steps. A silent
-# training may have ended without a message, for example by SIGKILL
+# A training counts as silent if its last step is older than both _SILENT_S and the duration of this many steps. It may
+# have ended without a message, for example by SIGKILL
 _SILENT_STEPS = 5
 
 

@@ -234,7 +234,7 @@ class CheckView:
 
         Of several such metrics the check's ``key_metric`` comes first, then performance metrics, then metrics with a
         rule. For a family without a rule, such as ``busbw.*``, the largest size is shown. "(no threshold)" marks a
-        metric that no rule evaluated. If the check is PASS, its first metric with an evaluated rule is shown before.
+        metric that no rule evaluated; if the check is PASS, its first metric with an evaluated rule precedes this one.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
@@ -268,7 +268,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Group:
-    """Verdicts of one rule with one outcome, by subject. ``other_checks``: further checks with the same ERROR."""
+    """Verdicts of one rule with the same outcome, one per subject. ``other_checks``: checks with the same ERROR."""
 
     verdicts: tuple[Verdict, ...]
     other_checks: tuple[str, ...] = ()
