@@ -18,7 +18,7 @@ REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
 
 
 class Preflight(Frozen):
-    """The requirements of a node. ``bench.preflight`` tests them before the first check, in the workers' environment."""
+    """The requirements of a node. ``bench.preflight`` tests them before the first check, where the workers will run."""
 
     version: str = Field(description="of the seatrial that started the trial")
     torch: bool = Field(description="a check uses torch")

@@ -93,8 +93,8 @@ class Rule(Frozen):
     min_nodes: int = 1  # with less than min_nodes or more than max_nodes (fact ``nodes``) the rule gives no verdict
     max_nodes: int | None = None
     default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
-    # If False, a negative value that meets ``expect`` is a measurement error. If True, only a negative time, size or
-    # rate is one.
+    # A negative time, size, count or rate is always a measurement error. If False, any other negative value that meets
+    # ``expect`` is one too
     may_be_negative: bool = False
     evidence_facts: tuple[str, ...] = ()  # facts shown with a violation, such as a rank, a pid or a driver message
     meaning: str  # what a bad value means

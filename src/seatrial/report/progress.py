@@ -174,7 +174,7 @@ class Remaining:
         return self.check_count - len(self._unfinished)
 
     def start(self, check: str, now: float) -> None:
-        """Record that ``check`` runs, so that the estimate subtracts its elapsed time. Ignore a text that is no check."""
+        """Record that ``check`` runs, so that the estimate subtracts its elapsed time. Ignore unknown names."""
         if check in self._checks and check != self._running:
             self._running, self._running_since = check, now
 

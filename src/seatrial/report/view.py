@@ -268,7 +268,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Group:
-    """Verdicts of one rule with the same outcome, one per subject. ``other_checks``: checks with the same ERROR."""
+    """Verdicts of one rule with the same outcome, sorted by subject. ``other_checks``: checks with the same ERROR."""
 
     verdicts: tuple[Verdict, ...]
     other_checks: tuple[str, ...] = ()
