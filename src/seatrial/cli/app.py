@@ -110,7 +110,7 @@ def _print_error(text: str, code: int) -> int:
 
 
 def _prepare() -> None:
-    """Set up signal handlers; open standard streams that the caller closed; escape characters they cannot encode."""
+    """Set up signal handlers, open closed standard streams, and escape characters that a stream cannot encode."""
     signals.interrupt_once()
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # a path may contain any bytes, a terminal may accept only ASCII

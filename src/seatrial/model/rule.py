@@ -90,7 +90,7 @@ class Rule(Frozen):
     single_fail_below: float = 0.0
     asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
     applies_if: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
-    min_nodes: int = 1  # with less than min_nodes or more than max_nodes (fact ``nodes``) the rule gives no verdict
+    min_nodes: int = 1  # with fewer than min_nodes or more than max_nodes (fact ``nodes``) the rule gives no verdict
     max_nodes: int | None = None
     default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
     # A negative time, size, count or rate is always a measurement error. If False, any other negative value that meets

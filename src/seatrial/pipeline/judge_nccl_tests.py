@@ -321,7 +321,7 @@ def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
     """Return the label of the size whose bandwidth decides, and the label of the size of its reference value.
 
     The size of the check's rule decides if it has a reference value, else the largest size that has one. Without any,
-    the largest size decides; inside one node its reference value is that of the largest size in _NODE_SIZES with one.
+    the largest decides; inside one node it gets the value of the largest smaller size in _NODE_SIZES that has one.
     """
     sizes = sorted({row.size for row in candidate.rows}, reverse=True)
     labels = [nominal_size_label(size) for size in sizes]

@@ -191,7 +191,7 @@ def nominal_size_label(size: int) -> str:
 
 
 def _nominal_size(size: int) -> int:
-    """Return the requested size. nccl-tests rounds 1 GiB down to a multiple of the number of ranks: 1073741568 B."""
+    """Return the requested size. nccl-tests rounds it down to a multiple of the ranks: 1 GiB becomes 1073741568 B."""
     next_mib = -(-size // _MIB) * _MIB
     return next_mib if size >= _MIB and next_mib - size <= _MAX_ROUNDING else size
 

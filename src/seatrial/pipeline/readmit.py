@@ -59,7 +59,10 @@ class Readmission(Frozen):
 
     @property
     def decision(self) -> DecisionValue:
-        """REJECTED if a node is REJECTED; ACCEPTED if all are ACCEPTED and no change failed; else INCOMPLETE."""
+        """REJECTED if a node is REJECTED; ACCEPTED if all nodes are ACCEPTED and every change was made or refused.
+
+        Otherwise INCOMPLETE.
+        """
         decisions = {result.decision for result in self.results}
         if DecisionValue.REJECTED in decisions:
             return DecisionValue.REJECTED
@@ -87,7 +90,10 @@ class Options:
 
     @property
     def partners_needed(self) -> int:
-        """The number of partners in a trial: at least two, and more than there are candidates: most nodes are good."""
+        """The number of partners in a trial: at least two, and more than candidates.
+
+        So most nodes of a trial are known to be good.
+        """
         return max(2, len(self.nodes) + 1)
 
     def first_partners(self, pool: Sequence[Partner]) -> list[str]:
@@ -174,7 +180,11 @@ class Session:
     interrupted: bool = False
 
     def run(self) -> Readmission:
-        """Test the candidates and change their states, even if the test ends with an error or is interrupted."""
+        """Test the candidates, then change their states.
+
+        If the test ends with an error or is interrupted, the states are still changed, provided that a trial was
+        started or an earlier change succeeded.
+        """
         try:
             for change in self.candidates.before_test(self.options.first_partners(self.pool)):
                 self._execute(change)

@@ -97,7 +97,7 @@ def completed_checks(plan: Plan, measurements: Sequence[Measurement]) -> list[st
     not_run = {measurement.check for measurement in plan.not_run}
     ranks_by_check: dict[str, set[int]] = {measurement.check: set() for measurement in measurements}
     for measurement in measurements:
-        if measurement.rank is not None:  # a measurement without a rank is that of a check that a plan did not run
+        if measurement.rank is not None:  # None: an earlier plan could not run the check, and recorded SKIP or ERROR
             ranks_by_check[measurement.check].add(measurement.rank)
     return [name for name, ranks in ranks_by_check.items() if name in not_run or len(ranks) >= rank_counts.get(name, 1)]
 

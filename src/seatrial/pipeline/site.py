@@ -120,7 +120,7 @@ def _from_slurm(from_options: Mapping[str, SiteValue]) -> dict[str, SiteValue]:
 
 
 def _partition(partitions: Sequence[Partition], nodes: Sequence[SlurmNode]) -> SiteValue:
-    """Return Slurm's default partition, else the only one. Partitions without GPUs count only if none has GPUs."""
+    """Return Slurm's default partition, else the only one. If some partitions have GPUs, only these are considered."""
     with_gpus = {name for node in nodes if node.gpus for name in node.partitions}
     candidates = [partition for partition in partitions if not with_gpus or partition.name in with_gpus]
     kind = "partition with GPUs" if with_gpus else "partition"

@@ -76,7 +76,7 @@ def _sizes(result: BenchmarkResult) -> Iterator[str]:
 
 
 def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
-    """Each verdict of ``_listed_verdicts`` with its expectation and source; then, if some are not listed, a range."""
+    """Each verdict of ``_listed_verdicts`` with its expectation and source; if some are omitted, the range of all."""
     ordered = sorted(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
     last_basis = last_fix = ""
     shown = _listed_verdicts(ordered)

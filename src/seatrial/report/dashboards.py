@@ -49,7 +49,7 @@ class DashboardView:
     cuts: tuple[float, ...]  # positions of omitted pauses, in SVG units
     legend: tuple[Curve, ...]  # entries for all panels: the devices, or the median of many; empty for one device
     band_label: str  # empty without a band
-    loads: tuple[Load, ...]  # the loads by the checks of this phase; empty for hosts
+    loads: tuple[Load, ...]  # load of each GPU during each check of this phase; empty for hosts
     not_sampled: str  # checks with GPUs that were not sampled, with the number of these GPUs
 
 

@@ -74,7 +74,10 @@ class Live:
         *,
         as_root: bool,
     ) -> None:
-        """Show the jobs and their cost. ``not_run``: checks that no job can run; ``show_not_run`` finishes them."""
+        """Show the jobs and their cost. ``not_run``: checks that no job can run.
+
+        Later, ``show_not_run`` counts these checks as finished.
+        """
         self._remaining = Remaining(jobs, not_run)
         self._line(f"run directory {run_dir}")
         for job in jobs:
