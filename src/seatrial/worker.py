@@ -1,8 +1,9 @@
 """The program that runs on nodes: ``python -m seatrial.worker RUN/jobs/JOB/job.json ATTEMPT``.
 
-Each rank writes two files. The journal, ``rank3.jsonl``, has a record of each started check and each measurement, on
-disk before the next step. A separate thread rewrites the heartbeat, ``rank3.heartbeat.json``, every second. So the
-heartbeat of a process that waits in a collective changes, and that of a stopped or dead process does not.
+Each rank writes two files. The journal, ``rank3.jsonl``, has a record of each started check and of each measurement.
+A record is on disk before the next step starts. A separate thread rewrites the heartbeat, ``rank3.heartbeat.json``,
+every second. The heartbeat of a process that waits in a collective therefore still changes; the heartbeat of a stopped
+or dead process does not.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True)
 class RankIdentity:
-    """Rank of this process, from torchrun's environment variables; without them rank 0 of 1."""
+    """Rank of this process, from torchrun's environment variables. Without these variables it is rank 0 of 1."""
 
     rank: int
     world_size: int
@@ -85,9 +86,10 @@ class Heartbeat(Frozen):
 class HeartbeatWriter:
     """Writes the heartbeat of one rank every ``HEARTBEAT_INTERVAL_S``, with its status.
 
-    On SIGTERM it writes the status ``TERMINATING`` and ends the process. So a rank does not count as hung if torchrun
-    ends it because another rank failed. With ``cleanup_s``, SIGTERM also raises SystemExit in the check, which then has
-    this many seconds to clean up. ``stacks``: written by the same thread when the launcher requests them.
+    On SIGTERM it writes the status ``TERMINATING`` and ends the process. The status shows that torchrun ended the rank,
+    for example because another rank failed, and that the rank did not hang. With ``cleanup_s``, SIGTERM also raises
+    SystemExit in the check, which then has this many seconds to clean up. The heartbeat thread also writes the
+    ``stacks`` when the launcher requests them.
     """
 
     def __init__(self, path: Path, cleanup_s: float = 0.0, stacks: StackDump | None = None) -> None:
@@ -102,7 +104,7 @@ class HeartbeatWriter:
 
     def __enter__(self) -> HeartbeatWriter:
         self._write()
-        self._poll_stacks()  # now, since a check may hold Python's lock before the thread has run
+        self._poll_stacks()  # once now: a check may hold Python's lock before the thread runs for the first time
         self._thread.start()
         return self
 
@@ -147,9 +149,9 @@ def _exit(_number: int, _frame: object) -> None:
 def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
     """Run the job's checks in this process. Raises SeatrialError if a CLUSTER check ends with an error on this rank.
 
-    The other ranks may then wait in a collective: after the exit of this rank, the launcher ends them and starts a new
-    attempt for the checks that had not started. ``attempt_dir``: the directory of this attempt at the job, such as
-    ``RUN/jobs/JOB/attempt1``.
+    The other ranks may then wait in a collective. When this rank has exited, the launcher ends the other ranks and
+    starts a new attempt for the checks that had not started. ``attempt_dir``: the directory of this attempt at the job,
+    such as ``RUN/jobs/JOB/attempt1``.
     """
     identity = RankIdentity.from_environment()
     journal = Journal(attempt_dir / f"rank{identity.rank}.jsonl")
@@ -212,8 +214,8 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
 def _error_counts(check: Check, context: Context) -> AbstractContextManager[ErrorCounts | None]:
     """Return a context that reads error counters before and after a check.
 
-    Its value is None, and it reads nothing, for a rank without a GPU and a check that needs no counters. Each rank
-    reads the counters of its GPU; local rank 0 also reads the counters of the node's RDMA ports.
+    Each rank reads the counters of its GPU; local rank 0 also reads the counters of the node's RDMA ports. If the rank
+    has no GPU, or the check needs no counters, the context reads nothing and its value is None.
     """
     if context.nvml_index is None or not check.reads_error_counters:
         return contextlib.nullcontext()
@@ -249,7 +251,7 @@ def _of_type(observations: Iterable[Observation], kind: type[_Kind]) -> list[_Ki
 
 
 def _open_device(job: Job, identity: RankIdentity, attempt_dir: Path) -> tuple[str, int | None]:
-    """Return this rank's device and its NVML index, None without a GPU.
+    """Return this rank's device, and the NVML index of its GPU (None without a GPU).
 
     For a ``ranks`` job, also start the spare children and open the process group.
     """
@@ -272,8 +274,8 @@ def _open_device(job: Job, identity: RankIdentity, attempt_dir: Path) -> tuple[s
 def visible_gpus_of_children(job: Job) -> list[Literal["own", "all"]]:
     """Return, for each child process that a rank starts before the checks, the GPUs that the child sees.
 
-    ``own``: the rank's GPU; ``all``: the GPUs of all ranks of the node. Empty on CPUs: there the imports of a child,
-    which would also fill memory, are short compared with its training.
+    ``own``: the rank's GPU; ``all``: the GPUs of all ranks of the node. Empty on CPUs, where an early start of children
+    saves little: their imports are short compared with their training, and waiting children would fill memory.
     """
     if job.device == "cpu":
         return []
@@ -285,7 +287,7 @@ def visible_gpus_of_children(job: Job) -> list[Literal["own", "all"]]:
 
 def _recorder_dump() -> bytes:
     """Return the dump of torch's flight recorder; empty for a process without a process group."""
-    group = sys.modules.get("seatrial.bench.group")  # an import could wait for the main thread's imports
+    group = sys.modules.get("seatrial.bench.group")  # an import statement could wait for the main thread's imports
     dump = getattr(group, "flight_recorder_dump", None)
     return dump() if dump else b""
 
@@ -341,9 +343,9 @@ def reversed_devices(visible: str | None, count: int) -> str:
 
 @contextlib.contextmanager
 def _sampler(job: Job, identity: RankIdentity, attempt_dir: Path) -> Iterator[None]:
-    """Run the node's telemetry sampler inside the context, on local rank 0; the kernel kills it if this process ends.
+    """On local rank 0, run the node's telemetry sampler while the context is open.
 
-    If the sampler fails, samples are missing, but no check fails.
+    The kernel kills the sampler if this process ends. If the sampler fails, samples are missing, but no check fails.
     """
     if not job.telemetry_hz or identity.local_rank:
         yield
@@ -365,7 +367,7 @@ def main(arguments: list[str]) -> None:
     run_dir, attempt_dir = job_file.parents[2], job_file.parent / f"attempt{attempt}"
     if job.placement == "ranks" and processes.is_orphan():  # torchrun ended before die_with_parent took effect
         raise SystemExit("seatrial.worker: torchrun exited before this rank started; exiting")
-    if job.retry == 1 and job.device == "cuda":  # each rank gets another GPU; before CUDA is initialised
+    if job.retry == 1 and job.device == "cuda":  # each rank gets another GPU; takes effect only before CUDA starts
         os.environ[_VISIBLE_DEVICES] = reversed_devices(os.environ.get(_VISIBLE_DEVICES), job.ranks_per_node)
     # the sampler starts before the import of torch, which starts threads
     with _sampler(job, RankIdentity.from_environment(), attempt_dir):

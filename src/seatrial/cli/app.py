@@ -83,7 +83,7 @@ for command in (
     watch,
     readmit,
 ):
-    # the flags of training scripts, such as --max_steps 10, are keys of the training config
+    # `train` also accepts the flags of training scripts, such as --max_steps 10: they set keys of the training config
     settings = {"allow_extra_args": True, "ignore_unknown_options": True} if command is training.train else None
     app.command(help=_help(command), epilog=EXAMPLES[command.__name__], context_settings=settings)(command)
 baseline.command(epilog=EXAMPLES["learn"])(trial.learn)
@@ -110,7 +110,7 @@ def _print_error(text: str, code: int) -> int:
 
 
 def _prepare() -> None:
-    """Set up signal handlers, standard streams that the caller closed, and the encoding errors of the others."""
+    """Set up signal handlers, open closed standard streams, and escape characters that a stream cannot encode."""
     signals.interrupt_once()
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # a path may contain any bytes, a terminal may accept only ASCII
@@ -137,7 +137,10 @@ def _discard_unwritable_output() -> None:
 
 
 def _app_with_only(command: str | None) -> typer.Typer:
-    """Return ``app`` with only this command, since typer takes 25 ms for the options of all; ``app`` for others."""
+    """Return ``app`` with only this command, since typer takes 25 ms for the options of all commands.
+
+    Return ``app`` unchanged if ``command`` is not a single command: a group, an option, an unknown word or None.
+    """
     selected = [info for info in app.registered_commands if info.callback and info.callback.__name__ == command]
     if not selected:
         return app

@@ -27,7 +27,7 @@ hook = typer.Typer(
     help="Fast checks of this node for Slurm, soperator, node-problem-detector and systemd.\n\n"
     "Each caller expects other exit codes: docs/hooks.md has the table.",
 )
-_DETAIL_DESCRIPTOR = 3  # soperator appends the text written to it to the reason of a drained node
+_DETAIL_DESCRIPTOR = 3  # file descriptor; soperator appends text that it reads from it to the reason of a drained node
 _LIST_TIMEOUT_S = 10.0  # a filesystem in use answers within seconds
 _RECORDS = "/var/log/seatrial/hook.jsonl"
 
@@ -145,7 +145,7 @@ def _run(request: Request, as_json: bool) -> None:
         else:
             print(record.reason if request.caller == "npd" else record.text())
         sys.stdout.flush()
-    except OSError:  # no reader, or a full disk. Keep the exit code of the record: another one could drain the node
+    except OSError:  # no reader, or a full disk. Keep the exit code of the record: another code could drain the node
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with contextlib.suppress(OSError):
         if write_error:

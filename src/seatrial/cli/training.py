@@ -36,7 +36,7 @@ def train(
     overrides = script_flags.overrides_from_run_args(run_args) if run_args else []
     overrides += [*script_flags.overrides_from_flags(context.args), *(set_ or ())]
     command.train(config, overrides, out, as_json)
-    # imported after command.train, whose error without torch is clearer
+    # imported after command.train has run: without torch, command.train reports a clearer error than this import
     from seatrial.bench.group import exit_without_teardown
 
     exit_without_teardown()

@@ -120,8 +120,8 @@ def _is_cpu_only(config: Config) -> bool:
 def _judges(check: Check, settings: CheckSettings, trial: str, references: References) -> list[retry.Judge]:
     """Functions that judge measurements: by the rules of the check, and by the thresholds of the trial if it has any.
 
-    They are separate, since a rule and a threshold may judge the same metric, and the verdicts on a measurement and its
-    retry are compared by metric and subject.
+    The functions are separate because the verdicts on a measurement and its retry are compared by metric and subject,
+    and a rule and a threshold may judge the same metric.
     """
     judge_measurements = partial(
         judge_check,
@@ -134,7 +134,7 @@ def _judges(check: Check, settings: CheckSettings, trial: str, references: Refer
     )
     if not settings.expect:
         return [judge_measurements]
-    # Both functions judge the first measurements, with which the first call is made: their verdicts are computed once
+    # Both functions judge the first measurements. The first call has these measurements: their verdicts are cached
     cached: list[tuple[Sequence[Measurement], list[Verdict]]] = []
 
     def verdicts_of(by_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:

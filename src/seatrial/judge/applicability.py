@@ -25,8 +25,8 @@ def mismatched_facts(required: Mapping[str, str], facts: Mapping[str, JsonValue]
 def invalid_fact(required: Mapping[str, str], declared: RuleFacts, group: MeasurementGroup) -> str:
     """The first fact of ``required`` with a value that the check does not declare, as text; empty if there is none.
 
-    A missing fact is invalid too, unless the check failed or another fact makes the rule not applicable: on a CPU, a
-    check need not record which NVML values are readable.
+    A missing fact is invalid too, with two exceptions: the check failed, or another fact makes the rule not applicable.
+    On a CPU, for example, a check need not record which NVML values are readable.
     """
     facts, mismatched = group.facts, mismatched_facts(required, group.facts)
     missing = [] if mismatched or group.failed else [name for name in required if name not in facts]
@@ -78,9 +78,9 @@ class PeerApplicability:
     def applicable_peer(self, group: MeasurementGroup, mismatched: Sequence[str]) -> str:
         """A subject with the same device model as ``group`` to which the rule applies; empty if there is none.
 
-        ``mismatched``: the facts for which the rule does not apply to ``group``. If ``group`` has no GPU model, its GPU
-        may be lost: then any subject with a GPU is a peer. There is no peer if a mismatched fact varies by device, such
-        as those of optional NVLink bridges, and none for checks of nodes, since nodes may differ.
+        ``mismatched``: the facts because of which the rule does not apply to ``group``. If ``group`` has no GPU model,
+        its GPU may be lost, so any subject with a GPU is a peer. There is no peer if a mismatched fact varies by
+        device, such as a fact about optional NVLink bridges. Checks of nodes have no peers, since nodes may differ.
         """
         if not group.is_per_gpu or any(self._declared[name].varies_by_device for name in mismatched):
             return ""

@@ -114,7 +114,7 @@ def _error(check: str, reason: Reason, detail: str) -> Verdict:
 
 
 def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
-    """At most one error, if the planned ranks were not each measured once on a subject of their own."""
+    """At most one error, if a planned rank was not measured exactly once on a subject of its own."""
     subject_by_rank = {measurement.rank: measurement.subject for measurement in measured}
     planned = range(job.process_count)
     if missing := job.process_count - sum(rank in planned for rank in subject_by_rank):

@@ -155,7 +155,7 @@ def _missing_results(
     missing = [name for name in needed if name in not_measured]
     if missing and len(missing) < len(needed):  # if all are missing, the last reason says so
         reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
-    # A check that is not required counts here only if --time-limit excluded it: the user did not choose it
+    # A check that is not required counts here only if --time-limit excluded it, since the user did not name this check
     if excluded := [name for name, option in excluded_checks.items() if name in needed or option == TIME_LIMIT]:
         options = " and ".join(sorted({excluded_checks[name] for name in excluded}))
         reasons.append(f"{plural(len(excluded), 'check')} excluded by {options}: {and_more(excluded, _MAX_NAMED)}")

@@ -107,7 +107,7 @@ def _counter_names(names: Iterable[str]) -> dict[str, None]:
 
 
 def _increase_verdicts(check: str, measurement: Measurement, fact: Mapping[str, Any]) -> Iterator[Verdict]:
-    """One verdict per counter of the GPU, and one per counter for all ports of its node with the same outcome."""
+    """One verdict per counter of the GPU. For the ports of its node, one per counter and outcome covers all ports."""
     minutes, node = max(1.0, measurement.seconds / 60), measurement.subject.partition("/")[0]
     changes: dict[tuple[str, str, Outcome], list[str]] = {}
     for device, counters in fact.get("increased", {}).items():

@@ -59,7 +59,7 @@ class MeasurementGroup:
     """The measurements to which a rule applies as a whole: their merged facts, and their metrics by name.
 
     ``required_per``: metric → the kind of subjects (rank, gpu, node, …) that must each have a value; None: no value is
-    required. Only these metrics are kept, since a thousand nodes report a million metrics.
+    required. Metrics that are not in it are dropped, since a thousand nodes report a million metrics.
     """
 
     def __init__(

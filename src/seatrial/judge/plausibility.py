@@ -157,7 +157,7 @@ def weakened_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[
     if not rule or not rule.expect or rule.outcome_if_violated is not Outcome.FAIL:
         return ""
     required, strictness = rule.expect, relative_strictness(threshold, rule.expect)
-    # A trial may tolerate some of a value that should be 0, such as thermal throttling: marked as lax, not rejected
+    # A trial may allow more than 0 of what should be 0, such as thermal throttling: the threshold is lax, but valid
     if required.op == "==":
         passes_broken = strictness == 0
     else:

@@ -60,7 +60,7 @@ class RecordedPlan:
     def allows_skip(self, check: Check, measured: Iterable[Measurement]) -> bool:
         """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skipped_if``.
 
-        Never if it found no Slurm, although Slurm starts the jobs.
+        False if the check found no Slurm although Slurm starts the jobs.
         """
         if self._config.uses_slurm and any(SLURM_ABSENT in measurement.facts for measurement in measured):
             return False

@@ -76,7 +76,7 @@ def combined_verdicts(
     is_performance, first_verdicts = PerformanceMetrics(check), judge(first)
     if not retries:
         for verdict in first_verdicts:
-            # PASS first: most verdicts are
+            # PASS is tested first, since most verdicts are PASS
             if verdict.outcome is _PASS or not (is_bad(verdict) and is_performance[verdict.metric]):
                 yield verdict
             else:

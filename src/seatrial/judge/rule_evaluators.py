@@ -83,7 +83,7 @@ class RuleEvaluators:
         return replace(verdict, meaning=meaning, evidence=evidence, fix=rule.fix)
 
     def _compare_with_single(self, group: MeasurementGroup, metric: Metric, verdict: Verdict) -> Verdict:
-        """A bad verdict if the value is far below that of one GPU at a time; else ``verdict``, with SKIP as PASS."""
+        """A bad verdict if the value is far below that of one GPU at a time; else ``verdict``; a SKIP becomes PASS."""
         if group is not self._limits_group:
             self._limits_group, self._limits = group, self._concurrent_limits(group)
         limit = self._limits.get(metric.subject, 0.0)

@@ -1,6 +1,6 @@
 """Evaluation of the samples of a metric: conclusive violations, and slow windows although the median is good. Pure.
 
-A window is a short part of a measurement that gives one sample. No vendor publishes limits for slow windows. All
+A window is a short part of a measurement; each gives one sample. No vendor publishes limits for slow windows. All
 metrics of the healthy H200 nodes in docs/results meet the limits of this file: of 10 windows at most one was below 80 %
 of the median, of 186 to 300 windows none. The significance levels are choices. The limits do not apply to a trial
 without GPUs: the cores of a laptop or a virtual machine are shared, and healthy runs have slow windows.
@@ -50,10 +50,10 @@ def violation(
 
 
 def slow_windows(check: str, metric: Metric) -> Verdict | None:
-    """A FAIL if there are clearly more slow windows than in a healthy run; None if there are not more.
+    """A FAIL if there are clearly more slow windows than in a healthy run, a WARN if probably more; else None.
 
-    A WARN if there are probably more, or if one window is very slow. Only rates and times are judged, relative to the
-    value of the metric, the median of its samples. So no reference value is needed.
+    One very slow window is a WARN too. Only rates and times are judged. Each window is compared with the value of the
+    metric, which is the median of its samples, so no reference value is needed.
     """
     samples, middle, unit = metric.samples, metric.value, metric.unit
     is_time = unit in TIME_UNITS

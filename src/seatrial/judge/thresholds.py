@@ -46,8 +46,8 @@ MAX_PLAUSIBLE_RATIO = 1.5
 # The same for a bound of the network. Above it, a port rate was misread, or NCCL used an algorithm that is not in its
 # log; SHARP reaches 480 GB/s where rings are bounded by 400.
 MAX_RATIO_OF_BOUND = 1.25
-# A metric without a published value only gets a PASS from a baseline that was learned from this many runs. The median
-# of three runs is not the value of a single bad run.
+# A metric without a published value gets a PASS only if its baseline value was learned from at least this many runs.
+# One bad run among three does not determine their median.
 MIN_BASELINE_RUNS = 3
 _LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELINE_RUNS} other runs of this hardware"
 PASS_OR_SKIP = (Outcome.PASS, Outcome.SKIP)
@@ -284,7 +284,7 @@ class _SiteEvaluator:
         self._comparisons = [_ReferenceEvaluator(evaluator, reference) for reference in applied]
 
     def verdict(self, metric: Metric) -> Verdict:
-        """With a published value too, the worse verdict of both comparisons."""
+        """The verdict of the comparison; if there is also a published value, the worse of the two verdicts."""
         verdicts = [comparison.verdict(metric) for comparison in self._comparisons]
         if len(verdicts) > 1:
             return min(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
@@ -379,8 +379,8 @@ class _ThresholdEvaluator:
     def _strictness(self, metric: Metric) -> _Strictness:
         """The threshold compared with the check's own threshold, then with the reference value.
 
-        Without a reference value the threshold is compared with the measured value, but not on CPUs and on unknown GPU
-        models.
+        Without a reference value the threshold is compared with the measured value, except on CPUs and on GPU models
+        without SKU data.
         """
         threshold, reference, unit = self._threshold, self._reference, metric.unit
         measured = format_value(metric.value, unit)

@@ -27,8 +27,8 @@ class Frozen(BaseModel):
     Paths, host names and the command line may contain bytes that are not UTF-8. In memory they are unchanged, so paths
     remain usable. When a record is written, these bytes become U+FFFD.
 
-    Modules of records that every command imports do not have ``from __future__ import annotations``: it turns the
-    annotations into strings, which pydantic compiles one by one (10 ms of `seatrial render slurm acceptance`).
+    Modules of records that every command imports do not have ``from __future__ import annotations``. This import would
+    turn the annotations into strings, which pydantic compiles one by one (10 ms of `seatrial render slurm acceptance`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

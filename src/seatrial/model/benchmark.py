@@ -10,7 +10,7 @@ from seatrial.model.verdict import Verdict
 
 
 class BenchmarkHardware(Frozen):
-    """The hardware that a benchmark measured. Empty or None: neither an option nor the output names it.
+    """The hardware that a benchmark measured. A field that neither an option nor the output states is empty or None.
 
     ``sources``: field → the option, or the part of the output, that the value is from.
     """

@@ -18,7 +18,7 @@ REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
 
 
 class Preflight(Frozen):
-    """The requirements of a node; ``bench.preflight`` tests them in the environment of the workers before a check."""
+    """The requirements of a node. ``bench.preflight`` tests them before all checks, in the workers' environment."""
 
     version: str = Field(description="of the seatrial that started the trial")
     torch: bool = Field(description="a check uses torch")
@@ -48,7 +48,9 @@ class Job(Frozen):
     network_gbps: float | None = Field(
         default=None, description="Gbit/s of a node on the TCP network of the trial, for jobs of GPUs on several nodes"
     )
-    left_out: dict[str, str] = Field(default={}, description="check → default sizes that the network is too slow for")
+    left_out: dict[str, str] = Field(
+        default={}, description="check → why it omits some default sizes: the network is too slow for them"
+    )
     env: dict[str, str] = {}
     retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries of checks with bad values")
     telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
@@ -160,4 +162,6 @@ class Machine(Frozen):
 
     host: str = Field(description="host name; empty if a scheduler chooses the nodes")
     gpus: tuple[str, ...] = Field(description="UUIDs of the usable GPUs")
-    versions: tuple[str, ...] = Field(default=(), description="versions of kernel, driver and torch")
+    versions: tuple[str, ...] = Field(
+        default=(), description="versions of kernel, driver, torch and seatrial; without GPUs also the machine id"
+    )

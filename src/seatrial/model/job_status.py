@@ -22,7 +22,7 @@ class GpuUse(Frozen):
 
 
 class TrainingSpeed(Frozen):
-    """The last steps of ``seatrial train``; rates are sums of all ranks over the last ``steps`` timed steps."""
+    """The last steps of ``seatrial train``. Rates are means over ``steps`` steps; tokens are counted on all ranks."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 

@@ -69,8 +69,8 @@ class Rule(Frozen):
     """How one metric of a check is evaluated: against a threshold, a reference value, or the peer group."""
 
     metric: str
-    # The threshold that the value must meet, and the outcome if it does not: WARN if the value is unwise but works,
-    # ERROR if the metric could not be measured
+    # The threshold that the value must meet, and the outcome if it does not. WARN: the node works, but the value is not
+    # advisable. ERROR: the value shows that something could not be measured
     expect: ParsedThreshold | None = None
     outcome_if_violated: Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR] = Outcome.FAIL
     # Without ``expect``: key of the reference value in SKU data and baselines, and the shares of it below which the
@@ -84,16 +84,17 @@ class Rule(Frozen):
     compare_with_peers: bool = False  # only compare with the peer group: WARN for low outliers below ``warn_below``
     # FAIL below this share of the median of the GPUs of the same model on the node, or on all nodes
     peer_fail_below: float | None = None
-    # For a metric of all GPUs of a node concurrently: the metric of one GPU at a time. FAIL unless the value is above
-    # ``single_fail_below`` × the value of ``single_metric`` / the number of GPUs of the node
+    # For a metric that all GPUs of a node measure concurrently: the metric that one GPU at a time measures. FAIL unless
+    # the value is above ``single_fail_below`` × the value of ``single_metric`` / the number of GPUs of the node
     single_metric: str | None = None
     single_fail_below: float = 0.0
     asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
     applies_if: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
-    min_nodes: int = 1  # with fewer or more nodes (fact ``nodes``) the rule gives no verdict
+    min_nodes: int = 1  # with fewer than min_nodes or more than max_nodes (fact ``nodes``) the rule gives no verdict
     max_nodes: int | None = None
     default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
-    # If False, a negative value that meets ``expect`` is a measurement error. A negative time, size or rate always is.
+    # A negative time, size, count or rate is always a measurement error. If False, any other negative value that meets
+    # ``expect`` is one too
     may_be_negative: bool = False
     evidence_facts: tuple[str, ...] = ()  # facts shown with a violation, such as a rank, a pid or a driver message
     meaning: str  # what a bad value means

@@ -50,7 +50,8 @@ HOST_GAUGES = (
 GAUGES: dict[Kind, tuple[Gauge, ...]] = {"gpu": GPU_GAUGES, "host": HOST_GAUGES}
 SAMPLER_CPU_SECONDS = "sampler_cpu_s"  # CPU time of the sampler since its start
 
-# Reasons for lower clocks, without user settings and idle. The power cap is normal at full load: no throttle reason
+# NVML's reasons for lower clocks, except user settings and idle. The power cap is normal at full load, so it does not
+# count as throttling
 POWER_CAP = "software power cap"
 HARDWARE_SLOWDOWN = "hardware slowdown"
 THROTTLE_REASONS = (
@@ -60,7 +61,7 @@ THROTTLE_REASONS = (
     HARDWARE_SLOWDOWN,
 )
 THROTTLED = "throttled"  # dashboard gauge: number of GPUs, one curve for each reason for lower clocks
-NOT_SAMPLED = "not sampled"  # label of the gauge's curve of GPUs without samples
+NOT_SAMPLED = "not sampled"  # label of the curve of the gauge THROTTLED that counts GPUs without samples
 SAMPLER_CPU_LIMIT = 0.01  # CPU time of a sampler at one sample per second, as a share of one core
 
 

@@ -52,9 +52,9 @@ class Finding(Frozen):
     """A diagnosis: the fault, its location, the confidence, the evidence and the first command to run.
 
     ``cause``: the kind of cause, for programs; empty for a finding that locates a fault or matches a log line.
-    ``signature``: the id of the failure signature that a log line matches; empty for others and in old records.
-    ``explains``: the verdicts that follow from the cause, with those that are its evidence. ``confirmed_by``: findings
-    from logs that show the same cause at the same place.
+    ``signature``: the id of the failure signature that a log line matches; empty if there is none, and in old records.
+    ``explains``: the verdicts that follow from the cause, and the verdicts that are its evidence. ``confirmed_by``:
+    findings from logs that show the same cause at the same place.
     """
 
     title: str

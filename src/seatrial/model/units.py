@@ -70,7 +70,7 @@ def plausible_range(unit: str, may_exceed_100: bool = False) -> PlausibleRange:
 
 
 def has_scale(unit: str) -> bool:
-    """Whether the same quantity has other units, as GB/s has MB/s and % has a ratio; counts and ratios have none."""
+    """Whether a value in ``unit`` could be stated in another unit, as GB/s in MB/s; counts and ratios could not."""
     return "/" in unit or unit in _UNITS_WITH_A_SCALE
 
 

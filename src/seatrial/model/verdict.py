@@ -53,7 +53,7 @@ class Basis:
 class Retry:
     """The values of the first measurement and of its retries, in the unit of the verdict.
 
-    ``retry_subject``: the subject of ``retry_value``, if it is another one.
+    ``retry_subject``: the subject of ``retry_value``, if it differs from the subject of ``first_value``.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")

@@ -26,7 +26,7 @@ _MAX_TEXT = 2**30  # characters: larger than a log of 1,024 ranks with NCCL_DEBU
 _HEAD_BYTES = 2**18  # read from the start of a file to identify its format
 _MAX_LINE = 2**16  # characters of a line that are read at once
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
-# The start of a JSON report, which identifies a truncated report too
+# The start of a JSON report. It identifies a report even if the rest is missing
 _NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
 _NCCL_TESTS_JSON = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:')
 _EXPECTED = (
@@ -37,9 +37,9 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class BenchmarkFile:
-    """An open file that is no record of seatrial. ``name``: for messages; ``head``: its first bytes, decompressed.
+    """An open file that is no record of seatrial. ``name``: for messages.
 
-    ``stream`` starts with these bytes too.
+    ``stream``: the whole content, decompressed; ``head``: a copy of its first bytes.
     """
 
     name: str
@@ -50,7 +50,7 @@ class BenchmarkFile:
         """Return the verdicts on the output of a benchmark.
 
         ``operation``: the option --operation, empty if not set; ``baseline``: a file of `seatrial baseline learn`.
-        Raises UsageError for other content, and for a file that cannot be read.
+        Raises UsageError if the file is not the output of a known benchmark, or cannot be read.
         """
         site = site_baseline.load(baseline, catalog()) if baseline else None
         if site:
@@ -108,10 +108,11 @@ class BenchmarkFile:
 def open_benchmark(path: Path) -> BenchmarkFile | None:
     """Return the output of a benchmark; None for a record of seatrial, a folder, and a file that open() refuses.
 
-    ``-`` is standard input. For None, the caller calls load_trial, which reads the record or reports the error.
+    ``-`` is standard input. If the result is None, the caller calls load_trial, which reads the record or reports the
+    error.
 
-    Raises UsageError for a binary file and for an error while reading. JSON that is not of a benchmark is a UsageError
-    only from standard input or gzip: from a plain file it may be a record (None).
+    Raises UsageError for a binary file and for an error while reading. JSON of another program in a plain file may be a
+    record, so the result is None; on standard input or in gzip it is a UsageError.
     """
     if path == STDIN:
         if sys.stdin is None:  # Python's value for a closed stream
@@ -127,9 +128,10 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
 
 
 def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | None:
-    """Return the file; None for JSON that may be a record of seatrial. Any text is accepted; ``judge`` identifies it.
+    """Return the file; None for JSON that may be a record of seatrial.
 
-    Raises UsageError, see ``open_benchmark``.
+    All text that is not JSON is accepted here; ``BenchmarkFile.judge`` finds out which program wrote it. Raises
+    UsageError in the cases that ``open_benchmark`` lists.
     """
     try:
         stream: Any = io.BufferedReader(HeadThenRest(file))

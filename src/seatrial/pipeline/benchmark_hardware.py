@@ -60,7 +60,10 @@ class HardwareOptions:
 
 @dataclass
 class TableHardware:
-    """The hardware of one table, contradictions of options and output, and why the table cannot be judged (texts)."""
+    """The hardware of one table. ``contradictions``: texts that say where options and output contradict each other.
+
+    ``problems``: texts that say why the table cannot be judged.
+    """
 
     hardware: BenchmarkHardware
     contradictions: list[str] = field(default_factory=list)
@@ -74,7 +77,7 @@ def hardware_options(
     fabric: str | None = None,
     algorithm: str | None = None,
 ) -> HardwareOptions:
-    """The parsed options. Raises UsageError for text unlike 8xH200 or 8x400, and an unknown fabric or algorithm."""
+    """Return the parsed options. Raises UsageError if the value of an option is invalid or unknown."""
     gpus_per_node: int | None = None
     models: tuple[Sku, ...] = ()
     notes: tuple[str, ...] = ()
@@ -154,7 +157,10 @@ def _matches(tokens: Sequence[str], sku: Sku) -> bool:
 
 @dataclass(frozen=True)
 class GpuName:
-    """The NVML name of the GPUs, empty if unknown, and its source. ``contradiction`` and ``problem`` may be empty."""
+    """The NVML name of the GPUs, empty if unknown, and its source.
+
+    ``contradiction``: how --gpus contradicts the output, empty if it does not; ``problem``: why the name is unknown.
+    """
 
     name: str = ""
     source: str = ""
@@ -165,7 +171,7 @@ class GpuName:
 def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
     """Return the name of the GPUs: from the output if it lists them (``listed``), else from --gpus.
 
-    Raises UsageError for a model in --gpus that has no data and contradicts the output: a wrong name.
+    Raises UsageError if --gpus contradicts the output and names a model without data: the name is probably misspelt.
     """
     names = sorted({name for name in listed if name and name not in _GENERIC_NAMES})
     if names:
@@ -186,7 +192,10 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
 
 
 def _is_one_of(listed: str, models: Sequence[Sku]) -> bool:
-    """Return whether a listed GPU is one of ``models``; for a model without data, --gpus may be a part of its name."""
+    """Return whether a listed GPU is one of ``models``.
+
+    The names must be equal. For a model without data, it is enough that the listed name has all words of --gpus.
+    """
     tokens = _name_tokens(listed)
     return any(
         tokens == _name_tokens(name) if sku in skus() else set(_name_tokens(name)) <= set(tokens)
@@ -236,12 +245,12 @@ def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Tab
 
 
 def _is_complete_list(devices: Sequence[Device]) -> bool:
-    """Return whether each rank from 0 on is listed once."""
+    """Return whether each rank from 0 on is listed exactly once."""
     return bool(devices) and sorted(device.rank for device in devices) == list(range(len(devices)))
 
 
 def _process_problems(table: Table, column_ranks: RankRange | None) -> list[str]:
-    """Return why the table is not that of one group of ranks; empty if it is. ``column_ranks``: by rank_range."""
+    """Return why the rows are not from one group of ranks; empty if they are. ``column_ranks``: from rank_range."""
     processes: dict[int, set[tuple[str, int]]] = {}
     for device in table.devices:
         processes.setdefault(device.rank, set()).add((device.host, device.pid))
@@ -266,7 +275,7 @@ def _process_problems(table: Table, column_ranks: RankRange | None) -> list[str]
 
 
 def _interleaved_size(rows: Sequence[Row]) -> tuple[int, int] | None:
-    """Return a size from 1 MiB on that occurs repeatedly in one ascending sweep, and its number of rows; else None."""
+    """Return a size of at least 1 MiB with several rows in one ascending sweep, and its number of rows; else None."""
     keys = [(row.size, row.type, row.redop, row.root) for row in rows]
     keys_of_sweep: set[tuple[object, ...]] = set()
     last_size = 0
@@ -298,7 +307,7 @@ def _rank_count(
 def _nodes_and_gpus_per_node(
     options: HardwareOptions, output: NcclTestsOutput, table: Table, ranks: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the number of nodes, and of GPUs per node; None for one that is unknown.
+    """Return the number of nodes and the number of GPUs per node. A number that is unknown is None.
 
     Each comes from an option, else from NCCL's log or the list of devices, else from ``ranks`` and the other number.
     """
@@ -322,7 +331,10 @@ def _nodes_and_gpus_per_node(
 def _shape_problems(
     options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: RankRange | None
 ) -> list[str]:
-    """Return the first contradiction of table, NCCL's log, list of devices and options on ranks and nodes, if any."""
+    """Return the first contradiction, if any, between the numbers of ranks and nodes of the four sources.
+
+    The sources are the table, NCCL's log, the list of devices and the options.
+    """
     hosts = {device.host for device in table.devices}
     last_rank = max((device.rank for device in table.devices), default=-1)
     last_device = max((device.index for device in table.devices), default=-1)
@@ -392,9 +404,9 @@ def _network_contradictions(options: HardwareOptions, output: NcclTestsOutput) -
 
 
 def all_reduce_algorithm(options: HardwareOptions, output: NcclTestsOutput, table: Table) -> str:
-    """Return the algorithm of an all-reduce: --algorithm, else NCCL_ALGO, else that of the largest size in NCCL's log.
+    """Return the algorithm of an all-reduce: --algorithm, else NCCL_ALGO, else the one in NCCL's log; empty if unknown.
 
-    Empty if unknown.
+    NCCL's log can have an algorithm for each size: that of the largest size is used.
     """
     setting = table.settings.get("NCCL_ALGO") or output.nccl.settings.get("NCCL_ALGO", "")
     if name := options.algorithm or ALGORITHMS.get(setting.casefold(), ""):

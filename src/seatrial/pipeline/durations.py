@@ -1,6 +1,6 @@
 """Typical durations of checks and jobs on a cluster of a given size, from data/typical_seconds.yaml.
 
-If the trial has a TCP network between nodes (``cluster.fabric``), the time of the transfers at its rate is added.
+If the trial has a TCP network between nodes (``cluster.fabric``), the durations include the transfers at its rate.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, TcpNetwork
 from seatrial.model import ByteSize, Frozen
 from seatrial.util import data_files
 
-# gpu: GPUs of a node; gpu_pair: ordered pairs of these; node: nodes except the first; the others: 1 if the trial has
-# several ranks, uses Slurm or uses Kubernetes, else 0
+# gpu: GPUs of a node; gpu_pair: ordered pairs of these GPUs; node: nodes except the first. The other units count 1 or
+# 0. several_ranks: 1 if the trial has several ranks; slurm, kubernetes: 1 if the trial uses Slurm or Kubernetes
 Unit = Literal["gpu", "gpu_pair", "node", "several_ranks", "slurm", "kubernetes"]
 UNKNOWN_RATE: Literal["unknown rate"] = "unknown rate"
 # The TCP network between the nodes of a job. None: cluster.fabric is not set, or the job has one node or no GPUs.
@@ -29,10 +29,10 @@ Network = TcpNetwork | Literal["unknown rate"] | None
 
 
 class Transfer(Frozen):
-    """``count`` operations between nodes, on buffers of ``size`` bytes, times the number of each unit in ``per``.
+    """Operations between nodes, each on a buffer of ``size`` bytes.
 
-    Units: ``gpu``: GPUs of a node; ``node``: nodes except the first. ``can_be_left_out``: the check leaves out this
-    size if the network is too slow for it.
+    Their number is ``count``, multiplied by the number of each unit in ``per``: ``gpu``: GPUs of a node; ``node``:
+    nodes except the first. ``can_be_left_out``: the check leaves out this size if the network is too slow for it.
     """
 
     operation: str
@@ -43,10 +43,10 @@ class Transfer(Frozen):
 
 
 class Duration(Frozen):
-    """The typical duration of a check: ``seconds``, plus those of ``per``, ``options`` and ``transfers``.
+    """The typical duration of a check: ``seconds``, plus the seconds of ``per``, ``options`` and ``transfers``.
 
-    ``per``: unit → seconds for each unit; ``options``: numeric option → seconds for each 1 of its value. The time of
-    ``transfers`` between nodes counts on a TCP network, and is negligible on others.
+    ``per``: unit → seconds for each unit. ``options``: numeric option → seconds that are multiplied by its value.
+    ``transfers`` between nodes are counted only on a TCP network; on other networks their time is negligible.
     """
 
     seconds: float = 0
@@ -58,7 +58,7 @@ class Duration(Frozen):
 class TypicalSeconds(Frozen):
     """Content of typical_seconds.yaml. ``jobs``: placement → seconds to start and end a job.
 
-    Its entry ``child_tasks`` has the seconds that each child process adds to the start of a job.
+    The entry ``child_tasks`` of ``jobs`` has the seconds that each child process adds to the start of a job.
     """
 
     jobs: dict[str, float]
@@ -77,7 +77,7 @@ def typical_duration(
     gpus_per_node: int,
     network: Network = None,
 ) -> float | None:
-    """Return the typical duration of ``check`` in seconds; None if it or the rate of its network is unknown."""
+    """Return the typical duration of ``check`` in seconds; None without data, or if its network has an unknown rate."""
     duration = typical_seconds().checks.get(check.name)
     if duration is None or (network == UNKNOWN_RATE and uses_network(check)):
         return None
@@ -108,7 +108,7 @@ def start_duration(placement: str, checks: Iterable[Check], *, on_gpus: bool) ->
 
 
 def configured_network(config: Config, nodes: int, gpus_per_node: int, *, on_gpus: bool) -> Network:
-    """Return the TCP network between the nodes of a job, from ``cluster.fabric``; None, UNKNOWN_RATE: see Network."""
+    """Return the TCP network between the nodes of a job. ``Network`` states when it is None or UNKNOWN_RATE."""
     fabric = config.cluster.fabric
     if fabric is None or nodes == 1 or not on_gpus:
         return None
@@ -121,7 +121,7 @@ def uses_network(check: Check) -> bool:
 
 
 def network_duration(check: Check, options: Mapping[str, JsonValue], network: Network) -> float:
-    """Return the seconds of the transfers of ``check`` between nodes; 0 if ``network`` is not TCP of a known rate."""
+    """Return the seconds of the transfers of ``check`` between nodes; 0 if ``network`` is not a TcpNetwork."""
     if not isinstance(network, TcpNetwork):
         return 0.0
     seconds = 0.0

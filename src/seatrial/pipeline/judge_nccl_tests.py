@@ -95,7 +95,7 @@ def judge_output(
     return BenchmarkJudgement(
         tool="nccl-tests",
         file=file,
-        # of results without a check only FAIL counts
+        # a result without a check counts only if it is FAIL
         outcome=worst(result.outcome for result in results if result.check or result.outcome is Outcome.FAIL),
         hardware=hardware_of_results[-1].hardware if hardware_of_results else BenchmarkHardware(),
         contradictions=tuple(dict.fromkeys(text for each in hardware_of_results for text in each.contradictions)),
@@ -120,7 +120,7 @@ class _Series:
 
     @property
     def named_operation(self) -> str:
-        """The operation of the program that the output names; empty without a name or a check for the program."""
+        """The operation of the program; empty if the output does not name the program, or no check exists for it."""
         return OPERATIONS.get(self.table.program, "")
 
 
@@ -161,7 +161,7 @@ class _Candidate:
 
     @cached_property
     def facts(self) -> dict[str, JsonValue]:
-        """The facts of the check that its rules and the reference values need, with values from the output."""
+        """The facts that the check's rules and the reference values need, from the output and the options."""
         settings: Mapping[str, str] = self.series.output.nccl.settings | self.series.table.settings
         return {
             "gpu": self.hardware.gpu,
@@ -192,15 +192,15 @@ class _Candidate:
 def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, TableHardware]:
     """Return the result of one series, and its hardware.
 
-    If neither the output nor --operation names the operation, it is the only one that the columns allow and that can
-    reach the measured bandwidth; if several can, the result is UNJUDGED.
+    If neither the output nor --operation names the operation, it must be allowed by the columns and able to reach the
+    measured bandwidth. If several operations meet these conditions, the result is UNJUDGED.
     """
     if not series.rows:
         return _without_rows(series, operation), series.table_hardware("")
     if not series.named_operation and series.table.program:
         text = f"{series.table.program}_perf has no check in seatrial, and no reference values"
         return _unjudged(series, series.table.program, "", [text]), series.table_hardware("")
-    # the output may also name another program, whose operation the columns exclude
+    # --operation is used if the columns exclude the operation of the program that the output names
     names = filter(None, (series.named_operation, operation))
     named = next((name for name in names if allows(series.table, series.rows, name)), "")
     if operation and not named:
@@ -245,7 +245,7 @@ def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
 def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str]) -> BenchmarkResult:
     """Return the result of a series that is not compared with reference values: FAIL for wrong data, else UNJUDGED.
 
-    ``operation``: its name in seatrial; empty if it is unknown or has no check.
+    ``operation``: seatrial's name of the operation; empty if the operation is unknown or has no check.
     """
     verdicts = _wrong_data_verdicts(series, operation or "all_reduce")
     is_wrong = any(verdict.outcome is Outcome.FAIL for verdict in verdicts)
@@ -320,8 +320,8 @@ def _outcome(verdicts: Sequence[Verdict], other_sizes: Sequence[Verdict], proble
 def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
     """Return the label of the size whose bandwidth decides, and the label of the size of its reference value.
 
-    The size of the check's rule decides if it has a reference value, else the largest size with one. If no size has
-    one, the largest decides: inside one node it is compared with the largest smaller size in _NODE_SIZES that has one.
+    The size of the check's rule decides if it has a reference value, else the largest size that has one. Without any,
+    the largest decides; inside one node it gets the value of the largest smaller size in _NODE_SIZES that has one.
     """
     sizes = sorted({row.size for row in candidate.rows}, reverse=True)
     labels = [nominal_size_label(size) for size in sizes]
@@ -352,7 +352,7 @@ def _bandwidth_verdicts(candidate: _Candidate, label: str, reference_label: str)
     rules, metrics = [], []
     place: Place
     for place in get_args(Place):
-        # in place, the programs of these two operations measure copies that overwrite each other
+        # in place, the copies of these two operations overwrite each other's data
         is_valid = place == "out_of_place" or candidate.operation not in ("all_to_all", "send_receive")
         value = busbw(candidate.rows, label, place) if is_valid else None
         if value is None:
@@ -386,7 +386,7 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
 
 
 def _depends_on_algorithm(candidate: _Candidate, verdicts: Sequence[Verdict], label: str) -> str:
-    """Return why a FAIL is inconclusive: the algorithm is unknown, and the bandwidth is good for Ring. Else empty."""
+    """Return why a FAIL is inconclusive if the algorithm is unknown and the bandwidth good for Ring; else empty."""
     failed = next((verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL and verdict.basis), None)
     is_assumed = candidate.operation == "all_reduce" and not candidate.algorithm and candidate.nodes in (2, 3)
     if not is_assumed or not failed or not failed.basis or failed.basis.kind is not BasisKind.FABRIC_MODEL:
@@ -444,7 +444,7 @@ def _bound(candidate: _Candidate, label: str) -> BenchmarkBound | None:
 
 
 def _exceeds_bound(candidate: _Candidate) -> bool:
-    """Return whether the measured bandwidth between nodes is above the bound: then the operation is another one."""
+    """Return whether the bandwidth between nodes is above the bound, so that the operation must be another one."""
     bound = _bound(candidate, "") if candidate.nodes > 1 and not candidate.table_hardware.problems else None
     bandwidths = [max(size.out_of_place or 0, size.in_place or 0) for size in measured_sizes(candidate.rows)]
     return bool(bound and max(bandwidths) > MAX_RATIO_OF_BOUND * bound.value)

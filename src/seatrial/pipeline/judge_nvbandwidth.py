@@ -20,7 +20,7 @@ from seatrial.pipeline.benchmark_hardware import HardwareOptions, gpu_name
 from seatrial.pipeline.next_step import with_next_step
 from seatrial.util.text import and_more, plural
 
-# Testcase → check and metric of seatrial that measure the same: copies of the copy engines
+# Testcase → check and metric of seatrial that measure the same: copies by the GPU's copy engines
 _METRICS = {
     "host_to_device_memcpy_ce": ("transfer.host", "h2d_single"),
     "device_to_host_memcpy_ce": ("transfer.host", "d2h_single"),
@@ -109,7 +109,7 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
                 subject=f"{_NODE}/gpu{index}",
                 rank=index,
                 facts=facts,
-                # the value of a pair belongs to its source
+                # the value of a pair of GPUs belongs to the source GPU
                 metrics=tuple(value for value in metrics if value.subject.partition("->")[0] == f"{_NODE}/gpu{index}"),
             )
             for index in range(gpu_count)
@@ -135,7 +135,7 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
 
 
 def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
-    """Return the values as metrics. The arrow in the title is the direction of the copy between row and column."""
+    """Return the values as metrics. The arrow in the matrix's title shows whether rows or columns are the sources."""
     if len(matrix.rows) == 1 and "GPU(row)" not in matrix.title:
         return [
             Metric(name=metric, value=value, unit="GB/s", subject=f"{_NODE}/gpu{column}")

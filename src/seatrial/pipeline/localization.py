@@ -1,6 +1,7 @@
 """Searches for slow nodes after the checks of a trial, if a multi-node metric violates a threshold.
 
-The search is one more job. A slow node that it finds is one more FAIL (judge/search.py); no other verdict changes.
+The search runs as an additional job. Each slow node that it finds adds a FAIL (judge/search.py); no other verdict
+changes.
 If the search ends early, the record says so at the check that was the reason for the search.
 """
 
@@ -45,7 +46,7 @@ def localize(
     results.display.show_note(f"search for slow nodes, about {job.expected_s:.0f} s, since {listed}")
     try:
         run_job(job)
-    except (KeyboardInterrupt, NodesRefused) as stop:  # the run goes on: all checks of the trial are measured
+    except (KeyboardInterrupt, NodesRefused) as stop:  # the run goes on, since the trial's checks are measured already
         error = str(stop) or "interrupted"
         results.add_measurement(Measurement(check=job.checks[0], subject=CLUSTER, error=error))
     for measurement in results.localization:

@@ -32,7 +32,7 @@ _MAX_TEXT = 300  # characters of an error message in a problem
 
 
 def split_series(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of each data type, reduction and root; rows without data are left out."""
+    """Return the rows, grouped by data type, reduction and root; rows without data are left out."""
     series: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if row.size:
@@ -50,7 +50,7 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
     is_rooted = last.root is not None and last.root >= 0
     checked_in_place = any(row.in_place and row.in_place.wrong is not None for row in rows)
     checked_out_of_place = any(row.out_of_place and row.out_of_place.wrong is not None for row in rows)
-    # two operations are not checked in place: all-to-all, send and receive (since 2.13.1)
+    # all_to_all and send_receive are not checked in place (since nccl-tests 2.13.1)
     is_checked_once = checked_out_of_place and not checked_in_place and all(row.in_place for row in rows)
     is_checked_twice = checked_out_of_place and checked_in_place and table.counts_wrong
     if last.redop in REDUCTIONS:
@@ -103,12 +103,13 @@ class RankRange(NamedTuple):
 def rank_range(rows: Sequence[Row], operation: str) -> RankRange | None:
     """Return the numbers of ranks that agree with ``rows``; None if the rows do not show them.
 
-    For operations in _COUNT_PER_RANK n follows from size and count; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
+    The number n of ranks follows from size and count for operations in _COUNT_PER_RANK, and from busbw ÷ algbw =
+    2(n−1)/n for an all-reduce.
     If the rows contradict each other, ``low`` is above ``high``.
     """
     low, high = 1, math.inf
     for row in rows:
-        if row.size < 2**20:  # its bandwidths have too few digits
+        if row.size < 2**20:  # bandwidths of small sizes are printed with too few digits
             continue
         if operation in _COUNT_PER_RANK:
             if not row.data_size or row.size % row.data_size:
@@ -118,17 +119,17 @@ def rank_range(rows: Sequence[Row], operation: str) -> RankRange | None:
             for timing in (row.out_of_place, row.in_place):
                 if timing and timing.algbw >= 1:
                     smallest, largest = _ratio_range(timing.busbw, timing.algbw)
-                    # n = 2 / (2 - ratio); no n has a ratio of 2 or more: then 2**31, more than any cluster has
+                    # n = 2 / (2 - ratio). No n has a ratio of 2 or more: low is then 2**31, more than any cluster has
                     low = max(low, math.ceil(2 / (2 - smallest) - 1e-6) if smallest < 2 else 2**31)
                     high = min(high, math.floor(2 / (2 - largest) + 1e-6) if largest < 2 else math.inf)
     return None if (low, high) == (1, math.inf) else RankRange(low, high)
 
 
 def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:
-    """Return the smallest and the largest busbw ÷ algbw that nccl-tests can have printed as these numbers.
+    """Return the smallest and the largest busbw ÷ algbw of unrounded values that are printed as these numbers.
 
-    It prints two decimals, one from 1,000 on, and none from 10,000 on. Each number may be off by half its last digit;
-    2 % are added to this error.
+    nccl-tests prints two decimals; from 1,000 on it prints one, and from 10,000 on none. The rounding error of each
+    number is half a unit of its last digit; it is increased by 2 %.
     """
     busbw_error, algbw_error = (
         0.0051 if value < 1000 else 0.051 if value < 10000 else 0.51 for value in (busbw, algbw)
@@ -190,7 +191,7 @@ def nominal_size_label(size: int) -> str:
 
 
 def _nominal_size(size: int) -> int:
-    """Return the requested size. nccl-tests rounds it down to a multiple of the ranks: 1073741568 B is 1 GiB."""
+    """Return the requested size. nccl-tests rounds it down to a multiple of the ranks: 1 GiB becomes 1073741568 B."""
     next_mib = -(-size // _MIB) * _MIB
     return next_mib if size >= _MIB and next_mib - size <= _MAX_ROUNDING else size
 

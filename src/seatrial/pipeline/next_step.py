@@ -14,7 +14,7 @@ from seatrial.pipeline.benchmark_hardware import known_models
 def with_next_steps(
     verdicts: Iterable[Verdict], gpu: str, operation: str, has_reference: Callable[[str], bool], needs_ports: bool
 ) -> tuple[Verdict, ...]:
-    """Return the verdicts on an operation of nccl-tests, with a ``fix`` as by ``with_next_step``.
+    """Return the verdicts on an operation of nccl-tests, each after ``with_next_step``.
 
     ``has_reference``: whether there is a reference value at a size, such as 8GiB, on this hardware.
     """

@@ -42,7 +42,7 @@ _PLACEMENTS: dict[Scope, Placement] = {
     Scope.CLUSTER: "ranks",
 }
 
-# Without a GPU two processes communicate over gloo, so that CLUSTER checks run there too
+# A node without a GPU gets two ranks, which communicate over gloo, so that CLUSTER checks run there too
 RANKS_WITHOUT_GPU = 2
 
 LOCALIZATION_JOB = "localization"  # name of the job that searches for slow nodes after the checks of the trial
@@ -83,12 +83,13 @@ def make_plan(
     time_limit_s: float | None = None,
     max_job_s: float | None = None,
 ) -> Plan:
-    """Return the plan of the trial's checks, without those ``done`` (--resume).
+    """Return the plan of the trial's checks, without the checks in ``done`` (--resume).
 
     ``only``, ``skip``: names or patterns of checks. ``nodes``: the number of available nodes, by default all of the
-    trial. ``time_limit_s``: checks are excluded one by one until the typical duration of the others fits, from the end
-    of the trial, optional checks first. ``max_job_s``: the longest time that Slurm's partition allows a job. Raises
-    UsageError if a pattern matches no check, or a limit is too short for a check.
+    trial. ``time_limit_s``: checks are excluded one by one until the typical duration of the others fits. The last
+    optional check of the trial is excluded first; the required checks follow, also the last one first. ``max_job_s``:
+    the longest time that Slurm's partition allows a job. Raises UsageError if a pattern matches no check, if
+    ``time_limit_s`` is too short for any check, or if a check requests more than ``max_job_s``.
     """
     nodes, done = nodes or config.cluster.nodes, set(done)
     excluded = _excluded_checks(list(config.checks), list(only), list(skip))
@@ -128,12 +129,12 @@ def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:
 
 
 def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:
-    """Return the planned jobs, but checks that ran on fewer nodes after the loss of a node are in jobs of their own."""
+    """Return the planned jobs, with separate jobs for the checks that ran on fewer nodes after the loss of a node."""
     planned_nodes = {check: job.nodes for job in planned for check in job.checks}
     smaller_jobs: dict[str, Job] = {}
     for job in started:
         if not job.retry and any(job.nodes < planned_nodes.get(name, 0) for name in job.checks):
-            # keep the first attempt with this name: later ones have only its remaining checks
+            # keep the first attempt of this job: later attempts have only the remaining checks
             smaller_jobs.setdefault(job.name, job)
     candidates = (*planned, *smaller_jobs.values())
     # check → name of the last of these jobs that has the check
@@ -156,11 +157,11 @@ def retry_jobs(jobs: Iterable[Job], checks: Container[str], number: int) -> Iter
 def localization_job(
     config: Config, checks: Mapping[str, Check], jobs: Iterable[Job], time_limit_s: float | None = None
 ) -> Job | None:
-    """Return the job that searches for slow nodes, on the nodes of the last job of ``jobs`` with ranks.
+    """Return the job that searches for slow nodes, on the nodes of the last ``ranks`` job in ``jobs``.
 
-    None if the config turns it off, the trial has the check itself, the nodes are too few, or it does not fit into
-    ``time_limit_s``. On two nodes only rails and directions can be compared. Two nodes without GPUs are too few: they
-    have one rail, and the rates of the two directions of healthy CPU nodes over TCP differ too much.
+    None if the config turns the search off, the trial itself has the check, the nodes are too few, or the job does not
+    fit into ``time_limit_s``. On two nodes only rails and directions can be compared. Two nodes without GPUs are too
+    few: they have one rail, and over TCP the rates of the two directions differ too much even between healthy nodes.
     """
     jobs = list(jobs)
     check = next((check for check in checks.values() if check.localizes), None)
@@ -279,8 +280,8 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
 
     A default applies if the check has the option, and the trial does not set it. ``reservation``: slurm.reservation.
     ``kubernetes``: the settings kubernetes.*, only with this launcher. ``limit_s``: longer on a slow network.
-    ``sizes``, on a TCP network: the sizes that are timed by default, and those with a threshold of the trial that would
-    otherwise be omitted because the network is too slow for them.
+    ``sizes``, on a TCP network: the sizes that are timed by default, and each size that the network is too slow for but
+    that has a threshold in the trial.
     """
     defaults: dict[str, JsonValue] = {}
     settings = config.checks[check.name]

@@ -1,6 +1,7 @@
 """The config of a trial, its plan, and its jobs as text.
 
-`seatrial render` calls only this module, which imports neither the judge nor the reports, so that it starts fast.
+`seatrial render` calls only this module. The module imports neither the judge nor the reports, so that the command
+starts fast.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def plan_request(request: Request, this_host: ThisHost, nodes: int | None = None
 
 
 def planning_host(settings: Config) -> ThisHost:
-    """Return the facts of this host that a plan needs: none if the jobs run on other machines."""
+    """Return the facts of this host that a plan needs; empty facts if the jobs run on other machines."""
     return ThisHost({}, GpuFacts()) if runs_remotely(settings) else discover()
 
 

@@ -59,7 +59,10 @@ class Readmission(Frozen):
 
     @property
     def decision(self) -> DecisionValue:
-        """REJECTED if a node is; ACCEPTED if all nodes are, and every change was made or refused; else INCOMPLETE."""
+        """REJECTED if a node is REJECTED; ACCEPTED if all nodes are ACCEPTED and every change was made or refused.
+
+        Otherwise INCOMPLETE.
+        """
         decisions = {result.decision for result in self.results}
         if DecisionValue.REJECTED in decisions:
             return DecisionValue.REJECTED
@@ -72,8 +75,8 @@ class Options:
     """The options of `seatrial readmit`. ``nodes``: to readmit; ``overrides``: (origin, key, value) of the trial.
 
     ``partners``: named by the user; empty: chosen by seatrial. ``state_dir``: folder that records drained nodes
-    (node_state/drain_limit.py), needed by ``flags.drain``: at most ``drain_share`` (0 to 1) of the cluster's nodes,
-    but always one, are taken out of service within ``drain_window_s``.
+    (node_state/drain_limit.py); ``flags.drain`` needs it. At most ``drain_share`` (0 to 1) of the cluster's nodes are
+    taken out of service within ``drain_window_s``; one node is always allowed.
     """
 
     nodes: tuple[str, ...]
@@ -87,7 +90,10 @@ class Options:
 
     @property
     def partners_needed(self) -> int:
-        """The number of partners in a trial: at least two, and more than candidates, so that most nodes are good."""
+        """The number of partners in a trial: at least two, and more than candidates.
+
+        So most nodes of a trial are known to be good.
+        """
         return max(2, len(self.nodes) + 1)
 
     def first_partners(self, pool: Sequence[Partner]) -> list[str]:
@@ -114,7 +120,7 @@ def planned_changes(
     """Return decision → the changes before and after the test if all nodes get this decision: ACCEPTED or REJECTED.
 
     A change that the drain limit refuses now has the outcome ``refused``. Each node is compared with the limit as if it
-    were the only one, since the record of the limit is not written.
+    were the only one, since a preview does not record the drained nodes.
     """
     planned = {}
     for value in (DecisionValue.ACCEPTED, DecisionValue.REJECTED):
@@ -174,7 +180,11 @@ class Session:
     interrupted: bool = False
 
     def run(self) -> Readmission:
-        """Test the candidates and change their states. The changes after the test are made also after an error."""
+        """Test the candidates, then change their states.
+
+        If the test ends with an error or is interrupted, the states are still changed, provided that a trial was
+        started or an earlier change succeeded.
+        """
         try:
             for change in self.candidates.before_test(self.options.first_partners(self.pool)):
                 self._execute(change)
@@ -269,7 +279,7 @@ class Session:
     def _execute(self, change: NodeChange) -> None:
         """Make a change. Its start is recorded first, so that the record is complete even after a SIGKILL.
 
-        Raises SeatrialError if the change fails, after it was recorded as failed.
+        Raises SeatrialError if the change fails; the failure is recorded first.
         """
         self._record(change, "started")
         try:
@@ -313,8 +323,8 @@ class Session:
 def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
     """Return node → cause for the nodes at fault among ``nodes``.
 
-    A node is at fault if a finding that explains a FAIL names it; without such a finding, if the FAIL is on this node.
-    A FAIL on a path between nodes, or on the cluster, is then no node's fault.
+    For each FAIL, the nodes that its findings name are at fault. If they name none of ``nodes``, the node that is the
+    subject of the FAIL is at fault; for a FAIL on a path between nodes or on the cluster, no node is.
     """
     at_fault: dict[str, str] = {}
     for verdict in (each for each in trial.verdicts if each.outcome is Outcome.FAIL):

@@ -87,7 +87,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
 
 
 def with_derived_hardware(trial: Trial) -> Trial:
-    """Return the trial with ``tested_hardware`` and ``cpu_only`` of its decision computed again, and nothing else."""
+    """Return the trial; only ``tested_hardware`` and ``cpu_only`` of its decision are computed again."""
     try:
         settings = _settings(trial)
         conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)

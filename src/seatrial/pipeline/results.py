@@ -53,10 +53,10 @@ class NodesRefused(Exception):
 
 @dataclass
 class TrialResults:
-    """Results of the trial so far. It is the Listener (launch/watch.py) of the trial's jobs.
+    """Results of the trial so far. This object is also the Listener (launch/watch.py) of the trial's jobs.
 
-    ``on_complete`` is called with the results and the name of a check when the measurements of all ranks are there, and
-    after each ERROR.
+    ``on_complete`` is called with the results and the name of a check when all ranks have measured the check, and after
+    each of its ERRORs.
     """
 
     run_dir: RunDir

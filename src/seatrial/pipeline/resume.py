@@ -18,8 +18,9 @@ from seatrial.pipeline.this_host import ThisHost
 def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     """Load the results of earlier sessions, except those of checks that must be measured again.
 
-    These are checks with an ERROR, checks that did not report a metric with a threshold of the trial (too noisy), and
-    all checks if ``machine``, where the trial runs now, is not the machine of the measurements.
+    These are checks with an ERROR, and checks that left out a metric with a threshold of the trial because its samples
+    varied too much. All checks are measured again if ``machine``, where the trial runs now, is not the machine of the
+    measurements.
     """
     for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
         results.display.warn(message)
@@ -38,7 +39,7 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     if machine_changed and saved.machine and discarded_checks:
         before, now = _description(saved.machine, machine), _description(machine, saved.machine)
         results.display.warn(f"machine changed from {before} to {now}: measuring all checks again")
-        report.set_aside(results.run_dir.path)  # if this run is killed, no ACCEPTED of the other machine remains
+        report.set_aside(results.run_dir.path)  # else a killed run would leave the ACCEPTED of the other machine
     if discarded_checks:
         results.run_dir.discard_checks(discarded_checks)
     if machine_changed:  # after discard_checks: a kill in between must not mix results of two machines
@@ -96,7 +97,7 @@ def completed_checks(plan: Plan, measurements: Sequence[Measurement]) -> list[st
     not_run = {measurement.check for measurement in plan.not_run}
     ranks_by_check: dict[str, set[int]] = {measurement.check: set() for measurement in measurements}
     for measurement in measurements:
-        if measurement.rank is not None:  # no rank: an earlier plan did not run the check
+        if measurement.rank is not None:  # None: an earlier plan could not run the check, and recorded SKIP or ERROR
             ranks_by_check[measurement.check].add(measurement.rank)
     return [name for name, ranks in ranks_by_check.items() if name in not_run or len(ranks) >= rank_counts.get(name, 1)]
 

@@ -57,8 +57,8 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     """Run the trial of ``run_dir``, or its remaining checks, and write the reports into it.
 
     After Ctrl-C, an OSError (such as a full disk) or a failed preflight, the measurements so far are still judged and
-    reported. If nothing is left to measure and the record is complete, it is returned, and no file is changed:
-    ``run_dir.is_unchanged`` is then true.
+    reported. If nothing is left to measure and the record is complete, the recorded trial is returned and no file is
+    changed; ``run_dir.is_unchanged`` is then true.
     """
     results = TrialResults(run_dir, run_dir.request.config, display, show_completed_check)
     results.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
@@ -108,7 +108,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
 def show_completed_check(results: TrialResults, check: str) -> None:
     """Judge a check whose first measurements or retry are complete, and show its outcome.
 
-    The first measurements are judged alone while a further retry is needed.
+    As long as a further retry is needed, only the first measurements are judged.
     """
     settings = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
     first_measurements = [measurement for measurement in results.measurements if measurement.check == check]
@@ -218,8 +218,9 @@ def _nodes_to_test(results: TrialResults) -> int:
 def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
     """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes.
 
-    If nodes were lost, the job excludes these instead, and with cluster.min_nodes it uses fewer nodes. The job has no
-    preflight if an earlier job of this session has completed with one. ``nodes``: the number of nodes of the plan.
+    If nodes were lost, the job has no node list and excludes the lost nodes; it uses fewer nodes if cluster.min_nodes
+    allows it. The job has no preflight if an earlier job of this session passed its preflight. ``nodes``: the number of
+    nodes of the plan.
     """
     if results.preflight_passed:
         job = job.model_copy(update={"preflight": None})
@@ -252,12 +253,12 @@ def _run_job(job: Job, results: TrialResults) -> None:
         overhead = max(0.0, result.seconds - check_seconds)
         name = f"start and end of the job {job.name!r}"
         results.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
-    if refused:  # after the loop, in which run_job raises KeyboardInterrupt if the attempt was also interrupted
+    if refused:  # not raised in the loop: there, run_job raises KeyboardInterrupt if the attempt was also interrupted
         raise NodesRefused(refused)
 
 
 def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -> dict[str, float]:
-    """Return the seconds of each check on its slowest rank, since the other ranks wait for it."""
+    """Return the seconds of each check on its slowest rank, for which the other ranks wait."""
     seconds: dict[str, list[float]] = {name: [] for name in checks}
     for measurement in measurements:
         if measurement.check in seconds:
@@ -384,7 +385,7 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
 
 
 def _with_report_time(trial: Trial, timing: Timing) -> Trial:
-    """Return the trial with the time of its reports, also in its duration, so that the timings add up to it."""
+    """Return the trial with the time of its reports added to its timings and, so that they agree, to its duration."""
     last = trial.sessions[-1]
     last = last.model_copy(update={"seconds": last.seconds + timing.seconds, "overhead": (*last.overhead, timing)})
     return trial.model_copy(

@@ -1,8 +1,8 @@
 """The run directory: files that a trial writes while it runs, so that no measurement is lost if it is killed.
 
 ``run.json`` holds the request with its secrets, hence mode 0600. ``measurements.jsonl`` is the run's journal. It has
-one line per measurement, ended job and session, and records that earlier measurements no longer count. ``--resume``
-reads both files, and the journal of each rank.
+one line for each measurement, each ended job and each session. Other lines state that earlier measurements no longer
+count. ``--resume`` reads both files, and the journal of each rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from seatrial.util.text import and_more
 
 VERSIONS = ("1", "2")  # supported schema versions of trial.json; upgrade() converts to the last
 _JOURNAL = "measurements.jsonl"
-_RECORD_KEYS = {"schema_version", "seatrial", "measurements", "verdicts", "seconds"}  # any of them: a trial.json
+# A JSON object with any of these keys is taken for a trial.json
+_RECORD_KEYS = {"schema_version", "seatrial", "measurements", "verdicts", "seconds"}
 _DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
 
 
@@ -55,7 +56,7 @@ class SavedRun:
     retries: list[Measurement] = field(default_factory=list)  # second and third measurements of checks
     job_results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
-    machine: Machine | None = None  # the machine that the measurements are of
+    machine: Machine | None = None  # the machine on which the measurements were made
     warnings: list[str] = field(default_factory=list)  # records that could not be read
 
 
@@ -144,7 +145,7 @@ class RunDir:
         self._journal.append({_DISCARDED_RETRIES: sorted(checks)})
 
     def recover(self) -> SavedRun:
-        """Return the saved run. Measurements that only a rank's journal has, after a kill, are saved first."""
+        """Return the saved run. After a kill, some measurements are only in a rank's journal: they are saved first."""
         saved = SavedRun()
         records, saved.warnings = journal.read(self._journal.path)
         saved_keys = {_measurement_key(record) for record in records}
@@ -155,7 +156,7 @@ class RunDir:
             new_records += [
                 record for record in rank_records if _is_success(record) and _measurement_key(record) not in saved_keys
             ]
-        # with torchrun a check is an ERROR until the user starts its ranks: then their measurements replace the ERROR
+        # with launcher torchrun, a check has an ERROR until the user starts its ranks; their measurements replace it
         newly_measured = {_check_and_discard_key(record) for record in new_records}
         replaced_errors = newly_measured & {_check_and_discard_key(record) for record in records if _is_error(record)}
         for discard_key in (_DISCARDED_CHECKS, _DISCARDED_RETRIES):
@@ -226,7 +227,7 @@ def _measurement_key(record: journal.Record) -> tuple[object, ...]:
 
 
 def _is_success(record: journal.Record) -> bool:
-    """Return whether a record is a measurement without error; ``run_job`` records the errors of ranks itself."""
+    """Return whether a record is a measurement without error. ``run_job`` has already recorded the errors of ranks."""
     measurement = record.get("measurement")
     return isinstance(measurement, dict) and not measurement.get("error")
 
@@ -273,7 +274,7 @@ def load_trial(path: Path) -> Trial:
         hint = f"; it is in progress: seatrial watch {file.parent}"
     text = ""
     try:
-        from seatrial.pipeline.upgrade import upgrade  # it imports checks, which new runs do not need here
+        from seatrial.pipeline.upgrade import upgrade  # upgrade.py imports checks, which this module does not need
 
         text = read_text(file, MAX_RECORD_BYTES)
         document = parse_json(text)

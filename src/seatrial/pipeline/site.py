@@ -1,4 +1,4 @@
-"""The folder of `seatrial init`: reads the settings of a site from Slurm, and writes the folder completely or not."""
+"""The folder of `seatrial init`: reads a site's settings from Slurm, and writes the folder completely or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_NAMES = 10  # existing files listed in a message
 
 
 def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
-    """Return the site with the values of ``options`` (keys: settings of Site); the others are read from Slurm.
+    """Return the site with the values of ``options`` (keys: settings of Site); other settings are read from Slurm.
 
     Raises UsageError if Slurm does not list the partition, or for a value with characters that are not printable.
     """
@@ -65,9 +65,10 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def require_new(folder: Path) -> None:
-    """Raise UsageError unless ``folder``, an absolute path, does not exist or is an empty folder that can be replaced.
+    """Raise UsageError if ``write`` cannot use ``folder``, an absolute path.
 
-    Its path may contain only characters that job scripts can use.
+    ``folder`` must be absent, or an empty folder that is not the current directory. Its path may contain only
+    characters that job scripts can use.
     """
     if character := _UNUSABLE_CHARACTERS.search(str(folder)):
         raise UsageError(
@@ -119,7 +120,7 @@ def _from_slurm(from_options: Mapping[str, SiteValue]) -> dict[str, SiteValue]:
 
 
 def _partition(partitions: Sequence[Partition], nodes: Sequence[SlurmNode]) -> SiteValue:
-    """Return Slurm's default partition, or the only partition, of those with GPUs; of all if none has GPUs."""
+    """Return Slurm's default partition, else the only one. If some partitions have GPUs, only these are considered."""
     with_gpus = {name for node in nodes if node.gpus for name in node.partitions}
     candidates = [partition for partition in partitions if not with_gpus or partition.name in with_gpus]
     kind = "partition with GPUs" if with_gpus else "partition"

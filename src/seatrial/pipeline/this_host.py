@@ -60,9 +60,10 @@ class ThisHost:
         return NodeGpus(usable_count)
 
     def topology(self, settings: Config) -> Topology | None:
-        """Return the switches of the nodes, from ``cluster.topology`` or from Slurm; None for one node or if unknown.
+        """Return the switches of the nodes: from ``cluster.topology``, else from Slurm; None if unknown.
 
-        Raises UsageError for an invalid file, and for one with other nodes than Slurm has.
+        Slurm is not queried for one node. Raises UsageError if the file is invalid, names nodes that Slurm does not
+        have, or lacks nodes of the trial's partition or node list.
         """
         file = settings.cluster.topology
         from_file = topology.read_file(file) if file else None
@@ -98,7 +99,7 @@ class ThisHost:
         return limit_s if isinstance(limit_s, int) else None
 
     def machine(self, settings: Config) -> Machine:
-        """Return the identity of this machine; empty fields if jobs run on others, which the measurements name."""
+        """Return the identity of this machine; with empty fields if jobs run on other machines."""
         if runs_remotely(settings):
             return Machine(host="", gpus=())
         gpus = tuple(device.uuid or f"gpu{device.index}" for device in self.visible_gpus(settings))
@@ -131,7 +132,7 @@ class ThisHost:
         host_facts = self.facts.get("host", {})
         versions = {
             "kernel": host_facts.get("os", {}).get("kernel"),
-            # only on CPU hosts: a new container can have a new machine id, but has the same GPU UUIDs
+            # only on CPU hosts: others are identified by GPU UUIDs, which stay the same in a new container
             "machine": None if self.gpus.gpus else host_facts.get("os", {}).get("machine_id"),
             "driver": self.gpus.driver,
             "torch": host_facts.get("software", {}).get("torch"),
@@ -154,7 +155,7 @@ def _slurm_gpus(partition: str | None) -> int:
 
 def discover() -> ThisHost:
     """Return read-only facts of this host."""
-    from seatrial.discover import host  # a run on other machines does not need it
+    from seatrial.discover import host  # imported here: a preview of a run on other machines does not need it
 
     gpus = gpu.read_with_timeout()
     facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}

@@ -66,7 +66,7 @@ def upgrade(document: object) -> object:
 
 
 def upgrade_changes(text: str) -> list[str]:
-    """Return what ``upgrade`` changes in the record with this JSON text, a line each; empty if it has present names."""
+    """Return the changes that ``upgrade`` makes in the record with this JSON text, as lines; empty if it makes none."""
     old: Any = json.loads(text)
     new: Any = upgrade(json.loads(text))  # a second copy, since upgrade may change its argument
     if old == new:
@@ -84,7 +84,7 @@ def upgrade_changes(text: str) -> list[str]:
 
 
 def _with_present_names(document: Record) -> Record:
-    """Return a record of version 2 with present names, and with facts that rules require since it was written."""
+    """Return a record of version 2 with present names, and with the facts that rules added later require."""
     for measurement in (*document.get("measurements", ()), *document.get("retries", ())):
         if (check := measurement["check"]) in _CHECKS_WITH_RENAMED_FACTS:
             facts = measurement.get("facts", {})
@@ -180,7 +180,7 @@ def _rename_counters(facts: Record) -> None:
 
 
 def _rename_speeds(trial: Record) -> None:
-    """Rename ``speed_mbps`` in the inventories: to ``speed_gb_s`` of NVLinks (from MB/s), else to ``speed_mbit_s``."""
+    """Rename ``speed_mbps`` in the inventories to ``speed_mbit_s``; for NVLinks, convert MB/s to ``speed_gb_s``."""
     measurements = (*trial.get("measurements", ()), *trial.get("retries", ()))
     facts = [measurement.get("facts", {}) for measurement in measurements if measurement["check"] in _INVENTORIES]
     for mapping in _mappings([*facts, trial.get("environment")]):
@@ -194,7 +194,8 @@ def _rename_speeds(trial: Record) -> None:
 def _add_retried(trial: Record) -> None:
     """Add the fact ``retried`` of collectives.gpu_pairs, which the first versions did not record.
 
-    These versions measured slow pairs again, unless the option was false, wherever they measured ``shared_links``.
+    Where these versions measured ``shared_links``, they measured slow pairs again, except if ``retry_slow_pairs`` was
+    false.
     """
     check = "collectives.gpu_pairs"
     options = [job["options"].get(check, {}) for job in trial.get("jobs", ())]

@@ -37,7 +37,7 @@ _LOG_HEAD_BYTES = 16 * 1024
 _MAX_LOGS = 2000  # logs of ranks whose modification times are compared
 T = TypeVar("T")
 _SILENT_S = 30.0  # a rank without a heartbeat for this long is silent: it writes one every second
-# A training counts as silent if its last step is older than _SILENT_S and than the duration of this many steps. It may
+# A training counts as silent if its last step is older than both _SILENT_S and the duration of this many steps. It may
 # have ended without a message, for example by SIGKILL
 _SILENT_STEPS = 5
 
@@ -46,8 +46,8 @@ _SILENT_STEPS = 5
 class Watcher:
     """Reads the status of ``target``: a job ID of Slurm, a folder of `seatrial train`, or a run directory.
 
-    ``interval_s``: seconds between two reads of GPU use; 0 for one read. Use a Watcher as a context: its end also ends
-    the srun step that reads the GPU use.
+    ``interval_s``: seconds between two reads of GPU use; 0 for one read. Use a Watcher as a context: the exit from the
+    context ends the srun step that reads the GPU use.
     """
 
     target: str
@@ -66,7 +66,7 @@ class Watcher:
         self._stack.close()
 
     def status(self) -> JobStatus:
-        """Return the present status. Raises UsageError for an unknown target, SlurmUnavailable if Slurm gives none."""
+        """Return the present status. Raises UsageError for an unknown target, SlurmUnavailable if Slurm fails."""
         path = Path(self.target)
         if is_folder(path):
             if path_exists(path / "run.json"):
@@ -188,7 +188,7 @@ class Watcher:
 
 
 def _training_state(speed: TrainingSpeed, log_lines: Sequence[str]) -> str:
-    """Return the state of a training without metrics.json: training, interrupted, or how long it made no step.
+    """Return the state of a training without metrics.json: training, interrupted, or the time since its last step.
 
     A killed process records no end, so it cannot be distinguished from one that hangs.
     """
@@ -222,7 +222,7 @@ def _end_reason(job: JobRecord) -> str:
 
 
 def _job_of_folder(job_id: str) -> tuple[JobRecord | None, str]:
-    """Return the Slurm job, and a note; None if it is unknown, for the reason in the note."""
+    """Return the Slurm job and a note. If the job is unknown, it is None, and the note has the reason."""
     if not slurm.installed():
         return None, f"state and GPU use of job {job_id}: this machine has no Slurm client"
     job, note = _result_or_error(lambda: slurm.job(job_id))

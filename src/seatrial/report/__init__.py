@@ -17,7 +17,7 @@ Render = Callable[[Trial], str]
 
 
 def _find_render(module: str) -> Render:
-    """The ``render`` of a module of this package, which is imported at the first call."""
+    """The ``render`` of a module of this package; the module is imported at the first call."""
 
     def render_with_module(trial: Trial) -> str:
         text: str = import_module(f"{__name__}.{module}").render(trial)

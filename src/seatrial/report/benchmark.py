@@ -76,7 +76,7 @@ def _sizes(result: BenchmarkResult) -> Iterator[str]:
 
 
 def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
-    """Each verdict of ``_listed_verdicts`` with its expectation and source, then the range of all values."""
+    """Each verdict of ``_listed_verdicts`` with its expectation and source; if some are omitted, the range of all."""
     ordered = sorted(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
     last_basis = last_fix = ""
     shown = _listed_verdicts(ordered)
@@ -99,7 +99,7 @@ def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
 
 
 def _listed_verdicts(ordered: list[Verdict]) -> list[Verdict]:
-    """All verdicts on the cluster; of several subjects the worst bad verdicts, and one of each other outcome."""
+    """All verdicts if all are on the cluster; else the worst FAIL, ERROR and WARN, and one of each other outcome."""
     if all(verdict.subject == CLUSTER for verdict in ordered):
         return ordered
     bad = [verdict for verdict in ordered if verdict.outcome in (Outcome.FAIL, Outcome.ERROR, Outcome.WARN)]

@@ -45,9 +45,9 @@ def cause_of_each_verdict(trial: Trial) -> dict[VerdictKey, str]:
 
 
 def cause_text(trial: Trial) -> str:
-    """The causes that explain FAILs on one line; empty if there are none.
+    """One line with all causes that explain FAILs; empty if there are none.
 
-    Each has the number of FAILs that it, and no earlier cause, explains.
+    Each cause has the number of FAILs that it explains and that no earlier cause explains.
     """
     failures = sum(verdict.outcome is Outcome.FAIL for verdict in trial.verdicts)
     texts = []

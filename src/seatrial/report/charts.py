@@ -12,10 +12,10 @@ from statistics import median
 from seatrial.model import Series, format_bytes, format_value
 from seatrial.report.formatting import family, print_value, unit_text
 
-# Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit. Narrow screens have a
-# larger font: its digits count
+# Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit. The width is that of
+# the font on narrow screens, which is larger
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
-CHARACTER_WIDTH = 7.0  # mean of the characters of a label such as "256 KiB", with the font of narrow screens
+CHARACTER_WIDTH = 7.0  # mean width of the characters of a label such as "256 KiB", with the font of narrow screens
 STYLES = 8  # colours and dash patterns of curves: .s0 to .s7 in style.css
 MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
 MAX_POINTS = 400  # points of a curve: about one per SVG unit of width
@@ -71,7 +71,7 @@ FRAME = Frame(width=460, height=250, left=58, right=14, top=24, bottom=40, font=
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps the values ``low`` to ``high`` to the positions ``start`` to ``end`` in SVG units; with labelled ticks."""
+    """Maps the range of values (``low``, ``high``) to the range of positions (``start``, ``end``) in SVG units."""
 
     low: float
     high: float
@@ -193,7 +193,7 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
 
 
 def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
-    """A logarithmic axis for durations by message size, else a linear one that includes zero, except for a loss."""
+    """A logarithmic axis for durations by message size, else a linear axis; it includes zero except for a loss."""
     if over_sizes and first.y_unit in ("us", "ms", "s") and min(values) > 0:
         return _decade_axis(values, *FRAME.y_range)
     return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.y_range)
@@ -324,7 +324,7 @@ def _ticks(positions: Sequence[float], top: float, bottom: float) -> str:
 
 
 def _histogram(positions: Sequence[float]) -> str:
-    """Bars of 3 to 13 SVG units, by the number of positions in each bin, on a base at y = 14."""
+    """One bar per bin, on a base at y = 14: 3 to 13 SVG units high, in proportion to the number of positions in it."""
     counts = Counter(int(x / BIN_WIDTH) for x in positions)
     highest = max(counts.values())
     return "".join(

@@ -11,8 +11,8 @@ from rich.text import Text
 class Stream(Console):
     """A rich console that raises BrokenPipeError for a closed pipe, while rich itself exits with code 1.
 
-    In a file, lines have no trailing blanks, with which rich pads the last column of a table. Rich's emoji codes are
-    off, since ``:cd:`` in a MAC address is one of them.
+    If the output is not a terminal, trailing blanks are removed: rich pads the last column of a table with blanks.
+    Rich's emoji codes are off, since ``:cd:`` in a MAC address is an emoji code.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -20,7 +20,7 @@ MIN_NUMBERED_WIDTH = 20.0  # a check that is narrower in the chart has no number
 # or GPUs that the sampler reads in turn.
 GAP_STEPS, GAP_S = 3, 10.0
 MIN_COUNT_AXIS = 4.0  # an axis that counts GPUs ends here or higher, so that its ticks are whole numbers
-MIN_STEPS_PER_POINT = 1.5  # fewer are stated as one point per step
+MIN_STEPS_PER_POINT = 1.5  # a smaller number of steps per point is stated as 1
 MIN_AXIS_S = 0.1  # minimum length of the time axis
 _GIB = 2.0**30
 _TITLES = {"gpu": "GPU dashboard", "host": "CPU dashboard"}
@@ -49,7 +49,7 @@ class DashboardView:
     cuts: tuple[float, ...]  # positions of omitted pauses, in SVG units
     legend: tuple[Curve, ...]  # entries for all panels: the devices, or the median of many; empty for one device
     band_label: str  # empty without a band
-    loads: tuple[Load, ...]  # the loads by the checks of this phase; empty for hosts
+    loads: tuple[Load, ...]  # load of each GPU during each check of this phase; empty for hosts
     not_sampled: str  # checks with GPUs that were not sampled, with the number of these GPUs
 
 

@@ -30,8 +30,8 @@ SCOPES = (
 def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
     """Print facts, one line per component.
 
-    A list of records inside a record is printed as its length, and of many mounted filesystems only some are printed.
-    ``--json`` prints all records.
+    Instead of a list of records inside a record, its length is printed. If there are more than MAX_MOUNTS mounted
+    filesystems, only this many are printed. ``--json`` prints all records.
     """
     mounts = facts.get("host", {}).get("mounts", {})
     if len(mounts.get("filesystems", ())) > MAX_MOUNTS:

@@ -2,8 +2,8 @@
 
 FAIL is a failure; ERROR and UNJUDGED are errors with different types; SKIP is skipped; WARN passes, with its text in
 system-out. If the trial has causes, the text of each verdict has its cause, or "unexplained". No check is omitted: an
-excluded check is skipped, and a check without verdicts is an error. If a trial used no GPU without --gpus-per-node 0,
-the suite ``decision`` has an error.
+excluded check is skipped, and a check without verdicts is an error. If a trial used no GPU although the option
+--gpus-per-node 0 was not set, the suite ``decision`` has an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def render(trial: Trial) -> str:
 
 
 def _decision(decision: Decision) -> ET.Element:
-    """The suite for a decision that is INCOMPLETE for a reason that no verdict has."""
+    """The suite for a decision that is INCOMPLETE for a reason that is not in any verdict."""
     suite = ET.Element("testsuite", name="decision", time=_seconds(0))
     case = ET.SubElement(suite, "testcase", classname="decision", name=CLUSTER, time=_seconds(0))
     ET.SubElement(case, "error", message=single_line(decision.reason), type=str(decision.reason_code))

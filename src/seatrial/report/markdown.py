@@ -75,7 +75,7 @@ def _row(check: CheckView) -> str:
 
 
 def _scaling(trial: Trial) -> list[str]:
-    """The table of scaling, in at most one element."""
+    """A list with one text: the table of scaling; empty if there is no such table."""
     if not (table := scaling_table(trial)):
         return []
     rows = [f"| scaling | 1 GPU | {table.node} | {table.cluster} | ratio | judged |", "|---|---|---|---|---|---|"]
@@ -86,7 +86,7 @@ def _scaling(trial: Trial) -> list[str]:
 
 
 def _methods(trial: Trial) -> list[str]:
-    """A list with the method of each check, in at most one element; empty if no check has one."""
+    """A list with one text: the methods of all checks; empty if no check has a method."""
     checks = [check for chapter in chapters(trial) for check in chapter.checks]
     lines = [f"- **{_text(check.name)}**: {_text(method)}" for check in checks for method in check.methods]
     return ["\n".join([f"Methods (seatrial {trial.seatrial}):", "", *lines])] if lines else []

@@ -28,10 +28,11 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-# If the typical durations of the finished checks sum to more than this, their speed scales the remaining time
+# If the typical durations of the finished checks sum to more than this, the remaining time is scaled by the ratio of
+# their measured to their typical duration
 MIN_TYPICAL_DONE_S = 10.0
 SECONDS_BELOW_S = 90.0  # an estimate below this is shown in seconds, rounded up to tens
-LATE_S = 10.0  # beyond its typical duration, a check takes longer than expected
+LATE_S = 10.0  # a check that exceeds its typical duration by more than this takes "longer than expected"
 WAITING_LINE_S = 60.0  # seconds between log lines about the same state of the scheduler
 
 _MAX_NAMED = 4  # checks listed in one line
@@ -73,7 +74,10 @@ class Live:
         *,
         as_root: bool,
     ) -> None:
-        """Show the jobs and their cost. ``not_run``: checks that no job can run; they count as finished ones later."""
+        """Show the jobs and their cost. ``not_run``: checks that no job can run.
+
+        Later, ``show_not_run`` counts these checks as finished.
+        """
         self._remaining = Remaining(jobs, not_run)
         self._line(f"run directory {run_dir}")
         for job in jobs:
@@ -159,7 +163,7 @@ class Remaining:
     """The number of finished checks, and the remaining time as estimated from typical durations."""
 
     def __init__(self, jobs: Sequence[Job] = (), not_run: Sequence[str] = ()) -> None:
-        """``not_run``: further checks, which no job runs: they take no time."""
+        """``not_run``: further checks, which no job runs and which take no time."""
         self._unfinished = dict.fromkeys([*not_run, *(check for job in jobs for check in job.checks)])
         self._checks = frozenset(self._unfinished)
         self._typical = {check: seconds for job in jobs for check, seconds in job.typical.items()}
@@ -173,7 +177,7 @@ class Remaining:
         return self.check_count - len(self._unfinished)
 
     def start(self, check: str, now: float) -> None:
-        """Record that ``check`` runs. Its elapsed time then shortens the estimate; other texts change nothing."""
+        """Record that ``check`` runs, so that the estimate subtracts its elapsed time. Ignore unknown names."""
         if check in self._checks and check != self._running:
             self._running, self._running_since = check, now
 

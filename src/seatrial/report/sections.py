@@ -42,7 +42,7 @@ class TimeBar:
 
 
 def time_bar(trial: Trial) -> TimeBar:
-    """The time bar of ``trial``. Wall time that no timing covers is overhead, if it is more than 0.5 %."""
+    """The time bar of ``trial``. Wall time that no timing covers is overhead if it exceeds 0.5 % of the duration."""
     sums = dict[tuple[Literal["check", "overhead"], str], float]()  # (kind, name) → seconds
     for timing in trial.timings:  # a resumed trial has several sessions
         sums[timing.kind, timing.name] = sums.get((timing.kind, timing.name), 0.0) + timing.seconds

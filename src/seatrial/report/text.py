@@ -27,7 +27,7 @@ _UNPRINTABLE = re.compile(
 
 
 def clean(text: str) -> str:
-    """``text`` without terminal sequences, every other unprintable character replaced by U+FFFD."""
+    """``text`` without terminal sequences; the remaining unprintable characters are replaced by U+FFFD."""
     if text.isprintable():
         return text
     text = _TERMINAL.sub("", text).replace("\r\n", "\n").replace("\r", "\n")

@@ -245,7 +245,7 @@ class CheckView:
         Of several such metrics the check's ``key_metric`` comes first, then performance metrics, then metrics with a
         rule. For a family without a rule, such as ``busbw.*``, the largest size is shown. A metric that no rule
         evaluated is marked: "(no threshold)", or why it is UNJUDGED. If the check is PASS, its first metric with an
-        evaluated rule is shown before.
+        evaluated rule precedes this one.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
@@ -282,7 +282,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Group:
-    """Verdicts of one rule with one outcome, by subject. ``other_checks``: further checks with the same ERROR."""
+    """Verdicts of one rule with the same outcome, sorted by subject. ``other_checks``: checks with the same ERROR."""
 
     verdicts: tuple[Verdict, ...]
     other_checks: tuple[str, ...] = ()

@@ -130,9 +130,10 @@ def _cause_reason(cause: CauseView) -> NotAcceptedReason:
 
 
 def _unexplained_verdicts(trial: Trial) -> list[list[Verdict]]:
-    """Groups of the verdicts without a cause that prevent acceptance: FAIL by check, ERROR by text, UNJUDGED by reason.
+    """The verdicts that prevent acceptance and that no cause explains, in groups.
 
-    ERROR and UNJUDGED prevent acceptance only for required checks.
+    FAILs are grouped by check, ERRORs by text, UNJUDGED by reason. ERROR and UNJUDGED prevent acceptance only for
+    required checks.
     """
     explained = {key for finding in trial.findings for key in finding.explains}
     groups: dict[tuple[object, ...], list[Verdict]] = {}
