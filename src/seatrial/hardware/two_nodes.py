@@ -80,7 +80,7 @@ class _Rates:
 
 
 def _upper_quartile(values: Sequence[float]) -> float:
-    """The value at the upper quartile (the faster of two), since faults make rails slower only."""
+    """The value at the upper quartile; of two values the higher one. Faults hardly change it: they only lower rates."""
     ordered = sorted(values)
     return ordered[ceil(0.75 * (len(ordered) - 1))] if ordered else 0.0
 

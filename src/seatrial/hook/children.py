@@ -46,7 +46,7 @@ def run_all(calls: Mapping[str, Callable[[], bytes]], deadline: float) -> dict[s
     for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, os.WNOHANG)  # no wait: in uninterruptible sleep it does not end
+        os.waitpid(pid, os.WNOHANG)  # does not wait: a process in uninterruptible sleep does not end
     return results
 
 

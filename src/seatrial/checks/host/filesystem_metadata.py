@@ -157,8 +157,8 @@ def _repeat(
 ) -> Iterator[tuple[str, list[OperationTiming]]]:
     """Yield each operation with its timings on all nodes; the files are deleted at the end.
 
-    ``name``: of the folders that the nodes create in ``folder``. In a shared folder each node reads the next node's
-    files.
+    ``name``: name of the folders that the nodes create in ``folder``. In a shared folder each node reads the files of
+    the next node.
     """
     from seatrial.bench import metadata
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S

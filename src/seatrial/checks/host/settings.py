@@ -74,7 +74,7 @@ def _status(setting: Setting) -> str:
 
 
 def _rule(setting: str, expect: str, meaning: str, fix: str, applies_if: Mapping[str, str] | None = None) -> Rule:
-    """A rule on one setting of a GPU node; WARN, since training works with any of these settings."""
+    """A rule on one setting of a GPU node. A violation is WARN, since training works with any value of the setting."""
     return Rule(
         metric=METRIC_BY_SETTING[setting].name,
         expect=expect,
