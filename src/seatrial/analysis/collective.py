@@ -40,7 +40,7 @@ class Collective:
         return "Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring"
 
     def algorithm_text(self, label: str) -> str:
-        """The algorithm as text, marked where it is assumed."""
+        """The algorithm as text, with a note if it is assumed."""
         if self.operation in _POINT_TO_POINT:
             return "point to point"
         return f"with {self.algorithm(label)}" + ("" if label in self.choices else " (assumed, not in the log)")

@@ -32,7 +32,7 @@ def performance_insights(
     insights += sensitivity.per_node_insights(measurements, config, checks, references, links)
     operations = {name: check.operation for name, check in checks.items() if check.operation}
     for measurement in measurements:
-        # one rank records the series of a check, for all ranks
+        # only one rank of a check records series; they hold the values of all ranks together
         if not measurement.series or measurement.check not in operations:
             continue
         series = {curve.name: curve for curve in measurement.series}

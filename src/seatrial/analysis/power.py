@@ -21,7 +21,7 @@ from seatrial.model import Insight, Measurement, Metric, Rule
 from seatrial.util.quantiles import deviation, expected_half_width, independent_samples
 
 CERTAINTY = 0.99  # share of trials in which a detectable slowdown is rejected
-MAX_RATIO = 1.5  # largest ratio of detectable slowdown to slowdown at the limit; above it, take more samples
+MAX_RATIO = 1.5  # above this ratio of detectable slowdown to slowdown at the limit, more samples are advised
 _STEPS = 400  # steps of the numerical integration
 _NORMAL = NormalDist()
 _WithFacts = tuple[Metric, Mapping[str, JsonValue]]  # a metric, and the facts of its measurement
@@ -37,8 +37,8 @@ def rejected_share(slowdown: float, limit: float, noise: float, samples: float) 
         return float(1 - slowdown < limit)
     distance = (limit - (1 - slowdown)) / error
     bad = _NORMAL.cdf(distance)
-    # Both measurements bad, and conclusive together: u1, u2 > 0 and (u1 + u2)/2 > half width, where u1 and u2 are their
-    # distances below the limit in standard errors of one measurement
+    # First case: u1, u2 > 0 and (u1 + u2)/2 > half width, where u1 and u2 are the distances of the two measurements
+    # below the limit, in standard errors of one measurement
     half_width = noise * expected_half_width(max(2, round(2 * samples))) / error
     step = 12 / _STEPS  # from 6 standard errors below the mean to 6 above
     both_bad = 0.0
@@ -47,7 +47,7 @@ def rejected_share(slowdown: float, limit: float, noise: float, samples: float) 
         if u1 > 0:
             density = exp(-((u1 - distance) ** 2) / 2) / sqrt(2 * pi)
             both_bad += step * density * _NORMAL.cdf(distance - max(0.0, 2 * half_width - u1))
-    third_decides = 2 * bad * (1 - bad) * bad  # exactly one of the first two is bad, and the third is bad
+    third_decides = 2 * bad * (1 - bad) * bad  # second case: exactly one of the first two is bad, and the third
     return both_bad + third_decides
 
 

@@ -190,7 +190,7 @@ def network_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: in
 
     For n ranks on N nodes and buffers of S bytes:
 
-    - Ring, and operations along a chain: each byte leaves the node once, from its last GPU: 1.
+    - Ring, and operations along a chain: 1, since each byte leaves the node once, from its last GPU.
     - Tree and NVLSTree reduce inside the node first. With S/2 on each of NCCL's two trees, the node with the most links
       sends S on two nodes, 1.5 S on three and 2 S on more (NVIDIA/nccl src/graph/trees.cc, ncclGetDtree).
     - Sums in the network's switches (SHARP): a node sends S.

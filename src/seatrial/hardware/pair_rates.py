@@ -79,7 +79,7 @@ class PairRate(Frozen):
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank of a node that is slow with every partner; ``rail``: its index on the node.
+    """A rank that is slow with the ranks of all partner nodes; ``rail``: its index on ``node``.
 
     ``deficits``: 1 - rate / healthy rate of each repetition. ``direction``: None if it is unknown.
     """

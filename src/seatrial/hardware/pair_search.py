@@ -42,8 +42,8 @@ MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concu
 # Limits in standard deviations: for a suspect, and for a fault after the repetition. With noise of 1 %, a limit of 2.2
 # misses 1 in 400 paths that are slow by 5 %. The repetition clears healthy paths that were slow by chance.
 _SUSPECT_Z, _FAULT_Z = 2.2, 3.0
-# A node or a path with at least this share of ``Limits.log_deficit`` is a suspect. Only if its deficit is at least
-# ``Limits.log_deficit`` when its measurements are repeated, it is a fault
+# A node or a path whose deficit is at least this share of ``Limits.log_deficit`` is a suspect. It is a fault if the
+# repeated measurements show at least the whole ``Limits.log_deficit``
 _NODE_SHARE, _PATH_SHARE = 2 / 3, 1 / 2
 _MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal values ÷ standard deviation of their mean
 

@@ -65,7 +65,7 @@ def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
 
 
 class _Rates:
-    """Repeated rates of the same transfer; ``typical``: the typical rate of each rail in GB/s, ``noise``: relative."""
+    """Repeated rates of the same transfer; ``typical``: GB/s of each rail. ``noise``: their relative standard deviation."""
 
     def __init__(self, rates: Sequence[PairRate], rails: int, limits: Limits) -> None:
         self.rates = rates

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from seatrial.util import processes
 
 _MAX_RESULT_BYTES = 2**26
-_MAX_DESCRIPTORS = 65_536  # to close in a child, if the limit of the process is higher
+_MAX_DESCRIPTORS = 65_536  # a child closes descriptors up to this number, or up to the limit of the process
 
 
 def run_all(calls: Mapping[str, Callable[[], bytes]], deadline: float) -> dict[str, bytes | None]:

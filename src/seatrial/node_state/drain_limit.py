@@ -31,7 +31,7 @@ _MAX_TRIES = 1000  # attempts to take the next free number: more nodes do not fa
 
 @dataclass(frozen=True)
 class DrainLimit:
-    """At most ``share`` (0 to 1) of ``nodes`` within ``window_s`` seconds, but always one node."""
+    """``share`` (0 to 1) of ``nodes`` may be drained within ``window_s`` seconds, and always at least one node."""
 
     share: float
     window_s: float

@@ -41,8 +41,9 @@ from seatrial.util.text import and_more
 # States and flags of a node
 _DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}  # jobs run on it
-_NO_NEW_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}  # without a drain
-_RESPONSE_LIMIT_S = 60.0  # slurmctld asks a resumed node within a few seconds
+# Slurm starts no job on a node in these states, although the node is not drained
+_NO_NEW_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}
+_RESPONSE_LIMIT_S = 60.0  # enough, since slurmctld contacts a resumed node within a few seconds
 _MAX_RESERVATION_NAME = 60  # characters
 
 

@@ -34,7 +34,7 @@ MAX_TARGET_USED = 95
 
 
 class ClientOptions(TierOptions):
-    """Options of filesystem.client. Default: run directory, home, HF_HOME and TMPDIR of the node."""
+    """Options of filesystem.client. Default of ``paths``: run directory, home, HF_HOME and TMPDIR of the node."""
 
 
 @dataclass(frozen=True, kw_only=True)

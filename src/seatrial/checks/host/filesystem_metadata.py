@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OPERATIONS, MODES = ("create", "stat", "list", "unlink"), ("single", "concurrent")
 _MIN_UNLINK_RATE = 10  # files/s of all nodes together; a slower deletion is a timeout
-_MAX_NAMED = 5  # folders of other runs in the fact leftovers
+_MAX_NAMED = 5  # at most this many folders of other runs are in the fact leftovers
 _LEFTOVERS_TIMEOUT_S = 600.0  # limit for the removal of folders of killed runs
 
 

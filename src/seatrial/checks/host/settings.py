@@ -116,7 +116,7 @@ RULES = (
         "host copies are slower.",
         "Kernel option iommu=pt (on Intel also intel_iommu=on), or disable the IOMMU in the BIOS; reboot; check: "
         "cat /sys/kernel/iommu_groups/*/type",
-        {"architecture": "x86_64"},  # on Grace the GPU uses the translation
+        {"architecture": "x86_64"},  # not Grace, where the GPU needs the translation
     ),
     _rule(
         "cpu_governor",

@@ -55,8 +55,9 @@ class CheckpointPlan:
     def run_config(
         self, steps: int, every: int, *, ranks: int = 0, strategy: str = "fsdp2", **checkpoint: bool
     ) -> TrainConfig:
-        """The config up to step ``steps``, saving every ``every`` steps, with the same global batch on ``ranks`` ranks.
+        """The config of a run that ends at step ``steps``, and saves every ``every`` steps and at the end (0: never).
 
+        The run has ``ranks`` ranks (0: all) and the global batch of ``config`` on all ranks.
         ``checkpoint``: values for further fields of the config's ``checkpoint``.
         """
         config = self.config
@@ -72,8 +73,8 @@ class CheckpointPlan:
 def checkpoint_plan(config: TrainConfig, rate_config: TrainConfig, folder: Path, ranks: int) -> CheckpointPlan:
     """The plan for the two configs. Runs and data are in ``folder``.
 
-    Raises UsageError if a config does not meet its conditions. Both need the stack ``native``. ``config`` needs at least
-    6 steps and a save after half of them; ``rate_config`` needs an even number of steps and a save after each.
+    Raises UsageError if a config does not meet its conditions. Both need the stack ``native``. ``config`` needs at
+    least 6 steps and a save after half of them; ``rate_config`` needs an even number of steps and a save after each.
     """
     if config.stack != "native" or 2 * config.checkpoint.every != config.max_steps or config.max_steps < 6:
         raise UsageError(
@@ -162,8 +163,9 @@ def timed_runs(plan: CheckpointPlan) -> list[Variant]:
 
 
 def link_checkpoints(plan: CheckpointPlan) -> None:
-    """Link into the folder of each run the checkpoints from which it resumes. Folders are separate, since each gets a metrics.json.
+    """Link into the folder of each run the checkpoints from which it resumes.
 
+    Each run has a folder of its own, since it writes metrics.json there.
     The run on fewer ranks resumes from the uninterrupted run. The run of each strategy resumes from the run on fewer
     ranks, and the second timed run from the first.
     """

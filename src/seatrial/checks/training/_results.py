@@ -280,8 +280,8 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Obs
 def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Observation]:
     """Metric memory_excess: parameters and Adam state on the fullest GPU, in percent above the calculated size.
 
-    Its value is the worst of ``results``. The fact ``memory`` has both sizes in GiB by number of ranks. Yields nothing
-    if the sizes are unknown or offloaded to the CPU.
+    Its value is the largest of ``results``. The fact ``memory`` has both sizes in GiB by number of ranks. Yields
+    nothing if the sizes are unknown or offloaded to the CPU.
     """
     sizes: dict[int, _MemorySize] = {}  # number of ranks → size of the training that uses most
     for result in results:
@@ -398,7 +398,7 @@ def _files(context: Context, result: TrainingResult) -> Iterator[Artifact]:
 
 
 def _logs(context: Context, result: TrainingResult) -> Iterator[Artifact]:
-    """Standard error of the rank that failed first and of the first rank; none if empty or unreadable on this node."""
+    """Standard error of the rank that failed first and of the first rank, from files that are readable and not empty."""
     if result.log_prefix is None:
         return
     for rank in dict.fromkeys(rank for rank in (result.failed_rank, *result.ranks[:1]) if rank is not None):

@@ -1,7 +1,7 @@
 """Compares a training that is killed, resumed and resharded with an uninterrupted one.
 
-Also injects a bit flip into a checkpoint and a NaN gradient: both must stop the training with an error. All these runs
-train a small model, since a small checkpoint shows the same faults. Two more runs of a large model measure the
+One more run loads a checkpoint with a flipped bit, another one gets a NaN gradient: both must stop with an error. All
+these runs train a small model, since a small checkpoint shows the same faults. Two runs of a large model measure the
 bandwidth of saves and loads.
 """
 

@@ -129,7 +129,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run; ``exit_code`` is None after the time limit."""
+    """Result of a run; ``exit_code`` is None if the run was stopped at the time limit."""
 
     exit_code: int | None
     seconds: float
