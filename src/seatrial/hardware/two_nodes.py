@@ -65,7 +65,10 @@ def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
 
 
 class _Rates:
-    """Repeated rates of the same transfer; ``typical``: GB/s of each rail. ``noise``: their relative standard deviation."""
+    """Repeated rates of the same transfer.
+
+    ``typical``: the typical GB/s of each rail. ``noise``: the relative standard deviation of repeated rates.
+    """
 
     def __init__(self, rates: Sequence[PairRate], rails: int, limits: Limits) -> None:
         self.rates = rates

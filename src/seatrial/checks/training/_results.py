@@ -398,7 +398,7 @@ def _files(context: Context, result: TrainingResult) -> Iterator[Artifact]:
 
 
 def _logs(context: Context, result: TrainingResult) -> Iterator[Artifact]:
-    """Standard error of the rank that failed first and of the first rank, from files that are readable and not empty."""
+    """Standard error of the rank that failed first and of the first rank, from readable files that are not empty."""
     if result.log_prefix is None:
         return
     for rank in dict.fromkeys(rank for rank in (result.failed_rank, *result.ranks[:1]) if rank is not None):
