@@ -14,7 +14,7 @@ from seatrial.model import Measurement, size_label
 
 
 class AlgorithmProtocol(NamedTuple):
-    """Names in NCCL's log; empty where not logged."""
+    """``algorithm``: a value of NCCL_ALGO. ``protocol``: its name in NCCL's log; empty if it was not logged."""
 
     algorithm: str
     protocol: str
@@ -23,7 +23,7 @@ class AlgorithmProtocol(NamedTuple):
 OperationKey = tuple[str, str, str]  # operation, dtype, buffers
 Choices = Mapping[OperationKey, Mapping[str, AlgorithmProtocol]]  # → size label → algorithm and protocol
 
-# Values of the facts where there is no algorithm; "not told" is in records of schema version 1
+# Values that the facts have in place of an algorithm. Records of schema version 1 use "not told"
 _NO_ALGORITHM = ("not logged", "not told", "not measured", "point to point")
 # The only operation that collectives.nccl_settings measures
 _SETTINGS_KEY: OperationKey = ("all_reduce", "float32", "torch's allocator")
@@ -48,13 +48,13 @@ def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFa
 def _distinct(
     role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the facts with this role; of equal facts from consecutive nodes only the first."""
+    """Yield the facts with this role. Of consecutive nodes with equal facts, only the first node's fact is yielded."""
     values = (_mapping(value) for _, value in role_facts(role, measurements, checks))
     return (value for value, _ in groupby(filter(None, values)))
 
 
 def select_choices(choices: Choices, operation: str, facts: Mapping[str, Any]) -> Mapping[str, AlgorithmProtocol]:
-    """The choices by size label for the operation, with dtype and buffers from the measurement's ``facts``."""
+    """Size label → choice, for the operation with the dtype and the buffers in the measurement's ``facts``."""
     return choices.get((operation, str(facts.get("dtype")), str(facts.get("buffers"))), {})
 
 
@@ -74,5 +74,5 @@ def _choices_by_size(by_size: Mapping[str, Any]) -> Iterator[tuple[str, Algorith
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """The value if it is a mapping; else an empty one, as for an edited record."""
+    """The value if it is a mapping; else an empty mapping, since a record may have been edited by hand."""
     return value if isinstance(value, Mapping) else {}

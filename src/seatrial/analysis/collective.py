@@ -13,7 +13,7 @@ from seatrial.model import Measurement
 NVLINK, PORT = "NVLink of a GPU", "network port"
 _POINT_TO_POINT = ("all_to_all", "send_receive")
 # Achievable share of the line rate when the link is the bottleneck. NVLink: NCCL's planned bandwidth on an H200, 370.8
-# of 478.1 GB/s (SKU files have other models). Port: 384 of 400 Gb/s, oci-hpc's threshold for ib_write_bw
+# of 478.1 GB/s (SKU files have the value of other models). Port: 384 of 400 Gb/s, oci-hpc's threshold for ib_write_bw
 _ACHIEVABLE_SHARE = {NVLINK: 0.77, PORT: 0.96}
 
 
@@ -40,15 +40,16 @@ class Collective:
         return "Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring"
 
     def algorithm_text(self, label: str) -> str:
-        """The algorithm as text, marked where it is assumed."""
+        """The algorithm as text, with a note if it is assumed."""
         if self.operation in _POINT_TO_POINT:
             return "point to point"
         return f"with {self.algorithm(label)}" + ("" if label in self.choices else " (assumed, not in the log)")
 
     def intra_node_algorithm(self, label: str, expected: float) -> str:
-        """The algorithm inside a node that can reach the ``expected`` busbw in GB/s.
+        """The logged algorithm, else the algorithm that is assumed inside a node with the ``expected`` busbw in GB/s.
 
-        Without a log it is NVLS if NCCL's default algorithm would need more than the NVLinks can carry.
+        NVLS is assumed for an all-reduce if the GPU model supports it and NCCL's default algorithm would need more than
+        the NVLinks can carry.
         """
         algorithm, line_rate = self.algorithm(label), self.links.nvlink_gb_s
         if line_rate is None or label in self.choices or not self.nvls or self.operation != "all_reduce":
@@ -57,7 +58,7 @@ class Collective:
         return "NVLS" if needed > self.achievable_gb_s(NVLINK, line_rate) else algorithm
 
     def achievable_gb_s(self, link: str, line_rate: float) -> float:
-        """The bandwidth of a link when it is the bottleneck of a collective. Both are in GB/s."""
+        """The bandwidth in GB/s of a link that is the bottleneck of a collective. ``line_rate`` is in GB/s too."""
         if link == NVLINK and self.planned_nvlink_gb_s:
             return self.planned_nvlink_gb_s
         return _ACHIEVABLE_SHARE[link] * line_rate
@@ -77,7 +78,7 @@ def build_collective(
         return None
     if not isinstance(ranks, int) or not isinstance(nodes, int) or ranks < 2:
         return None
-    sku = references.sku(str(facts.get("gpu") or ""))  # for an unknown GPU model, the reason
+    sku = references.sku(str(facts.get("gpu") or ""))  # a text if the GPU model has no SKU: the reason
     planned_nvlink = None if isinstance(sku, str) else sku.spec.get("nvlink_nccl")
     return Collective(
         check=measurement.check,

@@ -15,7 +15,7 @@ from seatrial.hardware.references import References
 from seatrial.judge.peaks import achieved_over_peak
 from seatrial.model import Insight, Measurement, Series, format_bytes, size_label
 
-_SATURATED = 0.9  # share of the achievable bandwidth from which a link counts as the bottleneck
+_SATURATED = 0.9  # a link that carries at least this share of its achievable bandwidth is a bottleneck
 _MAX_FIT_ERROR = 0.15  # with a larger error, the sizes belong to more than one protocol regime
 
 
@@ -32,7 +32,7 @@ def performance_insights(
     insights += sensitivity.per_node_insights(measurements, config, checks, references, links)
     operations = {name: check.operation for name, check in checks.items() if check.operation}
     for measurement in measurements:
-        # one rank records the series of a check, for all ranks
+        # only one rank of a check records series; they hold the values of all ranks together
         if not measurement.series or measurement.check not in operations:
             continue
         series = {curve.name: curve for curve in measurement.series}
@@ -53,7 +53,7 @@ def performance_insights(
 
 
 def _latency(collective: Collective, busbw: Series, latency: Series) -> Iterator[Insight]:
-    """Latency α and bandwidth β of each regime, from times in a CUDA graph: these include the smallest sizes."""
+    """Yield latency α and bandwidth β of each regime, from times in a CUDA graph, which cover the smallest sizes."""
     points = []
     for size, us in zip(latency.x, latency.y, strict=True):
         if us > 0:
@@ -89,7 +89,7 @@ class _LinkLoad(NamedTuple):
 
 
 def _bandwidth_limit(collective: Collective, curve: Series) -> Iterator[Insight]:
-    """The load of each link at the largest size relative to its line rate, and the link that limits the bandwidth."""
+    """Yield, for the largest size, each link's load as a share of its line rate, and the link that limits bandwidth."""
     label, busbw = size_label(curve.x[-1]), curve.y[-1]
     loads = _link_loads(collective, label)
     if not loads:

@@ -1,4 +1,4 @@
-"""The metrics that have a reference value: by GPU model, and for a trial before it starts. Pure."""
+"""The metrics with reference values for a GPU model, and the metrics of a planned trial without one. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from seatrial.model import Baseline, ReferenceValue, Scope
 
 @dataclass(frozen=True)
 class ReferenceMetric:
-    """A metric that a rule compares with a reference value, by its key in the SKU data.
+    """A metric that a rule compares with a reference value. ``key``: the key of this value in the SKU data.
 
-    ``is_optional``: without a value, the metric of a known GPU model is SKIP and not UNJUDGED. ``is_per_node``: each
+    ``is_optional``: if a known GPU model has no value, the metric is SKIP instead of UNJUDGED. ``is_per_node``: each
     node is measured separately. ``min_nodes`` and ``max_nodes``: on fewer or more nodes the rule gives no verdict.
     """
 
@@ -33,7 +33,7 @@ class ReferenceMetric:
 
 @dataclass(frozen=True)
 class UnjudgedMetric:
-    """A metric without a reference value, except on networks in ``fabrics``: it will be UNJUDGED."""
+    """A metric that will be UNJUDGED for lack of a reference value. ``fabrics``: networks for which it has a value."""
 
     check: str
     metric: str
@@ -93,7 +93,7 @@ def unjudged_metrics(
 
 
 def _has_threshold(metric: ReferenceMetric, config: Config) -> bool:
-    """Whether the trial has a threshold on the metric, or sets ``sizes`` and has one on another size."""
+    """Whether the trial has a threshold on the metric. If the trial sets ``sizes``, a threshold on any size counts."""
     settings, family = config.checks[metric.check], metric.name.rpartition(".")[0]
     if settings.options.get("sizes") and family:
         return any(name.rpartition(".")[0] == family for name in settings.expect)
@@ -109,7 +109,7 @@ def _facts(metric: ReferenceMetric, check: Check, config: Config, gpus: Sequence
     if check.needs.min_ranks > ranks or ("one node" in check.skipped_if and config.cluster.nodes == 1):
         return {}
     lookup = metric_lookup(check, metric.name, metric.key)
-    # metrics without a bound of a check with scope CLUSTER are those of training: they count all ranks
+    # In checks with scope CLUSTER only training metrics have no bound. Their reference values are for all ranks
     if lookup.bounded_by or check.scope is not Scope.CLUSTER:
         ranks, nodes = metric_shape(check, lookup, ranks, nodes)
     return {"gpu": MODEL_SEPARATOR.join(sorted(set(gpus))), "world_size": ranks, "nodes": nodes}

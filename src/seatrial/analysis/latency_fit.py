@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-MIN_SIZES = 3  # a line through two points always fits
+MIN_SIZES = 3  # a line through two points has no residual, so that a poor fit would not show
 
 
 class Point(NamedTuple):
@@ -27,7 +27,7 @@ class Point(NamedTuple):
 class FittedLine:
     """The fit of one regime. ``regime``: algorithm and protocol. ``sizes`` are in bytes.
 
-    ``alpha_us``: α in us; None if the fitted α is not positive, since it is too small to measure at these sizes.
+    ``alpha_us``: α in us; None if the fit is not positive: α is too small to measure at these sizes.
     ``gbps``: β in GB/s of algorithm bandwidth; None if time does not grow with size.
     ``max_relative_error``: the largest relative residual.
     """

@@ -1,8 +1,8 @@
 """The slowdowns that a limit rejects, from the noise and the number of samples. Pure.
 
 A value is the median of n samples with relative noise s, so its standard error is sqrt(pi/2)·s/sqrt(n). A trial is
-rejected in two cases (judge/retry.py). First: a measurement, its retry, and the 95 % interval of all their samples are
-below the limit. Second: of a measurement and its retry one is below the limit, and a third measurement is below it too.
+rejected in two cases (judge/retry.py). First: a measurement and its retry are both below the limit, and so is the 95 %
+interval of all their samples. Second: only one of the two is below the limit, and a third measurement is below it too.
 benchmarks/decision_power.py compares this model with the decisions on whole records.
 """
 
@@ -21,7 +21,7 @@ from seatrial.model import Insight, Measurement, Metric, Rule
 from seatrial.util.quantiles import deviation, expected_half_width, independent_samples
 
 CERTAINTY = 0.99  # share of trials in which a detectable slowdown is rejected
-MAX_RATIO = 1.5  # largest ratio of detectable slowdown to slowdown at the limit; above it, take more samples
+MAX_RATIO = 1.5  # above this ratio of detectable slowdown to slowdown at the limit, more samples are advised
 _STEPS = 400  # steps of the numerical integration
 _NORMAL = NormalDist()
 _WithFacts = tuple[Metric, Mapping[str, JsonValue]]  # a metric, and the facts of its measurement
@@ -37,8 +37,8 @@ def rejected_share(slowdown: float, limit: float, noise: float, samples: float) 
         return float(1 - slowdown < limit)
     distance = (limit - (1 - slowdown)) / error
     bad = _NORMAL.cdf(distance)
-    # Both measurements bad, and conclusive together: u1, u2 > 0 and (u1 + u2)/2 > half width, where u1 and u2 are their
-    # distances below the limit in standard errors of one measurement
+    # First case: u1, u2 > 0 and (u1 + u2)/2 > half width, where u1 and u2 are the distances of the two measurements
+    # below the limit, in standard errors of one measurement
     half_width = noise * expected_half_width(max(2, round(2 * samples))) / error
     step = 12 / _STEPS  # from 6 standard errors below the mean to 6 above
     both_bad = 0.0
@@ -47,7 +47,7 @@ def rejected_share(slowdown: float, limit: float, noise: float, samples: float) 
         if u1 > 0:
             density = exp(-((u1 - distance) ** 2) / 2) / sqrt(2 * pi)
             both_bad += step * density * _NORMAL.cdf(distance - max(0.0, 2 * half_width - u1))
-    third_decides = 2 * bad * (1 - bad) * bad  # either of the first two, and the third
+    third_decides = 2 * bad * (1 - bad) * bad  # second case: exactly one of the first two is bad, and the third
     return both_bad + third_decides
 
 
@@ -65,7 +65,7 @@ def detectable_slowdown(limit: float, noise: float, samples: float) -> float:
 def samples_needed(slowdown: float, limit: float, noise: float) -> int | None:
     """Return the number of independent samples with which ``slowdown`` is rejected in 99 % of trials.
 
-    None if the limit does not exclude the slowdown at all, or if more than 100,000 are needed.
+    None if a device with this slowdown is not below ``limit``, or if more than 100,000 samples are needed.
     """
     if 1 - slowdown >= limit:
         return None
@@ -128,9 +128,9 @@ def sensitivity_insights(
 
 
 class _SampledMetrics:
-    """The metrics of one check that have several samples, grouped by the rule with a reference that applies to them.
+    """The metrics of one check that have several samples: one list for each rule that has a reference value.
 
-    They are collected in one pass, since a thousand nodes report a million metrics.
+    All lists are filled in one pass, since a thousand nodes report a million metrics.
     """
 
     def __init__(self, rules: Iterable[Rule]) -> None:
@@ -155,7 +155,7 @@ class _SampledMetrics:
 def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: References) -> _Sensitivity | None:
     """The sensitivity of a rule with a reference value, on the subject with the widest range of samples.
 
-    None without metrics or without a limit, and if the limit is not below the median of the metrics.
+    None if there are no metrics, if there is no limit, or if the limit is not below the median of the metrics.
     """
     healthy = median(metric.value for metric, _ in metrics) if metrics else 0.0
     if healthy <= 0:
@@ -175,7 +175,7 @@ def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: Referenc
 
 
 def _limit(rule: Rule, applied: Sequence[Reference], healthy: float) -> float:
-    """The value below which a metric fails, in its unit; infinite without any limit."""
+    """The value, in the unit of the metric, below which the metric fails. It is infinite if there is no limit."""
     limits = [rule.peer_fail_below * healthy] if rule.peer_fail_below else []
     limits += (reference.required_value(rule.fail_below) for reference in applied)
     return max(limits, default=inf)

@@ -96,7 +96,7 @@ def per_node_insights(
             groups.setdefault(key, []).append(measurement)
     for (check, gpu, _), node_measurements in groups.items():
         measurement, sku = node_measurements[0], references.sku(gpu)
-        # The NVLinks of this model: ``links`` has those of the GPU with the lowest rate in the trial
+        # The number of NVLinks of this model. ``links`` has the number of the GPU with the lowest rate in the trial
         model_nvlinks = 0 if isinstance(sku, str) else sku.nvlinks
         node_links = replace(links, nvlinks=model_nvlinks) if links.nvlinks and model_nvlinks else links
         if collective := build_collective(measurement, checks[check].operation, {}, node_links, references):
@@ -116,7 +116,7 @@ def _busbw_medians(measurements: Sequence[Measurement]) -> dict[str, float]:
 def _rule_thresholds(
     rules: Sequence[Rule], measured: Mapping[str, float], facts: Mapping[str, Any], references: References
 ) -> Iterator[tuple[str, Threshold]]:
-    """Yield (metric, threshold): the value below which the rule FAILs, from its reference."""
+    """Yield (metric, threshold) for each rule with a reference value. Below the threshold the rule FAILs."""
     for rule in rules:
         if not rule.reference or rule.metric not in measured:
             continue
@@ -128,7 +128,7 @@ def _rule_thresholds(
 def _threshold_insight(
     collective: Collective, metric: str, threshold: Threshold, reference: Reference | str, measured: float | None
 ) -> Iterator[Insight]:
-    """Yield threshold / expected value, and the smallest detectable fault.
+    """Yield one insight: the threshold as a share of the expected value, and the smallest detectable fault.
 
     The expected value is the reference value, else the measured one.
     """
@@ -153,7 +153,7 @@ def _threshold_insight(
 def _nvlink_fault(
     collective: Collective, label: str, threshold: float, expected: float, values: dict[str, float]
 ) -> str:
-    """The smallest number of inactive NVLinks with which a node fails the threshold; a share if no NVLinks are known.
+    """The smallest number of inactive NVLinks with which a node fails; if NVLinks are unknown, the smallest slowdown.
 
     A node passes while its active NVLinks carry the traffic of the threshold, even if NVLink does not limit busbw.
     Adds ``undetected_nvlinks_down`` to ``values``.
@@ -171,7 +171,7 @@ def _nvlink_fault(
 
 
 def _port_load_text(collective: Collective, label: str, threshold: float, values: dict[str, float]) -> str:
-    """The load of each port of a node at the threshold, as text; the slowest port limits the collective.
+    """As text: the load of each port of a node when busbw is at the threshold. The slowest port limits busbw.
 
     Adds ``port_share_needed`` to ``values``.
     """

@@ -123,8 +123,8 @@ def _collective_bound(
 def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
     """Unidirectional bandwidth of a GPU in GB/s over NVLink; without NVLink between all GPUs, over PCIe.
 
-    The PCIe bandwidth is multiplied by the number of GPUs that one NVLink bridge connects. None if a bridge can connect
-    all GPUs of the node: the rate of the bridge is not in the SKU data.
+    The PCIe bandwidth is multiplied by the number of GPUs that one NVLink bridge connects. None if the PCIe rate is
+    unknown, or if a bridge can connect all GPUs of the node, since the rate of the bridge is not in the SKU data.
     """
     if "nvlink" in sku.spec:
         spec = sku.spec["nvlink"]
@@ -139,7 +139,10 @@ def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
 
 
 def _inter_node_bound(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
-    """The busbw that the network allows with the algorithm that sends the least data; None if the fabric is unknown."""
+    """The busbw that the network allows with the algorithm that sends the least data.
+
+    None on one node, or if ``fabric`` does not state the rate of the network.
+    """
     match = _FABRIC.fullmatch(fabric)
     if not 1 < nodes <= ranks or not match:
         return None

@@ -175,8 +175,8 @@ def nvlink_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int
 
     - Ring, and operations that only move data: 1, the definition of nccl-tests (doc/PERFORMANCE.md).
     - Tree sends each byte up and down: 2S for a bus bandwidth of 2(n−1)/n · S.
-    - NVLS (NVLink SHARP): a GPU sends S for the reduction and S/h of the result, for the h GPUs of its node:
-      (h+1)/h · S, from the semantics of multimem.ld_reduce and multimem.st (PTX ISA).
+    - NVLS (NVLink SHARP) and NVLSTree: a GPU sends S for the reduction and S/h of the result, where h is the number of
+      GPUs of its node: (h+1)/h · S, from the semantics of multimem.ld_reduce and multimem.st (PTX ISA).
     """
     if operation != "all_reduce" or algorithm not in ("Tree", "NVLSTree", "NVLS"):
         return 1.0
@@ -190,7 +190,7 @@ def network_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: in
 
     For n ranks on N nodes and buffers of S bytes:
 
-    - Ring, and operations along a chain: each byte leaves the node once, from its last GPU: 1.
+    - Ring, and operations along a chain: 1, since each byte leaves the node once, from its last GPU.
     - Tree and NVLSTree reduce inside the node first. With S/2 on each of NCCL's two trees, the node with the most links
       sends S on two nodes, 1.5 S on three and 2 S on more (NVIDIA/nccl src/graph/trees.cc, ncclGetDtree).
     - Sums in the network's switches (SHARP): a node sends S.
@@ -283,7 +283,7 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
 
 
 def _tcp_interfaces(nics: Any, names: frozenset[str]) -> TcpInterfaces:
-    """The interfaces ``names`` of a node; without a rate unless each of them has one."""
+    """The interfaces ``names`` of a node, with their total rate if the rate of each is known."""
     listed = _mappings(nics.get("interfaces")) if isinstance(nics, Mapping) else []
     speeds = [nic.get("speed_mbit_s") for nic in listed if nic.get("name") in names]
     readable = [speed for speed in speeds if isinstance(speed, int) and speed > 0]
@@ -319,7 +319,7 @@ def _inter_node(transports: Iterable[str]) -> list[str]:
 
 
 def _network(transports: Sequence[str]) -> str:
-    """The slowest network in use: one rank on sockets limits all ranks."""
+    """The slowest network in use, since one rank on sockets limits all ranks; empty if the network is unknown."""
     if any(name.startswith("NET/Socket") for name in transports):
         return "tcp"
     if any("libfabric" in name.lower() for name in transports):

@@ -110,7 +110,7 @@ def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) 
 def _point_to_point_bound(node: NodeLinks) -> _LinkBound:
     """The bound of send_receive, in which each rank sends to the next rank.
 
-    Only the last GPU of a node sends to another node, over the GPU's share of the ports or at least one port.
+    Only the last GPU of a node sends to another node. It uses its share of the node's ports, but at least one port.
     """
     value = max(node.port_rate / node.gpus, node.port_gbps / 8)
     text = f"{_rate_text(node)}; one of {plural(node.gpus, 'GPU')} sends to the next node: {_gbs(value)} over its ports"
@@ -145,7 +145,7 @@ def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: No
 
 
 def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_LinkBound]:
-    """The bound of the reduction inside a node: the all-reduce of one node, or NVLink for a Tree without NVLS."""
+    """The bound inside a node: the known busbw of an all-reduce on one node, else NVLink for Tree, else none."""
     node_busbw = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
     if node_busbw:
         return [_LinkBound(node_busbw, LinkKind.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]

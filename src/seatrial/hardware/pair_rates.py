@@ -26,9 +26,9 @@ PAIR_RATES, RANKS_BY_NODE = "pair_rates", "ranks_by_node"
 class Limits:
     """The limits from which a rate counts as slow.
 
-    ``min_deficit``: the smallest fault, as a share of the healthy rate. ``min_noise``: the smallest relative noise to
-    assume, since few pairs may agree by chance. ``use_best``: the fastest of repeated rates counts instead of the
-    median, since disturbances only lower a rate.
+    ``min_deficit``: the smallest deficit that is a fault, as a share of the healthy rate. ``min_noise``: the smallest
+    relative noise to assume, since few pairs may agree by chance. ``use_best``: the fastest of repeated rates counts
+    instead of the median, since disturbances only lower a rate.
     """
 
     min_deficit: float
@@ -79,7 +79,7 @@ class PairRate(Frozen):
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank of a node that is slow with every partner; ``rail``: its index on the node.
+    """A rank that is slow with the ranks of all partner nodes; ``rail``: its index on ``node``.
 
     ``deficits``: 1 - rate / healthy rate of each repetition. ``direction``: None if it is unknown.
     """
@@ -108,8 +108,9 @@ class Conclusion:
     """The slow ranks, paths and rails among ``nodes`` nodes with ``rails`` rails each.
 
     ``suspects``: nodes that were slow in the first rounds, fewer than half of all. ``noise``: relative standard
-    deviation of healthy pairs. ``healthy_gb_s``: their typical rate per rail. ``healthy_pairs``: their number in the
-    first rounds; ``healthy_range_gb_s``: the lowest and the highest of their mean rates per rail.
+    deviation of healthy pairs. ``healthy_gb_s``: the typical rate of a healthy pair on one rail. ``healthy_pairs``: the
+    number of healthy pairs in the first rounds. ``healthy_range_gb_s``: the lowest and the highest rate of these pairs,
+    each the mean over the rails. With two nodes the last two describe the healthy rails instead.
     """
 
     nodes: int

@@ -40,9 +40,10 @@ PATH_REPEATS = 4  # repeats of each slow path: there are more paths than nodes, 
 CONTROL_PAIRS = 4  # pairs of good nodes in a step with suspects, as the reference
 MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concurrently
 # Limits in standard deviations: for a suspect, and for a fault after the repetition. With noise of 1 %, a limit of 2.2
-# misses 1 in 400 paths that are slow by 5 %; the repetition clears those that are slow by chance.
+# misses 1 in 400 paths that are slow by 5 %. The repetition clears healthy paths that were slow by chance.
 _SUSPECT_Z, _FAULT_Z = 2.2, 3.0
-# Shares of ``Limits.log_deficit`` from which a node or a path is a suspect: the repetition uses the whole deficit
+# A node or a path whose deficit is at least this share of ``Limits.log_deficit`` is a suspect. It is a fault if the
+# repeated measurements show at least the whole ``Limits.log_deficit``
 _NODE_SHARE, _PATH_SHARE = 2 / 3, 1 / 2
 _MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal values ÷ standard deviation of their mean
 
@@ -92,7 +93,7 @@ def pair_search(
 
 
 def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
-    """The slow ranks, paths and rails according to the rates of a search; no slow rank or path without repetitions."""
+    """The slow ranks, paths and rails by the rates of a search. Without repetitions no rank or path counts as slow."""
     if len({node for rate in rates for node in rate.pair}) == 2:
         return conclude_two_nodes(rates, limits)
     return _conclude(rates, _FirstRounds(rates, limits))
@@ -136,7 +137,7 @@ class _Rail:
 
 
 class _FirstRounds:
-    """The suspects of the first rounds. ``rates``: the rates of the first rounds only."""
+    """The suspects of the first rounds. Its attribute ``rates`` has only the rates of the first rounds."""
 
     def __init__(self, rates: Sequence[PairRate], limits: Limits) -> None:
         self.limits = limits
@@ -182,7 +183,7 @@ def _with_suspects(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     healthy = [residual for pair, residual in residuals.items() if slow.keys().isdisjoint(pair)]
     healthy = healthy or list(residuals.values())
     center = median(healthy)
-    # The lower one of two estimates: of few values, either may be too high by chance, and slow paths raise pstdev
+    # The lower of two estimates: with few values each can be too high by chance, and slow paths raise pstdev
     noise = max(limits.min_noise * (1 + 2 / len(healthy)), min(deviation(healthy), pstdev(healthy, center)))
     residuals = {pair: residual - center for pair, residual in residuals.items()}
     path_limit = -max(limits.log_deficit * _PATH_SHARE, _SUSPECT_Z * noise)
@@ -226,7 +227,7 @@ def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -
 
 
 def _lowest(by_rail: Iterable[Mapping[Key, float]]) -> list[Key]:
-    """The keys of all rails, the one with the lowest value first."""
+    """The keys of all rails, sorted by the lowest value of each key on any rail."""
     lowest: dict[Key, float] = {}
     for values in by_rail:
         for key, value in values.items():
@@ -246,7 +247,7 @@ def _with_partners(suspects: Sequence[str], good: Sequence[str], count: int) -> 
 
 
 def _disjoint(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """The pairs in as few steps of disjoint pairs as a greedy order needs."""
+    """Steps of disjoint pairs that have all ``pairs``. Each pair is added to the first step without its nodes."""
     steps: list[list[Pair]] = []
     for pair in pairs:
         free = (step for step in steps if not any(set(pair) & set(other) for other in step))
@@ -258,7 +259,7 @@ def _disjoint(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def _steps(stage: Stage, steps: Sequence[Sequence[Pair]], good: Sequence[str]) -> Iterator[PairStep]:
-    """The steps with pairs of good nodes as controls; if no step has one, steps with only a control pair follow."""
+    """The steps, with pairs of idle good nodes as controls. If no step has any, steps with one control pair follow."""
     has_controls = not steps
     for pairs in steps:
         used = set(chain.from_iterable(pairs))

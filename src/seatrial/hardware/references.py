@@ -156,8 +156,8 @@ class References:
     ``fabric``: kind and rate of the network between nodes, such as roce-8x400, efa or tcp; empty if unknown.
     ``mig_models``: GPU models in MIG mode. ``site_includes_run``: the site's baseline was learned from the run that is
     judged. ``cpu_only``: the trial asks for no GPU; judge/thresholds.py then does not judge the windows of a
-    measurement, since their limits are known from GPU nodes. ``links`` and ``tcp`` (the TCP network that the trial
-    configures, if any) are inputs of the bound of the network.
+    measurement, since the limits of windows are known for GPU nodes only. ``links`` and ``tcp`` (the TCP network that
+    the trial configures, if any) are inputs of the bound of the network.
     """
 
     site: Baseline | None = None
@@ -218,9 +218,9 @@ class References:
         return replace(self, site=None, _cache={})
 
     def _network_reference(self, key: str, facts: Mapping[str, JsonValue], sku_reason: str) -> Reference | str:
-        """The bound of the network as a reference; else ``sku_reason``, and why there is no bound.
+        """The bound of the network as a reference; if there is none, ``sku_reason`` and why there is no bound.
 
-        If a GPU model is unknown, only ``sku_reason``, which names it.
+        If a GPU model is unknown: ``sku_reason`` alone, which names the model.
         """
         models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
         matching = [sku for sku in models if isinstance(sku, Sku)]

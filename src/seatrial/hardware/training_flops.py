@@ -19,8 +19,9 @@ _MAX_FLOPS_PER_TOKEN = 1e18  # more than any existing model needs
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """The work of a training: ``flops_per_token``, None if not recorded, at the peak ``spec_key`` of a SKU's spec.
+    """The work of a training. ``flops_per_token``: None if not recorded.
 
+    ``spec_key``: key of the SKU's spec whose value is the peak FLOP/s of the training's precision.
     ``is_mfu``: the metric is MFU (model FLOPs utilization) in percent, otherwise tokens/s per GPU.
     """
 

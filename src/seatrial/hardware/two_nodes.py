@@ -65,7 +65,10 @@ def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
 
 
 class _Rates:
-    """Repeated rates of the same transfer; ``typical``: the typical rate of each rail in GB/s, ``noise``: relative."""
+    """Repeated rates of the same transfer.
+
+    ``typical``: the typical GB/s of each rail. ``noise``: the relative standard deviation of repeated rates.
+    """
 
     def __init__(self, rates: Sequence[PairRate], rails: int, limits: Limits) -> None:
         self.rates = rates
@@ -80,7 +83,7 @@ class _Rates:
 
 
 def _upper_quartile(values: Sequence[float]) -> float:
-    """The value at the upper quartile (the faster of two), since faults make rails slower only."""
+    """The value at the upper quartile; of two values the higher one. Faults hardly change it: they only lower rates."""
     ordered = sorted(values)
     return ordered[ceil(0.75 * (len(ordered) - 1))] if ordered else 0.0
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from seatrial.util import processes
 
 _MAX_RESULT_BYTES = 2**26
-_MAX_DESCRIPTORS = 65_536  # to close in a child, if the limit of the process is higher
+_MAX_DESCRIPTORS = 65_536  # a child closes descriptors up to this number, or up to the limit of the process
 
 
 def run_all(calls: Mapping[str, Callable[[], bytes]], deadline: float) -> dict[str, bytes | None]:
@@ -46,7 +46,7 @@ def run_all(calls: Mapping[str, Callable[[], bytes]], deadline: float) -> dict[s
     for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, os.WNOHANG)  # no wait: in uninterruptible sleep it does not end
+        os.waitpid(pid, os.WNOHANG)  # does not wait: a process in uninterruptible sleep does not end
     return results
 
 

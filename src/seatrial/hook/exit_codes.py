@@ -13,8 +13,8 @@ class Result(StrEnum):
     """How a hook ended.
 
     INCOMPLETE: no check failed, but something was not measured, such as a check that ran out of time. LIMITED: a check
-    failed (with ``fail_closed`` also: something was not measured), but the drain limit refuses to take one more node
-    out of service (node_state/drain_limit.py).
+    failed or, with ``fail_closed``, was not measured, but the drain limit (node_state/drain_limit.py) refuses to take
+    one more node out of service.
     """
 
     PASSED = "passed"

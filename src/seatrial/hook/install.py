@@ -27,7 +27,10 @@ class Manifest(Frozen):
 
 
 def install(folder: Path, files: Mapping[str, str], version: str) -> None:
-    """Write ``files`` (path → content) to a new or empty folder, all or none. Raises UsageError and writes nothing."""
+    """Write ``files`` (path → content) to a new or empty folder.
+
+    Raises UsageError if ``folder`` is a link or a file, has content, or cannot be written. Then no file is written.
+    """
     exists = path_exists(folder)
     if folder.is_symlink() or (exists and (not folder.is_dir() or any(folder.iterdir()))):
         raise UsageError(
@@ -49,8 +52,9 @@ def install(folder: Path, files: Mapping[str, str], version: str) -> None:
 def uninstall(folder: Path, dry_run: bool) -> list[Path]:
     """Remove the files that install wrote, and return their paths. ``dry_run``: remove nothing.
 
-    Raises UsageError, before anything is removed, if a file was changed, or the folder was not written by install; also
-    if a file cannot be removed. Files that install did not write stay, with their folder.
+    Raises UsageError and removes nothing if a file was changed, or if install did not write the folder. If a file
+    cannot be removed, raises UsageError after it has removed the files before this one. Files that install did not
+    write stay, and so does the folder that has them.
     """
     manifest = _manifest(folder)
     changed = [name for name, digest in manifest.files.items() if not _is_unchanged(folder / name, digest)]
@@ -62,7 +66,7 @@ def uninstall(folder: Path, dry_run: bool) -> list[Path]:
     paths = [*filter(Path.exists, (folder / name for name in manifest.files)), folder / MANIFEST]
     if not dry_run:
         try:
-            for path in paths:  # the manifest last: after an error the same command continues
+            for path in paths:  # the manifest is last, so that the same command can continue after an error
                 path.unlink()
             for parent in sorted({folder, *(path.parent for path in paths)}, key=lambda each: -len(each.parts)):
                 if not any(parent.iterdir()):
@@ -86,12 +90,12 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def _is_below(folder: Path, name: str) -> bool:
-    """Return whether a file is in the folder, also if a folder on its path is a link."""
+    """Return whether the file ``name`` is in the folder after all links to folders on its path are followed."""
     return "\0" not in name and (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 def _is_unchanged(path: Path, digest: str) -> bool:
-    """Return whether a file has the content that install wrote, or is missing: an earlier try has removed it."""
+    """Return whether a file has the content that install wrote. A missing file counts: an earlier try removed it."""
     try:
         return hashlib.sha256(read_bytes(path, _MAX_FILE_BYTES)).hexdigest() == digest
     except FileNotFoundError:

@@ -27,7 +27,7 @@ from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
 
 TRIAL = "hook"  # data/trials/hook.yaml
-MODEL_CHECK = "gpu.model"  # its option ``expected`` is the site's model
+MODEL_CHECK = "gpu.model"  # its option ``expected`` is the GPU model of the site
 _GPU_PROCESSES = "foreign_processes"  # fact of gpu.inventory: processes that compute on GPUs
 
 
@@ -35,7 +35,7 @@ _GPU_PROCESSES = "foreign_processes"  # fact of gpu.inventory: processes that co
 class NodeResult:
     """The results of the checks. ``failures``, ``warnings``: verdicts FAIL and WARN of the checks' own rules."""
 
-    seconds_by_check: Mapping[str, float]  # durations of the measurements; without checks that do not apply
+    seconds_by_check: Mapping[str, float]  # of each check that applies here and had no error
     not_measured: Mapping[str, str]  # check → reason
     not_judged: Mapping[str, str]  # GPU → reason
     failures: tuple[Verdict, ...]
@@ -61,7 +61,7 @@ def check_node(
     plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))
     verdicts = judge(config, plan.jobs, measurements, checks, {})
     used_gpus = _used_gpus(measurements, ended_job, root)
-    policy = data_files.read("hooks.yaml")  # metrics that no hook judges, or only on GPUs without processes
+    policy = data_files.read("hooks.yaml")  # metrics that are never judged, or only on GPUs without processes
     judged = [
         verdict
         for verdict in verdicts
@@ -140,7 +140,7 @@ def _used_gpus(measurements: Sequence[Measurement], ended_job: str, root: Path) 
 
 
 def _not_measured(measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return check → its first error. Metrics that the check has measured nevertheless are judged."""
+    """Return check → its first error. Metrics that such a check measured are judged all the same."""
     reasons = {each.check: each.error for each in measurements if each.error}
     for verdict in verdicts:
         if verdict.outcome is Outcome.ERROR:

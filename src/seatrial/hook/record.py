@@ -67,7 +67,7 @@ class Record(Frozen):
 
 
 def reason_text(run_id: str, failures: tuple[Problem, ...], not_measured: dict[str, str]) -> str:
-    """Return ``seatrial RUN_ID: CAUSE`` in one line: the reason of the record, and of a node that is drained."""
+    """Return ``seatrial RUN_ID: CAUSE`` in one line, for the record and as the reason of a drained node."""
     causes = [f"{each.subject} {each.text}" for each in failures]
     if not causes and not_measured:
         causes = [f"not measured: {', '.join(not_measured)}"]
@@ -76,7 +76,7 @@ def reason_text(run_id: str, failures: tuple[Problem, ...], not_measured: dict[s
 
 
 def append(path: Path, record: Record) -> None:
-    """Append the record as one line, in one write. Raises OSError, such as a full disk."""
+    """Append the record as one line, in one write. Raises OSError, for example if the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (record.model_dump_json() + "\n").encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)

@@ -141,7 +141,7 @@ def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None
 
 
 def _write(request: Request, record: Record, deadline: float) -> str:
-    """Append the record and replace the status file; return why one could not be written."""
+    """Append the record and replace the status file; return the errors as text, empty if there are none."""
     error = call_until(lambda: append(request.records, record), deadline, f"{request.records}: no answer")[1]
     if request.status is None:
         return error
@@ -155,7 +155,7 @@ def _write(request: Request, record: Record, deadline: float) -> str:
 def call_until(call: Callable[[], Any], deadline: float, no_answer: str) -> tuple[Any, str]:
     """Return (result, "") of a call that can hang with a filesystem, or (None, error).
 
-    The result is a value of JSON. ``deadline``: as of time.monotonic; ``no_answer``: the error if the call has not
+    The result must be a JSON value. ``deadline``: as of time.monotonic; ``no_answer``: the error if the call has not
     returned at the deadline.
     """
 

@@ -106,6 +106,6 @@ class Candidates(Protocol):
 
 
 def reason_text(run_id: str, decision: DecisionValue, cause: str = "") -> str:
-    """Return ``seatrial RUN: REJECTED: cause`` in one line without quotes, which scontrol and kubectl pass on."""
+    """Return ``seatrial RUN: REJECTED: cause`` in one line; without quotes, so that scontrol and kubectl keep it."""
     line = " ".join("".join(char if char.isprintable() and char not in "\"'\\" else " " for char in cause).split())
     return f"{SEATRIAL_PREFIX}{run_id}: {decision}" + (f": {line[:_MAX_CAUSE]}" if line else "")

@@ -1,8 +1,8 @@
 """Limits how many nodes seatrial takes out of service within a time, so that one bug cannot drain a whole cluster.
 
 The record is a folder on a filesystem that all nodes share: one file per node that was taken out, numbered 1, 2, 3, ….
-A process that wants the next entry creates the file of the next number with link(2), which fails if another process was
-first, also over NFS. So each entry was written by a process that had read all entries before it, without a lock.
+A process that wants the next entry creates the file of the next number with link(2). On NFS too, link(2) fails if
+another process was first. So a process has read all earlier entries when it creates its own, and needs no lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_TRIES = 1000  # attempts to take the next free number: more nodes do not fa
 
 @dataclass(frozen=True)
 class DrainLimit:
-    """At most ``share`` (0 to 1) of ``nodes`` within ``window_s`` seconds, but always one node."""
+    """``share`` (0 to 1) of ``nodes`` may be drained within ``window_s`` seconds, and always at least one node."""
 
     share: float
     window_s: float
@@ -68,7 +68,7 @@ class _Entry(NamedTuple):
 class DrainAnswer:
     """``granted``: whether the node may be taken out of service; ``reason``: why not, empty if it may.
 
-    ``drains``: the entries within the window, including that of this node if it may.
+    ``drains``: the entries within the window, including the entry of this node if ``granted``.
     """
 
     granted: bool
@@ -169,7 +169,7 @@ def _read_entry(path: Path) -> Drain:
 
 
 def _filesystem_time(folder: Path) -> float:
-    """Return the time (seconds since 1970) that a new file gets: of the server's clock on NFS. Raises OSError."""
+    """Return the time (seconds since 1970) of a new file, on NFS by the clock of the server. Raises OSError."""
     with tempfile.NamedTemporaryFile(prefix=".incomplete-", dir=folder) as file:
         file.write(b"0")
         file.flush()
@@ -178,7 +178,7 @@ def _filesystem_time(folder: Path) -> float:
 
 
 def _create(folder: Path, number: int, entry: Drain) -> bool:
-    """Create the file of this number, complete or not at all; return whether it did not exist. Raises OSError."""
+    """Create the file of this number, complete or not at all. Return False if it exists already. Raises OSError."""
     descriptor, name = tempfile.mkstemp(prefix=".incomplete-", dir=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -188,7 +188,7 @@ def _create(folder: Path, number: int, entry: Drain) -> bool:
             os.fsync(descriptor)
         try:
             os.link(name, _path(folder, number))
-        except FileExistsError:  # also if an NFS client repeats a request whose answer was lost: then the link is ours
+        except FileExistsError:  # the link is ours if an NFS client repeated its request because the answer was lost
             return os.stat(name).st_nlink == 2
         return True
     finally:
@@ -196,7 +196,7 @@ def _create(folder: Path, number: int, entry: Drain) -> bool:
 
 
 def _remove_old(folder: Path, entries: dict[int, _Entry], before: float) -> None:
-    """Remove entries from before this time; the newest one stays, since it has the last number."""
+    """Remove the entries written before this time, except the newest entry, which has the last number."""
     for number, entry in entries.items():
         if entry.written < before and number != max(entries):
             with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ from seatrial.node_state.change import (
 from seatrial.util.text import and_more
 
 CONDITION_TYPE, TAINT, EFFECT = "seatrial.dev/Accepted", "seatrial.dev/not-accepted", "NoSchedule"
-# Taints in deploy/readmit/node-readiness-rules.yaml. Node Readiness Controller adds and removes them by the condition
+# Taints in deploy/readmit/node-readiness-rules.yaml. Node Readiness Controller sets them according to the condition
 READINESS_TAINTS = ("readiness.k8s.io/seatrial-new", "readiness.k8s.io/seatrial-rejected")
 _STATUS = {DecisionValue.ACCEPTED: "True", DecisionValue.REJECTED: "False", DecisionValue.INCOMPLETE: "Unknown"}
 _TOLERATED = (
@@ -76,7 +76,7 @@ class KubernetesCandidates:
         return partners
 
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
-        """Return the settings that run the jobs on ``nodes``, also on cordoned ones and those with the taint."""
+        """Return the settings that run the jobs on ``nodes``, even if these are cordoned or have the taint."""
         values: list[tuple[str, Any]] = [
             ("launcher", "kubernetes"),
             ("cluster.nodes", len(nodes)),
@@ -98,7 +98,7 @@ class KubernetesCandidates:
         return {}
 
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
-        """Return the changes of condition and taint; of each node first the condition, which controllers read."""
+        """Return the changes of condition and taint, for each node the condition first, since controllers read it."""
         changes = []
         for node in self._candidates:
             result = results[node.name]
@@ -117,7 +117,7 @@ class KubernetesCandidates:
         self._kubectl.run(*change.command[len(prefix) :])
 
     def _set_condition(self, node: KubernetesNode, result: NodeResult) -> NodeChange:
-        """Return the change of the condition; lastTransitionTime changes only with the status, as by the kubelet."""
+        """Return the change of the condition. As in the kubelet, lastTransitionTime changes only with the status."""
         now, status, before = datetime.now(UTC), _STATUS[result.decision], _condition(node)
         since = before.last_transition_time if before and before.status == status else None
         cause = "" if result.decision is DecisionValue.ACCEPTED else result.reason

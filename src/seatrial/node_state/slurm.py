@@ -1,9 +1,9 @@
 """Candidates of a readmission in Slurm: which nodes may be tested, with which partners, and the changes of their state.
 
-Slurm starts no job on a drained node, not even in a reservation. So a drained candidate is first reserved for this user
-without an end, then resumed inside the reservation: only the jobs of the test can start on it. A candidate that was not
-accepted is then drained again. Last the reservation is deleted, which returns the accepted candidates to service. If
-seatrial is killed, the reservation keeps other jobs off the nodes.
+Slurm starts no job on a drained node, not even in a reservation. So seatrial first reserves a drained candidate for
+this user, without an end time, and then resumes it: only the jobs of the test can start on it. After the test a
+candidate that was not accepted is drained again. Last the reservation is deleted, which returns the accepted candidates
+to service. If seatrial is killed, the reservation keeps other jobs off the nodes.
 
 The reservation has the first partners too: a job whose nodes are all in the reservation starts at once (after 0.6 s
 with Slurm 22.05). The flag FLEX (scontrol(1)) permits nodes outside of it, for a partner that replaces another one, but
@@ -41,8 +41,9 @@ from seatrial.util.text import and_more
 # States and flags of a node
 _DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}  # jobs run on it
-_NO_NEW_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}  # although it is not drained
-_RESPONSE_LIMIT_S = 60.0  # slurmctld asks a resumed node within a few seconds
+# Slurm starts no job on a node in these states, although the node is not drained
+_NO_NEW_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}
+_RESPONSE_LIMIT_S = 60.0  # enough, since slurmctld contacts a resumed node within a few seconds
 _MAX_RESERVATION_NAME = 60  # characters
 
 
@@ -50,7 +51,8 @@ class SlurmCandidates:
     """The candidates as Slurm shows them at the start.
 
     ``reason_prefix``: nodes that someone else drained may be returned too if their reason starts with this text.
-    ``partition``: of the trial; None: a partition that has all candidates. ``reservation``: of the trial; None: none.
+    ``partition``: the partition of the trial; if None, one that has all candidates is used. ``reservation``: the
+    reservation of the trial, None if it has none.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class SlurmCandidates:
         ]
 
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
-        """Return the settings that run the jobs on ``nodes``, in the reservation of drained candidates."""
+        """Return the settings that run the jobs on ``nodes``; if a candidate is drained, in the reservation."""
         values = [("launcher", "slurm"), ("slurm.nodelist", ",".join(nodes)), ("slurm.partition", self._partition)]
         values += [("slurm.reservation", self._reservation_name)] if self._drained else []
         return [("seatrial readmit", key, value) for key, value in values]

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 _RESPONSE_TIMEOUT_S = 5.0  # for a system call on a path; the same as in discover.filesystem
 MAX_QUOTA_USED = 90  # percent; quota(1) of MIT's Athena also warns above this
-# Percent. ldiskfs reserves 5 % of an OST and is slow above 95 %; a full OST fails writes although others have space:
-# Lustre manual, Managing Free Space; wiki.lustre.org/Handling_Full_OSTs
+# Percent. ldiskfs reserves 5 % of an OST and is slow above 95 %; a full OST fails writes although others have space.
+# Sources: Lustre manual, Managing Free Space; wiki.lustre.org/Handling_Full_OSTs
 MAX_TARGET_USED = 95
 
 
 class ClientOptions(TierOptions):
-    """Options of filesystem.client. Default: run directory, home, HF_HOME and TMPDIR of the node."""
+    """Options of filesystem.client. Default of ``paths``: run directory, home, HF_HOME and TMPDIR of the node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ def _settings(kind: FilesystemKind) -> dict[str, JsonValue]:
 def _quota_observations(
     name: str, tier_filesystem: TierFilesystem | None, mounts: list[MountEntry], context: Context
 ) -> Iterator[Observation]:
-    """Yield the share of the quota of tier ``name`` in use, and the fact whether the quota is known."""
+    """Yield how much of the quota of tier ``name`` is used (in %), and a fact that tells whether the quota is known."""
     from seatrial.discover import filesystem_quota
 
     fact = f"quota_{name}"
@@ -147,7 +147,7 @@ def _quota_observations(
     context.progress(f"quota of {name}")
     same_type_mounts = [entry for entry in mounts if entry.type == mount.type]
     filesystem_count = len({entry.device for entry in same_type_mounts})  # bind mounts count once
-    # lfs and statvfs take any path; a folder of WekaFS has its own quota
+    # lfs and statvfs accept any path (statvfs: on WekaFS, where a folder can have a quota); others need the mount point
     path = tier_filesystem.path if kind.quota_tool in ("lfs", "statvfs") else mount.target
     gid = _group_of_new_files(tier_filesystem.path)
     reading = filesystem_quota.read_quota(kind.quota_tool, path, filesystem_count, gid=gid)
@@ -169,7 +169,7 @@ def _quota_observations(
 
 
 def _group_of_new_files(path: str) -> int | None:
-    """Return the group that a folder with the set-group-ID bit gives to new files; None: the process's group."""
+    """Return the group of new files in ``path`` if its set-group-ID bit is set; else None: the process's group."""
     try:
         status = os.stat(path)
     except OSError:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OPERATIONS, MODES = ("create", "stat", "list", "unlink"), ("single", "concurrent")
 _MIN_UNLINK_RATE = 10  # files/s of all nodes together; a slower deletion is a timeout
-_MAX_NAMED = 5  # folders of other runs in the fact leftovers
+_MAX_NAMED = 5  # at most this many folders of other runs are in the fact leftovers
 _LEFTOVERS_TIMEOUT_S = 600.0  # limit for the removal of folders of killed runs
 
 
@@ -157,8 +157,8 @@ def _repeat(
 ) -> Iterator[tuple[str, list[OperationTiming]]]:
     """Yield each operation with its timings on all nodes; the files are deleted at the end.
 
-    ``name``: of the folders that the nodes create in ``folder``. In a shared folder each node reads the next node's
-    files.
+    ``name``: name of the folders that the nodes create in ``folder``. In a shared folder each node reads the files of
+    the next node.
     """
     from seatrial.bench import metadata
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S

@@ -39,7 +39,7 @@ AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 class SharedOptions(Options):
     """``paths``: directories that must be shared by all nodes.
 
-    Without ``paths`` the check tests its directory in the run directory; if that is not shared, the outcome is WARN.
+    Without ``paths`` the check tests its directory in the run directory. If this is not shared, the outcome is WARN.
     """
 
     paths: tuple[AbsolutePath, ...] = ()
@@ -57,7 +57,7 @@ class Volume:
 
 @dataclass
 class PathResult:
-    """Results of the tests of one path by the participants: one rank per node, or the first two ranks of one node.
+    """Results of the tests of one path. The participants are one rank per node, or the first two ranks of one node.
 
     ``unusable``: reason, if a step failed or a probe timed out; the path then counts in no other metric.
     ``not_shared``: reason, if a node does not see another node's files; probes are then not run.
@@ -307,7 +307,7 @@ RULES = (
         metric="append_failures",
         evidence_facts=("append",),
         expect="== 0 paths",
-        # known for NFS (open(2), O_APPEND) and default BeeGFS; training works without it
+        # WARN: NFS (open(2), O_APPEND) and default BeeGFS are known for this. Training needs no atomic appends.
         outcome_if_violated=Outcome.WARN,
         applies_if=ANY_PATH_SHARED,
         meaning="Appends from several nodes overwrite each other: shared log files lose lines.",
@@ -317,7 +317,8 @@ RULES = (
         metric="flock_failures",
         evidence_facts=("flock",),
         expect="== 0 paths",
-        outcome_if_violated=Outcome.WARN,  # default of BeeGFS and older Lustre; training works without it
+        # WARN: BeeGFS and older Lustre do not lock across nodes by default. Training needs no locks.
+        outcome_if_violated=Outcome.WARN,
         applies_if=ANY_PATH_SHARED,
         meaning=LOCK_MEANING,
         fix=LOCK_FIX,

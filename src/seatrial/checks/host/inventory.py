@@ -11,7 +11,7 @@ from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 if TYPE_CHECKING:
     from seatrial.discover.host import HostFacts
 
-NO_LIMIT = 2**63 - 1  # reported for "unlimited": the largest finite value of getrlimit(2)
+NO_LIMIT = 2**63 - 1  # reported for "unlimited": the largest signed 64-bit integer
 METRICS = {
     "shm_bytes": "B",
     "shm_free": "B",
@@ -72,7 +72,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _memlock_unlimited(node: HostFacts) -> bool:
-    """Return whether a process may pin all memory: no limit, a limit above total memory, or CAP_IPC_LOCK.
+    """Return whether a process may pin all memory: it has no limit, a limit >= total memory, or CAP_IPC_LOCK.
 
     The kernel checks pinned memory against RLIMIT_MEMLOCK unless the process has CAP_IPC_LOCK (ib_umem_get).
     """

@@ -66,7 +66,7 @@ def _cpu_time(root: Path) -> tuple[int, int]:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """User and system time of a process since its start; 0 if this user cannot read it."""
+    """User and system time of a process since its start; 0 if the process ended or this user cannot read its times."""
     import psutil
 
     try:

@@ -208,9 +208,10 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
 def fault_places(
     nodes: Sequence[str], result: ConnectivityResult, facts_by_name: Mapping[str, Mapping[str, Mapping[str, str]]]
 ) -> dict[str, dict[str, list[str]]]:
-    """Return metric → node or pair at fault → the names or settings there, for metrics whose fault can be located.
+    """Return metric → node or pair at fault → the names, nodes or components that are wrong there.
 
-    A name that no node resolves has no place. ``facts_by_name`` has ``nodes_differing`` and ``network_minority``.
+    Metrics whose fault cannot be located are left out. A node is not at fault for a name that no node resolves, unless
+    it fails to resolve another name too. ``facts_by_name`` has ``nodes_differing`` and ``network_minority``.
     """
     unresolved_by_node = {
         node: [name for name, lookup in lookups.items() if lookup.problem]

@@ -74,7 +74,7 @@ def _status(setting: Setting) -> str:
 
 
 def _rule(setting: str, expect: str, meaning: str, fix: str, applies_if: Mapping[str, str] | None = None) -> Rule:
-    """A rule on one setting of a GPU node; WARN, since training works with any of these settings."""
+    """A rule on one setting of a GPU node. A violation is WARN, since training works with any value of the setting."""
     return Rule(
         metric=METRIC_BY_SETTING[setting].name,
         expect=expect,
@@ -116,7 +116,7 @@ RULES = (
         "host copies are slower.",
         "Kernel option iommu=pt (on Intel also intel_iommu=on), or disable the IOMMU in the BIOS; reboot; check: "
         "cat /sys/kernel/iommu_groups/*/type",
-        {"architecture": "x86_64"},  # on Grace the GPU uses the translation
+        {"architecture": "x86_64"},  # not Grace, where the GPU needs the translation
     ),
     _rule(
         "cpu_governor",

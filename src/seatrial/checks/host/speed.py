@@ -61,7 +61,7 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     context.progress("memory")
     memory = cpu_memory.read_memory(context.root)
     usable_bytes = min(filter(None, (memory.available_bytes, memory.limit_bytes)))
-    block_bytes = min(host_speed.COPY_BYTES, usable_bytes // _MEMORY_DIVISOR // len(cpus) // 2)  # source and target
+    block_bytes = min(host_speed.COPY_BYTES, usable_bytes // _MEMORY_DIVISOR // len(cpus) // 2)  # 2: source, target
     rates = host_speed.copy_rates(list(cpus_by_numa_node.values()), options.seconds, block_bytes)
     yield Fact(name="memory_copy_by_numa_node", value=dict(zip(cpus_by_numa_node, rates, strict=True)))
     yield metric("memory_copy", sum(rates), "GB/s", context.node)
@@ -107,7 +107,7 @@ def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Obse
 
 
 def _peer_rule(name: str, warn_below: float, meaning: str, fix: str) -> Rule:
-    """WARN for a low outlier among the nodes with the same fact ``host``; SKIP if there are fewer than three.
+    """A rule: WARN for a low outlier among the nodes with the same fact ``host``; SKIP with fewer than three of them.
 
     ``warn_below``: share of the median of these nodes.
     """

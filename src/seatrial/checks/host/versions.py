@@ -34,7 +34,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[list[str], str]:
-    """Return the outdated versions as texts, and why no version could be compared; "" if at least one was."""
+    """Return the outdated versions as texts, and why no version could be compared ("" if at least one was compared)."""
     if installed.reason:
         return [], installed.reason
     any_compared = False

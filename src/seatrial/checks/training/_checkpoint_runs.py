@@ -55,9 +55,10 @@ class CheckpointPlan:
     def run_config(
         self, steps: int, every: int, *, ranks: int = 0, strategy: str = "fsdp2", **checkpoint: bool
     ) -> TrainConfig:
-        """The config up to step ``steps``, saving every ``every`` steps, with the same global batch on ``ranks`` ranks.
+        """The config of a run that ends at step ``steps``, and saves every ``every`` steps and at the end (0: never).
 
-        ``checkpoint``: more fields of the config's ``checkpoint``.
+        The run has ``ranks`` ranks (0: all) and the global batch of ``config`` on all ranks.
+        ``checkpoint``: values for further fields of the config's ``checkpoint``.
         """
         config = self.config
         changes = {
@@ -70,9 +71,10 @@ class CheckpointPlan:
 
 
 def checkpoint_plan(config: TrainConfig, rate_config: TrainConfig, folder: Path, ranks: int) -> CheckpointPlan:
-    """The plan for two configs in ``folder``.
+    """The plan for the two configs. Runs and data are in ``folder``.
 
-    Raises UsageError if ``config`` does not save at half of its steps, or ``rate_config`` not at every step.
+    Raises UsageError if a config does not meet its conditions. Both need the stack ``native``. ``config`` needs at
+    least 6 steps and a save after half of them; ``rate_config`` needs an even number of steps and a save after each.
     """
     if config.stack != "native" or 2 * config.checkpoint.every != config.max_steps or config.max_steps < 6:
         raise UsageError(
@@ -92,7 +94,7 @@ def checkpoint_plan(config: TrainConfig, rate_config: TrainConfig, folder: Path,
 
 
 def _with_data(config: TrainConfig, ranks: int, cache: Path) -> TrainConfig:
-    """``config`` with its data in ``cache``, and by default as many generated sequences as the training reads."""
+    """``config`` with its data in ``cache``. Without ``data.samples``, as many sequences are generated as are read."""
     samples = config.data.samples or config.max_steps * config.bsz * config.grad_accum * ranks
     data = config.data.model_copy(update={"samples": samples, "cache": str(cache)})
     return config.model_copy(update={"data": data})
@@ -122,7 +124,7 @@ def run_on_fewer_ranks(plan: CheckpointPlan, settings: ChildSettings) -> Abstrac
 
 
 def resumed_runs(plan: CheckpointPlan) -> list[Variant]:
-    """The killed run from its checkpoint, and a run per strategy from the checkpoint of the run on fewer ranks."""
+    """The killed run, resumed from its checkpoint; and per strategy a run that resumes from the run on fewer ranks."""
     from seatrial.train.variants import Variant
 
     resumed = plan.run_config(plan.steps, plan.handover_step, resume=True, asynchronous=True)
@@ -161,8 +163,9 @@ def timed_runs(plan: CheckpointPlan) -> list[Variant]:
 
 
 def link_checkpoints(plan: CheckpointPlan) -> None:
-    """Link the checkpoints from which a run resumes into its folder; each run has its own metrics.json.
+    """Link into the folder of each run the checkpoints from which it resumes.
 
+    Each run has a folder of its own, since it writes metrics.json there.
     The run on fewer ranks resumes from the uninterrupted run. The run of each strategy resumes from the run on fewer
     ranks, and the second timed run from the first.
     """

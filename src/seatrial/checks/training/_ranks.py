@@ -14,7 +14,7 @@ from seatrial.train.rank_times import MIN_STEPS, RankTimes, Slowdown, slowdowns
 SLOWDOWN, DATA_WAIT = "rank_slowdown", "rank_data_wait"
 METRICS = {SLOWDOWN: "%", DATA_WAIT: "%"}
 # Limits in percent. On two CPU cores at a load of 16, equal ranks had a slowdown of 0 % over 20 steps and a data wait
-# of 0.1 %; on H200 the data wait is below 0.25 % (docs/results). device.gemm also fails 10 % below the peers.
+# of 0.1 %; on H200 the data wait is below 0.25 % (docs/results). device.gemm too fails a GPU 10 % below its peers.
 MAX_DATA_WAIT = 10
 # Device → limit; higher on CPUs: two ranks on the hyperthreads of one core are slower than a rank with its own core
 MAX_SLOWDOWN = {"cuda": 10, "cpu": 25}

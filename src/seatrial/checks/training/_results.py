@@ -19,7 +19,7 @@ from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, S
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
 CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
-_LOSS_WINDOW = 3  # maximum number of first and last steps averaged: one batch's noise exceeds one step's progress
+_LOSS_WINDOW = 3  # steps averaged at each end, at most: the noise of one batch exceeds the progress of one step
 # Percent above the calculated size: torch's allocator rounds up; 2 and 4 H200 had 0.2 to 0.6 %
 MAX_MEMORY_EXCESS = 10.0
 _ARTIFACTS = ("config.json", "metrics.json", "steps.jsonl")
@@ -60,7 +60,7 @@ _METRICS_JSON = {  # metric → key of metrics.json; a null value gives no metri
     "trained_parameters": "trained_parameters",
     "train_runtime": "train_runtime_s",
 }
-# Check.rule_facts that RULES, memory_rule and the other rules of checks with a training depend on
+# ``rule_facts`` of checks with a training. RULES, memory_rule and these checks' own rules depend on them
 RULE_FACTS = {
     "trained": RuleFact(reason="a training run failed"),
     "device": RuleFact("cuda|cpu"),
@@ -91,7 +91,7 @@ def _suffix(name: str) -> str:
 
 
 def device_facts(context: Context, this_rank_only: bool = False) -> list[Fact]:
-    """Facts that references and rules use, of all ranks or of this rank's device only. All ranks must call this."""
+    """Facts on devices for references and rules: of all ranks, or only of this rank. All ranks must call this."""
     from seatrial.bench import rank, subgroups
 
     device = rank.describe_device(context.device) if this_rank_only else rank.describe_devices(context.device)
@@ -104,12 +104,12 @@ def device_facts(context: Context, this_rank_only: bool = False) -> list[Fact]:
 
 def settings_fact(options: WorkloadOptions) -> Fact:
     """Fact ``settings``: "shipped" if reference speeds apply to this training, else "changed"."""
-    overrides = [text for text in options.overrides if not text.startswith("max_steps=")]  # does not change the speed
+    overrides = [text for text in options.overrides if not text.startswith("max_steps=")]  # no effect on speed
     return Fact(name="settings", value="changed" if options.config or overrides else "shipped")
 
 
 def peak_rule(metric: str, *size_options: str) -> Rule:
-    """The rule on a training speed without reference values. It applies to the defaults of ``size_options``."""
+    """The rule on a training speed without reference values. It applies if ``size_options`` have their defaults."""
     return Rule(
         metric=metric,
         share_of_peak=MIN_SHARE_OF_PEAK,
@@ -198,9 +198,9 @@ def train_on_one_gpu(
 
 
 def efficiency(name: str, trainings: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Metric]:
-    """Metric efficiency.NAME: median tokens/s/GPU of ``trainings`` in percent of ``baseline``'s; none if unknown.
+    """Yield efficiency.NAME: median tokens/s/GPU of ``trainings`` in percent of ``baseline``'s, if both are known.
 
-    Its samples are the ratios of the windows in order: their interval has the noise of both.
+    Its samples are the ratios of corresponding windows, so that their interval includes the noise of both.
     """
     (speed, windows), (baseline_speed, baseline_windows) = _median_speeds(trainings), _median_speeds(baseline)
     if speed and baseline_speed:
@@ -228,7 +228,7 @@ def training_observations(
 ) -> Iterator[Observation]:
     """Metrics, curves, the fact ``run`` and files of one training run.
 
-    ``metrics_only``: metrics, and the log if the training failed.
+    ``metrics_only``: yield only the metrics, and the logs if the training failed.
     """
     suffix, values, relative_speeds = _suffix(name), _metric_values(result), _relative_speeds(result)
     for metric, unit in _PER_TRAINING.items():
@@ -280,8 +280,8 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Obs
 def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Observation]:
     """Metric memory_excess: parameters and Adam state on the fullest GPU, in percent above the calculated size.
 
-    Its value is the worst of ``results``. The fact ``memory`` has both sizes in GiB by number of ranks. Yields nothing
-    if the sizes are unknown or offloaded to the CPU.
+    Its value is the largest of ``results``. The fact ``memory`` has both sizes in GiB by number of ranks. Yields
+    nothing if the sizes are unknown or offloaded to the CPU.
     """
     sizes: dict[int, _MemorySize] = {}  # number of ranks → size of the training that uses most
     for result in results:
@@ -334,13 +334,13 @@ def _metric_values(result: TrainingResult) -> dict[str, Any]:
 def _relative_speeds(result: TrainingResult) -> tuple[float, ...]:
     """The speed of at most ``_MAX_SAMPLES`` windows of the measured steps, relative to the speed of the training.
 
-    The measured steps are the last ``steps_measured`` (metrics.json): those after ``untimed_steps``, without saving.
-    The training's speed is the sum of their tokens over the sum of their seconds: 1 lies between the smallest and the
-    largest sample, but need not be the median. Empty if the lines of steps.jsonl give another speed than metrics.json.
+    The measured steps are the last ``steps_measured`` steps (metrics.json): all after ``untimed_steps``, timed without
+    saves. The training's speed is their tokens over their seconds. So 1 lies between the smallest and the largest
+    sample, but need not be the median. Empty if the lines of steps.jsonl give another speed than metrics.json.
     """
     speed, count, ranks = (result.value(name) for name in (TOKENS_PER_GPU, "steps_measured", "world_size"))
     lines = result.steps[-count:] if isinstance(count, int) and count > 0 else ()
-    steps: list[tuple[Any, Any]] = [(line.get("tokens"), line.get("seconds")) for line in lines]  # of all ranks
+    steps: list[tuple[Any, Any]] = [(line.get("tokens"), line.get("seconds")) for line in lines]
     valid = all(is_number(value) and value > 0 for step in steps for value in step)
     if not speed or not ranks or not steps or not valid:
         return ()
@@ -398,7 +398,7 @@ def _files(context: Context, result: TrainingResult) -> Iterator[Artifact]:
 
 
 def _logs(context: Context, result: TrainingResult) -> Iterator[Artifact]:
-    """Standard error of the rank that failed first and of the first rank, if not empty and readable on this node."""
+    """Standard error of the rank that failed first and of the first rank, from readable files that are not empty."""
     if result.log_prefix is None:
         return
     for rank in dict.fromkeys(rank for rank in (result.failed_rank, *result.ranks[:1]) if rank is not None):

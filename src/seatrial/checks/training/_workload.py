@@ -34,7 +34,7 @@ _TAIL_BYTES = 4096  # longer than one line of steps.jsonl
 
 
 class WorkloadOptions(Options):
-    """Options of checks that train. ``overrides`` follow the check's own overrides; the last value of a key wins."""
+    """Options of checks that train. ``overrides`` come after the check's own, and the last value of a key wins."""
 
     config: str = Field(default="", description="another training config: name of a shipped config, or a .yaml file")
     overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
@@ -89,7 +89,7 @@ def config_for_device(context: Context, name: str) -> str:
 def config_and_overrides(
     context: Context, options: WorkloadOptions, name: str, *gpu_overrides: str
 ) -> tuple[str, tuple[str, ...]]:
-    """The config, and ``gpu_overrides`` if it is the shipped config on a GPU, else no overrides.
+    """The config and its overrides: ``gpu_overrides`` for the shipped config on a GPU, else none.
 
     The config is ``options.config``; by default the shipped config ``name`` for this device.
     """

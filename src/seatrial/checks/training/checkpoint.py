@@ -1,7 +1,7 @@
 """Compares a training that is killed, resumed and resharded with an uninterrupted one.
 
-Also injects a bit flip into a checkpoint and a NaN gradient: both must stop the training with an error. All these runs
-train a small model, since a small checkpoint shows the same faults. Two more runs of a large model measure the
+One more run loads a checkpoint with a flipped bit, another one gets a NaN gradient: both must stop with an error. All
+these runs train a small model, since a small checkpoint shows the same faults. Two runs of a large model measure the
 bandwidth of saves and loads.
 """
 
@@ -71,7 +71,7 @@ class CheckpointOptions(Options):
 def measure(context: Context, options: CheckpointOptions) -> Iterator[Observation]:
     """Yield the comparisons of the runs and the rates (GB/s) on rank 0; at the end the checkpoints are removed.
 
-    Raises UsageError if a config does not save at the steps that the runs need.
+    Raises UsageError if a config does not meet the conditions of ``checkpoint_plan``.
     """
     from seatrial.train import train_config, variants
 
@@ -100,10 +100,10 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
 
 
 def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator[Observation]:
-    """Start the ranks three times and yield observations on rank 0. All ranks must call this.
+    """Start the child processes of all ranks three times; rank 0 yields the observations. All ranks must call this.
 
     1. An uninterrupted run, and the same run until it is killed.
-    2. A run on fewer ranks from the checkpoint of all ranks.
+    2. A run on fewer ranks, which resumes from the checkpoint that all ranks saved.
     3. Resumed runs, two runs that must fail, and the two runs whose saves and loads are timed.
     """
     from seatrial.train import variants
@@ -192,7 +192,7 @@ def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> It
 def fault_detection(
     plan: CheckpointPlan, flipped_file: str, bit_flip_message: str, nan_message: str
 ) -> Iterator[Observation]:
-    """Whether the error messages name the file with the flipped bit and only the rank with the NaN gradient."""
+    """Whether the first error message names the file with the flipped bit, the second only the rank with the NaN."""
     yield Fact(name="bit_flip_message", value=bit_flip_message or "none: the checkpoint was loaded")
     yield _metric("bit_flip_detected", flipped_file in bit_flip_message and "SHA-256" in bit_flip_message)
     yield Fact(name="nan_message", value=nan_message or "none: the training continued")
@@ -211,7 +211,7 @@ def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Observation]:
         yield _metric(f"{name}_rate", median(rates), rates)
         if name != "load":
             blocked = tuple(timing["blocked_s"] for timing in kind_timings)
-            # the first asynchronous save allocates the host memory that later ones reuse
+            # asynchronous: the last save, since the first one also allocates the host memory that later ones reuse
             yield _metric(f"{name}_blocked", blocked[-1] if name == "async_save" else median(blocked), blocked)
 
 

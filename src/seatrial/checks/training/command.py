@@ -53,7 +53,7 @@ _UNSET = {
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV"),
 }
 _POLL_S = 0.5
-_PROGRESS_INTERVAL_S = 15  # the seconds in the progress line are a multiple of this: it changes rarely
+_PROGRESS_INTERVAL_S = 15  # seconds in the progress line are a multiple of this, so that the line changes rarely
 _TAIL_CHARS = 600
 
 
@@ -129,7 +129,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run; ``exit_code`` is None after the time limit."""
+    """Result of a run; ``exit_code`` is None if the run was stopped at the time limit."""
 
     exit_code: int | None
     seconds: float
@@ -183,7 +183,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
 def _create_run(context: Context, options: CommandOptions, gpus: Sequence[Gpu], number: int | None) -> Run:
     """The run on ``gpus[number]``, or on all ``gpus`` if ``number`` is None.
 
-    Raises SeatrialError without the executable.
+    Raises SeatrialError if the executable is not found.
     """
     run_gpus = gpus if number is None else (gpus[number],)
     subject = context.node if number is None else f"{context.node}/gpu{gpus[number].index}"
@@ -221,7 +221,7 @@ def cuda_device(gpu: Gpu) -> str:
 
 
 def _configured_facts(options: CommandOptions) -> dict[str, bool]:
-    """Fact → whether the options configure the metrics that the fact is about; else their rules do not apply."""
+    """Fact → whether the options configure the metrics of the fact. If not, the rules on these metrics do not apply."""
     return {
         "loss_configured": options.loss_source != "none",
         "steps_configured": bool(options.trainer_state or (options.steps and options.loss_source == "log")),
@@ -339,7 +339,7 @@ def _number(text: str, pattern: re.Pattern[str], log: Path) -> float:
 
 
 def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | None, log: Path) -> TrainerState:
-    """The steps of a log with a loss; without the group ``step`` they are numbered from 1.
+    """The steps of the log entries that have a loss. Without the group ``step`` they are numbered from 1.
 
     Raises SeatrialError if step numbers do not increase, as when several ranks write to one log.
     """
@@ -443,7 +443,7 @@ CHECK = Check(
         "artifacts_configured": RuleFact(reason="the option artifacts is not set"),
     },
     measure=measure,
-    limit_s=2100,  # above the default of train_limit_s, so that the command is stopped with its own message
+    limit_s=2100,  # above the default of train_limit_s, whose message names the command
     options=CommandOptions,
     skipped_if=("no command",),
     performance_metrics=("wall_seconds", "train_runtime", *SPEEDS),

@@ -68,7 +68,7 @@ SCALING_BASELINE = (
     "alternate with the DDP windows. Power, cooling and CPU are shared in both cases: the difference is the cost of "
     "communication. It is not a comparison with one process on an idle machine."
 )
-# Allowed percentage points above 100: the two models' tensors have different addresses, which affects their speed.
+# Allowed percentage points above 100: tensors have other addresses with DDP than without, which affects the speed.
 MAX_ABOVE_LIMIT = 2
 # Allowed half-width of the 95 % interval, percentage points. The expected efficiency of 90 % is 10 points below the
 # ideal: more noise hides that difference. No rule on CPUs, where ranks share cores: without any fault the half-width
@@ -153,7 +153,7 @@ def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
 
 
 def _process_observations(processes: Sequence[RankInfo]) -> Iterator[Observation]:
-    """Identity of all processes, ranks with a wrong environment and GPUs that several ranks use."""
+    """Facts on all processes, the number of ranks with a wrong environment, and of GPUs that several ranks use."""
     from seatrial.train import invariants
 
     gpu_model = processes[0].gpu_name

@@ -17,7 +17,7 @@ from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
 
 NAME = "fsdp-mistral-7b"
-# A checkpoint would have 87 GB; train.checkpoint measures the speed of saves
+# No checkpoint: it would have 87 GB, and train.checkpoint measures the speed of saves
 OVERRIDES = ("checkpoint.every=0", "export=false")
 GPU_OVERRIDES = {
     "native": ("max_steps=14", "untimed_steps=5"),
@@ -85,9 +85,9 @@ def _sharding_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ob
 
 
 def _facts_from_options(options: FsdpOptions) -> dict[str, JsonValue]:
-    """The facts of a model with the layers of the option; by default with one layer.
+    """The facts of a model with as many layers as the option ``layers``; without it, of a model with one layer.
 
-    How many layers fit is known only on the GPUs.
+    How many layers fit into memory is known only on the GPUs.
     """
     layers = f"model.layers={options.layers or 1}"
     return _results.facts_from_options(options, NAME, "native", "hf", check_overrides=[layers])

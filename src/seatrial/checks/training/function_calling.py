@@ -1,7 +1,7 @@
 """Fine-tunes Qwen2-7B for function calling (LoRA, ZeRO-3) on all ranks and scores answers before and after training.
 
 Rows are converted to conversations; rejected rows are counted by reason. With random weights the check shows only that
-the workload runs, and its speed; scores need pretrained weights.
+the workload runs and how fast it is. Scores need pretrained weights.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
     (result,) = results[stage.name]
     if context.rank:
         return
-    data_settings = train_config.load(config, stage.overrides).data  # the trial's overrides may change them
+    data_settings = train_config.load(config, stage.overrides).data  # with the trial's overrides
     reads = reads_text(sequences, None if data_settings.path else data_settings.samples)
     yield from facts
     yield Fact(

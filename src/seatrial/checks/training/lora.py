@@ -72,7 +72,7 @@ def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator
 
 
 def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: TrainConfig) -> Iterator[Observation]:
-    """Yield how many trainings trained other parameters than the adapters, and how many exports load or are missing."""
+    """Yield the number of trainings that trained more or fewer parameters than the adapters have, and export counts."""
     expected = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
     trainings: dict[str, TrainingResult] = {}
     for stage, stage_results in results.items():

@@ -50,7 +50,7 @@ class ParityOptions(Options):
     config: str = Field(default="parity", description="another config: name of a shipped config, or a .yaml file")
     overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
     limit_s: float = Field(
-        default=600.0, gt=0, allow_inf_nan=False, description="time limit, seconds, for one process and again for all"
+        default=600.0, gt=0, allow_inf_nan=False, description="time limit in seconds of each of two starts"
     )
 
 
@@ -138,9 +138,9 @@ def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Observati
 def memory_observations(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Observation]:
     """Weights, gradients and Adam state on the fullest rank of each run, and its excess over a rank's share.
 
-    ``reports``: run → its metrics.json. With FSDP2 the share of a rank is the state of a rank with DDP ÷ ranks.
-    The fact ``memory_by_run`` has the state of rank 0, and ``memory_peak_gib``: the highest peak of CUDA's allocator on
-    any rank, null on CPUs.
+    ``reports``: run → its metrics.json. With FSDP2 the share of a rank is the state of a rank with DDP divided by the
+    number of ranks. The fact ``memory_by_run`` has the state of rank 0, and ``memory_peak_gib``: the highest peak of
+    CUDA's allocator on any rank, null on CPUs.
     """
     state_gib: dict[str, float] = {}  # run → state of its fullest rank
     for name, report in reports.items():

@@ -23,8 +23,8 @@ STAGES = (GPU, NODE, ALL)
 GPU_OVERRIDES = ("max_steps=20", "untimed_steps=8")
 MIN_SAMPLES = 256  # generated within seconds; more do not change the speed
 _STRATEGY = "(ddp|fsdp2|zero3|single)"  # the values of ``strategy`` in metrics.json
-# Percent. 2 and 4 H200 of a node have 99 to 101 % of the speed of one (docs/results). Published for an 8B model under
-# FSDP2 with 400 Gb/s per GPU (pytorch/torchtitan, benchmarks/):
+# Percent. 2 and 4 H200 of a node have 99 to 101 % of the speed per GPU of a single H200 (docs/results). Published for
+# an 8B model under FSDP2 with 400 Gb/s per GPU (pytorch/torchtitan, benchmarks/):
 #   97 % from 1 to 16 nodes of 8 H100, 5,762 and 5,605 tokens/s/GPU (llama3_h100_202412_torchtitan.md)
 #   98 % from 4 to 8 nodes of 8 H200 (llama3-8b_h200_202506_trainy-whitefiber.md)
 MIN_EFFICIENCY = 90
@@ -83,7 +83,7 @@ def layers_override(options: ThroughputOptions) -> tuple[str, ...]:
 def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
     """Stage → groups of ranks: each rank, the ranks of each node, all ranks.
 
-    With one node there is no stage cluster, with one GPU per node no stage node: they equal another stage.
+    A stage that equals another one is left out: ``cluster`` with one node, ``node`` with one GPU per node.
     """
     ranks = sorted(rank for node_ranks in ranks_by_node.values() for rank in node_ranks)
     groups = {
@@ -99,7 +99,7 @@ def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, lis
 
 
 def stage_facts(ranks: int, nodes: int) -> dict[str, str]:
-    """Fact → "yes" if its stage exists, or the reason why it does not; ``ranks``, ``nodes``: their numbers."""
+    """Fact → "yes" if its stage exists, or the reason why it does not, for this number of ranks and nodes."""
     return {
         "node_stage": "yes" if ranks > nodes else "no: one GPU per node, so that the stages GPU and node are the same",
         "cluster_stage": "yes" if nodes > 1 else "no: one node",
