@@ -29,6 +29,7 @@ def _errors(file: Readable, source: str) -> Iterator[tuple[str, str]]:
     for block in line_blocks(file):
         text, position = block.translate(TO_NEWLINES), 0
         while match := _ERROR.search(text, position):
+            # Every block ends with a line end, so that ``end`` is never -1
             begin, end = text.rfind(b"\n", 0, match.start()) + 1, text.find(b"\n", match.start())
             line = text[begin:end].decode("utf-8", errors="replace").strip()
             line_number = lines_before + block.count(b"\n", 0, begin) + 1

@@ -62,6 +62,7 @@ def identify(entry: MountEntry, root: Path = Path("/")) -> FilesystemKind:
             if not matching_options:
                 continue
             evidence += f", options {' '.join(map(printable, matching_options))}"
+        # The table has the rows with options, such as VAST's, before NFS: none of them matched
         elif entry.type.startswith("nfs") and (driver := _vast_driver(root)):
             evidence += f"; this host has VAST's NFS driver {driver}, but the mount has none of its options"
         unreadable: dict[str, str] = {}

@@ -153,7 +153,7 @@ def pci_path(device: Path) -> tuple[str, ...]:
 
 
 def pci_bandwidth(folder: Path) -> float:
-    """Gbit/s of the PCI link of a device in one direction, without packet headers. Raises OSError or ValueError."""
+    """Gbit/s of a device's PCI link per direction, after line encoding, packet headers included. Raises OSError, ValueError."""
     speed, lanes = read_line(folder / "current_link_speed"), read_number(folder / "current_link_width")
     match = _PCI_SPEED.match(speed)
     if not match or not lanes:

@@ -13,7 +13,9 @@ from seatrial.model import format_bytes
 # (bench.collectives, time_operation)
 OPERATIONS_PER_SIZE = 5
 SLOW_FACTOR = 4.0  # a time limit is extended by this multiple of the expected time; see also model.job.REQUEST_FACTOR
-MAX_SIZE_S = 60.0  # default sizes that take longer are not timed, except the smallest size that has a limit for TCP
+# Default sizes that take longer are not timed, except the smallest size whose bandwidth is judged over TCP
+# (``min_size`` in data/network_limits.yaml) and smaller ones
+MAX_SIZE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class TcpNetwork:
         return f"{format_bytes(size)} takes {seconds} (limit {MAX_SIZE_S:g} s)"
 
     def too_slow_sizes(self, operation: str, sizes: Iterable[int]) -> list[int]:
-        """The sizes in bytes that take longer than MAX_SIZE_S and are above the smallest size with a limit for TCP."""
+        """The sizes in bytes that take longer than MAX_SIZE_S and are above the smallest size that is judged over TCP."""
         smallest = _limit(operation, self.nodes).min_size
         return [size for size in sizes if size > smallest and self.size_s(operation, size) > MAX_SIZE_S]
 

@@ -298,7 +298,7 @@ CHECK = Check(
     },
     rules=RULES,
     rule_facts={
-        "several_nodes": RuleFact(reason="several nodes: {}; the rule requires the opposite"),
+        "several_nodes": RuleFact(reason="several nodes: {}; this rule is for the other case"),
         "three_or_more_ports": RuleFact(reason="fewer than three ports: a difference does not show which one is slow"),
         "any_active": RuleFact(reason="no compute port is ACTIVE"),
         "roce": RuleFact(reason="InfiniBand ports need no RoCE v2 GID"),
@@ -316,6 +316,6 @@ CHECK = Check(
             title="RDMA ports of a node are slow or down", first_command="on {node}: ibstat; mlxlink -d DEVICE -m -c"
         ),
     },
-    skipped_if=("not verifiable from the record",),
+    skipped_if=("not verifiable from the record",),  # the record cannot show that there is no compute port
     limit_s=60,
 )
