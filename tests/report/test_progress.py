@@ -76,7 +76,7 @@ def test_a_plan_lists_each_job_with_its_processes_and_limit(live: Live, out: io.
     live.show_plan((JOB, nodes), Path("runs/x"), {}, (), as_root=False)
     run, ranks, hosts, cost, _ = lines(out)
     assert run.endswith("runs/x")
-    assert all(part in ranks for part in ("pair", "2 × 8", "cuda", "01:30", "a.one, a.two"))
+    assert all(part in ranks for part in ("pair", "2 × 8", "cuda", "at most 1 min 30 s", "a.one, a.two"))
     assert all(part in hosts for part in ("hosts", "2 × 1"))
     assert "16 GPUs" in cost
 

@@ -228,7 +228,7 @@ def test_methods_that_differ_only_in_numbers_are_shown_once() -> None:
         for index, method in enumerate(methods)
     )
     assert replace(view, measurements=measured).methods == [
-        "9.9 s, 192 windows (1 other process used the same method; the numbers differ)",
+        "9.9 s, 192 windows (1 other process used the same method, with other numbers)",
         "not on gloo",
     ]
     assert replace(view, measurements=measured[:2]).methods == ["9.9 s, 192 windows"]

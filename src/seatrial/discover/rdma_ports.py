@@ -153,7 +153,10 @@ def pci_path(device: Path) -> tuple[str, ...]:
 
 
 def pci_bandwidth(folder: Path) -> float:
-    """Gbit/s of a device's PCI link per direction, after line encoding, packet headers included. Raises OSError, ValueError."""
+    """The rate of a device's PCI link in one direction, in Gbit/s: after line encoding, with packet headers.
+
+    Raises OSError or ValueError.
+    """
     speed, lanes = read_line(folder / "current_link_speed"), read_number(folder / "current_link_width")
     match = _PCI_SPEED.match(speed)
     if not match or not lanes:

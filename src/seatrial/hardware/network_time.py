@@ -49,7 +49,7 @@ class TcpNetwork:
         return f"{format_bytes(size)} takes {seconds} (limit {MAX_SIZE_S:g} s)"
 
     def too_slow_sizes(self, operation: str, sizes: Iterable[int]) -> list[int]:
-        """The sizes in bytes that take longer than MAX_SIZE_S and are above the smallest size that is judged over TCP."""
+        """The sizes (bytes) that take longer than MAX_SIZE_S and exceed the smallest size that is judged over TCP."""
         smallest = _limit(operation, self.nodes).min_size
         return [size for size in sizes if size > smallest and self.size_s(operation, size) > MAX_SIZE_S]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from seatrial.model import CLUSTER, parse_bytes, value_parts
 from seatrial.util.text import plural
 
+_NUMBER = re.compile(r"\d[\d.,]*")
 _UNIT_TEXTS = {"count": "", "us": "µs"}
 # Kinds of subjects, singular and plural, in the order of ``count_text``
 _KINDS = (("node", "nodes"), ("rank", "ranks"), ("GPU", "GPUs"), ("link", "links"), ("rail", "rails"))
@@ -20,6 +21,17 @@ def count_text(subjects: Iterable[str]) -> str:
     parts = [CLUSTER] if kinds[CLUSTER] else []
     parts += [plural(kinds[kind], kind, plural_kind) for kind, plural_kind in _KINDS if kinds[kind]]
     return " + ".join(parts) or "none"
+
+
+def merge_similar(texts: Iterable[str]) -> Iterator[str]:
+    """Each text once. Of texts that differ only in numbers, such as those of several GPUs, only the first."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        groups.setdefault(_NUMBER.sub("#", text), []).append(text)
+    for first, *others in groups.values():
+        differing = sum(other != first for other in others)
+        others_text = plural(differing, "other process", "other processes")
+        yield f"{first} ({others_text} used the same method, with other numbers)" if differing else first
 
 
 def _kind(subject: str) -> str:

@@ -84,9 +84,8 @@ class Live:
             per_node = job.ranks_per_node if job.placement == "ranks" else 1
             processes = f"{job.nodes} × {plural(per_node, 'process', 'processes')}"
             names = ", ".join(job.checks)
-            self._line(
-                f"plan    job {job.name} ({processes}, {job.device}, at most {job.limit_s / 60:,.0f} min): {names}"
-            )
+            limit = f"at most {duration_text(job.limit_s)}"
+            self._line(f"plan    job {job.name} ({processes}, {job.device}, {limit}): {names}")
         for line in plan_lines(jobs, excluded_checks, catalog(), not_run, as_root=as_root):
             self._line(f"plan    {line}")
 

@@ -5,9 +5,8 @@ Reports compute no verdicts. Where they show one outcome for several verdicts, i
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -38,6 +37,7 @@ from seatrial.report.formatting import (
     count_text,
     family,
     format_range,
+    merge_similar,
     natural_key,
     print_value,
     size_in_name,
@@ -49,7 +49,6 @@ OTHER = "Other"  # chapter of checks that this version does not have, such as th
 MAX_REMARKS = 2  # different remarks that a row shows; of more remarks it shows only the first
 MAX_OVERVIEW = 72  # characters of a reason in the table of checks
 METHOD = "method"  # fact: the measured quantity, path, number of samples and precision, as text
-_NUMBER = re.compile(r"\d[\d.,]*")
 NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
 
@@ -185,7 +184,7 @@ class CheckView:
         methods = [str(measurement.facts[METHOD]) for measurement in self.measurements if METHOD in measurement.facts]
         notes = [f"{insight.title}: {insight.text}" for insight in self.insights]
         notes += [f"{LAX_THRESHOLD}: {text}" for _, text in lax_thresholds(self.verdicts)]
-        return list(dict.fromkeys([*_merge_similar(methods), *notes]))
+        return list(dict.fromkeys([*merge_similar(methods), *notes]))
 
     @property
     def seconds(self) -> float:
@@ -435,17 +434,6 @@ def _by_check(records: Iterable[_Record]) -> dict[str, list[_Record]]:
     for record in records:
         by_check.setdefault(record.check, []).append(record)
     return by_check
-
-
-def _merge_similar(texts: list[str]) -> Iterator[str]:
-    """Each text once. Of texts that differ only in numbers, such as those of several GPUs, only the first."""
-    groups: dict[str, list[str]] = {}
-    for text in texts:
-        groups.setdefault(_NUMBER.sub("#", text), []).append(text)
-    for first, *others in groups.values():
-        differing = sum(other != first for other in others)
-        others_text = plural(differing, "other process", "other processes")
-        yield f"{first} ({others_text} used the same method; the numbers differ)" if differing else first
 
 
 def _reading_key(reading: Reading) -> tuple[int, list[tuple[int, str]]]:

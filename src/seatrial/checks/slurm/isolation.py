@@ -172,8 +172,6 @@ CHECK = Check(
     measure=measure,
     limit_s=900,
     options=IsolationOptions,
-    skipped_if=(
-        "no Slurm",
-        "not verifiable from the record",
-    ),  # the record cannot show that Slurm runs one job per node
+    # The record cannot show that Slurm runs one job per node
+    skipped_if=("no Slurm", "not verifiable from the record"),
 )
