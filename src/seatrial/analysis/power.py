@@ -122,7 +122,8 @@ def sensitivity_insights(
     for name, sampled in sampled_by_check.items():
         results = (_sensitivity(rule, metrics, references) for rule, metrics in sampled.by_rule)
         if sensitivities := list(filter(None, results)):
-            text = f"slowdown rejected in {CERTAINTY:.0%} of trials: {'; '.join(map(str, sensitivities))}"
+            sizes = "; ".join(map(str, sensitivities))
+            text = f"a slowdown of this size is rejected with {CERTAINTY:.0%} probability: {sizes}"
             values = {each.metric: each.detectable for each in sensitivities}
             yield Insight(check=name, title="sensitivity", text=text, values={**values})
 

@@ -191,10 +191,11 @@ class _CheckSummary:
         """The summary on one line; needs at least one added fact."""
         low, high = min(self.counts), max(self.counts)
         count = f"{low}" if low == high else f"{low} to {high}"
-        increases = [
-            f"{name} on {min(subjects) if len(subjects) == 1 else f'{len(subjects)} GPUs'}"
-            for name, subjects in self.increased.items()
-        ]
+        increases = []
+        for name, subjects in self.increased.items():
+            definition = counter_definitions().gpu.get(name)
+            note = f" (recorded only: {definition.meaning})" if definition and definition.level == "info" else ""
+            increases.append(f"{name} on {min(subjects) if len(subjects) == 1 else f'{len(subjects)} GPUs'}{note}")
         gpus = f"each of {self.gpus} GPUs" if self.gpus > 1 else "1 GPU"
         text = f"{count} {'counter' if count == '1' else 'counters'} on {gpus}, read before and after: "
         text += f"increased: {', '.join(increases)}" if increases else "none increased"
