@@ -81,8 +81,8 @@ class AllocationError(Exception):
 class Timings:
     """``windows[window][rank]``: seconds per operation; a window is ``per_window`` operations back to back.
 
-    ``warmup``: the number of untimed operations before the first window. With CUDA graphs, only operations after the
-    capture count.
+    ``warmup``: the number of untimed operations before the first window. With CUDA graphs, operations before and
+    during the capture are not included.
     """
 
     windows: tuple[tuple[float, ...], ...]

@@ -105,11 +105,13 @@ def burn(dtype: str, size: int, device: str, seconds: float) -> BurnResult:
 
 
 def chain_digest(dtype: str, size: int, device: str, products: int) -> str:
-    """SHA-256 of the bit sums of a chain of products: each product is the previous one, scaled, times a fixed matrix.
+    """SHA-256 of one checksum for each product of a chain: the sum of the bit patterns of its elements, as integers.
+
+    Each product is the previous one, scaled, times a fixed matrix.
 
     Identical devices with the same libraries must agree in every bit. The inputs are random integers from the CPU's
-    generator with a fixed seed: normally distributed numbers would depend on the CPU's vector instructions. Bit sums
-    are integers and exact in any order. Each product has its own sum, so that later rounding cannot hide a difference.
+    generator with a fixed seed: normally distributed numbers would depend on the CPU's vector instructions. The sums
+    are exact in any order. Each product has its own sum, so that later rounding cannot hide a difference.
     A CPU uses one thread, since the number of threads may change the order of sums.
     """
     generator = torch.Generator().manual_seed(SEED)

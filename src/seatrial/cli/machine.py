@@ -30,7 +30,11 @@ def checks(
         typer.Argument(metavar="[NAME]...", help="Checks whose rules are shown, or patterns; default: a list of all."),
     ] = None,
     power: Annotated[
-        bool, typer.Option("--power", help="Show how many samples each limit needs to reject a given slowdown.")
+        bool,
+        typer.Option(
+            "--power",
+            help="Statistical power: show how many samples each limit needs to reject a slowdown.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

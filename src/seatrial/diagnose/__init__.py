@@ -170,7 +170,7 @@ def _order(match: Match) -> tuple[float, float]:
 
 
 def _confidence(match: Match) -> str:
-    """Of a finding from a line of a log: low if the line is of no known failure, but of a kind of error."""
+    """The confidence of a finding from a log: low if the line names only a kind of error, medium for known failures."""
     return "low" if match.signature.role in ("family", "general") else "medium"
 
 
@@ -209,9 +209,10 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
 def _with_explained_errors(
     findings: Sequence[Finding], verdicts: Iterable[Verdict], causes: Iterable[Finding]
 ) -> list[Finding]:
-    """The findings. A signature with the role root explains the ERRORs that it matches at the place of its finding.
+    """The findings with ``explains`` set.
 
-    ERRORs that one of ``causes`` explains are not added.
+    A finding whose signature has the role root explains each ERROR on its subject whose text the signature matches,
+    except ERRORs that one of ``causes`` explains.
     """
     root_ids = {signature.id for signature in known_signatures() if signature.role == "root"}
     places = {finding.subject for finding in findings if finding.signature in root_ids and not finding.explains}
@@ -288,9 +289,9 @@ def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) ->
 
 
 def _matches_to_report(matches: Iterable[Match]) -> list[Match]:
-    """The matches of the most specific role that occurs, from root to cascade; roots and families with failed steps.
+    """The matches of the most specific role that occurs, in the order root, family, step, general, cascade.
 
-    Signature explains the roles.
+    If it is root or family, also the matches of failed steps (role step). Signature explains the roles.
     """
     all_matches = list(matches)
     roles = {match.signature.role for match in all_matches}

@@ -45,7 +45,10 @@ def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: fr
 def without_quotes(
     others: Iterable[Finding], cause_findings: Sequence[Finding], measurements: Iterable[Measurement]
 ) -> list[Finding]:
-    """``others`` without findings that quote the fact ``with_fact`` of a cause: this text is no second source."""
+    """``others`` without findings whose evidence quotes a fact that a cause is based on (the field ``with_fact``).
+
+    Such a finding repeats the evidence of the cause, and does not confirm it.
+    """
     cause_ids = {finding.cause for finding in cause_findings}
     facts = {cause.with_fact for cause in causes() if cause.with_fact and cause.id in cause_ids}
     texts: set[str] = set()

@@ -57,9 +57,9 @@ def hang_text(hang: CollectiveHang) -> str:
     for name, ranks_by_value in hang.differences.items():
         values = [f"{value or 'none'} on {rank_list(ranks)}" for value, ranks in ranks_by_value.items()]
         texts.append(f"{name} differs: {and_more(values, _MAX_NAMED, separator='; ')}")
-        different = [hang.waiting[rank] for rank in hang.ranks_at_fault if rank in hang.waiting]
-        if different and different[0].frame:
-            texts.append(f"{rank_list(hang.ranks_at_fault)}{_called(different[0])}")
+    at_fault = [hang.waiting[rank] for rank in hang.ranks_at_fault if rank in hang.waiting] if hang.differences else []
+    if at_fault and at_fault[0].frame:
+        texts.append(f"the operation of {rank_list(hang.ranks_at_fault)} was called from {at_fault[0].frame}")
     if hang.not_started:
         texts.append(
             f"the GPU of {rank_list(hang.not_started)} has not started the collective; the GPUs of the other ranks have"

@@ -150,7 +150,8 @@ def usage(root: Path, path: str) -> Usage:
     """The values of ``df`` and ``test -w`` for a path. Raises OSError; can hang on a dead server."""
     directory = path_under(root, path)
     stat = os.statvfs(directory)
-    resolved = "/" + os.path.relpath(os.path.realpath(directory), os.path.realpath(root)).removeprefix(".")
+    below_root = os.path.relpath(os.path.realpath(directory), os.path.realpath(root))
+    resolved = "/" if below_root == "." else f"/{below_root}"
     writable = os.access(directory, os.W_OK | os.X_OK)
     return Usage(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, writable, resolved)
 

@@ -58,7 +58,8 @@ class Expected:
 
     A drill whose trial runs to its end:
 
-    - seen: a verdict on ``check`` and ``metric`` (empty: on the whole check) has one of ``outcomes``.
+    - seen: a verdict that matches ``check`` and ``metric`` has one of ``outcomes``. ``metric``: "*" for any verdict of
+      the check, empty for a verdict on the check itself, which has no metric.
     - located: ``place`` occurs in subject, title or evidence of the first finding, or in subject, detail or evidence of
       a verdict of "seen".
     - explained: ``cause`` is the id of the first finding's cause or signature.

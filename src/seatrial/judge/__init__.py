@@ -53,7 +53,7 @@ def judge(
     plan = RecordedPlan(config, jobs, by_check)
     verdicts: list[Verdict] = []
     for name, settings in config.checks.items():
-        if name in excluded_checks:
+        if name in excluded_checks:  # the decision is INCOMPLETE then, in spite of the SKIP (decision.py)
             reasons, detail = (Reason.EXCLUDED,), excluded_checks[name]
             verdicts.append(Verdict(name, CLUSTER, Outcome.SKIP, reasons=reasons, detail=detail))
         elif name not in checks:
@@ -134,7 +134,8 @@ def _judges(check: Check, settings: CheckSettings, trial: str, references: Refer
     )
     if not settings.expect:
         return [judge_measurements]
-    # Both functions judge the first measurements. The first call has these measurements: their verdicts are cached
+    # The caller passes the first measurements to both functions, before any retry. Their verdicts are computed once;
+    # those of retries are computed by each function
     cached: list[tuple[Sequence[Measurement], list[Verdict]]] = []
 
     def verdicts_of(by_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:

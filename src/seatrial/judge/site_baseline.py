@@ -35,8 +35,8 @@ from seatrial.model import (
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 from seatrial.util.text import and_more
 
-# Values of verdicts with these reasons can be learned, although the outcome is not PASS
-_LEARNABLE = ((Reason.NO_THRESHOLD,), (Reason.BASELINE_OF_THIS_RUN,), (Reason.BASELINE_OF_FEW_RUNS,))
+# Reasons of verdicts that are no PASS only because their baseline is not good enough
+_WEAK_BASELINE = ((Reason.BASELINE_OF_THIS_RUN,), (Reason.BASELINE_OF_FEW_RUNS,))
 
 
 class BaselineKey(NamedTuple):
@@ -182,12 +182,13 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     """
     problems: dict[tuple[str, str, str], str] = {}
     for verdict in verdicts:
-        has_basis = verdict.basis is not None and verdict.basis.kind is not BasisKind.PEERS
-        without_reference = verdict.outcome is Outcome.UNJUDGED and not has_basis
-        without_reference |= verdict.reasons in _LEARNABLE
-        is_network_bound = verdict.basis is not None and verdict.basis.kind is BasisKind.FABRIC_MODEL
-        low_share = is_network_bound and verdict.reasons == (Reason.BELOW_WARNING_THRESHOLD,)
-        is_learnable = without_reference or low_share or verdict.outcome is Outcome.PASS
+        basis = verdict.basis.kind if verdict.basis else None
+        # The median of the peers is no reference value
+        without_reference = verdict.outcome is Outcome.UNJUDGED and basis in (None, BasisKind.PEERS)
+        without_reference |= verdict.reasons == (Reason.NO_THRESHOLD,)
+        weak_baseline = verdict.reasons in _WEAK_BASELINE
+        low_share = basis is BasisKind.FABRIC_MODEL and verdict.reasons == (Reason.BELOW_WARNING_THRESHOLD,)
+        is_learnable = verdict.outcome is Outcome.PASS or without_reference or weak_baseline or low_share
         key = (verdict.check, verdict.metric, verdict.subject)
         problem = "" if is_learnable else f"{verdict.subject}: {verdict.outcome}, {verdict.message}"
         problems[key] = problems.get(key) or problem

@@ -18,7 +18,7 @@ class Requirement(NamedTuple):
 
 
 def requirements(settings: Config) -> list[Requirement]:
-    """Return the requirements in the order of their tests: a module may provide apptainer, so modules come first."""
+    """Return the requirements in the order of their tests: modules come before apptainer, which they may provide."""
     environment, container = settings.environment, settings.container
     required = []
     if environment.source:
@@ -37,6 +37,7 @@ def requirements(settings: Config) -> list[Requirement]:
         python, activate = f"{environment.venv}/bin/python", f"{environment.venv}/bin/activate"
         message = f"environment.venv: {python} does not exist or is not executable"
         required.append(Requirement(_test("-x", python), message, shlex.join(["ls", "-l", python])))
+        # met without Python too, which the requirement above reports
         test, message = f"{_test('! -x', python)} || {_test('-e', activate)}", f"environment.venv: no {activate}"
         required.append(Requirement(test, message, shlex.join(["ls", "-l", activate])))
     elif settings.launcher == "kubernetes":
@@ -60,6 +61,7 @@ def _container_requirements(container: Container) -> list[Requirement]:
         required = [Requirement(f"command -v {runtime} >/dev/null", installed, f"which {runtime}")]
     if runtime in ("docker", "podman"):
         command = shlex.join([runtime, "image", "inspect", image])
+        # met without the runtime too, which the requirement above reports
         test = f"! command -v {runtime} >/dev/null || {command} >/dev/null 2>&1"
         message = f"container.image: {runtime} has no image {image}, or this user may not use {runtime}"
         required.append(Requirement(test, message, f"{command}; {runtime} pull {shlex.quote(image)}"))

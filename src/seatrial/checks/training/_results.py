@@ -91,12 +91,12 @@ def _suffix(name: str) -> str:
 
 
 def device_facts(context: Context, this_rank_only: bool = False) -> list[Fact]:
-    """Facts on devices for references and rules: of all ranks, or only of this rank. All ranks must call this."""
+    """Facts on devices for rules: of all ranks (all must call this), or of this rank, as a job of one rank."""
     from seatrial.bench import rank, subgroups
 
     device = rank.describe_device(context.device) if this_rank_only else rank.describe_devices(context.device)
     facts = {"device": device["backend"], **{name: device[name] for name in ("gpu", "cpu", "world_size", "nodes")}}
-    if not this_rank_only:
+    if not this_rank_only:  # describe_devices returns 1 for both
         facts |= {"world_size": context.world_size, "nodes": len(subgroups.ranks_by_node(context.node))}
     facts |= {} if device["backend"] == "cuda" else {"cpu_only": CPU_ONLY}
     return [Fact(name=name, value=value) for name, value in facts.items()]

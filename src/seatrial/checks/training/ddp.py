@@ -145,7 +145,7 @@ def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
     if world.is_rank_0:
         yield from _speed_observations(speed, context.device)
         times = dict(zip(subjects, speed.rank_times, strict=True))
-        yield from _ranks.observations(times, times)
+        yield from _ranks.observations(compute_times=times, data_wait_times=times)  # there is only one training
         yield Fact(name="method", value=_method(comparison, speed))
         yield from _digest_observations(digests, subjects)
         steps = [*comparison.ddp_steps, *(comparison.single_process_steps or ())]
