@@ -119,7 +119,7 @@ def test_columns_of_all_versions(columns: str, row: str, redop: str, root: int |
     )
     assert busbws(table) == [(268.4, 268.3)]
     assert (table.rows[0].redop, table.rows[0].root) == (redop, root)
-    assert table.counts_wrong is ("error" not in columns)
+    assert table.wrong_is_a_count is ("error" not in columns)
 
 
 def test_columns_of_single_iterations_and_timestamps() -> None:

@@ -68,12 +68,12 @@ def test_skip_that_the_plan_contradicts_is_an_error() -> None:
     skipped = [on(rank, skipped="one node") for rank in range(4)]
     for condition in ("one node", "one rank per node", "no Slurm"):
         (error,) = errors(
-            *skipped, judged=check(skipped_if=(condition,)), settings=config("slurm"), reason=Reason.PLAN_MISMATCH
+            *skipped, judged=check(skip_allowed_if=(condition,)), settings=config("slurm"), reason=Reason.PLAN_MISMATCH
         )
         assert "one node" in error
-    assert errors(*skipped, judged=check(skipped_if=("no Slurm",))) == []
-    assert errors(*skipped, judged=check(skipped_if=("no command",))) == []
-    assert errors(*skipped, judged=check(skipped_if=("not verifiable from the record",))) == []
+    assert errors(*skipped, judged=check(skip_allowed_if=("no Slurm",))) == []
+    assert errors(*skipped, judged=check(skip_allowed_if=("no command",))) == []
+    assert errors(*skipped, judged=check(skip_allowed_if=("a reason that the record cannot verify",))) == []
 
 
 def test_a_plan_for_fewer_nodes_needs_min_nodes() -> None:
@@ -99,7 +99,7 @@ def test_after_the_loss_of_a_node_checks_may_run_on_the_others() -> None:
 
 def test_no_slurm_is_an_error_if_slurm_starts_the_jobs() -> None:
     """Also for a check that Slurm's settings may exclude, which the record does not contain."""
-    isolation = check(skipped_if=("no Slurm", "not verifiable from the record"))
+    isolation = check(skip_allowed_if=("no Slurm", "a reason that the record cannot verify"))
     skipped = [on(rank, skipped="one job per node") for rank in range(4)]
     absent = [each.model_copy(update={"facts": {SLURM_ABSENT: "no slurm.conf"}}) for each in skipped]
     assert errors(*skipped, judged=isolation, settings=config("slurm")) == []

@@ -194,7 +194,7 @@ def test_missing_metric_of_a_rule_and_a_threshold_is_one_error() -> None:
     ("options", "outcome"),
     [({}, Outcome.FAIL), ({"size": 8}, Outcome.FAIL), ({"size": None}, Outcome.FAIL), ({"size": 1}, Outcome.SKIP)],
 )
-def test_rule_with_default_options_is_skipped_if_the_trial_changes_them(
+def test_rule_with_default_options_is_skip_allowed_if_the_trial_changes_them(
     options: dict[str, JsonValue], outcome: Outcome
 ) -> None:
     class Sized(Options):
@@ -310,7 +310,7 @@ def verdict_at_8gib(measurement: Measurement, expect: Mapping[str, Threshold]) -
     return next(verdict for verdict in all_verdicts if verdict.metric == "busbw.8GiB")
 
 
-def test_size_that_is_not_requested_is_skipped_if_the_trial_has_a_threshold_on_another_size() -> None:
+def test_size_that_is_not_requested_is_skip_allowed_if_the_trial_has_a_threshold_on_another_size() -> None:
     at_1gib = {"busbw.1GiB": Threshold.parse("> 300 GB/s")}
     verdict = verdict_at_8gib(measured_at_1gib({"busbw.8GiB": ONLY_1GIB}), expect=at_1gib)
     assert (verdict.outcome, verdict.reasons) == (Outcome.SKIP, (Reason.THRESHOLD_ON_OTHER_SIZE,))

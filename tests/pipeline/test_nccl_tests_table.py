@@ -67,7 +67,7 @@ def test_series_of_data_types_and_reductions() -> None:
 def test_wrong_elements() -> None:
     assert wrong_elements(Table(), [row(wrong=(None, None))]) is None
     assert wrong_elements(Table(), [row(wrong=(0.0, 5.0))]) == 5
-    deviation = Table(counts_wrong=False)  # column error of old versions
+    deviation = Table(wrong_is_a_count=False)  # column error of old versions
     assert wrong_elements(deviation, [row(wrong=(1e-6, 1e-6))]) == 0
     deviation.out_of_bounds = 3
     assert wrong_elements(deviation, [row(wrong=(1e-6, 1e-6))]) == 3

@@ -106,7 +106,7 @@ def _facts(metric: ReferenceMetric, check: Check, config: Config, gpus: Sequence
         return {}
     nodes = 1 if metric.is_per_node else config.cluster.nodes
     ranks = len(gpus) * nodes
-    if check.needs.min_ranks > ranks or ("one node" in check.skipped_if and config.cluster.nodes == 1):
+    if check.needs.min_ranks > ranks or ("one node" in check.skip_allowed_if and config.cluster.nodes == 1):
         return {}
     lookup = metric_lookup(check, metric.name, metric.key)
     # In checks with scope CLUSTER only training metrics have no bound. Their reference values are for all ranks

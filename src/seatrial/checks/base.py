@@ -53,7 +53,7 @@ SkipCondition = Literal[
     "one rank per node",
     "no command",
     "only mode cuda_graph requested, no GPU",
-    "not verifiable from the record",
+    "a reason that the record cannot verify",
 ]
 # The subjects that must each have a value of a metric
 SubjectKind = Literal[
@@ -258,7 +258,7 @@ class Check:
     #   "variants"  the training runs of train/variants.py
     child_tasks: tuple[Literal["gpu", "all", "variants"], ...] = ()
     # Conditions under which ``measure`` may raise NotApplicable; if none of them holds, the outcome is ERROR, not SKIP
-    skipped_if: tuple[SkipCondition, ...] = ()
+    skip_allowed_if: tuple[SkipCondition, ...] = ()
     # Metrics, or families, that vary between runs: if one violates its threshold, the check is measured again before
     # the outcome is set (judge/retry.py). Other metrics, such as those of data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()

@@ -36,11 +36,17 @@ class _Switch:
 
 
 class _SwitchEntry(Frozen):
-    """The value of a switch in a YAML file. Each field is a hostlist."""
+    """The value of a switch in a YAML file. Each field is a hostlist.
+
+    With ``rails`` the entry stands for several leaf switches: one for each GPU of its nodes.
+    """
 
     nodes: str = ""
     switches: str = ""
-    rails: str = Field(default="", description="one switch per rail, in the order of the GPUs, for a leaf switch")
+    rails: str = Field(
+        default="",
+        description="names of the leaf switches, one per rail, in the order of the GPUs",
+    )
 
 
 class _File(Frozen):

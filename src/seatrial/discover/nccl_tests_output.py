@@ -131,8 +131,8 @@ class Table:
     ``step_bytes``: the step from size to size, 0 if sizes are multiplied by a factor.
     ``rejected``: messages about rows that are incomplete or contradict themselves.
     ``footer_count``: number of lines "Avg bus bandwidth" below the table.
-    ``counts_wrong``: True if the columns ``#wrong`` count wrong elements. Before 2.13 the columns are named ``error``
-    and have the largest deviation.
+    ``wrong_is_a_count``: True if the columns ``#wrong`` count wrong elements. Before 2.13 the columns are named
+    ``error`` and have the largest deviation.
     ``is_checked``: False with the option -c 0. Some versions then print 0 wrong elements although they check nothing.
     ``out_of_bounds``: sum of the numbers in lines "Out of bounds values", None without such a line.
     ``failure``: the first message that ended the run of the program; empty if there is none.
@@ -146,7 +146,7 @@ class Table:
     step_bytes: int = 0
     footer_count: int = 0
     out_of_bounds: int | None = None
-    counts_wrong: bool = True
+    wrong_is_a_count: bool = True
     is_checked: bool = True
     failure: str = ""
     devices: list[Device] = field(default_factory=list)
@@ -324,7 +324,7 @@ class _Reader:
         names = line[line.index("size") :].split()
         self.has_cpu_time = "cputime" in names
         self.columns = [name.lstrip("#").removeprefix("cpu") for name in names]
-        self.table.counts_wrong = "error" not in self.columns
+        self.table.wrong_is_a_count = "error" not in self.columns
 
     def _start_table(self) -> None:
         """Begin a new table if the current one has rows; without rows, the current one is the table that begins."""
@@ -418,7 +418,7 @@ class _Reader:
     def _algbw_is_comparable(self, redop: str) -> bool:
         """Whether algbw should be size ÷ time: True since 2.13, but not for OTHER_ALGBW or CPU times (option -C)."""
         program = self.table.program or self.command_program
-        return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in OTHER_ALGBW
+        return bool(redop) and self.table.wrong_is_a_count and not self.has_cpu_time and program not in OTHER_ALGBW
 
 
 def _starts_with_number(text: str) -> bool:

@@ -200,7 +200,7 @@ class Injection:
         return f"last line of its stderr: {(self.error_output().strip().splitlines() or ['empty'])[-1]}"
 
     def close(self) -> None:
-        """End the trial and all other processes, then undo the other changes, the last one first."""
+        """Undo all changes and end all processes, the trial included, in the reverse order of their start."""
         self._at_end.close()
 
     def _polls(self, activity: str, limit_s: float) -> Iterator[None]:

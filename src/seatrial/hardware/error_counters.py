@@ -31,7 +31,10 @@ class CounterDefinition(Frozen):
 
 
 class CounterDefinitions(Frozen):
-    """Counters of a GPU and of an RDMA port by name; ``xid``: the Xids less severe than ``gpu['xid']``."""
+    """Counters of a GPU and of an RDMA port by name.
+
+    ``gpu['xid']`` is the definition of every Xid that is not in ``xid``, the less severe ones by number.
+    """
 
     gpu: dict[str, CounterDefinition]
     port: dict[str, CounterDefinition]

@@ -24,7 +24,8 @@ class MinimumVersions(Frozen):
 
     title: str = Field(min_length=1)
     tracks: dict[str, str] = Field(min_length=1)
-    skip_numbers: int = Field(default=0, ge=0)
+    # Leading numbers before the track, such as the model in a NIC's firmware; the versions in ``tracks`` omit them
+    prefix_numbers: int = Field(default=0, ge=0)
     track_numbers: int = Field(ge=0)
     older_tracks: Literal["affected", "unknown"] = "unknown"
     newer_tracks: Literal["fixed", "unknown"] = "unknown"
@@ -49,11 +50,11 @@ class MinimumVersions(Frozen):
         Raises UnknownVersionError for a version that cannot be parsed, or whose track the advisory does not cover.
         """
         numbers = _numbers(version)
-        prefix, numbers = numbers[: self.skip_numbers], numbers[self.skip_numbers :]
+        prefix, numbers = numbers[: self.prefix_numbers], numbers[self.prefix_numbers :]
         track = numbers[: self.track_numbers]
         if len(track) < self.track_numbers:
             raise UnknownVersionError(f"version {version}: too few numbers")
-        minimum_by_track = {
+        minimum_by_track = {  # complete versions, with the prefix of this version
             _track(name): ".".join([*map(str, prefix), minimum]) for name, minimum in self.tracks.items()
         }
         newest = max(minimum_by_track)

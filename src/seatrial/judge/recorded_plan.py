@@ -58,7 +58,7 @@ class RecordedPlan:
         return True
 
     def allows_skip(self, check: Check, measured: Iterable[Measurement]) -> bool:
-        """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skipped_if``.
+        """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skip_allowed_if``.
 
         False if the check found no Slurm although Slurm starts the jobs.
         """
@@ -77,10 +77,10 @@ class RecordedPlan:
             "one rank per node": ranks in (None, 1),
             "no command": not options.get("command"),
             "only mode cuda_graph requested, no GPU": no_gpu and options.get("modes") == ["cuda_graph"],
-            "not verifiable from the record": True,
+            "a reason that the record cannot verify": True,
         }
         too_few_ranks = check.needs.min_ranks > 1 and (ranks is None or nodes * ranks < check.needs.min_ranks)
-        return (check.needs.gpus and no_gpu) or too_few_ranks or any(map(is_met.__getitem__, check.skipped_if))
+        return (check.needs.gpus and no_gpu) or too_few_ranks or any(map(is_met.__getitem__, check.skip_allowed_if))
 
     @property
     def _ranks_per_node(self) -> int | None:

@@ -52,8 +52,8 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
     checked_out_of_place = any(row.out_of_place and row.out_of_place.wrong is not None for row in rows)
     # all_to_all and send_receive are not checked in place (since nccl-tests 2.13.1)
     is_checked_once = checked_out_of_place and not checked_in_place and all(row.in_place for row in rows)
-    is_checked_twice = checked_out_of_place and checked_in_place and table.counts_wrong
-    if last.redop in REDUCTIONS:
+    is_checked_twice = checked_out_of_place and checked_in_place and table.wrong_is_a_count
+    if last.redop in REDUCTIONS:  # send_receive too has one in its table, since nccl-tests 2.13
         if is_rooted:
             return ["reduce"]
         if count_is_of_one_rank:
@@ -172,7 +172,7 @@ def wrong_elements(table: Table, rows: Sequence[Row]) -> float | None:
     counts = _wrong_counts(rows)
     if not counts and not table.out_of_bounds:
         return None
-    in_rows = max(counts, default=0.0) if table.counts_wrong else 0.0
+    in_rows = max(counts, default=0.0) if table.wrong_is_a_count else 0.0
     return max(in_rows, float(table.out_of_bounds or 0))
 
 

@@ -50,7 +50,8 @@ def expected_half_width(count: int) -> float:
 
     If there are too few samples for an interval: half of their expected range, since the judge then uses the range.
     """
-    # One standard error above 0: of uncorrelated samples, one draw in six gives a larger estimate
+    # ``median_interval`` estimates the correlation, which is rarely exactly 0 for uncorrelated samples. Assume an
+    # estimate of one standard error; one series in six gives a larger one.
     correlation = 1 / sqrt(count)
     independent = count / _variance_ratio(min(correlation + _margin(count, correlation), 0.99))
     if not (rank := interval_rank(floor(independent))):
@@ -108,10 +109,10 @@ def _lag_1_correlation(samples: Sequence[float], *, cautious: bool) -> float:
 
 
 def _margin(count: int, correlation: float) -> float:
-    """Return the uncertainty of a correlation that was estimated from ``count`` samples.
+    """Return the margin to add to a correlation that was estimated from ``count`` samples: ``weight`` standard errors.
 
-    The result is a number of standard errors. This number is near 2 for few samples and decreases with ``count``, but
-    is at least ``correlation``. The correlation plus the result is at most 0.99.
+    ``weight`` is near 2 for few samples and decreases with ``count``, down to ``correlation``. The margin is smaller if
+    the sum would exceed 0.99.
     """
     weight = max(correlation, 2 * (1 - count / _WELL_ESTIMATED))
     return min(weight * sqrt((1 - correlation**2) / count), 0.99 - correlation)

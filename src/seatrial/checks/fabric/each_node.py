@@ -181,5 +181,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=EachNodeOptions,
-    skipped_if=("one node", "one rank per node"),
+    skip_allowed_if=("one node", "one rank per node"),
 )

@@ -383,5 +383,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=GpuPairOptions,
-    skipped_if=("one rank per node",),
+    skip_allowed_if=("one rank per node",),
 )

@@ -31,6 +31,6 @@ CHECK = Check(
     rule_facts=ports.CHECK.rule_facts,
     measure=measure,
     may_exceed_100=ports.CHECK.may_exceed_100,
-    skipped_if=("not verifiable from the record",),
+    skip_allowed_if=("a reason that the record cannot verify",),
     limit_s=60,
 )

@@ -267,5 +267,5 @@ CHECK = Check(
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=PairOptions,
-    skipped_if=("one node",),
+    skip_allowed_if=("one node",),
 )

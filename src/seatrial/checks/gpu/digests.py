@@ -165,6 +165,6 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=DigestOptions,
-    skipped_if=("not verifiable from the record",),  # if all devices differ in model or libraries
+    skip_allowed_if=("a reason that the record cannot verify",),  # if all devices differ in model or libraries
     required_per={"digest_mismatches": "rank"},
 )

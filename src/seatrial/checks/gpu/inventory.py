@@ -446,5 +446,5 @@ CHECK = Check(
     required_per=dict.fromkeys(sorted(_PER_GPU_METRICS), "gpu"),
     fact_roles={"gpus": "gpus"},
     limit_s=120.0,  # without persistence mode, NVML initializes GPUs one by one, several seconds each
-    skipped_if=("no GPU",),
+    skip_allowed_if=("no GPU",),
 )

@@ -57,5 +57,5 @@ CHECK = Check(
     ),
     measure=measure,
     limit_s=120,
-    skipped_if=("not verifiable from the record",),
+    skip_allowed_if=("a reason that the record cannot verify",),
 )

@@ -105,7 +105,7 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(gpus=True, min_ranks=2),
     options=PeerOptions,
-    skipped_if=("one rank per node",),
+    skip_allowed_if=("one rank per node",),
     performance_metrics=("unidirectional", "bidirectional"),
     bounds={"unidirectional": "nvlink", "bidirectional": BIDIRECTIONAL},
     required_per={"*": "ordered pair"},

@@ -414,5 +414,5 @@ CHECK = Check(
     measure=measure,
     limit_s=600,
     options=KubernetesOptions,
-    skipped_if=("no Kubernetes",),
+    skip_allowed_if=("no Kubernetes",),
 )

@@ -327,5 +327,5 @@ CHECK = Check(
     measure=measure,
     limit_s=1800,
     options=ProbeOptions,
-    skipped_if=("no Kubernetes",),
+    skip_allowed_if=("no Kubernetes",),
 )

@@ -294,5 +294,5 @@ CHECK = Check(
     measure=measure,
     limit_s=900,
     options=BindingOptions,
-    skipped_if=("no Slurm",),
+    skip_allowed_if=("no Slurm",),
 )

@@ -183,5 +183,5 @@ CHECK = Check(
     },
     measure=measure,
     limit_s=300,
-    skipped_if=("no Slurm",),
+    skip_allowed_if=("no Slurm",),
 )

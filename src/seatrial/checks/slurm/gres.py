@@ -131,5 +131,5 @@ CHECK = Check(
     rule_facts={"gpus_expected": RuleFact(reason="cluster.gpus_per_node is not set")},
     measure=measure,
     limit_s=300,
-    skipped_if=("no Slurm", "no GPU"),
+    skip_allowed_if=("no Slurm", "no GPU"),
 )

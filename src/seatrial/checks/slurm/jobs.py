@@ -275,5 +275,5 @@ CHECK = Check(
     measure=measure,
     limit_s=1800,
     options=JobsOptions,
-    skipped_if=("no Slurm",),
+    skip_allowed_if=("no Slurm",),
 )

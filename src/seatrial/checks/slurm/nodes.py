@@ -107,5 +107,5 @@ CHECK = Check(
     measure=measure,
     limit_s=300,
     options=NodesOptions,
-    skipped_if=("no Slurm",),
+    skip_allowed_if=("no Slurm",),
 )

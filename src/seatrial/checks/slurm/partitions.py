@@ -93,5 +93,5 @@ CHECK = Check(
     rules=RULES,
     measure=measure,
     limit_s=300,
-    skipped_if=("no Slurm",),
+    skip_allowed_if=("no Slurm",),
 )

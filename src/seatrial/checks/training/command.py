@@ -445,6 +445,6 @@ CHECK = Check(
     measure=measure,
     limit_s=2100,  # above the default of train_limit_s, whose message names the command
     options=CommandOptions,
-    skipped_if=("no command",),
+    skip_allowed_if=("no command",),
     performance_metrics=("wall_seconds", "train_runtime", *SPEEDS),
 )

@@ -202,6 +202,6 @@ CHECK = Check(
     measure=measure,
     limit_s=2100,  # train_limit_s, plus data preparation and loading the result
     options=OumiOptions,
-    skipped_if=("no command",),
+    skip_allowed_if=("no command",),
     performance_metrics=("wall_seconds", "train_runtime"),
 )

@@ -46,7 +46,9 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
         checkpoint = checkpoints.newest_complete(out) if config.checkpoint.resume else None
         if checkpoint:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            strategy = effective_strategy(config).partition(" ")[0]  # without the reason in NO_DEEPSPEED
+            strategy = effective_strategy(config).partition(" ")[
+                0
+            ]  # of "fsdp2 instead of zero3: deepspeed is not installed"
             checkpoints.check_compatible(checkpoint, model, strategy)
             # Without this check, the Trainer would take one more step if the checkpoint is in the middle of an epoch
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
