@@ -59,19 +59,21 @@ def test_unreadable_fields_of_interfaces_are_reported(root: Path) -> None:
     assert json.loads(facts.model_dump_json())
 
 
-@pytest.mark.parametrize(
-    ("uevent", "speed"),
-    [("DEVTYPE=bond\nINTERFACE=bond0\nIFINDEX=7\n", 10000), ("INTERFACE=eth0\nIFINDEX=58\n", None)],
-    ids=["bond", "veth"],
-)
-def test_a_virtual_interface_has_a_speed_only_if_its_type_is_known(
-    root: Path, assigned: Addresses, uevent: str, speed: int | None
+@pytest.mark.parametrize(("driver", "speed"), [("bonding", 10000), ("macvlan", 10000), ("veth", None), ("tun", None)])
+def test_a_speed_that_is_a_constant_of_the_driver_is_not_read(
+    root: Path, assigned: Addresses, monkeypatch: pytest.MonkeyPatch, driver: str, speed: int | None
 ) -> None:
-    trees.write(root, {"sys/class/net/eth0/speed": "10000\n", "sys/class/net/eth0/uevent": uevent})
+    trees.write(root, {"sys/class/net/eth0/speed": "10000\n"})
     assigned["eth0"] = ("10.77.0.10",)
+    monkeypatch.setattr(fabric, "ethtool_driver", {"eth0": driver}.get)
     eth0 = next(nic for nic in fabric.read_nics(root).interfaces if nic.name == "eth0")
     assert eth0.speed_mbit_s == speed
     assert ("speed_mbit_s" in eth0.unreadable) == (speed is None)
+
+
+def test_driver_of_an_interface() -> None:
+    assert fabric.ethtool_driver("lo") == ""  # the loopback has none
+    assert fabric.ethtool_driver("missing") == ""
 
 
 def test_addresses_of_this_machine() -> None:

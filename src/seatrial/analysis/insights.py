@@ -62,8 +62,8 @@ def _latency(collective: Collective, busbw: Series, latency: Series) -> Iterator
     lines = latency_fit.fit_regimes(points)
     if not lines or len(busbw.x) != len(latency.x):
         return
-    algbw = latency.x[-1] / latency.y[-1] / 1e3  # bytes/us → GB/s
-    busbw_over_algbw = busbw.y[-1] / algbw
+    # Divided by algbw = size / latency in bytes per us, which is GB/s · 1e3; a latency may be 0
+    busbw_over_algbw = busbw.y[-1] * latency.y[-1] * 1e3 / latency.x[-1]
     text = "; ".join(_line_text(line, busbw_over_algbw) for line in lines)
     regimes = [{**asdict(line), "sizes": list(line.sizes)} for line in lines]
     values: dict[str, Any] = {"busbw_over_algbw": busbw_over_algbw, "regimes": regimes}

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import re
 import socket
+import struct
+from array import array
 from pathlib import Path
 
 import psutil
 
-from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number, read_text
+from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number
 from seatrial.model import Frozen
 from seatrial.util.text import printable
+
+# Drivers of virtual interfaces that report a constant speed: veth, as in pods, 10 Gb/s
+_CONSTANT_SPEED = ("veth", "tun")
+_SIOCETHTOOL, _ETHTOOL_GDRVINFO, _DRVINFO_BYTES = 0x8946, 3, 196  # linux/sockios.h, linux/ethtool.h
 
 
 class Nic(Frozen):
@@ -149,7 +156,7 @@ def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
     return Nic(
         name=printable(folder.name),
         state=reader("state", lambda: read_line(folder / "operstate")),
-        speed_mbit_s=reader("speed_mbit_s", lambda: _speed(folder, is_physical)),
+        speed_mbit_s=reader("speed_mbit_s", lambda: _speed(folder)),
         mtu=reader("mtu", lambda: read_number(folder / "mtu")),
         mac=reader("mac", lambda: read_line(folder / "address")),
         driver=reader("driver", lambda: printable(driver.resolve(strict=True).name)) if is_physical else None,
@@ -159,18 +166,26 @@ def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
     )
 
 
-def _speed(folder: Path, is_physical: bool) -> int:
-    """The speed of an interface in Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError.
-
-    The drivers of veth (10 Gb/s, as in pods) and of tun report a constant. The kernel gives these interfaces no
-    DEVTYPE; bonds, bridges, VLANs and macvlans have one, and report the speed of the interfaces below.
-    """
-    if not is_physical and "DEVTYPE=" not in read_text(folder / "uevent"):
-        raise ValueError(f"{folder}: a virtual interface without the speed of a link")
+def _speed(folder: Path) -> int:
+    """The speed of an interface in Mbit/s. Raises OSError (EINVAL if the link is down) or ValueError."""
+    if (driver := ethtool_driver(folder.name)) in _CONSTANT_SPEED:
+        raise ValueError(f"{folder}: the driver {driver} reports a constant")
     speed = read_number(folder / "speed")
     if speed < 0:
         raise ValueError(f"{folder / 'speed'}: {speed}, the driver reports no speed")
     return speed
+
+
+def ethtool_driver(interface: str) -> str:
+    """The driver of an interface of this machine, as in ``ethtool -i``, also of a virtual one; empty if unknown."""
+    info = array("B", struct.pack("I", _ETHTOOL_GDRVINFO).ljust(_DRVINFO_BYTES, b"\0"))
+    request = struct.pack("16sP16x", os.fsencode(interface), info.buffer_info()[0])  # struct ifreq
+    try:
+        with socket.socket() as any_socket:
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+    except OSError:
+        return ""
+    return info.tobytes()[4:36].partition(b"\0")[0].decode(errors="replace")
 
 
 def _numa_node(folder: Path) -> int | None:
