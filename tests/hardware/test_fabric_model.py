@@ -88,13 +88,14 @@ def test_gb200_without_nvlink_between_nodes() -> None:
     ("interfaces", "asked", "gigabits", "basis"),
     [
         (TcpInterfaces(("eth0",), 100.0), TcpFabric(), 100, "read from the interface"),
+        (TcpInterfaces(("eth0",), 100.0), TcpFabric(25.0), 100, "read from the interface"),
         (TcpInterfaces(("eth0",), 10.0), TcpFabric(25.0), 25, "the interface reports 10 Gb/s"),
         (TcpInterfaces(("eth0",), 25.0), TcpFabric(25.0), 25, "rate from cluster.fabric.rate"),
         (TcpInterfaces(("lo",), None), TcpFabric(25.0), 25, "cluster.fabric.rate"),
         (None, TcpFabric(25.0), 25, "cluster.fabric.rate"),
     ],
 )
-def test_sockets_are_judged_by_the_rate_of_the_trial_or_else_of_the_interface(
+def test_sockets_are_judged_by_the_higher_rate_of_trial_and_interface(
     interfaces: TcpInterfaces | None, asked: TcpFabric, gigabits: float, basis: str
 ) -> None:
     links = Links(network="tcp", tcp=interfaces)

@@ -80,8 +80,8 @@ def write(
     """Writes all files; FileExistsError if ``folder`` has the state of a cluster. ``extra``: lines of slurm.conf."""
     for name in ("log", "run", "state", "cgroup", "dev", "own-dev", *(f"spool/{node}" for node in nodes)):
         (folder / name).mkdir(parents=True)
-    rest = f"Port=6818 {size.hardware} State=UNKNOWN"
-    lines = [f"NodeName={n} NodeAddr={address(network, i)} NodeHostname={n} {rest}" for i, n in enumerate(nodes)]
+    settings = f"Port=6818 {size.hardware} State=UNKNOWN"
+    lines = [f"NodeName={n} NodeAddr={address(network, i)} NodeHostname={n} {settings}" for i, n in enumerate(nodes)]
     lines += ["PartitionName=gpu Nodes=ALL Default=YES MaxTime=60 State=UP", extra]
     plugin = "task/affinity,task/cgroup" if confined else "task/none"
     conf = _SLURM_CONF.format(folder=folder, network=network, port=port, task_plugin=plugin)

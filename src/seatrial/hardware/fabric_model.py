@@ -123,8 +123,8 @@ def _network(links: Links, tcp: TcpFabric | None) -> tuple[int, float, str] | st
         return "sockets between nodes have no reference value; without an RDMA network set cluster.fabric: {kind: tcp}"
     interfaces = ", ".join(links.tcp.names) if links.tcp else "TCP"
     read_gbps = links.tcp.gbps if links.tcp else None
-    # The rate of the trial counts first: a port that negotiated a lower rate must not lower its own threshold.
-    if tcp.gbps:
+    # The higher rate counts: neither a port that negotiated a lower rate nor the trial lowers the threshold
+    if tcp.gbps and tcp.gbps >= (read_gbps or 0):
         differs = f"; the interface reports {read_gbps:g} Gb/s" if read_gbps not in (None, tcp.gbps) else ""
         return 1, tcp.gbps, f"{interfaces}, rate from cluster.fabric.rate{differs}"
     if read_gbps:
