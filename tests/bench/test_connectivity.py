@@ -28,7 +28,7 @@ def measure_over_loopback(probes: tuple[ConnectivityProbe, ConnectivityProbe]) -
     endpoints = [
         Endpoint(endpoint.port, endpoint.token, "127.0.0.1") for endpoint in (probes[0].listen(), probes[1].listen())
     ]
-    unknown = {name: Lookup((), "unknown") for name in ("a", "b")}
+    unknown = [Lookup((), "unknown")] * 2
     errors = probes[0].connect_all(endpoints, unknown)
     return {**errors, **probes[0].measure()}
 

@@ -361,7 +361,10 @@ class Cluster:
         pod["spec"]["nodeName"] = scenario["nodes"][index]
         folder = self._pod_folder(pod)
         folder.mkdir(parents=True)
-        (folder / "pod.json").write_text(json.dumps({"pod": pod, "index": index, "noise": scenario["noise"]}))
+        pods, service = range(job["spec"]["completions"]), pod["spec"].get("subdomain", "")
+        dns_names = " ".join(f"{job['metadata']['name']}-{each}.{service}" for each in pods) if service else ""
+        content = {"pod": pod, "index": index, "noise": scenario["noise"], "dns_names": dns_names}
+        (folder / "pod.json").write_text(json.dumps(content))
         code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
         code += f"from tests.fakes.kubectl import run_pod; run_pod({str(self.folder)!r}, {uid!r})"
         with (folder / "supervisor.err").open("w") as err:
@@ -499,6 +502,8 @@ def run_pod(cluster: str, uid: str) -> None:
         env[each["name"]] = each["value"] if "value" in each else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
     # both nodes are this host: each pod gets a folder of its own, and an address of the host instead of a DNS name
     env |= {"SEATRIAL_SCRATCH": str(volume), "SEATRIAL_MASTER": _address()}
+    env |= {"FAKE_DNS_NAMES": content["dns_names"], "FAKE_DNS_ADDRESS": _address()}
+    env["PYTHONPATH"] = str(Path(__file__).with_name("pod_python"))
     (folder / "env.json").write_text(json.dumps(env))
     process = subprocess.Popen(
         [*container["command"], *(each.replace("$$", "$") for each in container["args"])],  # as Kubernetes does

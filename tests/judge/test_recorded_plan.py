@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.checks.base import SLURM_ABSENT
+from seatrial.checks.base import SLURM_ABSENT, Needs
+from seatrial.config.schema import Config
 from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.model import GPUS_USED, Measurement, Reason
 from tests.judge.test_coverage import check, config, errors, gpu_job, job, mismatches, on, on_gpus
@@ -95,6 +96,33 @@ def test_after_the_loss_of_a_node_checks_may_run_on_the_others() -> None:
     elsewhere = [on(rank, node="n0" if rank < 2 else "n9") for rank in range(4)]
     (error,) = errors(*on_three, *elsewhere, settings=settings, jobs=jobs)
     assert "n9" in error
+
+
+@pytest.mark.parametrize(
+    ("launcher", "claim", "options", "is_allowed"),
+    [
+        ("kubernetes", None, {}, True),
+        ("kubernetes", {"name": "results"}, {}, False),
+        ("kubernetes", None, {"paths": ["/data"]}, False),
+        ("local", None, {}, False),
+    ],
+)
+def test_a_shared_folder_is_missing_only_in_pods_without_claim_and_paths(
+    launcher: str, claim: dict[str, str] | None, options: dict[str, list[str]], is_allowed: bool
+) -> None:
+    settings = Config.model_validate(
+        {
+            "name": "t",
+            "launcher": launcher,
+            "cluster": {"nodes": 2},
+            "kubernetes": {"image": "registry.example/seatrial:1", "claim": claim},
+            "checks": {"a": {"options": options}, "b": {}},
+        }
+    )
+    judged = check(needs=Needs(shared_folder=True))
+    skipped = [on(rank, skipped="pods share no folder") for rank in range(4)]
+    found = errors(*skipped, judged=judged, settings=settings, reason=Reason.PLAN_MISMATCH)
+    assert (found == []) is is_allowed
 
 
 def test_no_slurm_is_an_error_if_slurm_starts_the_jobs() -> None:

@@ -99,6 +99,24 @@ def test_trial_reaches_its_verdict_over_streams_that_break(site: Site) -> None:
     site.nothing_is_left()
 
 
+def test_checks_between_nodes_pass_with_pod_names_only_and_without_a_claim(site: Site) -> None:
+    """Cluster DNS has no names of nodes, and the run directory of each pod is an emptyDir."""
+    site.cluster.install(site.folder / "bin")
+    trial = site.folder / "trial.yaml"
+    trial.write_text(f"{TRIAL}  nodes.reachable:\n  nodes.connectivity:\n  filesystem.shared:\n")
+    code, _, err = site.program("run", trial, "--out", site.out).finish()
+    record = load(site.out)
+    outcomes: dict[str, set[Outcome]] = {}
+    for each in record.verdicts:
+        outcomes.setdefault(each.check, set()).add(each.outcome)
+    assert outcomes["nodes.reachable"] == outcomes["nodes.connectivity"] == {Outcome.PASS}
+    assert outcomes["filesystem.shared"] == {Outcome.SKIP}
+    assert (code, record.decision.value) == (0, DecisionValue.ACCEPTED), err
+    connectivity = next(each for each in record.measurements if each.check == "nodes.connectivity" and each.metrics)
+    assert connectivity.facts["unresolved"] == {}
+    site.nothing_is_left()
+
+
 def test_probe_pods_and_jobs_whose_image_is_missing_have_one_cause(site: Site) -> None:
     site.cluster.install(site.folder / "bin", pods=both("image_missing"))
     trial = site.folder / "trial.yaml"

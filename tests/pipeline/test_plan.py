@@ -286,6 +286,35 @@ def test_checks_of_kubernetes_get_the_settings_of_the_launcher(launcher: Literal
     assert options.model_dump()["kubernetes"] == (settings.model_dump() if launcher == "kubernetes" else None)
 
 
+@pytest.mark.parametrize(
+    ("kubernetes", "options", "paths"),
+    [
+        ({}, {}, None),
+        ({"claim": {"name": "results", "path": "/claim"}}, {}, ["/claim"]),
+        ({"claim": {"name": "results"}}, {"paths": ["/data"]}, ["/data"]),
+        ({}, {"paths": ["/data"]}, ["/data"]),
+    ],
+)
+def test_check_of_shared_folders_needs_a_claim_or_paths_on_kubernetes(
+    kubernetes: dict[str, JsonValue], options: dict[str, JsonValue], paths: list[str] | None
+) -> None:
+    """Each pod has its own run directory, on the claim too; ``paths``: None if the check does not apply."""
+    trial = Config.model_validate(
+        {
+            "name": "t",
+            "launcher": "kubernetes",
+            "cluster": {"nodes": 2, "gpus_per_node": 8},
+            "kubernetes": {"image": "registry.example/seatrial:1", **kubernetes},
+            "checks": {"filesystem.shared": {"options": options}, "nodes.reachable": {}},
+        }
+    )
+    plan = make_plan(trial, catalog(), NodeGpus(8))
+    assert [job.options.get("filesystem.shared", {}).get("paths") for job in plan.jobs] == [paths]
+    skipped = [each.skipped or "" for each in plan.not_run]
+    assert len(skipped) == (paths is None)
+    assert all("kubernetes.claim" in reason for reason in skipped)
+
+
 @pytest.mark.parametrize(("options", "expected"), [({}, "week47"), ({"reservation": "other"}, "other")])
 def test_reservation_is_the_default_option(options: dict[str, JsonValue], expected: str) -> None:
     with_reservation = replace(make_check("host.a", Scope.NODE), options=ReservationOptions)

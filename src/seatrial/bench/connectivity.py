@@ -7,7 +7,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class ConnectivityResult:
-    """``lookups[i]``: node name → its Lookup on participant ``i``.
+    """``lookups[i]``: DNS name of each node → its Lookup on participant ``i``.
 
     ``connections[i]``: name of each other node → Connection from participant ``i``, or the error.
     """
@@ -59,19 +59,23 @@ class ConnectivityResult:
     connections: list[dict[str, Connection | str]]
 
 
-def measure_connectivity(participants: Participants, resolve: Callable[[str], Sequence[str]]) -> ConnectivityResult:
+def measure_connectivity(
+    participants: Participants, dns_name: str, resolve: Callable[[str], Sequence[str]]
+) -> ConnectivityResult:
     """On every node, resolve all names, connect to all other nodes by TCP and exchange time stamps with them.
 
-    Raises ParticipantError if a node cannot listen.
+    ``dns_name``: the name by which other nodes resolve this one. Raises ParticipantError if a node cannot listen.
     """
     names, index = participants.names, participants.index
     probe = ConnectivityProbe(index, names)
     try:
         endpoints = participants.run_on_all(probe.listen)
-        lookups = participants.run_on_all(lambda: resolve_names(names, resolve), RESOLVE_TIMEOUT_S + STEP_TIMEOUT_S)
+        dns_names = participants.run_on_all(lambda: dns_name)
+        lookups = participants.run_on_all(lambda: resolve_names(dns_names, resolve), RESOLVE_TIMEOUT_S + STEP_TIMEOUT_S)
+        lookups_here = [lookups[index][name] for name in dns_names]
         # A node that does not answer costs two timeouts: one to connect, one to receive the token
         timeout_s = STEP_TIMEOUT_S + 2 * CONNECT_TIMEOUT_S * len(names)
-        errors = participants.run_on_all(lambda: probe.connect_all(endpoints, lookups[index]), timeout_s)
+        errors = participants.run_on_all(lambda: probe.connect_all(endpoints, lookups_here), timeout_s)
         connections = participants.run_on_all(probe.measure, timeout_s)
     finally:
         probe.close()
@@ -98,14 +102,17 @@ class ConnectivityProbe:
         Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         return Endpoint(self._listener.getsockname()[1], self._token, local_address())
 
-    def connect_all(self, endpoints: Sequence[Endpoint], lookups: Mapping[str, Lookup]) -> dict[str, str]:
-        """Connect to all other participants, and return the errors by name."""
+    def connect_all(self, endpoints: Sequence[Endpoint], lookups: Sequence[Lookup]) -> dict[str, str]:
+        """Connect to all other participants, and return the errors by name.
+
+        ``endpoints``, ``lookups``: one per participant.
+        """
         errors: dict[str, str] = {}
 
         def connect(other: int) -> None:
             name, endpoint = self._names[other], endpoints[other]
             try:
-                addresses = lookups[name].addresses or _fallback_address(endpoint)
+                addresses = lookups[other].addresses or _fallback_address(endpoint)
                 self._sockets[name] = open_connection(addresses, endpoint)
             except OSError as error:
                 errors[name] = error_text(error)

@@ -202,10 +202,14 @@ class ScalingMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The hardware that a check needs; without it the outcome is SKIP, or ERROR if the trial expects that hardware."""
+    """What a check needs; without it the outcome is SKIP, or ERROR if the trial expects that hardware.
+
+    ``shared_folder``: the option ``paths``, the claim of Kubernetes, or a run directory that the nodes may share.
+    """
 
     gpus: bool = False
     min_ranks: int = 1
+    shared_folder: bool = False
 
 
 @dataclass(frozen=True)

@@ -239,3 +239,7 @@ class Config(Frozen):
     def uses_slurm(self) -> bool:
         """Whether Slurm starts the jobs: launcher slurm, or launcher auto with several nodes."""
         return self.launcher == "slurm" or (self.launcher == "auto" and self.cluster.nodes > 1)
+
+    def has_shared_folder(self, check: str) -> bool:
+        """Whether the nodes may share a folder for ``check``; pods share only the claim and paths of the trial."""
+        return self.launcher != "kubernetes" or bool(self.kubernetes.claim or self.checks[check].options.get("paths"))

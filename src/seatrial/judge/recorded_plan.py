@@ -80,7 +80,9 @@ class RecordedPlan:
             "a reason that the record cannot verify": True,
         }
         too_few_ranks = check.needs.min_ranks > 1 and (ranks is None or nodes * ranks < check.needs.min_ranks)
-        return (check.needs.gpus and no_gpu) or too_few_ranks or any(map(is_met.__getitem__, check.skip_allowed_if))
+        no_folder = check.needs.shared_folder and not self._config.has_shared_folder(check.name)
+        needs_lacking = (check.needs.gpus and no_gpu) or too_few_ranks or no_folder
+        return needs_lacking or any(map(is_met.__getitem__, check.skip_allowed_if))
 
     @property
     def _ranks_per_node(self) -> int | None:

@@ -224,6 +224,8 @@ def _pod_script(settings: Config, job: Job, name: str, attempt: int) -> str:
         port=rendezvous_port(name),
         rendezvous_key=_digest(name)[:16],
         rendezvous_s=math.ceil(settings.kubernetes.queue_s),
+        # with the host network, a pod has the host name of its node
+        dns_name="" if settings.kubernetes.overlay.host_network else _dns_name(settings.kubernetes, name),
         send_results=send_results(job.nodes),
     )
 
@@ -237,13 +239,17 @@ def _digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
+def _dns_name(config: Kubernetes, name: str, index: str = "$JOB_COMPLETION_INDEX") -> str:
+    """Return the name of the pod ``index`` in cluster DNS, through the headless Service ``name``."""
+    return f"{name}-{index}.{name}" if config.workload == "job" else f"{name}-{_REPLICATED_JOB}-0-{index}.{name}"
+
+
 def _env(config: Kubernetes, name: str) -> list[Object]:
     """Return the variables of the container. The token is empty until the job is started."""
-    first_pod = name if config.workload == "job" else f"{name}-{_REPLICATED_JOB}-0"
     values = {
         "SEATRIAL_TOKEN": "",
         "SEATRIAL_SCRATCH": kubernetes_pod.results_path(config),
-        "SEATRIAL_MASTER": f"{first_pod}-0.{name}",
+        "SEATRIAL_MASTER": _dns_name(config, name, index="0"),
         # torch needs the user's home and name, which are missing for a user that the image does not know
         "HOME": "/tmp",
         "USER": "seatrial",

@@ -268,6 +268,9 @@ def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus, nodes: int
     if world_size < check.needs.min_ranks:
         reason = f"needs {check.needs.min_ranks} ranks, this trial has {world_size}"
         return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
+    if check.needs.shared_folder and not config.has_shared_folder(check.name):
+        reason = f"pods share no folder: set kubernetes.claim, or checks.{check.name}.options.paths"
+        return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
     return None
 
 
@@ -279,7 +282,8 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
     """Return the options of a check: those of the trial, and defaults that depend on the config and the network.
 
     A default applies if the check has the option, and the trial does not set it. ``reservation``: slurm.reservation.
-    ``kubernetes``: the settings kubernetes.*, only with this launcher. ``limit_s``: longer on a slow network.
+    ``kubernetes``: the settings kubernetes.*, only with this launcher. ``paths`` of a check that needs a shared folder:
+    the claim of Kubernetes, since each pod has its own run directory there. ``limit_s``: longer on a slow network.
     ``sizes``, on a TCP network: the sizes that are timed by default, and each size that the network is too slow for but
     that has a threshold in the trial.
     """
@@ -297,6 +301,8 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
         defaults["reservation"] = config.slurm.reservation
     if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
         defaults["kubernetes"] = config.kubernetes.model_dump(mode="json", exclude_defaults=True)
+    if check.needs.shared_folder and config.launcher == "kubernetes" and config.kubernetes.claim:
+        defaults["paths"] = [config.kubernetes.claim.path]
     return {**defaults, **settings.options}
 
 

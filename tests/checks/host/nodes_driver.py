@@ -20,9 +20,16 @@ SKEW_S = 7.0
 
 
 def _resolve_without_node2(name: str) -> tuple[str, ...]:
-    if name == "node2":
+    if name in ("node2", "job-2.job"):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    return cluster.resolve(name)
+    return _resolve_pods(name) if name.endswith(".job") else cluster.resolve(name)
+
+
+def _resolve_pods(name: str) -> tuple[str, ...]:
+    """Resolve as cluster DNS, which has no names of nodes."""
+    if not name.endswith(".job"):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return (cluster.outside_address(),)
 
 
 def _resolve_node1_to_loopback(name: str) -> tuple[str, ...]:
@@ -85,6 +92,8 @@ def _other_nccl_variables(rank: int) -> AbstractContextManager[Any] | None:
 FAULTS: dict[str, cluster.Fault] = {
     "unknown_name": cluster.on(1, resolver, "resolve", _resolve_without_node2),
     "loopback_name": cluster.everywhere(resolver, "resolve", _resolve_node1_to_loopback),
+    "in_pods": lambda rank: patch.dict(os.environ, {"SEATRIAL_DNS_NAME": f"job-{rank}.job"}),
+    "cluster_dns": cluster.everywhere(resolver, "resolve", _resolve_pods),
     "resolver_hangs": cluster.everywhere(resolver, "resolve", _hang),
     "short_resolve_timeout": cluster.everywhere(tcp, "RESOLVE_TIMEOUT_S", 0.2),
     "known_local_address": cluster.everywhere(connectivity, "local_address", cluster.outside_address),

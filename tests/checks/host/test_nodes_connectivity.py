@@ -36,6 +36,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "one_node": routable(nodes=ONE),
         "unknown_name": routable(faults=("unknown_name",)),
         "unknown_name_and_address": Scenario(NAME, faults=("unknown_name",)),
+        "pods": routable(faults=("in_pods", "cluster_dns")),
+        "unknown_pod": routable(faults=("in_pods", "cluster_dns", "unknown_name")),
         "loopback_name": routable(faults=("loopback_name",)),
         "resolver_hangs": routable(faults=("resolver_hangs", "short_resolve_timeout")),
         "closed_port": routable(faults=("closed_port",)),
@@ -107,6 +109,15 @@ def test_one_node_is_skipped(runs: Runs) -> None:
 def test_unresolved_name_on_one_node(runs: Runs) -> None:
     assert not_passed(runs["unknown_name"]) == {"names_unresolved": Outcome.FAIL}
     assert fact(runs["unknown_name"], "unresolved") == {"node2": "Name or service not known (on node1)"}
+
+
+def test_pods_resolve_the_names_of_pods(runs: Runs) -> None:
+    """Cluster DNS has no names of nodes; the subjects remain the nodes."""
+    assert not_passed(runs["pods"]) == {}
+    assert set(values(runs["pods"], "rtt")) == set(THREE)
+    assert not_passed(runs["unknown_pod"]) == {"names_unresolved": Outcome.FAIL}
+    assert fact(runs["unknown_pod"], "unresolved") == {"job-2.job": "Name or service not known (on node1)"}
+    assert fact(runs["unknown_pod"], "fault_places")["names_unresolved"] == {"node1": ["job-2.job"]}
 
 
 def test_no_name_and_no_address(runs: Runs) -> None:

@@ -39,7 +39,8 @@ AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 class SharedOptions(Options):
     """``paths``: directories that must be shared by all nodes.
 
-    Without ``paths`` the check tests its directory in the run directory. If this is not shared, the outcome is WARN.
+    Without ``paths`` the check tests the claim of the launcher kubernetes, else its directory in the run directory. If
+    the run directory is not shared, the outcome is WARN.
     """
 
     paths: tuple[AbsolutePath, ...] = ()
@@ -376,7 +377,7 @@ CHECK = Check(
     fact_roles={"fault_places": "fault_places"},
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
-    needs=Needs(min_ranks=2),
+    needs=Needs(min_ranks=2, shared_folder=True),
     metrics={
         "paths_unusable": "paths",
         "paths_not_shared": "paths",

@@ -18,6 +18,7 @@ from seatrial.checks.base import Check, Context, Options, RuleFact, metric
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 from seatrial.util import resolver
+from seatrial.util.node_name import dns_name
 from seatrial.util.text import printable
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     versions = participants.run_on_all(lambda: read_versions(context.root, nccl))
     networks = participants.run_on_all(lambda: read_network(context.root, connectivity.local_address()))
     context.progress("connecting all pairs")
-    result = connectivity.measure_connectivity(participants, resolver.resolve)
+    result = connectivity.measure_connectivity(participants, dns_name(context.node), resolver.resolve)
     if context.rank == 0:
         nodes = participants.names
         observations = [
@@ -105,7 +106,7 @@ def _os_name(root: Path) -> str:
 
 
 def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
-    """Yield the number of node names that at least one node cannot resolve, and the reasons by name."""
+    """Yield the number of names of nodes that at least one node cannot resolve, and the reasons by name."""
     from seatrial.bench.one_rank_per_node import group_by_text
 
     problems: dict[str, dict[str, str]] = {}  # name → node that cannot resolve it → reason
@@ -274,10 +275,11 @@ RULES = (
         evidence_facts=("unresolved",),
         expect="== 0 names",
         applies_if=SEVERAL_NODES,
-        meaning="A node name does not resolve, or resolves to a loopback address: rendezvous, Gloo, MPI and ssh cannot "
-        "reach the node.",
+        meaning="The name of a node or of its pod does not resolve, or resolves to a loopback address: rendezvous, "
+        "Gloo, MPI and ssh cannot reach the node.",
         fix="Fact unresolved lists names and nodes. On that node: getent ahosts NAME; add the name to DNS or to "
-        "/etc/hosts of every node, and remove it from the line of 127.0.0.1 or 127.0.1.1.",
+        "/etc/hosts of every node, and remove it from the line of 127.0.0.1 or 127.0.1.1. Names of pods: kubectl get "
+        "pods -n kube-system -l k8s-app=kube-dns; kubectl get networkpolicies.",
     ),
     Rule(
         metric="pairs_unreachable",
