@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,23 @@ def test_script_on_this_machine() -> None:
     (container,) = parse_logs(prefixed(output.stdout.splitlines())).values()
     assert container.shm_bytes == os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize
     assert (container.ended, container.gpus, output.stderr) == (True, None, "")
+
+
+@pytest.mark.parametrize("mig", [True, False])
+def test_mig_instances_are_not_counted_as_gpus(tmp_path: Path, mig: bool) -> None:
+    """Published output of nvidia-smi on an A100, with one device in the pod."""
+    lines = ["GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-9c73eb7b-8d6d-6c0e-dc13-97873e2ede40)"]
+    if mig:
+        lines.append("  MIG 1g.10gb     Device  0: (UUID: MIG-a686709d-6dc2-542a-8851-0d2508448c10)")
+    (tmp_path / "nvidia-smi").write_text('#!/bin/sh\ntest "$*" = -L || exit 64\ncat "$0.txt"\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "nvidia-smi.txt").write_text("\n".join(lines) + "\n")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "0"}
+    argv = ["sh", "-c", SCRIPT, "sh", "job", "1", "1", "0"]
+    output = subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
+    (container,) = parse_logs(prefixed(output.splitlines())).values()
+    assert container.gpus == (None if mig else 1)
+    assert container.gpu_error == ("MIG enabled; MIG instances are not supported" if mig else "")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 40])

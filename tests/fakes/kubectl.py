@@ -61,7 +61,8 @@ class Cluster:
     def install(self, bin_folder: Path, **scenario: Any) -> None:
         """Write an executable kubectl for this cluster.
 
-        ``nodes``: names. ``pods``: index → fields of the pod that never starts, such as ``status``. ``refused``: the
+        ``nodes``: names. ``namespaces``: in which the user has rights; all others answer Forbidden, whether they exist
+        or not. ``pods``: index → fields of the pod that never starts, such as ``status``. ``refused``: the
         verbs and resources that the user may not use, as ``create jobs.batch``. ``kinds``: optional kinds that the
         cluster has. ``events``, ``queued``: events and Kueue's Workload of the job. ``create_errors``: kind → error.
         ``cut``: numbers of lines after which the first streams of logs break. ``noise``: lines that the log has before
@@ -71,6 +72,7 @@ class Cluster:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         defaults: dict[str, Any] = {"nodes": ["node-a", "node-b"], "pods": {}, "cut": [], "noise": []}
+        defaults["namespaces"] = ["ml", "default"]
         self._write({"objects": scenario.pop("objects", []), "scenario": defaults | scenario, "calls": []})
         bin_folder.mkdir(parents=True, exist_ok=True)
         program = bin_folder / "kubectl"
@@ -218,6 +220,9 @@ class Cluster:
 
     def _get(self, args: argparse.Namespace, rest: list[str]) -> int:
         kinds = [_KINDS[name] for name in args.arguments[0].split(",")]
+        if kinds != ["Node"] and args.namespace and args.namespace not in self._read()["scenario"]["namespaces"]:
+            print(forbidden(args.arguments[0], args.namespace), end="", file=sys.stderr)
+            return 1
         with self._locked() as state:
             self._reconciled(state)
         missing = [kind for kind in kinds if kind in _OPTIONAL and kind not in state["scenario"].get("kinds", [])]
@@ -550,6 +555,13 @@ def _terminate_when_deleted(folder: Path, pid: int, grace_s: float) -> None:
     os.kill(pid, signal.SIGTERM)
     time.sleep(grace_s)
     os.kill(pid, signal.SIGKILL)
+
+
+def forbidden(resource: str, namespace: str | None) -> str:
+    """What kubectl prints if the user may not list a resource."""
+    where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
+    message = f'{resource} is forbidden: User "ada" cannot list resource "{resource}" in API group ""{where}'
+    return f"Error from server (Forbidden): {message}\n"
 
 
 def printed(items: Sequence[Object], output: str) -> str:

@@ -109,6 +109,9 @@ def test_gpu_use_names_free_gpus_and_users() -> None:
     nodes = [KubernetesNode.model_validate({"metadata": {"name": f"node-{name}"}, "status": status}) for name in "ab"]
     users = [GpuUser("ml/notebook-0", "node-b", 1)]
     assert pod_states.gpu_use(nodes, users) == ["node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1"]
+    labels = {"nvidia.com/mig.strategy": "single", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"}
+    instances = KubernetesNode.model_validate({"metadata": {"name": "node-b", "labels": labels}, "status": status})
+    assert pod_states.gpu_use([instances], users) == [f"node-b: {instances.mig_error}"]
 
 
 def test_node_state() -> None:

@@ -149,6 +149,10 @@ def test_a_node_that_no_pod_can_start_on(site: Site) -> None:
         site.candidates(node("new", ready="False"))
     with pytest.raises(SeatrialError, match="untolerated taint team:NoSchedule"):
         site.candidates(node("new", {"key": "team", "effect": "NoSchedule"}))
+    instances = node("new")
+    instances["metadata"]["labels"] = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"}
+    with pytest.raises(SeatrialError, match="nothing was changed: new: MIG enabled"):
+        site.candidates(instances)
     with pytest.raises(UsageError, match="no node new"):
         site.candidates(node("other"))
 

@@ -162,14 +162,24 @@ class KubernetesNode(ApiObject):
         return GPU_RESOURCE in self.status.capacity or any(self.labels.get(label) == "true" for label in _GPU_LABELS)
 
     @property
+    def mig_error(self) -> str:
+        """Why ``nvidia.com/gpu`` counts no whole GPUs: with the strategy ``single`` it counts MIG instances; else empty.
+
+        The label nvidia.com/mig.strategy does not show this: nodes whose GPUs have no MIG instances have it, too.
+        """
+        product = self.labels.get("nvidia.com/gpu.product", "")
+        return f"MIG enabled; MIG instances are not supported ({product})" if "-MIG-" in product else ""
+
+    @property
     def shared_gpus(self) -> str:
-        """How pods share a GPU: names of MIG resources, ``time-slicing`` or ``mps``; empty if GPUs are not shared."""
+        """How GPUs are shared: MIG by its resources or product, ``time-slicing`` or ``mps``; empty if they are not."""
         # The kubelet keeps a resource that its plugin no longer reports, with 0 devices
         mig = sorted(
             name for name in self.status.capacity if name.startswith("nvidia.com/mig-") and self.capacity(name)
         )
         strategy = self.labels.get("nvidia.com/gpu.sharing-strategy", "none")
-        return ", ".join([*mig, *([] if strategy == "none" else [strategy])])
+        sharing = "" if strategy == "none" else strategy
+        return ", ".join(filter(None, [*mig, self.mig_error, sharing]))
 
     @property
     def driver_version(self) -> str | None:

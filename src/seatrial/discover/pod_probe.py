@@ -15,10 +15,12 @@ PEERS = 8  # each pod resolves the names of the 8 pods with the next indices, so
 # pod stays, so that pods that start minutes later can resolve its name
 SCRIPT = r"""
 if test "$3" -gt 0; then
-  if output=$(timeout 60 nvidia-smi -L 2>&1); then
-    echo "gpus=$(echo "$output" | grep -c '^GPU ')"
-  else
+  if ! output=$(timeout 60 nvidia-smi -L 2>&1); then
     echo "gpu_error=$(echo "${output:-nvidia-smi -L did not answer within 60 s}" | tr '\n' ' ')"
+  elif echo "$output" | grep -q 'UUID: MIG-'; then
+    echo "gpu_error=MIG enabled; MIG instances are not supported"
+  else
+    echo "gpus=$(echo "$output" | grep -c '^GPU ')"
   fi
 fi
 df -Pk /dev/shm | while read -r _ size _; do echo "shm_kib=$size"; done

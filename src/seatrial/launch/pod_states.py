@@ -148,7 +148,7 @@ def images(pods: Iterable[Object]) -> tuple[str, ...]:
 
 
 def gpu_use(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[str]:
-    """Return a line for each node with GPUs in use, such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``.
+    """Return a line for each node with MIG or GPUs in use: ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``.
 
     Raises SeatrialError for an invalid number of GPUs.
     """
@@ -161,7 +161,9 @@ def gpu_use(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[s
     for item in nodes:
         total = device_count(item.status.allocatable.get(GPU_RESOURCE, "0"))
         users_here = users_by_node.get(item.name, [])
-        if total and users_here:
+        if item.mig_error:
+            lines.append(f"{item.name}: {item.mig_error}")
+        elif total and users_here:
             free = total - sum(user.gpus for user in users_here)
             uses = and_more([f"{user.pod} uses {user.gpus}" for user in users_here], _MAX_NAMED)
             lines.append(f"{item.name}: {free} of {total} GPUs free, {uses}")

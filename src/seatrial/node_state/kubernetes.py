@@ -139,7 +139,9 @@ class KubernetesCandidates:
         return NodeChange(nodes=(node.name,), action=action, command=tuple(self._kubectl.command(*args)), before=before)
 
     def _refusal(self, node: KubernetesNode) -> str:
-        """Return why no pod of the test can start on the node; empty if it can."""
+        """Return why the test cannot run on the node; empty if it can."""
+        if node.mig_error:
+            return f"{node.mig_error}. Run first: kubectl describe node {node.name}"
         if node.ready_condition.status != "True":
             return f"{node.ready_condition}. Run first: kubectl describe node {node.name}"
         taints = node.untolerated_taints(self._tolerations)

@@ -15,7 +15,7 @@ from seatrial.checks.base import Check
 from seatrial.checks.kubernetes import _probe_pods
 from seatrial.model import Measurement, Outcome
 from seatrial.util.processes import CommandResult
-from tests.fakes.kubectl import printed
+from tests.fakes.kubectl import forbidden, printed
 from tests.fakes.slurm import judge, not_passed, run_check
 from tests.paths import FIXTURES
 
@@ -50,13 +50,17 @@ DAEMON_SETS = ("nvidia-device-plugin-daemonset", "nvidia-container-toolkit-daemo
 
 
 class FakeCluster:
-    """Tests change ``nodes``, and ``pods`` by namespace; ``forbidden``: resources that the user may not list."""
+    """Tests change ``nodes``, and ``pods`` by namespace; ``forbidden``: resources that the user may not list.
+
+    ``namespaces``: those that exist and in which the user may list pods; None: the user may list pods everywhere.
+    """
 
     def __init__(self) -> None:
         self.nodes = node_list()
         names = ["gpu0", "gpu1", "gpu2", "gpu3"]
         self.pods = {"gpu-operator": [daemon_pod(node, name) for node in names for name in DAEMON_SETS]}
         self.forbidden: set[str] = set()
+        self.namespaces: set[str] | None = None
         self.events: list[Object] = []
         self.created: list[Object] = []  # Jobs and Services, as the check wrote them
         self.deleted: list[str] = []  # selectors
@@ -95,9 +99,9 @@ class FakeCluster:
 
     def _get(self, resource: str, values: dict[str, str]) -> CommandResult:
         items: list[Object]
-        if resource in self.forbidden:
-            message = f'{resource} is forbidden: User "ada" cannot list resource "{resource}" in API group ""'
-            return CommandResult(1, "", f"Error from server (Forbidden): {message}\n")
+        may_list = resource != "pods" or self.namespaces is None or values["namespace"] in self.namespaces
+        if resource in self.forbidden or not may_list:
+            return CommandResult(1, "", forbidden(resource, values.get("namespace")))
         if resource == "jobs,pods":
             self.terminating -= 1
             items = [{"kind": "Job", "metadata": {}}] * (self.terminating > 0)

@@ -183,6 +183,31 @@ def test_gpus_that_are_shared_or_divided(runner: KubernetesRunner, key: str, val
     assert runner.not_passed() == {"gpus_shared gpu0": WARN}
 
 
+@pytest.mark.parametrize("profile", ["1g.10gb", "INVALID", ""])
+def test_mig_instances_are_not_counted_as_gpus(runner: KubernetesRunner, profile: str) -> None:
+    """Labels of GPU Operator with the MIG strategy single, with and without MIG instances."""
+    node = runner.cluster.node("gpu1")
+    labels = {"mig.capable": "true", "mig.strategy": "single", "gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    if profile:
+        labels["gpu.product"] += f"-MIG-{profile}"
+        for part in ("capacity", "allocatable"):
+            node["status"][part]["nvidia.com/gpu"] = "0" if profile == "INVALID" else "56"
+    node["metadata"]["labels"] |= {f"nvidia.com/{key}": value for key, value in labels.items()}
+    measurement = runner.measure()
+    values = {metric.name: metric.value for metric in measurement.metrics if metric.subject == "gpu1"}
+    bad = {verdict.metric for verdict in judge(CHECK, measurement) if verdict.outcome in (FAIL, WARN, ERROR)}
+    reasons = measurement.facts["unusable"]
+    assert isinstance(reasons, dict)
+    if profile:
+        assert values["gpus_allocatable"] == 0
+        assert {"gpus_shared", "nodes_missing"} <= bad
+        assert f"MIG enabled; MIG instances are not supported ({labels['gpu.product']})" in str(reasons["gpu1"])
+    else:
+        assert values["gpus_allocatable"] == 8
+        assert bad == {"gpu_model_differs"}
+        assert reasons == {}
+
+
 def test_operator_pods(runner: KubernetesRunner) -> None:
     """A device plugin in CrashLoopBackOff; a completed validator belongs to no DaemonSet."""
     pods = runner.cluster.pods["gpu-operator"]
@@ -204,9 +229,22 @@ def test_without_operator_pods_the_rules_do_not_apply(runner: KubernetesRunner) 
 
 def test_pods_that_the_user_may_not_list(runner: KubernetesRunner) -> None:
     runner.cluster.forbidden = {"pods"}
-    bad = runner.not_passed()
-    assert set(bad) == {"operator_pods_missing login", "operator_pods_not_ready login"}
-    assert set(bad.values()) == {Outcome.UNJUDGED}
+    assert runner.not_passed() == {}
+    verdicts = {v.metric: v for v in judge(CHECK, runner.measure())}
+    for name in ("operator_pods_missing", "operator_pods_not_ready"):
+        assert verdicts[name].outcome is Outcome.SKIP
+        assert "Forbidden" in verdicts[name].detail
+
+
+def test_namespaces_that_do_not_exist_are_forbidden_to_an_ordinary_user(runner: KubernetesRunner) -> None:
+    runner.cluster.namespaces = {"kube-system"}
+    assert runner.not_passed() == {}
+    verdicts = {v.metric: v.outcome for v in judge(CHECK, runner.measure())}
+    assert verdicts["operator_pods_missing"] is verdicts["operator_pods_not_ready"] is Outcome.SKIP
+    runner.cluster.namespaces = {"gpu-operator"}
+    assert len(runner.cluster.pods["gpu-operator"]) > 0
+    verdicts = {v.metric: v.outcome for v in judge(CHECK, runner.measure())}
+    assert verdicts["operator_pods_missing"] is verdicts["operator_pods_not_ready"] is Outcome.PASS
 
 
 def test_nodes_that_the_user_may_not_list(runner: KubernetesRunner) -> None:

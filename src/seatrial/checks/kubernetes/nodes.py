@@ -105,7 +105,7 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         meaning="GPUs are divided by MIG, or several pods share one by time-slicing or MPS; nvidia.com/gpu then counts "
         "parts of GPUs, which are not measured",
-        fix="kubectl get node NODE --show-labels | tr , '\\n' | grep -E 'mig|sharing'; kubectl label node NODE "
+        fix="kubectl get node NODE --show-labels | tr , '\\n' | grep -E 'mig|sharing|product'; kubectl label node NODE "
         "nvidia.com/mig.config=all-disabled --overwrite; remove `sharing` from the device plugin's configuration",
     ),
     Rule(
@@ -220,6 +220,7 @@ def _unusable_reasons(node: KubernetesNode, tolerations: Sequence[Toleration], d
     """Return why the trial's pods cannot run on the node; empty if they can."""
     reasons = [str(node.ready_condition)] if node.ready_condition.status != "True" else []
     reasons += _barriers(node, tolerations)
+    reasons += [node.mig_error] if node.mig_error and devices.get(GPU_RESOURCE) else []
     return reasons + [
         f"{node.allocatable(resource)} {resource} allocatable, {count} requested"
         for resource, count in devices.items()
@@ -271,7 +272,7 @@ def _gpu_metrics(nodes: Sequence[KubernetesNode], expected: int | None) -> Itera
     )
     for node in nodes:
         values = {
-            "gpus_allocatable": node.allocatable(GPU_RESOURCE),
+            "gpus_allocatable": 0 if node.mig_error else node.allocatable(GPU_RESOURCE),
             "gpus_unhealthy": max(0, node.capacity(GPU_RESOURCE) - node.allocatable(GPU_RESOURCE)),
             "gpus_below_expected": max(0, (expected or 0) - node.capacity(GPU_RESOURCE)),
             "gpus_shared": bool(node.shared_gpus),
@@ -409,7 +410,8 @@ CHECK = Check(
         "several_nodes": RuleFact(reason="single node"),
         "driver_labels": RuleFact(),
         "model_labels": RuleFact(),
-        "operator_pods": RuleFact(),
+        # the API server answers Forbidden for a namespace that does not exist, too
+        "operator_pods": RuleFact(permission_denied=Outcome.SKIP),
     },
     measure=measure,
     limit_s=600,
