@@ -65,6 +65,51 @@ def test_name_of_the_object_at_fault(text: str, cause: str, name: str) -> None:
     assert (failure.cause, failure.name, failure.nodes) == (cause, name, ())
 
 
+# Published messages of the scheduler of Kubernetes 1.36; some without the text after the first period
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (
+            "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/1 "
+            "nodes are available: 1 No preemption victims found for incoming pod.",
+            "kubernetes_gpus_in_use",
+        ),
+        (
+            "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient nvidia.com/gpu.",
+            "kubernetes_gpus_in_use",
+        ),
+        (
+            "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) didn't match Pod's node "
+            "affinity/selector. no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not "
+            "helpful for scheduling.",
+            "kubernetes_node_selector",
+        ),
+        (
+            "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient cpu. no new claims to "
+            "deallocate, preemption: 0/3 nodes are available: 1 Preemption is not helpful for scheduling, 2 No "
+            "preemption victims found for incoming pod.",
+            "kubernetes_resources_in_use",
+        ),
+        (
+            "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) were unschedulable.",
+            "kubernetes_unschedulable",
+        ),
+        ("0/3 nodes are available: 3 node(s) had untolerated taint(s).", "kubernetes_taint"),
+        (
+            "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
+            "kubernetes_claim_pending",
+        ),
+        (
+            '0/2 nodes are available: persistentvolumeclaim "model-storage" not found. not found',
+            "kubernetes_claim_missing",
+        ),
+    ],
+)
+def test_the_cause_is_that_of_most_nodes(message: str, cause: str) -> None:
+    (failure,) = job_failures({message: ()}, PLACE)
+    assert (failure.cause, failure.message) == (cause, message)
+
+
 def test_unknown_messages_are_no_failure() -> None:
     assert job_failures({"starting on node-a": (), "": ()}, PLACE) == ()
 

@@ -163,7 +163,7 @@ class KubernetesNode(ApiObject):
 
     @property
     def mig_error(self) -> str:
-        """Why ``nvidia.com/gpu`` counts no whole GPUs: with the strategy ``single`` it counts MIG instances; else empty.
+        """Why ``nvidia.com/gpu`` counts no whole GPUs: MIG instances with the strategy ``single``; else empty.
 
         The label nvidia.com/mig.strategy does not show this: nodes whose GPUs have no MIG instances have it, too.
         """

@@ -15,6 +15,10 @@ from seatrial.util import data_files
 
 _FILE = "causes/kubernetes_jobs.yaml"
 _MAX_TEXT = 4096  # characters of a message that are searched and kept; the longest messages of Kubernetes have 2,000
+# Kubernetes 1.36: "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient nvidia.com/gpu. no new
+# claims to deallocate, preemption: 0/3 nodes are available: …". Older versions name the taint: "untolerated taint {KEY: }"
+_UNSCHEDULABLE = re.compile(r"(?P<start>\d+/\d+ nodes are available: )(?P<reasons>.*?)(?:\. |$)")
+_NODES_WITH_REASON = re.compile(r"(?:^|, )(\d+) (.+?)(?=, \d+ |$)")
 
 
 class Message(Frozen):
@@ -51,8 +55,15 @@ def start_causes() -> tuple[StartCause, ...]:
 
 
 def find_start_cause(text: str) -> StartCause | None:
-    """Return the first cause whose message is in the first _MAX_TEXT characters of ``text``; None if there is none."""
+    """Return the first cause whose message is in the first _MAX_TEXT characters of ``text``; None if there is none.
+
+    Of a message of the scheduler, only the reasons of most nodes count: the taint of the control plane is in most.
+    """
     text = text[:_MAX_TEXT]
+    if match := _UNSCHEDULABLE.search(text):
+        reasons = [(int(count), reason) for count, reason in _NODES_WITH_REASON.findall(match["reasons"])]
+        most = max((count for count, _ in reasons), default=0)
+        text = match["start"] + (", ".join(reason for count, reason in reasons if count == most) or match["reasons"])
     return next((each for each in start_causes() if re.search(each.message.pattern, text)), None)
 
 
