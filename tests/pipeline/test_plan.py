@@ -305,14 +305,17 @@ def test_check_of_shared_folders_needs_a_claim_or_paths_on_kubernetes(
             "launcher": "kubernetes",
             "cluster": {"nodes": 2, "gpus_per_node": 8},
             "kubernetes": {"image": "registry.example/seatrial:1", **kubernetes},
-            "checks": {"filesystem.shared": {"options": options}, "nodes.reachable": {}},
+            "checks": {"filesystem.shared": {"options": options}, "nodes.reachable": {}, "train.checkpoint": {}},
         }
     )
     plan = make_plan(trial, catalog(), NodeGpus(8))
     assert [job.options.get("filesystem.shared", {}).get("paths") for job in plan.jobs] == [paths]
-    skipped = [each.skipped or "" for each in plan.not_run]
-    assert len(skipped) == (paths is None)
-    assert all("kubernetes.claim" in reason for reason in skipped)
+    skipped = {each.check for each in plan.not_run if "kubernetes.claim" in (each.skipped or "")}
+    without_paths = set() if "claim" in kubernetes else {"train.checkpoint"}
+    assert skipped == without_paths | (set() if paths else {"filesystem.shared"})
+    assert "paths" not in plan.jobs[0].options.get("train.checkpoint", {})
+    one_node = trial.model_copy(update={"cluster": Cluster(nodes=1, gpus_per_node=8)})
+    assert make_plan(one_node, catalog(), NodeGpus(8)).not_run == ()
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, "week47"), ({"reservation": "other"}, "other")])

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from seatrial.model import SeatrialError
-from seatrial.train import checkpoint, loop, train_config
+from seatrial.train import checkpoint, loop, train_config, variants
 from seatrial.train.variants import InjectedFault, Variant, injected_fault, run_variant
 from tests.train.ranks import config
 
@@ -31,6 +31,22 @@ def test_expected_error_is_the_error_of_each_rank(monkeypatch: pytest.MonkeyPatc
     assert run_variant(variant) == BIT_FLIP_MESSAGE
     with pytest.raises(SeatrialError, match="stopped after rank 1"):
         run_variant(variant.model_copy(update={"expect_error": False}))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_pod_without_the_run_directory_of_rank_0_creates_its_own_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: bool
+) -> None:
+    rank0_folder = tmp_path / "pod-0" / "artifacts" / "attempt1"
+    values = iter([[rank0_folder, None], ["", "pod-1"]])
+    monkeypatch.setattr(variants, "gather", lambda _value: next(values))
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    if shared:
+        with pytest.raises(SeatrialError, match="not shared between rank 0 and pod-1"):
+            variants.create_folder(tmp_path / "pod-1", shared=True)
+    else:
+        assert variants.create_folder(tmp_path / "pod-1") == rank0_folder
+        assert rank0_folder.is_dir()
 
 
 def test_nan_is_the_gradient_of_one_step_of_one_rank(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from seatrial.bench.connectivity import local_address
 from seatrial.bench.rank import gather, store_barrier
 from seatrial.util import processes
+from seatrial.util.node_name import dns_name
 
 START_LIMIT_S = 10.0  # from a server's start until it listens; servers listen before they allocate memory
 PORT_ATTEMPTS = 3  # another process may take a free port before the server does
@@ -76,7 +77,7 @@ def run_transfers(
     address. A program that still runs ``limit_s`` after the start of the clients is ended.
     """
     with TemporaryDirectory() as folder:
-        results_of_this_rank = _run_programs(transfers, argv, local_address() or node, Path(folder), limit_s)
+        results_of_this_rank = _run_programs(transfers, argv, local_address() or dns_name(node), Path(folder), limit_s)
     store_barrier()
     results: dict[tuple[str, str], ProgramResult] = {}
     for results_of_rank in gather(results_of_this_rank):

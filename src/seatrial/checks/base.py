@@ -83,7 +83,7 @@ class Context:
     local_rank: int
     device: str  # "cuda:3" or "cpu"
     expected_gpus: int | None  # per node; None if not configured
-    artifacts_dir: Path  # existing folder for the check's artifacts, the same on all ranks
+    artifacts_dir: Path  # existing folder for the check's artifacts, the same path on all ranks of a node
     run_dir: Path  # artifact paths are relative to it
     root: Path = Path("/")  # prefix of /proc, /sys and /etc; tests replace it
     progress: Callable[[str], None] = lambda _text: None  # shows a line of progress

@@ -241,5 +241,7 @@ class Config(Frozen):
         return self.launcher == "slurm" or (self.launcher == "auto" and self.cluster.nodes > 1)
 
     def has_shared_folder(self, check: str) -> bool:
-        """Whether the nodes may share a folder for ``check``; pods share only the claim and paths of the trial."""
-        return self.launcher != "kubernetes" or bool(self.kubernetes.claim or self.checks[check].options.get("paths"))
+        """Whether the nodes may share a folder for ``check``; several pods share only the claim and given paths."""
+        if self.launcher != "kubernetes" or self.cluster.nodes == 1:
+            return True
+        return bool(self.kubernetes.claim or self.checks[check].options.get("paths"))

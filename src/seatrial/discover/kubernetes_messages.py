@@ -16,7 +16,7 @@ from seatrial.util import data_files
 _FILE = "causes/kubernetes_jobs.yaml"
 _MAX_TEXT = 4096  # characters of a message that are searched and kept; the longest messages of Kubernetes have 2,000
 # Kubernetes 1.36: "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient nvidia.com/gpu. no new
-# claims to deallocate, preemption: 0/3 nodes are available: …". Older versions name the taint: "untolerated taint {KEY: }"
+# claims to deallocate, preemption: 0/3 nodes are available: …". Older versions name the taint: "taint {KEY: }"
 _UNSCHEDULABLE = re.compile(r"(?P<start>\d+/\d+ nodes are available: )(?P<reasons>.*?)(?:\. |$)")
 _NODES_WITH_REASON = re.compile(r"(?:^|, )(\d+) (.+?)(?=, \d+ |$)")
 

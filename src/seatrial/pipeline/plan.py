@@ -269,7 +269,7 @@ def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus, nodes: int
         reason = f"needs {check.needs.min_ranks} ranks, this trial has {world_size}"
         return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
     if check.needs.shared_folder and not config.has_shared_folder(check.name):
-        reason = f"pods share no folder: set kubernetes.claim, or checks.{check.name}.options.paths"
+        reason = "pods share no folder: set kubernetes.claim"
         return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
     return None
 
@@ -283,7 +283,7 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
 
     A default applies if the check has the option, and the trial does not set it. ``reservation``: slurm.reservation.
     ``kubernetes``: the settings kubernetes.*, only with this launcher. ``paths`` of a check that needs a shared folder:
-    the claim of Kubernetes, since each pod has its own run directory there. ``limit_s``: longer on a slow network.
+    the claim of Kubernetes, where each pod has its own run directory. ``limit_s``: longer on a slow network.
     ``sizes``, on a TCP network: the sizes that are timed by default, and each size that the network is too slow for but
     that has a threshold in the trial.
     """
@@ -301,8 +301,9 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
         defaults["reservation"] = config.slurm.reservation
     if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
         defaults["kubernetes"] = config.kubernetes.model_dump(mode="json", exclude_defaults=True)
-    if check.needs.shared_folder and config.launcher == "kubernetes" and config.kubernetes.claim:
-        defaults["paths"] = [config.kubernetes.claim.path]
+    claim = config.kubernetes.claim if config.launcher == "kubernetes" else None
+    if claim and check.needs.shared_folder and "paths" in check.options.model_fields:
+        defaults["paths"] = [claim.path]
     return {**defaults, **settings.options}
 
 

@@ -134,7 +134,7 @@ def create_folder(parent: Path, shared: bool = False) -> Path:
     assert path is not None
     if dist.get_rank():
         with contextlib.suppress(FileExistsError):
-            path.mkdir()
+            path.mkdir(parents=True)  # a pod has no run directory with the name of another pod
             creating_host = socket.gethostname()
     unshared = sorted({host for host in gather(creating_host) if host})
     if shared and unshared:

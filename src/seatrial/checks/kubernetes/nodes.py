@@ -265,7 +265,7 @@ def _gpu_metrics(nodes: Sequence[KubernetesNode], expected: int | None) -> Itera
             "gpus_expected": "yes" if expected else "no",
             "gpus": {
                 node.name: f"{node.allocatable(GPU_RESOURCE)} of {node.capacity(GPU_RESOURCE)} allocatable"
-                + (f", shared by {node.shared_gpus}" if node.shared_gpus else "")
+                + (f"; divided or shared: {node.shared_gpus}" if node.shared_gpus else "")
                 for node in nodes
             },
         }

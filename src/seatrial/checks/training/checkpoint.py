@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, RuleFact
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact
 from seatrial.checks.host.filesystem_shared import read_volume
 from seatrial.checks.training import _checkpoint_runs as _runs
 from seatrial.checks.training import _results, _workload
@@ -266,6 +266,7 @@ CHECK = Check(
     name="train.checkpoint",
     title="Checkpoint save, resume and resharding; bit flip and NaN detection",
     phase=Phase.DISTRIBUTED,
+    needs=Needs(shared_folder=True),
     scope=Scope.CLUSTER,
     metrics=METRICS,
     rules=(
