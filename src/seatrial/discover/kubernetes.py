@@ -178,8 +178,7 @@ class KubernetesNode(ApiObject):
             name for name in self.status.capacity if name.startswith("nvidia.com/mig-") and self.capacity(name)
         )
         strategy = self.labels.get("nvidia.com/gpu.sharing-strategy", "none")
-        sharing = "" if strategy == "none" else strategy
-        return ", ".join(filter(None, [*mig, self.mig_error, sharing]))
+        return ", ".join(filter(None, [*mig, self.mig_error, "" if strategy == "none" else strategy]))
 
     @property
     def driver_version(self) -> str | None:

@@ -23,4 +23,4 @@ def getaddrinfo(host: str | None, *arguments: Any, **options: Any) -> Any:
     return _getaddrinfo(host, *arguments, **options)
 
 
-socket.getaddrinfo = getaddrinfo
+socket.getaddrinfo = getaddrinfo  # type: ignore[assignment]
