@@ -263,12 +263,20 @@ class Cluster:
             self._remove(state, child)
 
     def _patch(self, args: argparse.Namespace, rest: list[str]) -> int:
-        """Merge conditions of a node by their type, as the API server does with a strategic merge patch."""
+        """Merge conditions of a node by their type, as the API server does with a strategic merge patch.
+
+        kubectl gets the subresource first; seen with kubectl 1.27 to 1.33 against an API server that logs its requests.
+        """
         kind, name = args.arguments
         if (kind, args.subresource, args.type) != ("node", "status", "strategic"):
             raise NotImplementedError(args)
-        if "patch nodes/status" in self._read()["scenario"].get("refused", []):
-            print(f'Error from server (Forbidden): nodes "{name}" is forbidden', file=sys.stderr)
+        refused = self._read()["scenario"].get("refused", [])
+        if verb := next((verb for verb in ("get", "patch") if f"{verb} nodes/status" in refused), ""):
+            print(
+                f'Error from server (Forbidden): nodes "{name}" is forbidden: User "ada" cannot {verb} resource '
+                '"nodes/status" in API group "" at the cluster scope',
+                file=sys.stderr,
+            )
             return 1
         patch = json.loads(args.patch)
         assert [*patch, *patch["status"]] == ["status", "conditions"], patch
