@@ -7,7 +7,7 @@ may have caused the crash.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -265,7 +265,7 @@ class _Attempt:
                 end = self._wait(running, waiting)
                 running_since = time.monotonic()  # pending time does not count
             elif not end:
-                end = self._timeout(running_since)
+                end = self._timeout(running_since, running.unreadable_nodes)
                 self.listener.show_status(self.ranks[0].last_status if self.ranks[0].heartbeat else "starting")
             if end:
                 state, cause = end
@@ -313,10 +313,10 @@ class _Attempt:
         for rank in self.ranks:
             yield from rank.read()
 
-    def _timeout(self, running_since: float) -> tuple[JobState, RootCause] | None:
+    def _timeout(self, running_since: float, unreadable_nodes: Collection[int]) -> tuple[JobState, RootCause] | None:
         """Return the state and cause if a heartbeat has stopped, the job outlives its ranks, or a limit is exceeded.
 
-        Else None.
+        Else None. The start of ranks on ``unreadable_nodes`` cannot be seen, and has no limit.
         """
         now, ranks, limits = time.monotonic(), self.ranks, self.limits
         timeout_s = limits.heartbeat_timeout_s + (_TEARDOWN_S if any(rank.exit_expected for rank in ranks) else 0)
@@ -339,7 +339,8 @@ class _Attempt:
             return JobState.HUNG, RootCause("launcher", cause, None)
         if late := self._over_limit(now):
             return JobState.TIMEOUT, late
-        if now - running_since > limits.startup_s and not all(rank.started for rank in ranks):
+        visible = [rank for rank in ranks if rank.number // self.job.ranks_per_node not in unreadable_nodes]
+        if now - running_since > limits.startup_s and not all(rank.started for rank in visible):
             return JobState.TIMEOUT, root_cause.never_started(ranks, limits.startup_s, self.folder)
         if now - running_since > self.job.limit_s:
             progress = [(rank.done, len(rank.measured), len(rank.started)) for rank in ranks]
