@@ -147,7 +147,8 @@ class Kubectl:
                 ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
             )
             command = args
-            if args[0] == "create":  # do not suggest it: a user who repeats it makes objects that no run deletes
+            # do not suggest a change: objects that a user creates are deleted by no run
+            if args[0] in ("create", "patch", "taint"):
                 is_over_quota = "exceeded quota" in message
                 command = ("describe", "resourcequotas") if is_over_quota else ("auth", "can-i", "--list")
             return error_type(f"{error}. Run first: {self.command_text(*command)}", reason)
