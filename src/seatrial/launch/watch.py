@@ -228,12 +228,14 @@ class _Attempt:
         """Return the cause of an end for which nodes seemed lost, after the cancellation of the job.
 
         If the scheduler shows these nodes as up and without processes of the job, they were not lost. Then the cause of
-        a hang is the rank that was silent longest; any other end keeps ``cause``, without its shortage of nodes.
+        a hang is the rank that was silent longest, if its files can be read; any other end keeps ``cause``, without its
+        shortage of nodes.
         """
         missing = cause.shortage.missing if cause.shortage else ()
         if not all(running.node_is_free(node.name) for node in missing):
             return cause
-        silent_rank_cause = self._cause_of_longest_silence() if state is JobState.HUNG else None
+        is_visible = state is JobState.HUNG and not running.unreadable_nodes
+        silent_rank_cause = self._cause_of_longest_silence() if is_visible else None
         return silent_rank_cause or replace(cause, shortage=None)
 
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
