@@ -111,7 +111,7 @@ def test_first_pod_whose_port_is_in_use_names_the_port_and_how_to_take_another(
     line = capsys.readouterr().out
     assert line.startswith(f"preflight: gpu-0: cannot listen on port {port} for the rendezvous: Address already in use")
     assert "seatrial run --resume takes another port" in line
-    assert "kubectl debug node/gpu-0 " in line
+    assert "kubectl debug -n kube-system node/gpu-0 " in line
     assert line.endswith(f" ss -ltnp sport = :{port}\n")
 
 

@@ -1,6 +1,6 @@
-"""deploy/kubernetes: the roles have the rights that the calls of kubectl need, and no others.
+"""deploy/kubernetes, deploy/readmit: accounts have the rights that their calls of kubectl need, and no others.
 
-The calls are those of jobs and checks on fake clusters.
+The calls are those of jobs, checks and readmissions on fake clusters.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from seatrial.launch import check_access
 from seatrial.launch.collect_logs import LogTransport
 from seatrial.launch.kubernetes import KubernetesLauncher
 from seatrial.launch.kubernetes_job import KubernetesJob
+from seatrial.model import DecisionValue
 from seatrial.util.processes import CommandResult
 from tests.checks.kubernetes.fake_cluster import KubernetesRunner
-from tests.deploy.test_kubernetes import documents
+from tests.deploy.test_kubernetes import FOLDER
+from tests.fakes.kubectl import Cluster
 from tests.launch.on_fake_cluster import JOB, NODES, NOTEBOOK, Attempt, both, settings
 from tests.launch.test_pod_states import QUEUED
+from tests.node_state.test_kubernetes import OUR_TAINT, Site, node
+from tests.paths import ROOT
 
 Right = tuple[str, str, str]  # place, resource, verb
+TRIAL_RBAC = FOLDER / "rbac.yaml"
 WORKLOADS = ("jobs", "jobsets", "trainjobs")
 # kubectl describe in messages, for the user; kubectl exec by WebSocket since Kubernetes 1.30
 FOR_COMMANDS = {*(("trial", name, "get") for name in WORKLOADS), ("trial", "pods/exec", "get")}
@@ -39,17 +44,36 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt
     created.cluster.stop()
 
 
-def granted() -> set[Right]:
-    """The rights of the manifests; ``trial``: in its namespace, ``operators``: in those of operators."""
-    place = {"seatrial": "trial", "seatrial-nodes": "cluster", "seatrial-operator-pods": "operators"}
-    return {
-        (place[role["metadata"]["name"]], resource, verb)
-        for role in [*documents("rbac.yaml"), *documents("cluster-reader.yaml")]
-        if role["kind"] in ("Role", "ClusterRole")
-        for rule in role["rules"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
+def granted(account: tuple[str, str], *files: Path) -> set[Right]:
+    """The rights that ``files`` bind to the ServiceAccount (name, namespace); ``trial``: in its own namespace.
+
+    ``operators``: in other namespaces; ``cluster``: of objects without a namespace. Objects of a file that have no
+    namespace are created in that of the account.
+    """
+    name, namespace = account
+    items = [item for file in files for item in yaml.safe_load_all(file.read_text())]
+    namespaces = {item["metadata"]["name"] for item in items if item["kind"] == "Namespace"} | {"trial"}
+    accounts = {
+        (item["metadata"]["name"], item["metadata"].get("namespace", namespace))
+        for item in items
+        if item["kind"] == "ServiceAccount"
     }
+    assert account in accounts
+    assert namespace in namespaces
+    rules = {(item["kind"], item["metadata"]["name"]): item["rules"] for item in items if "rules" in item}
+    rights: set[Right] = set()
+    for binding in (item for item in items if item["kind"].endswith("Binding")):
+        if (name, namespace) not in {(each["name"], each.get("namespace", namespace)) for each in binding["subjects"]}:
+            continue
+        place = "trial" if binding["metadata"].get("namespace", namespace) == namespace else "operators"
+        place = "cluster" if binding["kind"] == "ClusterRoleBinding" else place
+        rights |= {
+            (place, resource, verb)
+            for rule in rules[binding["roleRef"]["kind"], binding["roleRef"]["name"]]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+    return rights
 
 
 def needed(argv: Sequence[str], namespace: str) -> set[Right]:
@@ -67,6 +91,9 @@ def needed(argv: Sequence[str], namespace: str) -> set[Right]:
         return {(place, "pods", "list"), (place, "pods/log", "get")}
     if command == "exec":
         return {(place, "pods", "get"), (place, "pods/exec", "create")}
+    if command in ("patch", "taint"):  # kubectl gets the object, or the subresource that it patches, before the patch
+        subresource = f"/{options['subresource']}" if "subresource" in options else ""
+        return {("cluster", f"{arguments[0]}s{subresource}", verb) for verb in ("get", "patch")}
     resources = [name.partition(".")[0].removesuffix("s") + "s" for name in arguments[0].split(",")]
     if command == "delete":
         assert options["wait"] == "false"  # else kubectl watches the objects
@@ -91,7 +118,11 @@ def rights_of_launcher(attempt: Attempt, workload: str, kinds: list[str], **scen
     job.node_state("node-b")
     assert job.cancel(node_lost=True) == ""
     assert attempt.cluster.unexpected_calls == []
-    calls = [call.partition(" --output=")[0] for call in attempt.cluster.calls]  # a template has spaces
+    return rights_of_calls(attempt.cluster)
+
+
+def rights_of_calls(cluster: Cluster) -> set[Right]:
+    calls = [call.partition(" --output=")[0] for call in cluster.calls]  # a template has spaces
     return {right for call in calls for right in needed(call.split(" "), "ml")}
 
 
@@ -126,6 +157,21 @@ def test_roles_have_the_rights_that_calls_of_kubectl_need_and_no_others(
         runner.use_clock(monkeypatch)
         used |= rights_of_check(runner, monkeypatch)
     assert used >= NOT_GRANTED
-    missing = used - NOT_GRANTED - granted()
-    assert missing == set(), "a call of kubectl that the roles do not allow"
-    assert granted() - used == FOR_COMMANDS, "rights that no call needs"
+    rights = granted(("seatrial", "trial"), TRIAL_RBAC, FOLDER / "cluster-reader.yaml")
+    assert used - NOT_GRANTED - rights == set(), "a call of kubectl that the roles do not allow"
+    assert rights - used == FOR_COMMANDS, "rights that no call needs"
+
+
+def test_account_of_readmit_has_the_rights_of_a_trial_and_of_its_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """readmit runs a trial; the calls of the changes are those of all flags, for an accepted and a rejected node."""
+    used: set[Right] = set()
+    for decision, taints in ((DecisionValue.ACCEPTED, [OUR_TAINT]), (DecisionValue.REJECTED, [])):
+        site = Site(tmp_path, monkeypatch)
+        site.change(site.candidates(node("new", *taints)), decision)
+        used |= rights_of_calls(site.cluster)
+    rights = granted(("seatrial-readmit", "seatrial"), TRIAL_RBAC, ROOT / "deploy" / "readmit" / "rbac.yaml")
+    in_namespace = granted(("seatrial", "trial"), TRIAL_RBAC)
+    assert in_namespace
+    assert rights == used | in_namespace

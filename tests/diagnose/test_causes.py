@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.cause_data import Cause, causes
-from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.causes import cause_findings, node_command
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict, VerdictKey
 from seatrial.pipeline.rejudge import rejudge
@@ -156,6 +156,18 @@ def test_slow_port_explains_pairs_of_its_node() -> None:
     assert (finding.cause, finding.subject, finding.action) == ("port_slow", "n1/mlx5_4", "check-cable")
     assert explained(finding) == {("fabric.ports", "n1/mlx5_4"), ("collectives.pairs", "n0->n1")}
     assert finding.first_command.startswith("ssh n1 sh -c 'ibstat mlx5_4 ")
+
+
+CLIENT_COMMANDS = [
+    cause.first_command for cause in causes() if re.match(r"kubectl|s(run|control|info)", cause.first_command)
+]
+
+
+@pytest.mark.parametrize("command", CLIENT_COMMANDS)
+@pytest.mark.parametrize("prefix", ["kubectl debug node/{node} -- chroot /host", "srun --nodelist={node}"])
+def test_command_of_the_client_of_a_scheduler_is_not_run_on_a_node(command: str, prefix: str) -> None:
+    assert node_command(command, "n1", prefix) == command.replace("{node}", "n1")
+    assert node_command("nvidia-smi -q", "n1", prefix) == f"{prefix.format(node='n1')} nvidia-smi -q"
 
 
 def test_a_pair_without_connection_explains_verdicts_on_the_pair_and_on_both_nodes() -> None:
@@ -322,7 +334,8 @@ def test_each_cause_is_one_finding_at_its_place_with_a_complete_command(cause: C
     assert explained(findings[0]) == {(shown.check, subject), (follows.check, CLUSTER)}
     command = findings[0].first_command
     assert not re.search(r"\{(gpu|node|port|paths|pids|names)\}", command)
-    assert command.startswith("srun --nodelist=n0 ") is (subject != CLUSTER)
+    is_of_client = cause.first_command.startswith("kubectl ")
+    assert command.startswith("srun --nodelist=n0 ") is (subject != CLUSTER and not is_of_client)
     if "{gpu}" in cause.first_command:
         assert re.search(r"(--id[= ]|nvidia)1\b", command)
 

@@ -50,6 +50,25 @@ def test_one_failure_per_cause_with_all_its_nodes() -> None:
 
 
 @pytest.mark.parametrize(
+    "error",
+    [
+        "dial tcp 10.0.0.5:10250: connect: connection refused",
+        "dial tcp 10.0.0.5:10250: i/o timeout",
+        "dial tcp 10.0.0.5:10250: connect: no route to host",
+        "remote error: tls: internal error",
+        "x509: certificate signed by unknown authority",
+        "proxy error from 127.0.0.1:9345 while dialing 10.0.0.5:10250, code 502: 502 Bad Gateway",
+        "No agent available",
+    ],
+)
+def test_kubelets_that_cannot_be_reached_are_one_failure_of_their_nodes(error: str) -> None:
+    url = "https://10.0.0.{}:10250/containerLogs/ml/x-{}-abcde/seatrial?follow=true"
+    lines = {f'Get "{url.format(4 + index, index)}": {error}': [(f"x-{index}-abcde", f"n{index}")] for index in (1, 2)}
+    (failure,) = job_failures(lines, PLACE)
+    assert (failure.cause, failure.nodes) == ("kubernetes_kubelet_unreachable", ("n1", "n2"))
+
+
+@pytest.mark.parametrize(
     ("text", "cause", "name"),
     [
         ("exceeded quota: gpus, requested: x", "kubernetes_quota", "gpus"),

@@ -68,7 +68,8 @@ class Cluster:
         ``cut``: numbers of lines after which the first streams of logs break. ``noise``: lines that the log has before
         each line of the container.
         ``suspend``: Kueue suspends jobs. ``no_pods``: the job's pods cannot be created. ``deadline_s``: replaces the
-        job's deadline. ``unreachable``: error of all calls but ``create``.
+        job's deadline. ``unreachable``: error of all calls but ``create``. ``kubelets``: node → error of connections to
+        its kubelet, as ``dial tcp 10.0.0.5:10250: connect: connection refused``.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         defaults: dict[str, Any] = {"nodes": ["node-a", "node-b"], "pods": {}, "cut": [], "noise": []}
@@ -268,12 +269,20 @@ class Cluster:
             self._remove(state, child)
 
     def _patch(self, args: argparse.Namespace, rest: list[str]) -> int:
-        """Merge conditions of a node by their type, as the API server does with a strategic merge patch."""
+        """Merge conditions of a node by their type, as the API server does with a strategic merge patch.
+
+        kubectl gets the subresource first; seen with kubectl 1.27 to 1.33 against an API server that logs its requests.
+        """
         kind, name = args.arguments
         if (kind, args.subresource, args.type) != ("node", "status", "strategic"):
             raise NotImplementedError(args)
-        if "patch nodes/status" in self._read()["scenario"].get("refused", []):
-            print(f'Error from server (Forbidden): nodes "{name}" is forbidden', file=sys.stderr)
+        refused = self._read()["scenario"].get("refused", [])
+        if verb := next((verb for verb in ("get", "patch") if f"{verb} nodes/status" in refused), ""):
+            print(
+                f'Error from server (Forbidden): nodes "{name}" is forbidden: User "ada" cannot {verb} resource '
+                '"nodes/status" in API group "" at the cluster scope',
+                file=sys.stderr,
+            )
             return 1
         patch = json.loads(args.patch)
         assert [*patch, *patch["status"]] == ["status", "conditions"], patch
@@ -304,8 +313,10 @@ class Cluster:
 
     def _exec(self, args: argparse.Namespace, rest: list[str]) -> int:
         pod = self._pod(args.arguments[0])
-        if (self._pod_folder(pod) / "lost").exists():
-            print("Error from server: error dialing backend: dial tcp 10.0.0.5:10250: i/o timeout", file=sys.stderr)
+        error = self._read()["scenario"].get("kubelets", {}).get(pod["spec"]["nodeName"], "")
+        if error or (self._pod_folder(pod) / "lost").exists():
+            error = error or "dial tcp 10.0.0.5:10250: i/o timeout"
+            print(f"Error from server: error dialing backend: {error}", file=sys.stderr)
             return 1
         env = json.loads((self._pod_folder(pod) / "env.json").read_text())
         return subprocess.run(rest, env=env, check=False).returncode
@@ -320,12 +331,26 @@ class Cluster:
         if len(pods) > int(args.max_log_requests or 5):
             print("error: you are attempting to follow more log streams than allowed", file=sys.stderr)
             return 1
-        for pod in pods:
-            if not (self._pod_folder(pod) / "log").exists():
-                print(f"Error from server (BadRequest): container is waiting to start: {pod['metadata']['name']}")
-                return 1
+        # texts and streams as kubectl 1.27 to 1.33 has them
+        for pod in list(pods):
+            if error := self._log_error(pod, args.container, state["scenario"].get("kubelets", {})):
+                if not args.ignore_errors:
+                    print(f"Error from server{error}", file=sys.stderr)
+                    return 1
+                print(f"error: {error.partition(': ')[2]}", flush=True)
+                pods.remove(pod)
         since = args.since_time.partition(".")[0] if args.since_time else ""  # whole seconds, as the API server has it
         return _follow([self._pod_folder(pod) / "log" for pod in pods], since, lines_left)
+
+    def _log_error(self, pod: Object, container: str, kubelets: dict[str, str]) -> str:
+        """Why the log of a pod cannot be read: the API server's reason and its message; empty if it can."""
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        if not (self._pod_folder(pod) / "log").exists():
+            return f' (BadRequest): container "{container}" in pod "{name}" is waiting to start: ContainerCreating'
+        if error := kubelets.get(pod["spec"]["nodeName"]):
+            path = f"containerLogs/{namespace}/{name}/{container}?follow=true&timestamps=true"
+            return f': Get "https://10.0.0.5:10250/{path}": {error}'
+        return ""
 
     # The controllers
 
@@ -464,6 +489,7 @@ _OPTIONS = {
         "--timestamps!",
         "--tail",
         "--max-log-requests",
+        "--ignore-errors!",
         "--since-time",
     ],
 }

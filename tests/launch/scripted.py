@@ -81,8 +81,8 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, *scripts: str) -> None:
-        self._scripts = scripts
+    def __init__(self, *scripts: str, unreadable_nodes: tuple[int, ...] = ()) -> None:
+        self._scripts, self._unreadable_nodes = scripts, unreadable_nodes
 
     def unavailable_reason(self, nodes: int) -> str | None:
         return None
@@ -94,7 +94,7 @@ class Scripted:
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         child = processes.start(rendered.argv, env={}, stdout=folder / "launcher.out", stderr=folder / "launcher.err")
-        return LocalJob(child)
+        return LocalJob(child, unreadable_nodes=self._unreadable_nodes)
 
 
 class TorchrunScript(LocalLauncher):

@@ -58,7 +58,7 @@ def test_stream_is_read_again_from_the_last_complete_package_of_all_pods() -> No
     assert logs.payload(line(3, "0 BBBB", second=4)) == b"0 BBBB"  # of a package that is not complete
     command = logs.step("", 0)
     assert "--since-time=2026-11-23T10:00:02.123456789Z" in command
-    assert {"--tail=-1", "--follow", "--max-log-requests=2", "--container=seatrial"} < set(command)
+    assert {"--tail=-1", "--follow", "--ignore-errors", "--max-log-requests=2", "--container=seatrial"} < set(command)
     assert [logs.payload(line(number, "0 x")) for number in (1, 2)] == [None, None]  # repeated
     assert logs.payload(line(3, "0 BBBB")) == b"0 BBBB"
 
@@ -80,6 +80,73 @@ def test_stream_of_a_pod_that_ends_silently_is_started_again(monkeypatch: pytest
     logs.payload(line(1, "1 .part 2"))
     assert not logs.needs_restart
     monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    assert logs.needs_restart
+
+
+# printed by kubectl 1.33 for a pod whose kubelet does not listen
+KUBELET = (
+    'Get "https://10.0.0.5:10250/containerLogs/ml/seatrial-x-1-abcde/seatrial?follow=true&timestamps=true": dial tcp '
+    "10.0.0.5:10250: connect: connection refused"
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KUBELET,
+        'container "seatrial" in pod "seatrial-x-1-abcde" is waiting to start: ContainerCreating',
+        "the server has asked for the client to provide credentials ( pods/log seatrial-x-1-abcde)",
+    ],
+)
+def test_error_of_one_pod_is_recorded_until_its_next_line(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs, now = transport(), time.monotonic()
+    assert logs.payload(f"error: {error}\n".encode()) is None
+    assert logs.payload(line(1, "0 .part 2")) == b"0 .part 2"
+    assert logs.errors == {1: error}
+    logs.step("", 0)
+    assert logs.errors == {1: error}  # it may take 30 s until kubectl prints the error again
+    logs.payload(f"2026-11-23T10:00:00Z error: {error}\n".encode())  # output of a pod has a time
+    logs.payload(line(1, "1 .part 2"))
+    assert logs.errors == {}
+    logs.payload(f"error: {error}\n".encode())
+    logs.payload(line(2, "0 .all 2"))
+    monkeypatch.setattr(time, "monotonic", lambda: now + collect_logs.SILENT_S + 1)
+    assert logs.needs_restart  # the kubelet may answer again
+
+
+def test_files_of_pods_have_no_place_to_look_at(tmp_path: Path) -> None:
+    """The pods are deleted; the placeholder of their run directory means nothing to a user."""
+    collector = Collector(transport(), NODE_DIR, tmp_path, limit_bytes=1)
+    assert NODE_DIR not in collector.missing_files()
+    collector._node_count = 2
+    assert NODE_DIR not in collector.missing_files()
+
+
+def test_stream_that_shows_only_errors_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kubectl ends with code 0 after the errors of all pods."""
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\ncat <<'END'\nerror: {KUBELET}\nEND\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(collect, "RESTART_S", 0.1)
+    monkeypatch.setattr(collect, "NO_DATA_TIMEOUT_S", 1.0)
+    collector = Collector(transport(), NODE_DIR, tmp_path, limit_bytes=1)
+
+    def problem() -> bool:
+        collector.fetch()
+        return KUBELET in collector.problem()
+
+    until(problem)
+    collector.close()
+
+
+def test_first_line_of_a_stream_may_take_as_long_as_a_kubelet_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs, now = transport(), time.monotonic()
+    logs.payload(line(1, "0 .all 2"))
+    monkeypatch.setattr(time, "monotonic", lambda: now + 30)
+    assert not logs.needs_restart
+    monkeypatch.setattr(time, "monotonic", lambda: now + 45)
     assert logs.needs_restart
 
 

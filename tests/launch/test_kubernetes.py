@@ -105,6 +105,7 @@ def test_forbidden_namespace_is_one_usage_error_and_creates_nothing(attempt: Att
 
 
 def test_command_on_a_node() -> None:
+    """A privileged pod: not in the namespace of the trial, where Pod Security may refuse it."""
     prefix = node_prefix(settings(context="gpu"))
-    assert prefix.startswith("kubectl --context=gpu --namespace=ml debug ")
+    assert prefix.startswith("as an administrator: kubectl --context=gpu --namespace=kube-system debug ")
     assert prefix.endswith(" node/{node} -- chroot /host")

@@ -51,6 +51,36 @@ def test_pending_job_names_the_node_whose_gpus_are_in_use(attempt: Attempt) -> N
     assert NOTEBOOK in attempt.cluster.objects
 
 
+def test_names_of_pods_are_in_the_order_of_their_indices(attempt: Attempt) -> None:
+    """The collector names the pod of an index; sorted by name, pod 10 would come before pod 2."""
+    attempt.install(pods={str(index): both("succeeded")["0"] for index in range(12)})
+    launcher = KubernetesLauncher(settings())
+    attempt.run_dir.mkdir(parents=True)
+    job = launcher.start(launcher.render(JOB.model_copy(update={"nodes": 12}), attempt.run_dir), attempt.run_dir)
+    job.poll()
+    names = job.collector.transport.nodes.split(",")
+    assert [name.split("-")[-2] for name in names] == [str(index) for index in range(12)]
+    assert job.cancel() == ""
+
+
+def test_state_of_a_node_that_is_ready_has_the_error_of_its_log(attempt: Attempt) -> None:
+    """Its ranks are silent since the kubelet cannot be reached; those of a node that is not ready, since it is lost."""
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    nodes = [{**NODES[0], "status": {}}, {**NODES[1], "status": ready}]
+    ended = {str(index): {**both("succeeded")["0"], "nodeName": f"node-{'ab'[index]}"} for index in range(2)}
+    attempt.install(pods=ended, objects=nodes)
+    launcher = KubernetesLauncher(settings())
+    attempt.run_dir.mkdir(parents=True)
+    job = launcher.start(launcher.render(JOB, attempt.run_dir), attempt.run_dir)
+    job.poll()
+    for index, node in enumerate(("node-a", "node-b")):
+        pod = next(each for each in attempt.cluster.objects if each.get("spec", {}).get("nodeName") == node)
+        error = f'Get "https://10.0.0.5:10250/containerLogs/ml/{pod["metadata"]["name"]}/seatrial": i/o timeout'
+        job.collector.transport.payload(f"error: {error}\n".encode())
+        assert (index in job.unreadable_nodes, error in job.node_state(node)[1]) == (True, node == "node-b")
+    assert job.cancel() == ""
+
+
 @pytest.mark.parametrize(
     ("pods", "scenario", "expected"),
     [

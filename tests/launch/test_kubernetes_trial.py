@@ -156,6 +156,25 @@ def test_lost_node_is_named_and_its_pod_deleted(site: Site) -> None:
     site.nothing_is_left()
 
 
+def test_kubelet_that_cannot_be_reached_is_named_and_the_other_node_is_measured(site: Site) -> None:
+    nodes = [
+        {"kind": "Node", "metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        for name in ("node-a", "node-b")
+    ]
+    error = "dial tcp 10.0.0.5:10250: connect: connection refused"
+    code, out, err = site.started(None, kubelets={"node-b": error}, objects=nodes).finish()
+    assert code == 3, err
+    record = load(site.out)
+    measured = [each for each in record.measurements if not each.error]
+    assert [each.subject for each in measured if each.check == "host.inventory"] == ["node-a"]
+    (finding,) = record.findings
+    assert (finding.cause, finding.subject) == ("kubernetes_kubelet_unreachable", "node-b")
+    assert error in finding.evidence
+    assert {key.check for key in finding.explains} == {"host.inventory"}
+    assert "run-directory-of-the-pod" not in out + err + record.model_dump_json()
+    site.nothing_is_left()
+
+
 @pytest.mark.parametrize("moment", range(int(MOMENTS or 2)))
 def test_run_that_is_killed_at_a_random_moment_is_resumed(site: Site, moment: int) -> None:
     choice = random.Random(os.urandom(8))

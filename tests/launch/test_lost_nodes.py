@@ -70,11 +70,16 @@ def test_a_silent_node_is_named_while_the_scheduler_waits_for_it(tmp_path: Path)
     assert set(listener.statuses) == {"waiting: COMPLETING on n1"}, "no other status alternates with it"
 
 
-def test_a_node_that_ends_the_cancelled_job_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("unreadable", "subject"), [((), "rank 1 (n0/rank1"), ((1,), "n1")])
+def test_a_node_that_ends_the_cancelled_job_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: tuple[int, ...], subject: str
+) -> None:
+    """Its rank hung; if its files cannot be read, nobody knows whether it did."""
     monkeypatch.setattr(LocalJob, "node_is_free", lambda _self, name: name == "n1")
-    (result,), _ = run_scripted(Scripted(SILENT), ONE_CHECK, tmp_path, heartbeat_timeout_s=1)
+    launcher = Scripted(SILENT, unreadable_nodes=unreadable)
+    (result,), _ = run_scripted(launcher, ONE_CHECK, tmp_path, heartbeat_timeout_s=1)
     assert (result.state, result.missing_nodes) == (JobState.HUNG, ())
-    assert result.failed_subject.startswith("rank 1 (n0/rank1")
+    assert result.failed_subject.startswith(subject)
 
 
 def test_a_silent_node_that_answers_is_up_and_its_rank_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,17 @@ def test_exiting_rank_has_the_teardown_time(tmp_path: Path) -> None:
     assert (result.state, result.cause) == (JobState.FAILED, f"{CLUSTER_CHECK}: CUDA error")
 
 
+@pytest.mark.parametrize(("unreadable", "state"), [((1,), JobState.COMPLETED), ((), JobState.TIMEOUT)])
+def test_start_of_ranks_whose_files_cannot_be_read_has_no_limit(
+    tmp_path: Path, unreadable: tuple[int, ...], state: JobState
+) -> None:
+    two_nodes = job(GPU_CHECK).model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    script = "start(0, GPU_CHECK); beat(2, 0); measured(0, GPU_CHECK); done(0)"
+    launcher, listener = Scripted(script, unreadable_nodes=unreadable), RecordingListener()
+    (result,) = run_job(launcher, two_nodes, tmp_path, Limits(startup_s=1), catalog(), listener)
+    assert result.state is state
+
+
 def test_refused_job_measures_nothing(tmp_path: Path) -> None:
     """No measurement with the error for each check, and no second attempt."""
     script = "print('preflight: n0: no torch. Run first: ls', file=sys.stderr); sys.exit(1)"

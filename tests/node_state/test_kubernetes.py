@@ -157,6 +157,8 @@ def test_a_node_that_no_pod_can_start_on(site: Site) -> None:
         site.candidates(node("other"))
 
 
-def test_a_refused_patch_is_an_error(site: Site) -> None:
-    with pytest.raises(SeatrialError, match="Forbidden"):
-        site.change(site.candidates(node("new"), refused=["patch nodes/status"]), ACCEPTED)
+@pytest.mark.parametrize("verb", ["get", "patch"])
+def test_a_refused_patch_is_an_error(site: Site, verb: str) -> None:
+    with pytest.raises(SeatrialError, match=f"Forbidden.*cannot {verb} resource") as error:
+        site.change(site.candidates(node("new"), refused=[f"{verb} nodes/status"]), ACCEPTED)
+    assert str(error.value).endswith("Run first: kubectl --context=lab --namespace=ml auth can-i --list")

@@ -41,8 +41,8 @@ def main(arguments: Sequence[str]) -> None:
             problem += (
                 ". With host_network, another process of the node may use it; seatrial run --resume takes another port"
             )
-            shell = f"kubectl debug node/{node} -it --image=IMAGE --profile=sysadmin -- chroot /host"
-            first_command = f"{shell} ss -ltnp sport = :{port}"
+            debug = f"kubectl debug -n kube-system node/{node} -it --image=IMAGE --profile=sysadmin"
+            first_command = f"as an administrator: {debug} -- chroot /host ss -ltnp sport = :{port}"
         else:
             first_command = f"kubectl describe service {address.partition('.')[2]}; kubectl get networkpolicies"
     elif os.environ.get("SLURM_NODEID", "0") == "0":

@@ -22,6 +22,7 @@ from seatrial.util.text import and_more
 VARIABLES_SOURCE = "data/environment_variables.yaml"
 _CONFIDENCE_ORDER: tuple[Confidence, ...] = ("high", "medium", "low")
 _MAX_NAMED = 6
+_CLIENT_PROGRAMS = ("kubectl ", "srun ", "scontrol ", "sinfo ", "squeue ", "sacct ")
 _DIFFERENCE_ROLES: tuple[FactRole, ...] = ("setting_differences", "version_differences")
 # The end of the recorded value of a variable that seatrial sets
 _SET_BY_SEATRIAL = "(set by seatrial)"
@@ -408,11 +409,12 @@ def node_differences(measurements: Sequence[Measurement], checks: Mapping[str, C
 def node_command(template: str, place: str, node_prefix: str, names: Collection[str] = ()) -> str:
     """The command for ``place``, started on the node of ``place`` by ``node_prefix``.
 
+    Commands of the scheduler's client, such as kubectl, run where seatrial does.
     {names} in ``template`` is replaced by ``names``; without names, by the name of the host that runs the command.
     """
     names_text = shlex.join(names) or '"$(hostname)"'
     command, node = _filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
-    if not node_prefix or node == CLUSTER:
+    if not node_prefix or node == CLUSTER or command.startswith(_CLIENT_PROGRAMS):
         return command
     shell = f"sh -c {shlex.quote(command)}" if set(command) & set(";|$&>") else command
     return f"{node_prefix.format(node=node)} {shell}"

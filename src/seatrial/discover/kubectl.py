@@ -29,6 +29,10 @@ _LOG_LINE = re.compile(r"^[EIW]\d{4} ")  # of klog; kubectl prints a failed requ
 _NO_CLUSTER = re.compile(
     r'server localhost:8080 was refused|context was not found|context "[^"]*" does not exist|error loading config file'
 )
+# kubectl logs --ignore-errors prints the error of a pod as a line of standard output, between the logs of the others:
+# `error: Get "https://10.0.0.5:10250/containerLogs/ml/x-1-abcde/seatrial": dial tcp ...` (kubectl 1.27 to 1.33)
+_LOG_ERROR = re.compile(r"error: (?P<error>.*[/ \"](?P<pod>[a-z0-9.-]{1,250}-\d{1,6}-[a-z0-9]{5})(?=[/\" )]).*)")
+_MAX_LINE = 4096  # characters
 _UNREACHABLE = ("Unable to connect to the server", "The connection to the server", "no route to host", "i/o timeout")
 
 
@@ -143,11 +147,18 @@ class Kubectl:
                 ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
             )
             command = args
-            if args[0] == "create":  # do not suggest it: a user who repeats it makes objects that no run deletes
+            # do not suggest a change: objects that a user creates are deleted by no run
+            if args[0] in ("create", "patch", "taint"):
                 is_over_quota = "exceeded quota" in message
                 command = ("describe", "resourcequotas") if is_over_quota else ("auth", "can-i", "--list")
             return error_type(f"{error}. Run first: {self.command_text(*command)}", reason)
         return KubectlError(f"kubectl {command_name} failed: {output}. Run first: {self.command_text(*args)}")
+
+
+def pod_log_error(line: str) -> tuple[str, str] | None:
+    """Return (pod, error) if a line of `kubectl logs --ignore-errors` is the error of a pod of an Indexed Job."""
+    match = _LOG_ERROR.fullmatch(line[:_MAX_LINE])
+    return (match["pod"], match["error"]) if match else None
 
 
 def _is_object(item: Any) -> bool:

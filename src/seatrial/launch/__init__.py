@@ -34,11 +34,13 @@ def node_prefix(settings: Config) -> str:
         gpus = settings.cluster.gpus_per_node
         return "srun --nodelist={node}" + (f" --gpus-per-node={gpus}" if gpus else "")
     if settings.launcher == "kubernetes":
-        from seatrial.launch.kubernetes_job import kubectl
+        from seatrial.discover.kubectl import Kubectl
 
+        # kube-system: a privileged pod, which Pod Security may refuse in the trial's namespace
         image = kubernetes_pod.image(settings.kubernetes)
         debug = ("debug", "--quiet", "--stdin", "--profile=sysadmin", f"--image={image}")
-        return kubectl(settings).command_text(*debug) + " node/{node} -- chroot /host"
+        command = Kubectl("kube-system", settings.kubernetes.context).command_text(*debug)
+        return f"as an administrator: {command} node/{{node}} -- chroot /host"
     return "ssh {node}" if runs_remotely(settings) else ""
 
 

@@ -5,6 +5,7 @@ A new launcher is one file in this folder, and an entry in ``_launcher`` (__init
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -70,6 +71,10 @@ class StartedJob(Protocol):
     @property
     def show_node_command(self) -> str:
         """The command that shows the state of a node; ``{node}`` stands for the node's name."""
+
+    @property
+    def unreadable_nodes(self) -> Collection[int]:
+        """The indices of the nodes whose files cannot be read now; the checks may run on them nevertheless."""
 
     def allocation(self) -> Allocation:
         """Return the scheduler's job id and nodes; empty while unknown."""

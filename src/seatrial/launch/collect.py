@@ -93,14 +93,16 @@ class Transport(Protocol):
 
     ``nodes``: the scheduler's node list, once known. ``test_command``: a command by which a user can test the
     transport. ``starts_at_once``: the script starts with the job, so the first fetch need not wait.
-    ``keeps_files``: the nodes keep the files, and need no message that all have arrived. ``needs_restart``: lines
-    are missing or overdue, so the step must be started again.
+    ``keeps_files``: the nodes keep the files until the job is deleted, and need no message that all have arrived.
+    ``errors``: index of a node → why its lines cannot be read. ``needs_restart``: lines are missing or overdue, so the
+    step must be started again.
     """
 
     name: str
     nodes: str
     starts_at_once: bool
     keeps_files: bool
+    errors: dict[int, str]
 
     @property
     def needs_restart(self) -> bool: ...
@@ -142,6 +144,11 @@ class Collector:
         """Whether files were fetched from the nodes, and all have arrived."""
         return self.finished and self._node_count > 0
 
+    @property
+    def errors(self) -> dict[int, str]:
+        """Index of a node → why the rest of its files cannot be read."""
+        return {index: text for index, text in self.transport.errors.items() if str(index) not in self._complete_nodes}
+
     def fetch(self, nodes: str = "") -> None:
         """Start the step, or unpack the files that have arrived; does not wait for more. ``nodes``: see Transport."""
         self.transport.nodes = nodes or self.transport.nodes
@@ -169,7 +176,7 @@ class Collector:
         payloads = [payload for payload in map(self.transport.payload, lines.splitlines()) if payload is not None]
         for payload in payloads:
             self._add_line(payload)
-        if payloads or code == 0:
+        if payloads or (code == 0 and not self.errors):
             self._last_data = time.monotonic()
         if self._node_count and len(self._complete_nodes) == self._node_count:
             self._finish()
@@ -236,7 +243,8 @@ class Collector:
             names = enumerate(self._node_names())
             incomplete = [name for index, name in names if str(index) not in self._complete_nodes]
             return self._failure(f"the job ended before all files arrived from {and_more(incomplete, 8)}")
-        return f"no output of the job arrived; its script's log may be on its first node: {self.node_dir}.log"
+        log = "" if self.transport.keeps_files else f"; its script's log may be on its first node: {self.node_dir}.log"
+        return f"no output of the job arrived{log}"
 
     def _node_names(self) -> list[str]:
         """Return the names of the nodes by index; without a valid node list ``node 0``, ``node 1``."""
@@ -249,11 +257,13 @@ class Collector:
     def _failure(self, reason: str) -> str:
         """Return ``reason`` with the transport's last message, the folder on the nodes and the first command to run."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines() if self._errors.exists() else []
+        lines += self.errors.values()
         last_message = next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
+        place = "" if self.transport.keeps_files else f" The files may still be on the nodes in {self.node_dir}."
         return (
             f"{self.transport.nodes or 'the nodes'}: the run directory is not shared with this host, and fetching "
-            f"files through {self.transport.name} failed: {reason}{last_message}. The files may still be on the "
-            f"nodes in {self.node_dir}. Run first, from this host: {self.transport.test_command}"
+            f"files through {self.transport.name} failed: {reason}{last_message}.{place} Run first, from this host: "
+            f"{self.transport.test_command}"
         )
 
     def run_script(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seatrial.launch.collect import NODE_SCRIPT
 
@@ -18,6 +18,7 @@ class SrunTransport:
     starts_at_once: bool = False
     keeps_files: bool = False
     needs_restart: bool = False
+    errors: dict[int, str] = field(default_factory=dict)  # srun ends if one node fails
 
     def step(self, node_dir: str, limit_bytes: int) -> list[str]:
         """Return the srun command of the step that sends the files of all nodes."""

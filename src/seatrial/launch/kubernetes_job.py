@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.config.kubernetes_pod import image
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import Kubectl, KubectlError
-from seatrial.discover.kubernetes_messages import Place
+from seatrial.discover.kubernetes_messages import Place, job_failures
 from seatrial.launch import pod_states
 from seatrial.launch.base import Allocation, WaitState
 from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
@@ -88,7 +88,7 @@ class KubernetesJob:
     _answered: bool = False  # whether the API server has answered a query
     _has_started: bool = False  # whether all pods have started
     _ended: float | None = None  # when the end of the workload was first seen
-    _failures: tuple[JobFailure, ...] = ()
+    _failures: tuple[JobFailure, ...] | None = None  # known causes why the workload failed; None: it has not failed
     _events: list[Object] = field(default_factory=list)
     _kueue_workloads: list[Object] = field(default_factory=list)  # Workload objects of Kueue
     _gpu_use: list[str] = field(default_factory=list)  # a line for each node whose GPUs are in use
@@ -110,7 +110,7 @@ class KubernetesJob:
         code = self.completing_code()
         has_logs = any(pod_states.has_started(self._pods[name]) for name in self._present)
         if self._has_started or (code is not None and has_logs):
-            self.collector.fetch(",".join(sorted(self._present)))
+            self.collector.fetch(",".join(sorted(self._present, key=lambda name: pod_states.index(self._pods[name]))))
         if code is None:
             return 1 if self.collector.problem() else None
         waited_s = time.monotonic() - (self._ended or 0.0)
@@ -222,10 +222,30 @@ class KubernetesJob:
     def allocation(self) -> Allocation:
         nodes = {pod_states.node(pod) for pod in self._pods.values()} - {""}
         images = pod_states.images(self._pods.values())
-        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)), images=images, failures=self._failures)
+        failures = self._unread_log_failures() if self._failures is None else self._failures
+        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)), images=images, failures=failures)
+
+    @property
+    def unreadable_nodes(self) -> Collection[int]:
+        return self.collector.errors.keys()
+
+    def _log_errors(self) -> dict[str, tuple[str, str]]:
+        """Return node → (its pod, why the log of this pod cannot be read)."""
+        errors = self.collector.errors
+        unread = {pod_states.node(pod): pod for pod in self._pods.values() if pod_states.index(pod) in errors}
+        return {node: (pod_states.name(pod), errors[pod_states.index(pod)]) for node, pod in unread.items()}
+
+    def _unread_log_failures(self) -> tuple[JobFailure, ...]:
+        messages = {error: [(pod, node)] for node, (pod, error) in self._log_errors().items()}
+        return job_failures(messages, job_place(self.settings, [*self._pods.values()]))
 
     def exit_reason(self) -> str:
-        sentences = [self.collector.missing_files()]
+        errors = [
+            f"the log of pod {pod} on {node} cannot be read: {error}"
+            for node, (pod, error) in self._log_errors().items()
+        ]
+        commands = [f"Run first: {failure.first_command}" for failure in self._unread_log_failures()[:1]]
+        sentences = [and_more(errors, 4, "; "), *commands] if errors else [self.collector.missing_files()]
         code = self._exit_code()
         if code:
             ended = (
@@ -241,7 +261,8 @@ class KubernetesJob:
 
     def node_state(self, host: str) -> tuple[str, str]:
         nodes = self._objects_if_readable("node", host)
-        return host, pod_states.node_state(nodes[0]) if nodes else ""
+        state, (_, error) = pod_states.node_state(nodes[0]) if nodes else "", self._log_errors().get(host, ("", ""))
+        return host, f"{state}; its log cannot be read: {error}" if state.startswith("Ready") and error else state
 
     def node_is_free(self, name: str) -> bool:
         nodes = self._objects_if_readable("node", name)

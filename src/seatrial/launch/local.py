@@ -29,6 +29,7 @@ class LocalJob:
     child: processes.Child
     runtime: str = ""
     show_node_command: str = "uptime"
+    unreadable_nodes: tuple[int, ...] = ()
 
     def wait_state(self) -> None:
         return None

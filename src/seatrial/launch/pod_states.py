@@ -40,6 +40,12 @@ def name(item: Object) -> str:
     return str(item.get("metadata", {}).get("name", ""))
 
 
+def index(pod: Object) -> int:
+    """Return the index of a pod of an Indexed Job: that of its node in the job; -1 for another pod."""
+    annotations = pod.get("metadata", {}).get("annotations") or {}
+    return int(annotations.get("batch.kubernetes.io/job-completion-index", -1))
+
+
 def node(pod: Object) -> str:
     """Return the node of a pod; empty if it is not scheduled."""
     return str(pod.get("spec", {}).get("nodeName", ""))

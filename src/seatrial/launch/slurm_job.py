@@ -48,6 +48,7 @@ class SlurmJob:
     collector: Collector
     submitted: float = field(default_factory=time.monotonic)
     show_node_command: str = "scontrol show node {node}"
+    unreadable_nodes: tuple[int, ...] = ()
     _last_query: float = 0.0
     _last_response: float = field(default_factory=time.monotonic)
     _query_error: str = ""  # error of the last query; empty if Slurm answered

@@ -7,7 +7,7 @@ may have caused the crash.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -228,12 +228,14 @@ class _Attempt:
         """Return the cause of an end for which nodes seemed lost, after the cancellation of the job.
 
         If the scheduler shows these nodes as up and without processes of the job, they were not lost. Then the cause of
-        a hang is the rank that was silent longest; any other end keeps ``cause``, without its shortage of nodes.
+        a hang is the rank that was silent longest, if its files can be read; any other end keeps ``cause``, without its
+        shortage of nodes.
         """
         missing = cause.shortage.missing if cause.shortage else ()
         if not all(running.node_is_free(node.name) for node in missing):
             return cause
-        silent_rank_cause = self._cause_of_longest_silence() if state is JobState.HUNG else None
+        is_visible = state is JobState.HUNG and not running.unreadable_nodes
+        silent_rank_cause = self._cause_of_longest_silence() if is_visible else None
         return silent_rank_cause or replace(cause, shortage=None)
 
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
@@ -265,7 +267,7 @@ class _Attempt:
                 end = self._wait(running, waiting)
                 running_since = time.monotonic()  # pending time does not count
             elif not end:
-                end = self._timeout(running_since)
+                end = self._timeout(running_since, running.unreadable_nodes)
                 self.listener.show_status(self.ranks[0].last_status if self.ranks[0].heartbeat else "starting")
             if end:
                 state, cause = end
@@ -313,10 +315,10 @@ class _Attempt:
         for rank in self.ranks:
             yield from rank.read()
 
-    def _timeout(self, running_since: float) -> tuple[JobState, RootCause] | None:
+    def _timeout(self, running_since: float, unreadable_nodes: Collection[int]) -> tuple[JobState, RootCause] | None:
         """Return the state and cause if a heartbeat has stopped, the job outlives its ranks, or a limit is exceeded.
 
-        Else None.
+        Else None. The start of ranks on ``unreadable_nodes`` cannot be seen, and has no limit.
         """
         now, ranks, limits = time.monotonic(), self.ranks, self.limits
         timeout_s = limits.heartbeat_timeout_s + (_TEARDOWN_S if any(rank.exit_expected for rank in ranks) else 0)
@@ -339,7 +341,8 @@ class _Attempt:
             return JobState.HUNG, RootCause("launcher", cause, None)
         if late := self._over_limit(now):
             return JobState.TIMEOUT, late
-        if now - running_since > limits.startup_s and not all(rank.started for rank in ranks):
+        visible = [rank for rank in ranks if rank.number // self.job.ranks_per_node not in unreadable_nodes]
+        if now - running_since > limits.startup_s and not all(rank.started for rank in visible):
             return JobState.TIMEOUT, root_cause.never_started(ranks, limits.startup_s, self.folder)
         if now - running_since > self.job.limit_s:
             progress = [(rank.done, len(rank.measured), len(rank.started)) for rank in ranks]

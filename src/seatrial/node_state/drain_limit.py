@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +109,9 @@ def request_drain(
                 _remove_old(folder, entries, now - _KEPT_WINDOWS * limit.window_s)
                 return DrainAnswer(True, "", (*recent, new))
             recent.append(_read_entry(_path(folder, number)))  # another node was first
-    except FileNotFoundError as error:
-        return DrainAnswer(
-            False, f"no drain record ({error.filename or folder}): create it with `seatrial hook install`"
-        )
+    except FileNotFoundError:
+        create = shlex.join(("mkdir", str(folder)))
+        return DrainAnswer(False, f"no drain record. Create it once, on the shared filesystem: {create}")
     except (OSError, ValueError) as error:
         return DrainAnswer(False, f"the drain record {folder} cannot be read or written: {error}")
     return DrainAnswer(False, f"no free entry in {folder} after {_MAX_TRIES} tries")

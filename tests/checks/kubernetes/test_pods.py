@@ -36,6 +36,7 @@ class Probes(KubernetesRunner):
         self.states: dict[str, Object] = {}  # containerStatuses[0].state
         self.unscheduled: set[str] = set()
         self.image_ids: dict[str, str] = {}
+        self.kubelet_errors: dict[str, str] = {}
         self.cluster.probe_pods, self.cluster.log = self.pods, self.log
         self.use_clock(monkeypatch)
 
@@ -64,6 +65,10 @@ class Probes(KubernetesRunner):
             if node in self.unscheduled or "running" not in self.states.get(node, {"running": {}}):
                 lines.append("error: container is waiting to start")
                 continue
+            if error := self.kubelet_errors.get(node):
+                path = f"containerLogs/team/{job['metadata']['name']}-{index}-x5crl/seatrial"
+                lines.append(f'error: Get "https://10.0.0.5:10250/{path}": {error}')
+                continue
             rows = [f"{key}={value}" for key, value in findings.items()]
             rows += [f"rdma={device}" for device in self.rdma.get(node, ())]
             resolved = [peer for peer in peers(index, len(self.findings)) if peer not in self.unresolved.get(node, ())]
@@ -89,6 +94,19 @@ def test_healthy_pods(probes: Probes) -> None:
     assert probes.not_passed() == {}
     assert values(probes)["gpus_seen", "gpu2"] == 8
     assert values(probes)["start_seconds", "gpu2"] == 30
+
+
+def test_a_kubelet_that_cannot_be_reached_is_the_cause(probes: Probes) -> None:
+    """The results of the other pods are kept, and the image is not blamed."""
+    probes.kubelet_errors["gpu2"] = "dial tcp 10.0.0.5:10250: connect: connection refused"
+    measured = probes.measure()
+    assert measured.error is not None
+    assert "sh and df" not in measured.error
+    assert {metric.subject for metric in measured.metrics if metric.name == "gpus_seen"} == {"gpu0", "gpu1", "gpu3"}
+    failures: Any = measured.facts["job_failures"]
+    (failure,) = failures
+    assert (failure["cause"], failure["nodes"]) == ("kubernetes_kubelet_unreachable", ["gpu2"])
+    assert failure["message"] in measured.error
 
 
 def test_rules_of_rdma_do_not_apply_without_rdma(probes: Probes) -> None:

@@ -82,20 +82,23 @@ class ProbePods:
 
         return parse_pods(self.kubectl.get("pods", self.selector))
 
-    def wait_for_results(self, count: int) -> dict[str, Container]:
+    def wait_for_results(self, count: int) -> tuple[dict[str, Container], dict[str, str]]:
         """Return pod → what its probe read, when the probes of ``count`` pods have ended, or after a time limit.
 
-        Raises KubectlError, and SeatrialError if a probe printed a value in an unexpected form.
+        Also return pod → why its log cannot be read. Raises KubectlError, and SeatrialError if a probe printed a value
+        in an unexpected form.
         """
+        from seatrial.discover.kubectl import pod_log_error
         from seatrial.discover.pod_probe import parse_logs
 
         deadline = time.monotonic() + PROBE_S + RESOLVE_S
         while True:
-            # without --ignore-errors, one pod that has not started hides the logs of the others
-            containers = parse_logs(self.kubectl.run("logs", self.selector, "--prefix", "--tail=-1", "--ignore-errors"))
+            # without --ignore-errors, one pod whose log cannot be read hides the logs of the others
+            text = self.kubectl.run("logs", self.selector, "--prefix", "--tail=-1", "--ignore-errors")
+            containers = parse_logs(text)
             ended = sum(container.ended for container in containers.values())
             if ended >= count or time.monotonic() > deadline:
-                return containers
+                return containers, dict(filter(None, map(pod_log_error, text.splitlines())))
             self.progress(f"{ended} of {count} probes have ended")
             time.sleep(POLL_S)
 

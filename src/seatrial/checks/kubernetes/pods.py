@@ -154,19 +154,19 @@ def _probe_metrics(
         started = [pod for pod in pods if pod.started]
         yield from _start_metrics(probes, pods, place)
         yield from _image_metrics(pods, container_name(options.settings()))
-        containers = probes.wait_for_results(len(started)) if started else {}
+        containers, errors = probes.wait_for_results(len(started)) if started else ({}, {})
         results = [(pod, containers[pod.metadata.name]) for pod in started if pod.metadata.name in containers]
         yield from _gpu_metrics(results, context.expected_gpus)
         yield from _limit_metrics(results, any(name != GPU_RESOURCE for name in devices))
         yield from _name_metrics(results, probes.count)
-    without_result = [
-        f"{pod.metadata.name} on {pod.spec.node_name}" for pod in started if pod.metadata.name not in containers
-    ]
-    if without_result:
-        raise SeatrialError(
-            f"no result of {len(without_result)} probe pods: {and_more(without_result, 4)}. Check that the image has "
-            "sh and df"
-        )
+    node_by_pod = {pod.metadata.name: pod.spec.node_name for pod in started if pod.metadata.name not in containers}
+    if node_by_pod:
+        unread = {errors[name]: [(name, node)] for name, node in node_by_pod.items() if name in errors}
+        if failures := job_failures(unread, place):
+            yield from facts({JOB_FAILURES: [failure.model_dump(mode="json") for failure in failures]})
+        pods_text = and_more([f"{name} on {node}" for name, node in node_by_pod.items()], 4)
+        reason = and_more([*unread], 4, "; ") or "Check that the image has sh and df"
+        raise SeatrialError(f"no result of {len(node_by_pod)} probe pods: {pods_text}. {reason}")
 
 
 def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iterator[Observation]:
