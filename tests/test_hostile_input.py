@@ -7,15 +7,20 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from seatrial.model import DecisionValue
+from seatrial.pipeline import benchmark_file
 from seatrial.telemetry.files import TELEMETRY_FILE
+from seatrial.util import input_files
 from tests.pipeline.test_load_trial import record
 from tests.processes import CPU_ONLY, HOST_ONLY, Program, call, load, run_host_only, until
 
@@ -70,10 +75,25 @@ def test_log_that_cannot_be_read_to_its_end(make: Callable[[Path], None], tmp_pa
     assert call("explain", tmp_path / "x.log")[0] == 2
 
 
-def test_log_without_a_writer_is_empty(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["explain", "judge"])
+def test_pipe_without_a_writer(command: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.log")
-    code, out, err = call("explain", tmp_path / "x.log")
-    assert (code, "Traceback" in err) == (4, False), out
+    code, out, err = call(command, tmp_path / "x.log")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert f"cannot read {tmp_path / 'x.log'}" in err
+    assert "no process writes" in err
+
+
+@pytest.mark.parametrize("command", ["explain", "judge"])
+def test_endless_standard_input(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_files, "MAX_PIPE_BYTES", 2**22)
+    monkeypatch.setattr(benchmark_file, "_MAX_TEXT", 2**23)  # 65,536 short lines, before the limit of bytes
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as yes:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=yes.stdout))
+        code, _, err = call(command, "-")
+        yes.kill()
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert ("does not end within" if command == "explain" else "larger than the limit") in err
 
 
 LAUGHS = "a: &a [x]\n" + "".join(

@@ -11,6 +11,7 @@ from seatrial.diagnose import diagnose, refreshed_findings
 from seatrial.diagnose.failed_rank import failed_rank_finding
 from seatrial.model import JobResult, JobState, Outcome, Verdict, VerdictKey
 from seatrial.pipeline.run_directory import load_trial
+from tests.diagnose.test_log_origin import run_directory
 from tests.paths import ROOT
 
 RANK = "rank 1 (n0/gpu1, pid 4711)"
@@ -32,7 +33,7 @@ def result(state: JobState, cause: str, subject: str = RANK) -> JobResult:
 
 
 def attempt(run_dir: Path, text: str) -> Path:
-    folder = run_dir / "jobs" / "ranks" / "attempt1"
+    folder = run_directory(run_dir, ranks_per_node=2)
     log = folder / "logs" / "id" / "attempt_0" / "1" / "stderr.log"
     log.parent.mkdir(parents=True)
     log.write_text(text)
@@ -46,6 +47,22 @@ def test_failed_rank_is_named_with_its_log(tmp_path: Path) -> None:
     assert (finding.cause, finding.subject, finding.action) == ("rank_failed", RANK, "none")
     assert finding.evidence == "RuntimeError: of the site"
     assert finding.first_command == f"tail -n 50 {log}"
+
+
+@pytest.mark.parametrize(("rank", "node", "local_rank"), [(1, 0, 1), (3, 1, 1)])
+def test_log_of_a_rank_on_several_nodes(tmp_path: Path, rank: int, node: int, local_rank: int) -> None:
+    folder = run_directory(tmp_path, ranks_per_node=2)
+    logs = {
+        (node, local): folder / "logs" / f"node{node}" / "none_abc" / "attempt_0" / str(local) / "stderr.log"
+        for node in range(2)
+        for local in range(2)
+    }
+    for log in logs.values():
+        log.parent.mkdir(parents=True)
+        log.touch()
+    finding = failed_rank_finding(result(JobState.FAILED, "x", f"rank {rank} (n1/gpu1, pid 4711)"), folder)
+    assert finding
+    assert finding.first_command == f"tail -n 50 {logs[node, local_rank]}"
 
 
 def test_hung_rank_has_the_command_of_its_cause(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ import random
 import pytest
 from pydantic import JsonValue
 
-from seatrial.hardware.references import PeerGroup, Reference, References, Sku
-from seatrial.model import Baseline, ReferenceValue
+from seatrial.hardware.links import Links, RdmaPorts
+from seatrial.hardware.references import PeerGroup, Reference, References, Sku, select_references, skus
+from seatrial.model import Baseline, BasisKind, ReferenceValue, parse_bytes
 
 
 def expected(value: float, *, gpus: int = 8, nodes: int = 1, fabric: str = "", unit: str = "GB/s") -> ReferenceValue:
@@ -78,6 +79,46 @@ def test_a_site_value_for_several_nodes_needs_the_same_fabric() -> None:
     site = Baseline(name="lab", learned_from=(), expected={"speed": (learned,)})
     assert value(References(site, (), fabric="ib-8x400"), "GPU X", nodes=2) == 123
     assert reason(References(site, (), fabric="tcp"), "GPU X", nodes=2)
+
+
+# Network class of EFA, which has no rate, by GPU model → GB/s out of a node of the machines with published values
+EFA_GB_S = {"NVIDIA H100 80GB HBM3": 400.0, "NVIDIA A100-SXM4-80GB": 50.0}
+
+
+def all_reduce_values() -> list[tuple[str, str, ReferenceValue, float]]:
+    """GPU model, key, published value and GB/s of the ports of each all-reduce of 1 GiB or more on two nodes."""
+    values = []
+    for sku in skus():
+        for key, published in sku.expected.items():
+            for each in published:
+                if key.startswith("all_reduce.busbw.") and each.nodes == 2 and parse_bytes(key.split(".")[2]) >= 2**30:
+                    _, _, shape = each.fabric.partition("-")
+                    ports, _, gbps = shape.partition("x")
+                    rate = int(ports) * float(gbps) / 8 if shape else EFA_GB_S[sku.nvml_names[0]]
+                    values.append((sku.nvml_names[0], key, each, rate))
+    return values
+
+
+@pytest.mark.parametrize(("gpu", "key", "published", "port_rate"), all_reduce_values())
+def test_a_published_value_that_ring_cannot_reach(
+    gpu: str, key: str, published: ReferenceValue, port_rate: float
+) -> None:
+    kind, _, shape = published.fabric.partition("-")
+    ports = int(shape.partition("x")[0]) if shape else 4
+    network = "efa" if kind == "efa" else "rdma"
+    unknown = Links(network=network, ports=RdmaPorts(kind, ports, port_rate * 8 / ports))
+    facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": published.gpus, "nodes": 2}
+    found = {
+        algorithm: select_references(links, None).find(key, facts, PeerGroup("", ()), "GB/s")
+        for algorithm in ("", "Ring", "NVLS")
+        for links in [unknown.with_algorithm("all_reduce", key.split(".")[2], algorithm)]
+    }
+    references = {name: each for name, each in found.items() if isinstance(each, Reference)}
+    is_above = published.value > 1.05 * port_rate
+    assert references["Ring"].kind is (BasisKind.FABRIC_MODEL if is_above else BasisKind.SKU)
+    assert references["Ring"].value == (port_rate if is_above else published.value)
+    assert (f"{published.value:g} GB/s" in references["Ring"].source) is is_above
+    assert {references[name].value for name in ("", "NVLS")} == {published.value}
 
 
 def outlier_shares(

@@ -31,6 +31,7 @@ def measured(gpu: str) -> Measurement:
         (Reason.NO_ABSOLUTE_REFERENCE, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
         (Reason.IMPLAUSIBLY_HIGH, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
         (Reason.INCONCLUSIVE, "seatrial run TRIAL --only c"),
+        (Reason.ALGORITHM_UNKNOWN, "seatrial run TRIAL` without --only and --skip"),
         (Reason.NO_THIRD_MEASUREMENT, "seatrial run --resume RUN"),
         (Reason.UNIT_MISMATCH, "GB/s"),
     ],

@@ -9,7 +9,8 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
-from seatrial.hardware.references import References, Sku, Spec, skus
+from seatrial.hardware.links import Links, RdmaPorts
+from seatrial.hardware.references import References, Sku, Spec, select_references, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
     Baseline,
@@ -106,6 +107,41 @@ def test_many_samples_far_below_the_threshold_fail_in_spite_of_a_wide_range(slow
     """GPU pairs with 6 of 7 samples at half NVLink speed."""
     (verdict,) = verdicts(check(SPEED), sampled(5, *[5.0] * slow, *[11.0] * (7 - slow)))
     assert (verdict.outcome, verdict.reasons[-1]) == (Outcome.FAIL, Reason.MANY_SAMPLES_BEYOND)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "busbw", "outcome", "kind"),
+    [
+        ("Ring", 380, Outcome.PASS, BasisKind.FABRIC_MODEL),
+        ("Ring", 310, Outcome.WARN, BasisKind.FABRIC_MODEL),
+        ("Ring", 300, Outcome.FAIL, BasisKind.FABRIC_MODEL),
+        ("NVLSTree", 340, Outcome.FAIL, BasisKind.SKU),
+        ("", 340, Outcome.UNJUDGED, BasisKind.SKU),
+        ("", 300, Outcome.FAIL, BasisKind.SKU),
+        ("", 430, Outcome.PASS, BasisKind.SKU),
+    ],
+)
+@pytest.mark.parametrize("with_site", [False, True])
+def test_published_value_of_another_algorithm(
+    algorithm: str, busbw: float, outcome: Outcome, kind: BasisKind, with_site: bool
+) -> None:
+    """435 GB/s on 2×8 H100 are above the 400 of Ring: a trial compares them with another algorithm only."""
+    key, gpu = "all_reduce.busbw.8GiB", "NVIDIA H100 80GB HBM3"
+    value = ReferenceValue(
+        gpus=16, nodes=2, gpu=gpu, fabric="ib-8x400", value=busbw, unit="GB/s", source="learned", runs=3
+    )
+    baseline = Baseline(name="lab", learned_from=learned_runs(3), expected={key: (value,)}) if with_site else None
+    links = Links(network="rdma", ports=RdmaPorts("ib", 8, 400.0)).with_algorithm("all_reduce", "8GiB", algorithm)
+    metric = Metric(name="busbw.8GiB", value=busbw, unit="GB/s", subject="cluster")
+    facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": 16, "nodes": 2, "backend": "nccl"}
+    measurement = Measurement(check="collectives.all_reduce", subject="cluster", metrics=(metric,), facts=facts)
+    check_ = catalog()["collectives.all_reduce"]
+    check_ = replace(check_, rules=tuple(rule for rule in check_.rules if rule.metric == metric.name))
+    (verdict,) = judge_check(check_, [measurement], {}, "", select_references(links, baseline))
+    assert verdict.outcome is outcome
+    assert (Reason.ALGORITHM_UNKNOWN in verdict.reasons) is (outcome is Outcome.UNJUDGED)
+    assert verdict.basis
+    assert verdict.basis.kind is kind
 
 
 def site(value: float, *, runs: int = 3, gpu: str = "NVIDIA Test", override: bool = False) -> Baseline:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import os
+import threading
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 
@@ -18,6 +20,7 @@ from seatrial.util.input_files import (
     read_json,
     read_text,
     tail_lines,
+    with_limit,
 )
 
 
@@ -56,6 +59,59 @@ def test_pipe_is_read_on_request(tmp_path: Path) -> None:
     os.close(reader)
     with pytest.raises(OSError, match="not a regular file"):
         open_file(Path("/dev/zero"), pipes=True)
+
+
+def test_device_is_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_files, "MAX_PIPE_BYTES", 2**20)
+    with Path("/dev/zero").open("rb", buffering=0) as file:
+        stream = with_limit(cast("BinaryIO", file), "standard input", is_stdin=True)
+        assert sum(len(stream.read(2**16)) for _ in range(16)) == 2**20
+        with pytest.raises(ValueError, match="standard input: does not end"):
+            stream.read(1)
+
+
+def test_regular_file_has_no_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(input_files, "MAX_PIPE_BYTES", 3)
+    (tmp_path / "log").write_bytes(b"x" * 100)
+    with (tmp_path / "log").open("rb") as file:
+        assert with_limit(file, "standard input", is_stdin=True).read() == b"x" * 100
+
+
+def test_pipe_gives_what_has_arrived_and_reports_silence_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(input_files, "SILENT_S", 0.05)
+    read_end, write_end = os.pipe()
+    with open(read_end, "rb") as file, open(write_end, "wb", buffering=0) as writer:
+        stream = with_limit(file, "standard input", is_stdin=True)
+        writer.write(b"one\n")
+        assert stream.read(2**16) == b"one\n"
+        assert capsys.readouterr().err == ""
+        for text in (b"two\n", b"three\n"):
+            timer = threading.Timer(0.3, writer.write, [text])
+            timer.start()
+            assert stream.read(2**16) == text
+            timer.join()
+        err = capsys.readouterr().err
+        assert (err.count("standard input: no data for 0.05 s"), len(err.splitlines())) == (1, 1)
+
+
+def test_named_pipe_needs_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (
+        open_file(tmp_path / "pipe", pipes=True) as file,
+        pytest.raises(OSError, match="no process writes"),
+    ):
+        with_limit(file, "pipe", is_stdin=False)
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with (tmp_path / "pipe").open("wb", buffering=0) as writer, open_file(tmp_path / "pipe", pipes=True) as file:
+        silent = with_limit(file, "pipe", is_stdin=False)
+        writer.write(b"first\n")
+        assert silent.read(100) == b"first\n"
+        writer.write(b"second\n")
+        stream = with_limit(file, "pipe", is_stdin=False)
+        assert stream.read(100) + stream.read(100) == b"second\n"
+    os.close(reader)
 
 
 @pytest.mark.parametrize(

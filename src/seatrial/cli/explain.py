@@ -57,7 +57,7 @@ def explain(
         _follow(paths, as_json)
         return
     logs = _Logs()
-    failures = explain_matches(match for path in paths for match in logs.matches(path))
+    failures = explain_matches((match for path in paths for match in logs.matches(path)), logs.origins)
     hangs, notes = recorder_findings(logs.dumps, logs.errors)
     if logs.binary_files:
         logs.errors.append(f"binary files that are not read: {len(logs.binary_files)}, such as {logs.binary_files[0]}")
@@ -107,6 +107,9 @@ class _Logs:
     """Searches logs one by one. Errors are collected, so that the other logs are still read."""
 
     def __init__(self) -> None:
+        from seatrial.diagnose.log_origin import LogOrigins
+
+        self.origins = LogOrigins()
         self.errors: list[str] = []
         self.binary_files: list[str] = []
         self.dumps: dict[Path, None] = {}  # dumps of torch's flight recorder, in the order in which they were found
@@ -129,7 +132,7 @@ class _Logs:
                 continue
             try:
                 with open_log(log, in_folder) as (stream, name):
-                    yield from search(stream, name)
+                    yield from search(stream, name, origins=self.origins)
                 self.searched.append(_SearchedLog(log, in_folder))
             except BinaryFileError as error:
                 self.binary_files.append(str(error))  # the text of the error is the log's name
@@ -141,6 +144,7 @@ def _follow(paths: list[Path], as_json: bool) -> None:
     """Print each failure when its line is written. Ends at Ctrl-C, or at the end of standard input."""
     from seatrial.diagnose import explain as explain_matches
     from seatrial.diagnose.log_files import STDIN, open_log
+    from seatrial.diagnose.log_origin import LogOrigins
     from seatrial.diagnose.log_search import search
     from seatrial.report.inventory import print_findings
 
@@ -153,8 +157,9 @@ def _follow(paths: list[Path], as_json: bool) -> None:
                 stream, name = stack.enter_context(open_log(STDIN))
             else:
                 stream, name = stack.enter_context(closing(_GrowingFile(paths[0]))), str(paths[0])
-            for match in search(stream, name):
-                findings = explain_matches([match])
+            origins = LogOrigins()
+            for match in search(stream, name, origins=origins):
+                findings = explain_matches([match], origins)
                 has_findings = has_findings or bool(findings)
                 print_findings(findings, pattern_count=0, console=stdout())
                 sys.stdout.flush()

@@ -16,7 +16,7 @@ from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.implementations import implementation_findings
 from seatrial.diagnose.job_failures import assign_consequences, is_explained_by, job_failure_findings
 from seatrial.diagnose.localize import finding_source, localize
-from seatrial.diagnose.log_origin import line_rank
+from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
 from seatrial.diagnose.signatures import Match, search_lines
@@ -125,16 +125,21 @@ def refreshed_findings(
     )
 
 
-def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
-    """The findings of ``ordered_matches``; the evidence has the number of logs that show the same failure."""
-    all_matches = list(matches)
+def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Finding, ...]:
+    """The findings of ``ordered_matches``; the evidence has the number of logs that show the same failure.
+
+    ``origins`` reads the logs while ``matches`` yields.
+    """
+    all_matches, origins = list(matches), origins or LogOrigins()
     logs: dict[str, set[str]] = {}
     for match in all_matches:
         logs.setdefault(match.signature.id, set()).add(match.source.rpartition(":")[0])
     findings = []
-    for match in ordered_matches(all_matches):
+    for match in ordered_matches(all_matches, origins):
         near = [other for other in all_matches if _is_near(other, match)]
-        finding = with_confirmations(_finding(match, _rank_name(match), _confidence(match)), match, near)
+        finding = with_confirmations(
+            _finding(match, origins.origin(match.line, match.source).name, _confidence(match)), match, near
+        )
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
         findings.append(finding)
@@ -148,13 +153,14 @@ def _is_near(other: Match, match: Match) -> bool:
     return same_log and (None in times or abs((other.time or 0) - (match.time or 0)) <= _CONFIRMATION_S)
 
 
-def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
+def ordered_matches(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Match, ...]:
     """The matches to report (see _matches_to_report), of each signature only the earliest.
 
     They are ordered by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
     Failed steps come after roots and families, which name their reason.
     """
-    ordered = sorted(_matches_to_report(matches), key=_order)
+    known_origins = origins or LogOrigins()
+    ordered = sorted(_matches_to_report(matches), key=lambda match: _order(match, known_origins))
     ordered.sort(key=lambda match: match.signature.role == "step")
     first_of_each: dict[str, Match] = {}
     for match in ordered:
@@ -162,21 +168,15 @@ def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
     return tuple(first_of_each.values())
 
 
-def _order(match: Match) -> tuple[float, float]:
+def _order(match: Match, origins: LogOrigins) -> tuple[float, float]:
     if match.time is None:
         return math.inf, 0
-    rank = line_rank(match.line, match.source)
-    return match.time, math.inf if rank is None else rank
+    return match.time, origins.origin(match.line, match.source).order
 
 
 def _confidence(match: Match) -> str:
     """The confidence of a finding from a log: low if the line names only a kind of error, medium for known failures."""
     return "low" if match.signature.role in ("family", "general") else "medium"
-
-
-def _rank_name(match: Match) -> str:
-    rank = line_rank(match.line, match.source)
-    return "" if rank is None else f"rank {rank}"
 
 
 def _refusal(result: JobResult) -> Finding:

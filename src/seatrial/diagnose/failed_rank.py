@@ -7,7 +7,9 @@ import shlex
 from pathlib import Path
 
 from seatrial.diagnose.hangs import CAUSE as HANG
-from seatrial.model import Finding, JobResult, JobState
+from seatrial.model import Finding, Job, JobResult, JobState
+from seatrial.util.input_files import read_json
+from seatrial.util.torchrun_logs import rank_of_log
 
 RANK_FAILED = "rank_failed"  # the value of Finding.cause
 # torchrun prints these when seatrial ends a job
@@ -26,7 +28,7 @@ def failed_rank_finding(result: JobResult, folder: Path) -> Finding | None:
     if rank is None or result.state not in (JobState.FAILED, JobState.HUNG):
         return None
     hung = result.state is JobState.HUNG
-    log = _error_log(folder, rank[1])
+    log = _error_log(folder, int(rank[1]))
     known_command = _FIRST_COMMAND.search(result.cause)
     return Finding(
         cause=HANG if hung else RANK_FAILED,
@@ -43,7 +45,11 @@ def failed_rank_finding(result: JobResult, folder: Path) -> Finding | None:
     )
 
 
-def _error_log(folder: Path, rank: str) -> Path:
-    """The log of a rank's standard error as torchrun writes it on one node; else the log of the launcher."""
-    logs = sorted((folder / "logs").glob(f"**/{rank}/stderr.log"))
-    return logs[-1] if len(logs) == 1 else folder / "launcher.err"
+def _error_log(folder: Path, rank: int) -> Path:
+    """The log of a rank's standard error as torchrun writes it; without one the log of the launcher."""
+    try:
+        job = Job.model_validate(read_json(folder.parent / "job.json"))
+    except (OSError, ValueError):
+        return folder / "launcher.err"
+    logs = (folder / "logs").glob("**/stderr.log")
+    return next((log for log in logs if rank_of_log(log, job.ranks_per_node) == rank), folder / "launcher.err")

@@ -10,12 +10,18 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from seatrial.model import UsageError
-from seatrial.util.input_files import GZIP_MAGIC, HeadThenRest, LimitedGzip, Readable, open_file
+from seatrial.util.input_files import (
+    GZIP_MAGIC,
+    HeadThenRest,
+    LimitedGzip,
+    Readable,
+    open_file,
+    with_limit,
+)
 
 STDIN = Path("-")
 _RUN_FILES = frozenset(("run.json", "measurements.jsonl"))  # in each run directory from the start of the run
@@ -96,10 +102,10 @@ def open_log(log: Path, in_folder: bool = False) -> Iterator[tuple[Readable, str
         if log == STDIN:
             if sys.stdin is None:  # Python's value for a closed stream
                 raise UsageError("standard input is closed")
-            yield _unpacked(sys.stdin.buffer, name, in_folder), name
+            yield _unpacked(with_limit(sys.stdin.buffer, name, is_stdin=True), name, in_folder), name
             return
         with open_file(log, pipes=True) as file:
-            yield _unpacked(file, name, in_folder), name
+            yield _unpacked(with_limit(file, name, is_stdin=False), name, in_folder), name
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UsageError(f"{name}: the gzip data is truncated or damaged: {error}; read up to there") from error
     except OSError as error:
@@ -107,7 +113,7 @@ def open_log(log: Path, in_folder: bool = False) -> Iterator[tuple[Readable, str
 
 
 def _unpacked(file: BinaryIO, name: str, in_folder: bool) -> Readable:
-    head = _head(cast("BufferedReader", file))
+    head = _head(file)
     stream = HeadThenRest(file, head)
     if head.startswith(GZIP_MAGIC):
         return LimitedGzip(cast("BinaryIO", stream), name)
@@ -125,11 +131,11 @@ def _is_mostly_text(head: bytes) -> bool:
     return len(data.translate(None, _PRINTABLE)) <= len(data) / 10
 
 
-def _head(file: BufferedReader) -> bytes:
+def _head(file: BinaryIO) -> bytes:
     """The first bytes, read until they are a line or _HEAD_BYTES: a pipe may deliver single bytes."""
     head = b""
     while len(head) < _HEAD_BYTES and (b"\n" not in head or len(head) < _MAX_MAGIC_BYTES):
-        chunk = file.read1(_HEAD_BYTES)
+        chunk = file.read(_HEAD_BYTES)
         if not chunk:
             break
         head += chunk

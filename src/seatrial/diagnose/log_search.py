@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from seatrial.diagnose.healthy_lines import is_healthy
+from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.diagnose.patterns import compile_patterns, literal_database
 from seatrial.diagnose.signature import MAX_LINE, Signature
@@ -32,11 +33,12 @@ _MAX_REJECTED = 5000
 _MAX_IGNORED = 2_000_000
 
 
-def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
+def search(file: Readable, source: str, ignore: str = "", origins: LogOrigins | None = None) -> Iterator[Match]:
     """The first line of each signature that occurs in the stream, in the order of the lines.
 
-    ``source`` names the stream; lines that contain ``ignore`` do not count. Matches are yielded as soon as their block
-    is read, for a log that is still written. Raises OSError if the stream cannot be read.
+    ``source`` names the stream; lines that contain ``ignore`` do not count. ``origins`` reads the blocks too. Matches
+    are yielded as soon as their block is read, for a log that is still written. Raises OSError if the stream cannot be
+    read.
     """
     searched = all_signatures()  # sets and candidates below have the numbers of signatures in this tuple
     reasons = {number for number, each in enumerate(searched) if each.role in ("family", "general")}
@@ -50,6 +52,8 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     context: list[bytes] = []
     for block in line_blocks(file):
         text = block.translate(TO_NEWLINES)
+        if origins:
+            origins.read(text, source)
         by_pattern = frozenset(number for number, lines in rejected.items() if lines > _MAX_REJECTED)
         database = database or _database(has_reasons=not reasons <= finished)
         candidates, ignored = _candidates(database, text, finished, by_pattern)

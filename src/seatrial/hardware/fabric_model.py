@@ -52,8 +52,7 @@ def model_value(
     Reads the facts ``world_size``, ``nodes`` and ``backend_environment``. With several GPU models it is the lowest of
     their values.
     """
-    operation, _, metric = key.partition(".")
-    quantity, _, size = metric.partition(".")
+    operation, quantity, size = key_parts(key)
     ranks, nodes = facts.get("world_size"), facts.get("nodes")
     if quantity not in _ALGORITHM_BY_METRIC or type(ranks) is not int or type(nodes) is not int or nodes < 2:
         return "no model of this metric"
@@ -88,6 +87,12 @@ def model_value(
         return f"PCIe limits {operation} to {value}; no source states the share of it that good clusters reach"
     assumed = "" if forced_or_logged or algorithm == "point to point" else " (assumed, not in the log)"
     return ModelValue(f"{links.fabric}, {algorithm}{assumed} on {nodes} nodes", lowest, limit)
+
+
+def key_parts(key: str) -> tuple[str, str, str]:
+    """Operation, quantity and size of a key, such as all_reduce, busbw and 8GiB; missing parts are empty."""
+    operation, quantity, size = (*key.split(".", 2), "", "")[:3]
+    return operation, quantity, size
 
 
 def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: str) -> NodeLinks:

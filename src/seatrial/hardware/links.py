@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from seatrial.model import GPUS_USED, Measurement
@@ -109,6 +109,10 @@ class Links:
         if self.network == "rdma" and self.ports:
             return f"{self.ports.kind}-{self.ports.count}x{self.ports.gbps:g}"
         return "" if self.network == "rdma" else self.network
+
+    def with_algorithm(self, operation: str, size: str, algorithm: str) -> Links:
+        """The links with another algorithm for an operation at a size."""
+        return replace(self, algorithms={**self.algorithms, (operation, size): algorithm})
 
 
 def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Links:

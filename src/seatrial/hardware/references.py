@@ -12,13 +12,15 @@ from statistics import NormalDist, median
 
 from pydantic import Field, FiniteFloat, JsonValue
 
-from seatrial.hardware.fabric_model import TcpFabric, model_value
-from seatrial.hardware.links import Links
-from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue
+from seatrial.hardware.fabric_model import TcpFabric, key_parts, model_value
+from seatrial.hardware.links import HIERARCHICAL_ALGORITHMS, Links, RdmaPorts, network_to_busbw_ratio
+from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue, format_value
 from seatrial.util import data_files
 from seatrial.util.quantiles import spread
 from seatrial.util.text import plural
 
+# Published values of the same configuration differ by at most 2 %: 345 to 349 GB/s on two H200, 473 to 482 on eight
+REFERENCE_TOLERANCE = 1.05
 MIN_PEERS = 3  # two different values do not show which one is wrong; of three, the majority is right
 # Limit for outliers, in robust standard deviations below the median (Iglewicz and Hoaglin, How to Detect and Handle
 # Outliers, 1993)
@@ -89,6 +91,10 @@ class Reference:
         """The origin as text, such as ``SKU NVIDIA H200 SXM`` or ``median of 8 subjects on NVIDIA H200``."""
         kinds = {BasisKind.PEERS: "median of", BasisKind.FABRIC_MODEL: "bound of"}
         return f"{kinds.get(self.kind, self.kind)} {self.name}"
+
+    def reaches(self, other: Reference) -> bool:
+        """Whether ``other`` is not above this bound, but for what published values of a configuration differ by."""
+        return other.value <= REFERENCE_TOLERANCE * self.value
 
     def required_value(self, fail_below: float) -> float:
         """The value below which a metric fails; ``fail_below`` is the share that its rule requires."""
@@ -176,8 +182,8 @@ class References:
         Reads the facts ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them.
         """
         reference = self.site_or_sku_reference(key, facts)
-        if isinstance(reference, str) and _nodes(facts) > 1:
-            reference = self._network_reference(key, facts, reference)
+        if _nodes(facts) > 1:
+            reference = self._between_nodes(key, facts, reference)
         if isinstance(reference, Reference) or not peers.gives_reference:
             return reference
         name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
@@ -200,7 +206,7 @@ class References:
     def applicable(self, key: str, facts: Mapping[str, JsonValue]) -> tuple[Reference, ...]:
         """The values that a metric must meet: the site's and the SKU's, or only the site's if its baseline overrides.
 
-        For several nodes, the bound of the network replaces a missing value of the SKU.
+        For several nodes, the bound of the network replaces a value of the SKU that is missing or does not apply.
         """
         reference = self.find(key, facts, NO_PEERS, "")
         if isinstance(reference, str):
@@ -216,6 +222,46 @@ class References:
     def without_site(self) -> References:
         """The same references without the site's baseline."""
         return replace(self, site=None, _cache={})
+
+    def with_ring(self, key: str, facts: Mapping[str, JsonValue], published: Reference) -> Reference | None:
+        """The reference of an all-reduce if NCCL used Ring, for a run whose algorithm or ports are unknown; else None.
+
+        Unknown ports are assumed to have the lowest rate at which an algorithm reaches ``published``, that of SHARP.
+        """
+        links, (operation, _, size) = self.links, key_parts(key)
+        algorithm = links.algorithms.get((operation, size), "")
+        is_known = algorithm not in ("", "Ring") or (algorithm and links.ports)
+        from_site_or_peers = published.kind not in (BasisKind.SKU, BasisKind.FABRIC_MODEL)
+        if operation != "all_reduce" or _nodes(facts) < 2 or is_known or from_site_or_peers:
+            return None
+        if links.network == "efa" and not links.ports and isinstance(ranks := facts.get("world_size"), int):
+            ratio = network_to_busbw_ratio(operation, "NVLS", ranks, _nodes(facts)) or 1.0
+            links = replace(links, ports=RdmaPorts("efa", 1, published.value * ratio * 8))
+        links = links.with_algorithm(operation, size, "Ring")
+        reference = replace(self, site=None, links=links, _cache={}).find(key, facts, NO_PEERS, "")
+        return reference if isinstance(reference, Reference) else None
+
+    def _between_nodes(self, key: str, facts: Mapping[str, JsonValue], reference: Reference | str) -> Reference | str:
+        """The reference of a metric on several nodes: ``reference``, or the bound of the network.
+
+        The bound replaces a missing value, and a published one that is above it and that another algorithm reaches.
+        """
+        if isinstance(reference, str):
+            return self._network_reference(key, facts, reference)
+        operation, _, size = key_parts(key)
+        if reference.kind is not BasisKind.SKU or not self.links.algorithms.get((operation, size)):
+            return reference
+        bound = self._network_reference(key, facts, "")
+        if isinstance(bound, str) or bound.reaches(reference):
+            return reference
+        for algorithm in HIERARCHICAL_ALGORITHMS:
+            links = self.links.with_algorithm(operation, size, algorithm)
+            other = replace(self, links=links)._network_reference(key, facts, "")
+            if isinstance(other, Reference) and other.reaches(reference):
+                value = format_value(reference.value, reference.unit)
+                reason = f"the {value} of {reference.label} are above this bound and do not apply"
+                return replace(bound, source=f"{bound.source}; {reason}")
+        return reference
 
     def _network_reference(self, key: str, facts: Mapping[str, JsonValue], sku_reason: str) -> Reference | str:
         """The bound of the network as a reference; if there is none, ``sku_reason`` and why there is no bound.

@@ -17,7 +17,7 @@ from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
 from seatrial.hardware.bounds import MetricLookup, hardware_bound
 from seatrial.hardware.links import COLLECTIVE
-from seatrial.hardware.references import MODEL_SEPARATOR, Reference, References, skus
+from seatrial.hardware.references import MODEL_SEPARATOR, REFERENCE_TOLERANCE, Reference, References, skus
 from seatrial.judge import site_baseline
 from seatrial.model import Baseline, BasisKind, Outcome, ReferenceValue, Rule, Threshold, UsageError, format_value
 
@@ -25,9 +25,6 @@ LAX_RATIO = 0.4  # a threshold below this share of the expected value is lax
 # If threshold / expected value is below this ratio or above its inverse, the threshold is probably in another unit,
 # like the 2333 MB/s that a diagnostic suite shipped for the memory of an H200.
 _UNIT_ERROR_RATIO = 0.01
-# A threshold above the reference value times this factor fails good hardware. Published values of the same
-# configuration differ by at most 2 %: 345 to 349 GB/s on two H200, 473 to 482 on eight.
-_REFERENCE_TOLERANCE = 1.05
 TIME_UNITS = ("s", "ms", "us")
 _SIGNED_UNITS = ("%", "nats", "°C")  # metrics in these units may be negative, such as a drift
 _LOWER_BOUNDS = (">", ">=")
@@ -100,7 +97,7 @@ def above_reference(
     if threshold.op not in _LOWER_BOUNDS or not applied or applied[0].unit != unit:
         return ""
     reference = max(applied, key=lambda reference: reference.value)
-    if threshold.value <= _REFERENCE_TOLERANCE * reference.value:
+    if threshold.value <= REFERENCE_TOLERANCE * reference.value:
         return ""
     return (
         f"{threshold.op} {format_value(threshold.value, unit)} would reject good hardware: "
@@ -110,8 +107,9 @@ def above_reference(
 
 
 def reference_text(reference: Reference) -> str:
-    """The value and origin of a reference: ``the 400 GB/s of SKU NVIDIA H200``."""
-    return f"the {format_value(reference.value, reference.unit)} of {reference.label}"
+    """The value and origin of a reference, such as ``the 400 GB/s of SKU NVIDIA H200``."""
+    preposition = "" if reference.kind is BasisKind.FABRIC_MODEL else "of "
+    return f"the {format_value(reference.value, reference.unit)} {preposition}{reference.label}"
 
 
 def relative_strictness(threshold: Threshold, check_threshold: Threshold | None) -> float:

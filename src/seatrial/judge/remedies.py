@@ -21,6 +21,8 @@ _FIXES: Mapping[Reason, str] = {
     Reason.NO_THIRD_MEASUREMENT: "`seatrial run --resume RUN` measures the metric a third time",
     Reason.UNIT_MISMATCH: "set the threshold in {unit}, the unit of {metric}",
     Reason.IMPLAUSIBLY_HIGH: f"measure it with another tool; if the value is correct, {_BASELINE}",
+    Reason.ALGORITHM_UNKNOWN: "`seatrial run TRIAL` without --only and --skip: other checks read the rate of the ports "
+    "and NCCL's algorithm at each size",
     Reason.NO_REFERENCE: _NO_REFERENCE,
     Reason.NO_ABSOLUTE_REFERENCE: _NO_REFERENCE,
 }

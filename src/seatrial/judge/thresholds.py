@@ -232,6 +232,7 @@ class _ReferenceEvaluator:
         rule = evaluator.rule
         self._check, self._make, self._peers = evaluator.check, evaluator.make, evaluator.peers
         self._reference = reference
+        self._with_ring = evaluator.references.with_ring(evaluator.lookup.reference_key, evaluator.facts, reference)
         self._fail_below = reference.required_value(rule.fail_below) / reference.value
         warn_below = rule.warn_below if reference.warn_below is None else reference.warn_below
         self._warn_below = max(warn_below, self._fail_below)
@@ -268,6 +269,10 @@ class _ReferenceEvaluator:
             return self._make(metric, Outcome.WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
         required = fail_below * reference.value
         outcome, reasons, interval = violation(metric, required, lambda value: value >= required)
+        if outcome is Outcome.FAIL and (ring := self._with_ring) and metric.value >= ring.required_value(fail_below):
+            texts = [f"{metric.value / each.value:.1%} of {reference_text(each)}" for each in (reference, ring)]
+            detail = f"NCCL's algorithm or the rate of the ports is unknown: {', but '.join(texts)}"
+            return self._make(metric, Outcome.UNJUDGED, Reason.ALGORITHM_UNKNOWN, basis=basis, detail=detail)
         return self._make(metric, outcome, *reasons, basis=basis, ratio=ratio, interval=interval)
 
 

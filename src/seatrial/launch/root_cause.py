@@ -24,6 +24,7 @@ from seatrial.model import Job, JobFailure, MissingNode
 from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
 from seatrial.util.input_files import open_file, read_json
 from seatrial.util.text import and_more
+from seatrial.util.torchrun_logs import rank_of_log
 
 # "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711) (SIGKILL)", as torchrun 2.11 to 2.13 print them
 _TORCHRUN_FAILURE = re.compile(
@@ -186,7 +187,7 @@ def job_ended(
     else:
         exit_codes = {task.number: task.code for task in tasks if task.number < len(ranks)}
         exit_codes = exit_codes or ({0: code} if len(ranks) == 1 and not scheduler_reason else {})
-    reported_errors = {**_torchrun_errors(ranks, folder), **_last_errors(ranks)}
+    reported_errors = {**_torchrun_errors(ranks, job, folder), **_last_errors(ranks)}
     failed_ranks = sorted(exit_codes.keys() | reported_errors.keys())
     failures = [_failure(ranks[number], exit_codes.get(number), reported_errors) for number in failed_ranks]
     if not failures:
@@ -198,7 +199,9 @@ def job_ended(
         return RootCause(rank.name, reported_errors[failure.rank].text, failure.rank)
     early = " before the end of its checks" if failure.code == 0 else ""
     cause = f"{exit_reason(failure.code)}{early}; last status: {rank.last_status}"
-    last_error = _last_error_line(_stderr_files(folder, failure.rank, len(ranks))) if failure.ended_silently else ""
+    last_error = (
+        _last_error_line(_stderr_files(folder, failure.rank, job.ranks_per_node)) if failure.ended_silently else ""
+    )
     return RootCause(rank.name, ". ".join(filter(None, [cause, exit_hint(failure.code), last_error])), rank.number)
 
 
@@ -340,27 +343,17 @@ def _shortage(job: Job, nodes: Sequence[str], state: str) -> NodeShortage | None
     return NodeShortage(usable=job.nodes - len(nodes), missing=missing)
 
 
-def _torchrun_errors(ranks: Sequence[Rank], folder: Path) -> dict[int, _ReportedError]:
+def _torchrun_errors(ranks: Sequence[Rank], job: Job, folder: Path) -> dict[int, _ReportedError]:
     """Return the errors in torchrun's error files, by rank: failures outside checks, such as at startup."""
     reported_errors = {}
     for path in (folder / "logs").glob("**/error.json"):
         try:
             message = read_json(path)["message"]
-            number = ranks[_rank_of_log(path, len(ranks))].number
+            number = ranks[rank_of_log(path, job.ranks_per_node)].number
             reported_errors[number] = _ReportedError(float(message["extraInfo"]["timestamp"]), str(message["message"]))
         except (OSError, ValueError, LookupError, TypeError):  # truncated by the crash
             continue
     return reported_errors
-
-
-def _rank_of_log(log: Path, world_size: int) -> int:
-    """Return the rank of a torchrun log, from its folders ``LOCAL_RANK`` and, with several nodes, ``nodeN``."""
-    local_rank = int(log.parent.name)
-    node_folder = next((path for path in log.parents if re.fullmatch(r"node\d+", path.name)), None)
-    if node_folder is None:
-        return local_rank
-    node_count = sum(1 for _ in node_folder.parent.glob("node*"))
-    return int(node_folder.name.removeprefix("node")) * (world_size // node_count) + local_rank
 
 
 def _process_state(rank: Rank) -> str:
@@ -375,10 +368,10 @@ def _process_state(rank: Rank) -> str:
     return f"; process state {fields[0]}" + (f" ({meaning[fields[0]]})" if fields[0] in meaning else "")
 
 
-def _stderr_files(folder: Path, rank: int | None = None, world_size: int = 0) -> list[Path]:
-    """Return the standard error files of the launcher and of all ranks, or of ``rank`` of ``world_size`` ranks."""
+def _stderr_files(folder: Path, rank: int | None = None, ranks_per_node: int = 0) -> list[Path]:
+    """Return the standard error files of the launcher and of all ranks, or of ``rank``."""
     logs = sorted((folder / "logs").glob("**/stderr.log"))
-    return [folder / "launcher.err", *(log for log in logs if rank is None or _rank_of_log(log, world_size) == rank)]
+    return [folder / "launcher.err", *(log for log in logs if rank is None or rank_of_log(log, ranks_per_node) == rank)]
 
 
 def _disk_full(folder: Path) -> str:

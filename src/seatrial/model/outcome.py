@@ -64,6 +64,7 @@ class Reason(StrEnum):
     NO_REFERENCE = "no_reference"
     NO_ABSOLUTE_REFERENCE = "no_absolute_reference"  # only compared with peers, which cannot show that all are slow
     NO_THRESHOLD = "no_threshold"
+    ALGORITHM_UNKNOWN = "algorithm_unknown"  # the value is too low for one of NCCL's algorithms, and good for another
     BASELINE_OF_THIS_RUN = "baseline_of_this_run"  # the only reference value was learned from the run itself
     BASELINE_OF_FEW_RUNS = "baseline_of_few_runs"  # the only reference value was learned from too few runs
     UNIT_MISMATCH = "unit_mismatch"

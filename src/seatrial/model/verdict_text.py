@@ -41,6 +41,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.NO_REFERENCE: "; {detail}",
     Reason.NO_ABSOLUTE_REFERENCE: "; {detail}",
     Reason.NO_THRESHOLD: ", recorded without a threshold: {detail}",
+    Reason.ALGORITHM_UNKNOWN: "; {detail}",
     Reason.BASELINE_OF_THIS_RUN: "; the only reference value was learned from this run: learn it from other runs",
     Reason.BASELINE_OF_FEW_RUNS: "; {detail}",
     Reason.UNIT_MISMATCH: "; unit mismatch: expected {detail!r}",

@@ -19,12 +19,21 @@ from seatrial.model import Baseline, Outcome, UsageError
 from seatrial.model.benchmark import BenchmarkHardware, BenchmarkJudgement
 from seatrial.pipeline import judge_nccl_tests, judge_nvbandwidth
 from seatrial.pipeline.benchmark_hardware import HardwareOptions
-from seatrial.util.input_files import GZIP_MAGIC, MAX_DOCUMENT_BYTES, HeadThenRest, LimitedGzip, open_file, parse_json
+from seatrial.util.input_files import (
+    GZIP_MAGIC,
+    MAX_DOCUMENT_BYTES,
+    HeadThenRest,
+    LimitedGzip,
+    open_file,
+    parse_json,
+    with_limit,
+)
 
 STDIN = Path("-")
 _MAX_TEXT = 2**30  # characters: larger than a log of 1,024 ranks with NCCL_DEBUG=INFO
 _HEAD_BYTES = 2**18  # read from the start of a file to identify its format
 _MAX_LINE = 2**16  # characters of a line that are read at once
+_MIN_LINE = 2**7  # characters that a line counts at least, since the time of parsing depends on the number of lines
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
 # The start of a JSON report. It identifies a report even if the rest is missing
 _NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
@@ -99,9 +108,10 @@ class BenchmarkFile:
         length = 0
         with io.TextIOWrapper(cast(Any, self.stream), encoding=encoding, errors="replace") as text:
             while line := text.readline(_MAX_LINE):
-                length += len(line)
+                length += max(len(line), _MIN_LINE)
                 if length > _MAX_TEXT:
-                    raise UsageError(f"{self.name} is larger than the limit of {_MAX_TEXT} characters")
+                    limit = f"the limit of {_MAX_TEXT} characters, where a line counts as at least {_MIN_LINE}"
+                    raise UsageError(f"{self.name} is larger than {limit}")
                 yield line
 
 
@@ -134,7 +144,7 @@ def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFi
     UsageError in the cases that ``open_benchmark`` lists.
     """
     try:
-        stream: Any = io.BufferedReader(HeadThenRest(file))
+        stream: Any = io.BufferedReader(HeadThenRest(with_limit(file, name, is_stdin=is_stdin)))
         is_gzip = stream.peek(2)[:2] == GZIP_MAGIC
         if is_gzip:
             stream = LimitedGzip(stream, name)

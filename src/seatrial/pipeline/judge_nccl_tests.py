@@ -22,10 +22,10 @@ from seatrial.judge.thresholds import MAX_RATIO_OF_BOUND
 from seatrial.model import (
     CLUSTER,
     Baseline,
-    BasisKind,
     Measurement,
     Metric,
     Outcome,
+    Reason,
     Rule,
     UsageError,
     Verdict,
@@ -278,12 +278,8 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
                 f"no reference value at {label}: that of {reference_label} is used, since the bandwidth inside a node "
                 "does not decrease with the size"
             )
-        bandwidth = _bandwidth_verdicts(candidate, label, reference_label)
-        if problem := _depends_on_algorithm(candidate, bandwidth, label):
-            problems.append(problem)
-        else:
-            verdicts += bandwidth
-            other_sizes = _verdicts_on_other_sizes(candidate, label)
+        verdicts += _bandwidth_verdicts(candidate, label, reference_label)
+        other_sizes = _verdicts_on_other_sizes(candidate, label)
     problems += table_problems(series.table, series.rows)
     if not problems:
         undecided = (verdict for verdict in verdicts if verdict.outcome in (Outcome.UNJUDGED, Outcome.ERROR))
@@ -306,7 +302,8 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
 def _outcome(verdicts: Sequence[Verdict], other_sizes: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
     """Return FAIL if a verdict fails, else UNJUDGED if there is a problem, or a verdict is inconclusive or missing.
 
-    Otherwise WARN if a verdict at another size (``other_sizes``) fails, else the worst outcome of the verdicts.
+    Otherwise WARN if a verdict at another size (``other_sizes``) fails, or depends on the algorithm, which is unknown;
+    else the worst outcome of the verdicts.
     """
     outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
     if outcome is Outcome.FAIL:
@@ -314,7 +311,8 @@ def _outcome(verdicts: Sequence[Verdict], other_sizes: Sequence[Verdict], proble
     has_bandwidth = any(verdict.metric.startswith("busbw") for verdict in verdicts)
     if problems or not has_bandwidth or outcome in (Outcome.ERROR, Outcome.UNJUDGED):
         return Outcome.UNJUDGED
-    return Outcome.WARN if any(verdict.outcome is Outcome.FAIL for verdict in other_sizes) else outcome
+    is_low = any(each.outcome is Outcome.FAIL or Reason.ALGORITHM_UNKNOWN in each.reasons for each in other_sizes)
+    return Outcome.WARN if is_low else outcome
 
 
 def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
@@ -383,25 +381,6 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
     metric = Metric(name="wrong_elements", value=float(max(round(wrong), wrong > 0)), unit="count", subject=CLUSTER)
     measurement = Measurement(check=check.name, subject=CLUSTER, metrics=(metric,))
     return tuple(judge_check(replace(check, rules=rules), [measurement], {}, ""))
-
-
-def _depends_on_algorithm(candidate: _Candidate, verdicts: Sequence[Verdict], label: str) -> str:
-    """Return why a FAIL is inconclusive if the algorithm is unknown and the bandwidth good for Ring; else empty."""
-    failed = next((verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL and verdict.basis), None)
-    is_assumed = candidate.operation == "all_reduce" and not candidate.algorithm and candidate.nodes in (2, 3)
-    if not is_assumed or not failed or not failed.basis or failed.basis.kind is not BasisKind.FABRIC_MODEL:
-        return ""
-    ring = _bandwidth_verdicts(replace(candidate, algorithm="Ring"), label, label)
-    good = next((verdict for verdict in ring if verdict.outcome in (Outcome.PASS, Outcome.WARN)), None)
-    if good is None or any(verdict.outcome is Outcome.FAIL for verdict in ring):
-        return ""
-    usual_algorithm = default_algorithm("all_reduce", candidate.nodes, nvls=_has_nvls(candidate))
-    return (
-        f"the outcome at {label} depends on the algorithm, which the output does not name: {failed.value:g} GB/s are "
-        f"{failed.ratio:.0%} of the bound with {usual_algorithm}, "
-        f"NCCL's usual choice, and {good.ratio:.0%} with Ring. If NCCL_ALGO was set, give --algorithm Ring; else "
-        "--algorithm NVLSTree or Tree, or run again with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING"
-    )
 
 
 def _has_nvls(candidate: _Candidate) -> bool:

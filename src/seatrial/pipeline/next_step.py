@@ -10,6 +10,12 @@ from seatrial.hardware.references import MODEL_SEPARATOR, skus
 from seatrial.model import Outcome, Reason, Verdict, parse_bytes
 from seatrial.pipeline.benchmark_hardware import known_models
 
+_PORTS_STEP = "give the network ports of a node: --nics PORTSxGb/s, such as --nics 8x400"
+_ALGORITHM_STEP = (
+    "give --algorithm: Ring if NCCL_ALGO was set to it, else NVLSTree or Tree; or run again with NCCL_DEBUG=INFO "
+    "NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING"
+)
+
 
 def with_next_steps(
     verdicts: Iterable[Verdict], gpu: str, operation: str, has_reference: Callable[[str], bool], needs_ports: bool
@@ -32,6 +38,8 @@ def with_next_step(
     ``gpu``: the NVML name; ``needs_ports``: a reference value depends on the network ports, which are unknown.
     ``reference_sizes``: the sizes with a reference value on this hardware, such as 8GiB.
     """
+    if Reason.ALGORITHM_UNKNOWN in verdict.reasons:
+        return replace(verdict, fix=f"{_PORTS_STEP}, and {_ALGORITHM_STEP}" if needs_ports else _ALGORITHM_STEP)
     no_reference = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
     if verdict.outcome is not Outcome.UNJUDGED or no_reference.isdisjoint(verdict.reasons):
         return verdict
@@ -49,5 +57,5 @@ def with_next_step(
     else:
         step = f"{commands} lists the sizes and numbers of GPUs with a reference value: run again with one of them"
     if needs_ports:
-        step = f"give the network ports of a node: --nics PORTSxGb/s, such as --nics 8x400. Else {step}"
+        step = f"{_PORTS_STEP}. Else {step}"
     return replace(verdict, fix=f"{step}, or {baseline}")

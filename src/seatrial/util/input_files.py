@@ -11,7 +11,9 @@ import io
 import json
 import math
 import os
+import select
 import stat
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,10 @@ MAX_LINE_BYTES = 2**27  # a line of telemetry has all samples of a GPU: 60 MB fo
 GZIP_MAGIC = b"\x1f\x8b"  # first bytes of gzipped data
 MAX_GZIP_RATIO = 200  # unpacked / packed bytes; telemetry has 10 to 40, as a column of times hardly compresses
 LOG_ALLOWANCE = 2**30  # unpacked bytes of a log that are allowed at any ratio: repeated lines shrink to a thousandth
+MAX_PIPE_BYTES = (
+    4 * 2**30
+)  # of a pipe or device, which may be endless; a log of 1,024 ranks with NCCL_DEBUG=INFO has less
+SILENT_S = 10.0
 _GZIP_ALLOWANCE = 2**20  # unpacked bytes of other files that are allowed at any ratio
 
 
@@ -144,6 +150,73 @@ class LimitedGzip(gzip.GzipFile):
         if self._unpacked > self._packed.count * MAX_GZIP_RATIO + LOG_ALLOWANCE:
             raise ValueError(f"{self._log_name}: expands more than {MAX_GZIP_RATIO} times; read up to there")
         return data
+
+
+class PipeReader(io.RawIOBase):
+    """A pipe, terminal or device, which may never end: reading raises ValueError beyond MAX_PIPE_BYTES.
+
+    ``read`` returns what has arrived. If nothing arrives for SILENT_S, a line on stderr says once what is awaited.
+    ``name`` is for the messages.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file, self._name, self._bytes, self._is_silence_reported = file, name, 0, False
+
+    def readable(self) -> bool:
+        """Return True, as io.BufferedReader requires."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into ``buffer``; return the number of bytes, 0 at the end."""
+        if not self._is_silence_reported and not self._has_data(SILENT_S):
+            self._is_silence_reported = True
+            text = f"no data for {SILENT_S:g} s; still waiting until the program that writes it ends, or for Ctrl-D"
+            print(f"seatrial: {self._name}: {text}", file=sys.stderr, flush=True)
+        size = 0
+        while size < len(buffer) and (size == 0 or self._has_data(0)):
+            data = os.read(self._file.fileno(), len(buffer) - size)
+            if not data:
+                break
+            buffer[size : size + len(data)] = data
+            size += len(data)
+        self._bytes += size
+        if self._bytes > MAX_PIPE_BYTES:
+            raise ValueError(
+                f"{self._name}: does not end within {MAX_PIPE_BYTES / 2**30:g} GiB; read up to there. "
+                "A file of this size can be given by its path"
+            )
+        return size
+
+    def _has_data(self, timeout_s: float) -> bool:
+        return bool(select.select([self._file], [], [], timeout_s)[0])
+
+
+def with_limit(file: BinaryIO, name: str, *, is_stdin: bool) -> BinaryIO:
+    """``file``, from which nothing has been read; if it may never end, as a PipeReader.
+
+    Raises OSError for a pipe other than standard input to which no process writes.
+    """
+    try:
+        mode = os.fstat(file.fileno()).st_mode
+    except io.UnsupportedOperation:  # a stream in memory
+        return file
+    if stat.S_ISREG(mode):
+        return file
+    head = b"" if is_stdin else _first_byte(file.fileno())
+    return cast("BinaryIO", HeadThenRest(PipeReader(file, name), head))
+
+
+def _first_byte(pipe: int) -> bytes:
+    """The first byte of a pipe, empty if it has none yet. Raises OSError if no process writes to it."""
+    os.set_blocking(pipe, False)
+    try:
+        if data := os.read(pipe, 1):
+            return data
+        raise OSError(errno.EPIPE, "a pipe to which no process writes; start the program that writes to it first")
+    except BlockingIOError:
+        return b""
+    finally:
+        os.set_blocking(pipe, True)
 
 
 class HeadThenRest(io.RawIOBase):
