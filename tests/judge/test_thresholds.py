@@ -113,11 +113,10 @@ def test_many_samples_far_below_the_threshold_fail_in_spite_of_a_wide_range(slow
     ("algorithm", "busbw", "outcome", "kind"),
     [
         ("Ring", 380, Outcome.PASS, BasisKind.FABRIC_MODEL),
-        ("Ring", 310, Outcome.WARN, BasisKind.FABRIC_MODEL),
-        ("Ring", 300, Outcome.FAIL, BasisKind.FABRIC_MODEL),
+        ("Ring", 340, Outcome.FAIL, BasisKind.FABRIC_MODEL),  # the published minimum of 350 GB/s applies to Ring too
+        ("Tree", 340, Outcome.PASS, BasisKind.FABRIC_MODEL),  # but not to an algorithm that cannot reach it
         ("NVLSTree", 340, Outcome.FAIL, BasisKind.SKU),
-        ("", 340, Outcome.UNJUDGED, BasisKind.SKU),
-        ("", 300, Outcome.FAIL, BasisKind.SKU),
+        ("", 340, Outcome.FAIL, BasisKind.SKU),
         ("", 430, Outcome.PASS, BasisKind.SKU),
     ],
 )

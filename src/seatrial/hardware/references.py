@@ -259,8 +259,11 @@ class References:
             other = replace(self, links=links)._network_reference(key, facts, "")
             if isinstance(other, Reference) and other.reaches(reference):
                 value = format_value(reference.value, reference.unit)
-                reason = f"the {value} of {reference.label} are above this bound and do not apply"
-                return replace(bound, source=f"{bound.source}; {reason}")
+                source = f"{bound.source}; the {value} of {reference.label} are above this bound and do not apply"
+                # a published minimum that the algorithm in use can reach still applies if it is the stricter one
+                minimum = reference.required or 0.0
+                stricter = bound.required_value(0.0) < minimum <= bound.value
+                return replace(bound, source=source, required=minimum if stricter else None)
         return reference
 
     def _network_reference(self, key: str, facts: Mapping[str, JsonValue], sku_reason: str) -> Reference | str:
