@@ -16,7 +16,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
-from seatrial.discover import slurm
+from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
@@ -142,7 +142,7 @@ def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
     node_count = options.nodes or context.expected_nodes
     tasks_per_node = gpus_per_node or _CPU_ONLY_TASKS
     yield from _condition_facts(settings, gpus_per_node, no_gpus_reason)
-    with open_probe_jobs(context, options) as jobs:
+    with open_probe_jobs(context, options, node_count) as jobs:
         size = _size_options(node_count, tasks_per_node, options, gpus_per_node > 0, settings)
         job = jobs.start_idle_job(*size)
         allocations = slurm.allocations(job.id)  # node → resources
@@ -166,7 +166,7 @@ def _gpus_per_node(context: Context, options: BindingOptions, settings: Settings
         return 0, "GresTypes in slurm.conf does not contain gpu"
     if settings.select_type != "select/cons_tres":
         return 0, f"SelectType={settings.select_type} does not support --gpus-per-task"
-    gpus = slurm.gpus_per_node(options.partition) if context.expected_gpus is None else context.expected_gpus
+    gpus = slurm_nodes.gpus_per_node(options) if context.expected_gpus is None else context.expected_gpus
     return gpus, "" if gpus else "Slurm has no GPUs, or --gpus-per-node is 0"
 
 

@@ -195,9 +195,8 @@ def _srun_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
         f'echo "probe=$SEATRIAL_PROBE"; echo "directory=$(pwd -P)"; echo "node=$SLURMD_NODENAME"; exit {_EXIT_CODE}'
     )
     argv = jobs.command("srun", "/bin/sh", "-c", script)  # absolute path, as the job may have no PATH
-    jobs.progress("srun")
     started = time.monotonic()
-    result = slurm.run_command(argv, jobs.wait_s + 60)
+    result = jobs.run_srun(argv, 60)
     lines = result.out.splitlines()
     if not any(line.startswith("probe=") for line in lines):
         raise slurm.command_error(argv, result)
