@@ -53,7 +53,7 @@ class CandidateNodes:
             return ""
         states = and_more([f"{node.name} is {node}" for node in unusable], _MAX_NAMED, "; ")
         place = f" of partition {self.partition}" if self.partition else ""
-        counts = f"{usable} of {len(self.nodes)} nodes{place} are usable, the trial needs {needed}"
+        counts = f"{usable} of {len(self.nodes)} nodes{place} are usable, {needed} needed"
         return f"{counts}: {states}" if unusable else counts
 
     def blocked(self, node: SlurmNode) -> bool:

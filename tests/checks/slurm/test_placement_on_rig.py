@@ -111,7 +111,7 @@ def test_a_drained_node_of_the_partition_is_missing_at_once(cluster: Cluster, tm
     outcomes = {(v.check, v.metric): v.outcome for v in record.verdicts if v.subject == "cluster"}
     assert outcomes["slurm.nodes", "nodes_missing"] is Outcome.FAIL
     error = measurement(record, "slurm.binding").error or ""
-    assert "2 of 3 nodes of partition gpu are usable, the trial needs 3: node3 is IDLE+DRAIN: fan broken" in error
+    assert "2 of 3 nodes of partition gpu are usable, 3 needed: node3 is IDLE+DRAIN: fan broken" in error
 
 
 def test_a_partition_that_is_down_fails_at_once(cluster: Cluster, tmp_path: Path) -> None:

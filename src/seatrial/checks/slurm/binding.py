@@ -47,7 +47,8 @@ RULES = (
         evidence_facts=("tasks",),
         expect="== 0 CPUs",
         meaning="fewer CPUs in the task's affinity mask than allocated: data loaders and NCCL threads compete for them",
-        fix="srun -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; scontrol show config | grep -i TaskPlugin",
+        fix="srun -p PARTITION -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; "
+        "scontrol show config | grep -i TaskPlugin",
     ),
     Rule(
         metric="cpus_outside_allocation",
@@ -63,7 +64,8 @@ RULES = (
         expect="== 0 CPUs",
         applies_if={"tasks_bound": "yes"},
         meaning="several tasks are bound to the same CPUs despite --cpu-bind=threads",
-        fix="srun -N1 -n2 -c2 --cpu-bind=verbose,threads true; scontrol show config | grep -i TaskPlugin; slurmd -C",
+        fix="srun -p PARTITION -N1 -n2 -c2 --cpu-bind=verbose,threads true; "
+        "scontrol show config | grep -i TaskPlugin; slurmd -C",
     ),
     Rule(
         metric="memory_confined",
@@ -79,7 +81,8 @@ RULES = (
         expect="== 1 GPUs",
         applies_if={"gpu_per_task": "yes"},
         meaning="a task with --gpus-per-task=1 has no GPU or several: ranks crash, or all use the first GPU",
-        fix="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; check TaskProlog",
+        fix="srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; "
+        "check TaskProlog",
     ),
     Rule(
         metric="gpus_shared",
@@ -87,7 +90,7 @@ RULES = (
         expect="== 0 GPUs",
         applies_if={"gpu_per_task": "yes"},
         meaning="several tasks with --gpus-per-task=1 have the same GPU: low throughput, out of memory",
-        fix="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
+        fix="srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
     ),
     Rule(
         metric="devices_confined",
@@ -203,7 +206,9 @@ def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[st
     unallocated_nodes = {task.node for task in tasks} - set(allocations)
     if len(tasks) != expected or unallocated_nodes:
         where = f"; nodes outside the allocation: {', '.join(sorted(unallocated_nodes))}" if unallocated_nodes else ""
-        raise SeatrialError(f"{len(tasks)} of {expected} tasks reported{where}. Next: srun -n2 --label true")
+        raise SeatrialError(
+            f"{len(tasks)} of {expected} tasks reported{where}. Next: srun -p PARTITION -n2 --label true"
+        )
 
 
 def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> dict[str, int]:

@@ -49,8 +49,8 @@ _ENVIRONMENT_FIX = (
 )
 _DIRECTORY_MEANING = "the job does not start in the submit directory: relative paths of scripts and data are wrong"
 _DIRECTORY_FIX = (
-    "Does the directory exist on the node, readable by this user? srun -N1 ls -ld DIRECTORY. Submit from a shared "
-    "directory, or use --chdir"
+    "Does the directory exist on the node, readable by this user? srun -p PARTITION ls -ld DIRECTORY. "
+    "Submit from a shared directory, or use --chdir"
 )
 RULES = (
     Rule(
@@ -86,7 +86,8 @@ RULES = (
         evidence_facts=("srun_output",),
         expect=f"== {_EXIT_CODE}",
         meaning=f"srun does not return exit code {_EXIT_CODE} of its task: scripts do not notice a failed rank",
-        fix="srun -N1 sh -c 'exit 7'; echo $?; check TaskEpilog, SrunEpilog and wrappers of srun (type -a srun)",
+        fix="srun -p PARTITION sh -c 'exit 7'; echo $?; "
+        "check TaskEpilog, SrunEpilog and wrappers of srun (type -a srun)",
     ),
     Rule(
         metric="srun_environment",
