@@ -59,6 +59,27 @@ def test_only_nodes_of_the_partition_and_the_node_lists_are_candidates(monkeypat
     assert {node.name for node in candidate_nodes(JobPlacement(exclude="node2")).nodes} == {"node0", "node1", "node3"}
 
 
+@pytest.mark.parametrize(
+    ("constraint", "names"),
+    [
+        ("h200", {"gpu1", "gpu2"}),
+        ("h200&ib", {"gpu1"}),
+        ("h200|a100", {"gpu1", "gpu2", "gpu3"}),
+        ("moon", set()),
+        ("[h200*1&a100*1]", {"gpu1", "gpu2", "gpu3", "gpu4"}),  # only Slurm evaluates other constraints
+    ],
+)
+def test_only_nodes_with_the_features_are_candidates(
+    monkeypatch: pytest.MonkeyPatch, constraint: str, names: set[str]
+) -> None:
+    features = {"gpu1": "h200,ib", "gpu2": "h200", "gpu3": "a100,ib", "gpu4": "(null)"}
+    records = NEWER_NODES.read_text().split("\n\n")[: len(features)]
+    texts = (record.replace("=h200,ib", f"={each}") for record, each in zip(records, features.values(), strict=True))
+    FakeSlurm({NODES: success("\n\n".join(texts))}).install(monkeypatch)
+    nodes = candidate_nodes(JobPlacement(partition="main", constraint=constraint)).nodes
+    assert {node.name for node in nodes} == names
+
+
 def test_a_pending_job_gives_partition_node_lists_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = slurm_output.parse_jobs(recorded("scontrol-show-jobs-node-not-available.txt").out)
     (job,) = (job for job in jobs if job.id == "37")

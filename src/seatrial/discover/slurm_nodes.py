@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -75,6 +76,7 @@ def candidate_nodes(placement: JobPlacement, job: JobRecord | None = None) -> Ca
         if {*partition.split(",")} & {*node.partitions}
         and node.name not in excluded
         and (node.name in listed or not listed)
+        and _has_features(node, placement.constraint or "")
     ]
     return CandidateNodes(tuple(nodes), partition, placement.reservation)
 
@@ -160,6 +162,15 @@ def _state(node: SlurmNode, silent: bool = False) -> str:
         return f"{node}; {slurm.slurmd_answer(node.name)}"
     except SeatrialError:  # only additional information for a message
         return str(node)
+
+
+def _has_features(node: SlurmNode, constraint: str) -> bool:
+    """Return whether the node satisfies ``a``, ``a&b`` or ``a|b``; true for others, which only Slurm evaluates."""
+    for separator, combine in (("&", all), ("|", any)):
+        features = constraint.split(separator)
+        if all(re.fullmatch(r"[\w.:-]+", feature) for feature in features):
+            return combine(feature in node.features for feature in features)
+    return True
 
 
 def _hostnames(nodes: str | None) -> list[str]:

@@ -65,6 +65,7 @@ class NodesOptions(Options):
 
     partition: str | None = Field(default=None, description="default: Slurm's default partition")
     reservation: str | None = None
+    constraint: str | None = None
     nodelist: str | None = Field(default=None, description="default: all nodes of the partition")
     exclude: str | None = None
 
