@@ -90,7 +90,7 @@ def test_progress_shows_what_a_job_waits_for(monkeypatch: pytest.MonkeyPatch) ->
     notes: list[str] = []
     set_job_states(monkeypatch, JobRecord(id="7", state="PENDING", reason="Priority"), "RUNNING")
     replace(PROBE_JOBS, progress=notes.append).wait_until("7", lambda job: not job.pending, 0)
-    assert "job 7 waits for its start: Priority" in notes
+    assert notes == ["job 7 waits for its start: Priority", "job 7: RUNNING Resources"]
 
 
 def test_srun_that_never_starts_is_cancelled(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

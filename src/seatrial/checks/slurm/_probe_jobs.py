@@ -97,8 +97,8 @@ class ProbeJobs:
                         if job.pending:
                             self._require_start(pending, job, time.monotonic() - started, self.wait_s)
                     wait([result], POLL_S)
-            except SeatrialError:
-                self.cancel_all()  # ends srun
+            except BaseException:  # leaving the executor waits for srun, which ends when its job is cancelled
+                self.cancel_all()
                 raise
             return result.result()
 
@@ -150,7 +150,8 @@ class ProbeJobs:
         job = slurm.job(job_id)
         if not job.has_state:
             raise SeatrialError(f"state of job {job_id} unknown: {job.reason}")
-        self.progress(f"job {job_id}: {job.state} {job.reason}")
+        if not job.pending:
+            self.progress(f"job {job_id}: {job.state} {job.reason}")
         return job
 
     def cancel_all(self) -> None:
