@@ -104,6 +104,12 @@ def test_slurms_number_of_gpus_does_not_replace_the_trials(tmp_path: Path) -> No
     assert resolve_trial(str(path), environ={"SLURM_GPUS_ON_NODE": "4"}).config.cluster.gpus_per_node == 8
 
 
+def test_sbatch_variables_override_the_options_of_a_job_script() -> None:
+    result = resolve_trial("quick", ("--set", "slurm.partition", "cpu"), environ={"SBATCH_PARTITION": "gpu"})
+    assert result.config.slurm.partition == "gpu"
+    assert result.origins["slurm.partition"] == "$SBATCH_PARTITION"
+
+
 def test_set_with_dots_in_check_and_metric_names() -> None:
     result = resolve_trial(
         "quick",

@@ -43,6 +43,11 @@ def test_another_number_of_nodes_is_refused_with_both_numbers(nodes: int) -> Non
         ([(NODELIST, "n1")], "launcher auto does not choose nodes"),
         ([("launcher", "local"), (EXCLUDE, "n1")], "launcher local does not choose nodes"),
         ([("launcher", "torchrun"), (NODELIST, "n[1-2]")], "launcher torchrun does not choose nodes"),
+        (
+            [SLURM, ("slurm.extra", ["--comment=x", "--partition=gpu"])],
+            "--extra: .* --partition=gpu: set slurm.part",
+        ),
+        ([SLURM, ("slurm.extra", ["-w n1"])], "-w n1: set slurm.nodelist"),
     ],
 )
 def test_invalid_selections(settings: list[tuple[str, object]], message: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Gres, SlurmNode
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import SeatrialError
 from seatrial.util.processes import CommandResult
 from tests.fakes.slurm import (
     NEWER_NODES,
@@ -65,18 +65,6 @@ class TestNodes:
 def test_partitions(install: Install) -> None:
     install(cluster())
     assert [partition.name for partition in slurm.partitions()] == ["gpu", "short", "closed", "members"]
-
-
-class TestGpusPerNode:
-    def test_all_partitions_and_one_partition(self, install: Install) -> None:
-        install(cluster())
-        assert slurm.gpus_per_node(None) == slurm.gpus_per_node("short") == 2
-
-    def test_different_nodes(self, install: Install) -> None:
-        text = recorded("scontrol-show-nodes-healthy.txt").out.replace("Gres=gpu:fake:2", "Gres=gpu:fake:1", 1)
-        install({NODES: success(text)})
-        with pytest.raises(UsageError, match=r"different numbers of GPUs \(\[1, 2]\)"):
-            slurm.gpus_per_node("gpu")
 
 
 class TestJob:

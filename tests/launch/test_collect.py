@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from seatrial.config.schema import JobPlacement
 from seatrial.launch import collect
 from seatrial.launch.collect import END_SCRIPT, Collector, Unpacked, unpack
 from seatrial.launch.collect_srun import SrunTransport
@@ -46,7 +47,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def collector(node: Path, tmp_path: Path) -> Collector:
     folder = tmp_path / "run" / "jobs" / "ranks" / "attempt1"
     folder.mkdir(parents=True)
-    return Collector(SrunTransport("7"), str(node), folder)
+    return Collector(SrunTransport("7", JobPlacement()), str(node), folder)
 
 
 def fetch_until(collector: Collector, condition: Callable[[], object]) -> None:
@@ -234,7 +235,7 @@ def test_damaged_package_is_sent_again(collector: Collector) -> None:
     assert len((collector.folder.parents[1] / "a").read_bytes()) == 9_999
 
 
-@pytest.mark.parametrize("text", [SrunTransport("7").step("/tmp", 1)[-3], END_SCRIPT])
+@pytest.mark.parametrize("text", [SrunTransport("7", JobPlacement()).step("/tmp", 1)[-3], END_SCRIPT])
 def test_shellcheck_finds_nothing(text: str, tmp_path: Path) -> None:
     script = tmp_path / "node.sh"
     script.write_text(f"#!/bin/bash\n{text}")

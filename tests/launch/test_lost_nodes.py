@@ -11,10 +11,10 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.config.schema import Limits
 from seatrial.launch import root_cause
-from seatrial.launch.base import NodeShortage, RenderedJob, WaitState
+from seatrial.launch.base import RenderedJob, WaitState
 from seatrial.launch.local import LocalJob
 from seatrial.launch.watch import run_job
-from seatrial.model import Job, JobResult, JobState, MissingNode
+from seatrial.model import Job, JobResult, JobState, MissingNode, NodeShortage
 from seatrial.util.processes import CommandResult
 from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, RecordingListener, Scripted, job, run_scripted
 

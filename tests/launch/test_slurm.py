@@ -14,7 +14,7 @@ import pytest
 
 from seatrial.config.schema import Cluster, Config, Container, Environment, Slurm
 from seatrial.discover.slurm import ControllerDown, NotConfigured, SlurmUnavailable
-from seatrial.launch import check_access
+from seatrial.launch import check_access, node_prefix
 from seatrial.launch.slurm import SlurmLauncher, require_client
 from seatrial.model import Job, Preflight, UsageError
 from tests import paths
@@ -113,6 +113,22 @@ def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
     out = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert out.split("|")[:4] == list(hostile.values())
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("slurm", "gpus", "prefix"),
+    [
+        (Slurm(), None, "srun --nodelist={node}"),
+        (
+            Slurm(partition="gpu", account="ops", nodelist="n[1-3]", exclude="n4"),
+            8,
+            "srun --nodelist={node} --partition=gpu --account=ops --gpus-per-node=8",
+        ),
+    ],
+)
+def test_a_command_for_a_node_runs_in_the_trials_partition(slurm: Slurm, gpus: int | None, prefix: str) -> None:
+    settings = Config(name="t", checks={}, launcher="slurm", slurm=slurm, cluster=Cluster(gpus_per_node=gpus))
+    assert node_prefix(settings) == prefix
 
 
 VALID = {

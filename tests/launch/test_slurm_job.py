@@ -87,7 +87,7 @@ def test_pending_job_ends_after_queue_s(
     assert waiting
     assert waiting.permanent
     assert first_command in waiting.reason.partition("Run first: ")[2]
-    assert "2 of 4 nodes are usable, the trial needs 4: node1 is DOWN+NOT_RESPONDING" in waiting.reason
+    assert "2 of 4 nodes of partition gpu are usable, 4 needed: node1 is DOWN+NOT_RESPONDING" in waiting.reason
     assert "node2 is IDLE+DRAIN: fan broken" in waiting.reason
 
 
@@ -104,16 +104,18 @@ def test_job_that_reaches_its_time_limit_names_the_setting(queued: QueuedJob) ->
     assert "slurm.time_min=MINUTES" in queued.job.exit_reason()
 
 
-def test_job_launch_failure_names_the_log_directory(queued: QueuedJob) -> None:
+def test_job_launch_failure_names_the_log_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    queued = QueuedJob(monkeypatch, tmp_path, partition="short")
     queued.with_state(scontrol_output("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
-    assert "slurmd could not start the script. Run first: srun ls -ld /tmp" in queued.job.exit_reason()
+    command = "srun --nodelist=node[0-1] --partition=short ls -ld /tmp"
+    assert f"slurmd could not start the script. Run first: {command}" in queued.job.exit_reason()
 
 
 def test_node_fail_names_nodes_and_first_command(queued: QueuedJob) -> None:
     queued.with_state(scontrol_output("NODE_FAIL", "NodeDown")).job.poll()
     exit_reason = queued.job.exit_reason()
     assert "on node[0-1] is NODE_FAIL (reason: NodeDown)" in exit_reason
-    assert "nodes are usable, the trial needs 4" in exit_reason
+    assert "nodes of partition gpu are usable, 4 needed" in exit_reason
     assert exit_reason.endswith("Run first: scontrol show job 7; sinfo -R")
 
 
@@ -302,4 +304,4 @@ def test_sufficient_nodes_give_no_message(monkeypatch: pytest.MonkeyPatch) -> No
 def test_too_few_nodes_of_a_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSlurm(cluster("healthy")).install(monkeypatch)
     settings = SETTINGS.model_copy(update={"slurm": Slurm(partition="short")})
-    assert unavailable_nodes(settings) == "2 of 2 nodes of partition short are usable, the trial needs 4"
+    assert unavailable_nodes(settings) == "2 of 2 nodes of partition short are usable, 4 needed"

@@ -37,10 +37,11 @@ def make_check(name: str, scope: Scope, needs: Needs | None = None, limit_s: flo
     )
 
 
-class ReservationOptions(Options):
-    """Options with a reservation."""
+class PlacementOptions(Options):
+    """Some of the options that select the nodes of Slurm jobs."""
 
-    reservation: str | None = None
+    partition: str | None = None
+    nodelist: str | None = None
 
 
 CHECKS = {
@@ -318,14 +319,21 @@ def test_check_of_shared_folders_needs_a_claim_or_paths_on_kubernetes(
     assert make_plan(one_node, catalog(), NodeGpus(8)).not_run == ()
 
 
-@pytest.mark.parametrize(("options", "expected"), [({}, "week47"), ({"reservation": "other"}, "other")])
-def test_reservation_is_the_default_option(options: dict[str, JsonValue], expected: str) -> None:
-    with_reservation = replace(make_check("host.a", Scope.NODE), options=ReservationOptions)
-    trial = config().model_copy(
-        update={"slurm": Slurm(reservation="week47"), "checks": {"host.a": CheckSettings(options=options)}}
-    )
-    (job,) = make_plan(trial, {"host.a": with_reservation}, NodeGpus(0)).jobs
-    assert job.options == {"host.a": {"reservation": expected}}
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"partition": "gpu", "nodelist": "n[1-3]"}),
+        ({"partition": "cpu", "nodelist": None}, {"partition": "cpu", "nodelist": None}),
+    ],
+)
+def test_partition_and_nodes_of_the_trial_are_default_options(
+    options: dict[str, JsonValue], expected: dict[str, JsonValue]
+) -> None:
+    check = replace(make_check("host.a", Scope.NODE), options=PlacementOptions)
+    placement = Slurm(partition="gpu", nodelist="n[1-3]", account="ops")  # the check has no option account
+    trial = config().model_copy(update={"slurm": placement, "checks": {"host.a": CheckSettings(options=options)}})
+    (job,) = make_plan(trial, {"host.a": check}, NodeGpus(0)).jobs
+    assert job.options == {"host.a": expected}
     (job,) = make_plan(
         trial.model_copy(update={"slurm": Slurm()}), {"host.a": make_check("host.a", Scope.NODE)}, NodeGpus(0)
     ).jobs

@@ -10,7 +10,7 @@ from seatrial.discover.nvml import Gpu
 from seatrial.discover.slurm import SlurmUnavailable
 from seatrial.model import Machine
 from seatrial.pipeline.this_host import ThisHost
-from tests.fakes.slurm import NODES, PARTITIONS, FakeSlurm, cluster, failure
+from tests.fakes.slurm import PARTITIONS, FakeSlurm, cluster, failure
 
 
 def config(**cluster: int) -> Config:
@@ -44,7 +44,7 @@ def test_longest_job_of_the_partition(
 
 
 def test_number_of_gpus_that_slurm_cannot_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeSlurm({NODES: failure("scontrol: fatal: Could not establish a configuration source")}).install(monkeypatch)
+    FakeSlurm({PARTITIONS: failure("scontrol: fatal: Could not establish a configuration source")}).install(monkeypatch)
     several = config(nodes=4)  # launcher auto: Slurm starts the jobs
     with pytest.raises(
         SlurmUnavailable, match=r"cluster\.gpus_per_node \(--gpus-per-node\) is not set, and Slurm.*: .*no slurm\.conf"

@@ -10,13 +10,12 @@ from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
 from seatrial.discover import slurm
 from seatrial.discover.gpu import GpuFacts
-from seatrial.discover.slurm_facts import SlurmNode
-from seatrial.discover.slurm_output import parse_nodes
 from seatrial.model import UsageError
 from seatrial.pipeline.plan import NodeGpus, make_plan
 from seatrial.pipeline.this_host import ThisHost
+from seatrial.util.hostlist import expand
 from seatrial.util.processes import CommandResult
-from tests.fakes.slurm import recorded
+from tests.fakes.slurm import FakeSlurm, cluster
 from tests.paths import FIXTURES
 
 HOST = ThisHost({}, GpuFacts())
@@ -37,9 +36,8 @@ def topology_file(folder: Path, nodes: str) -> Path:
 @pytest.fixture
 def nodes_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm with node0 to node3."""
-    nodes: tuple[SlurmNode, ...] = parse_nodes(recorded("scontrol-show-nodes-healthy.txt").out)
-    monkeypatch.setattr(slurm, "installed", lambda: True)
-    monkeypatch.setattr(slurm, "nodes", lambda: nodes)
+    FakeSlurm(cluster()).install(monkeypatch)
+    monkeypatch.setattr(slurm, "hostnames", expand)
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, result: CommandResult) -> None:
@@ -71,7 +69,7 @@ def test_a_file_must_name_slurms_nodes(tmp_path: Path) -> None:
     assert topology.is_file
     with pytest.raises(UsageError, match=r"Slurm has no node node4, node5"):
         HOST.topology(settings(topology_file(tmp_path, "node[0-5]")))
-    with pytest.raises(UsageError, match=r"node2, node3 of Slurm missing"):
+    with pytest.raises(UsageError, match=r"node2, node3 of partition gpu missing"):
         HOST.topology(settings(topology_file(tmp_path, "node[0-1]")))
 
 
@@ -81,6 +79,11 @@ def test_a_file_needs_only_the_nodes_of_nodelist(tmp_path: Path) -> None:
     assert HOST.topology(settings(file, nodes=2, nodelist="node[0-1]"))
     with pytest.raises(UsageError, match=r"node2 of --nodelist missing"):
         HOST.topology(settings(file, nodes=2, nodelist="node[1-2]"))
+
+
+@pytest.mark.usefixtures("nodes_of_slurm")
+def test_a_file_needs_only_the_nodes_of_the_partition(tmp_path: Path) -> None:
+    assert HOST.topology(settings(topology_file(tmp_path, "node[0-1]"), nodes=2, partition="short"))
 
 
 def test_other_launchers_use_a_file_only(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--gpus-per-node", type=int, default=0, help="fake GPUs per node")
     parser.add_argument("--real-gpus", action="store_true", help="node N has GPU N of this machine")
     parser.add_argument("--rate", help="rate of each node's link, in both directions, such as 20gbit")
+    parser.add_argument(
+        "--partition",
+        action="append",
+        default=[],
+        help="NAME=NODES, such as gpu=node[1-3]; the first is the default",
+    )
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     if reason := Cluster.reason_unavailable():
@@ -30,6 +36,7 @@ def main(arguments: list[str]) -> int:
             gpus_per_node=options.gpus_per_node,
             folder=Path(folder),
             real_gpus=options.real_gpus,
+            partitions=dict(each.split("=", 1) for each in options.partition),
         ) as cluster,
     ):
         if options.rate:

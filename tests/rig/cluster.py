@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +97,8 @@ class Cluster(Faults):
     ``confined``: affinity and cgroups limit jobs to their CPUs, memory and devices. A node then has two real CPUs and
     at most four GPUs. Only one confined rig can run at a time, as nodes with the same name share their cgroups.
 
+    ``partitions``: name → nodes, such as ``{"cpu": "node0", "gpu": "node[1-3]"}``; the first one is Slurm's default.
+
     ``real_gpus``: node N has GPU N of this machine, and an equal part of its CPUs and memory.
 
     Node names resolve to the node's own cluster on a node, and to the newest rig on the host.
@@ -111,6 +113,7 @@ class Cluster(Faults):
         extra: str = "",
         confined: bool = False,
         real_gpus: bool = False,
+        partitions: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder.resolve()
         self.nodes = [f"node{number}" for number in range(nodes)]
@@ -119,6 +122,7 @@ class Cluster(Faults):
         self._extra = extra
         self._confined = confined
         self._real_gpus = real_gpus
+        self._partitions = partitions or {"gpu": "ALL"}
         self._machines: dict[str, Node] = {}
 
     @classmethod
@@ -211,7 +215,7 @@ class Cluster(Faults):
             if self._real_gpus
             else files.fake_node(self.folder, self._gpus, self._confined)
         )
-        files.write(self.folder, network, 7000 + slot, self.nodes, size, self._extra, self._confined)
+        files.write(self.folder, network, 7000 + slot, self.nodes, size, self._extra, self._partitions, self._confined)
         if self._confined:
             stack.callback(host.lock_cgroups().close)
             stack.callback(host.remove_cgroups)

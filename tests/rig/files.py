@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,14 +76,29 @@ def real_gpu_node(nodes: list[str]) -> NodeSize:
 
 
 def write(
-    folder: Path, network: str, port: int, nodes: list[str], size: NodeSize, extra: str, confined: bool = False
+    folder: Path,
+    network: str,
+    port: int,
+    nodes: list[str],
+    size: NodeSize,
+    extra: str,
+    partitions: Mapping[str, str],
+    confined: bool = False,
 ) -> None:
-    """Writes all files; FileExistsError if ``folder`` has the state of a cluster. ``extra``: lines of slurm.conf."""
+    """Writes all files; FileExistsError if ``folder`` has the state of a cluster.
+
+    ``extra``: lines of slurm.conf. ``partitions``: name → nodes; the first one is the default.
+    """
     for name in ("log", "run", "state", "cgroup", "dev", "own-dev", *(f"spool/{node}" for node in nodes)):
         (folder / name).mkdir(parents=True)
     settings = f"Port=6818 {size.hardware} State=UNKNOWN"
     lines = [f"NodeName={n} NodeAddr={address(network, i)} NodeHostname={n} {settings}" for i, n in enumerate(nodes)]
-    lines += ["PartitionName=gpu Nodes=ALL Default=YES MaxTime=60 State=UP", extra]
+    defaults = ["YES", *["NO"] * (len(partitions) - 1)]
+    lines += [
+        f"PartitionName={name} Nodes={members} Default={default} MaxTime=60 State=UP"
+        for (name, members), default in zip(partitions.items(), defaults, strict=True)
+    ]
+    lines.append(extra)
     plugin = "task/affinity,task/cgroup" if confined else "task/none"
     conf = _SLURM_CONF.format(folder=folder, network=network, port=port, task_plugin=plugin)
     (folder / "task-prolog").write_text(_TASK_PROLOG.format(folder=folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -18,11 +18,24 @@ def _maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., C
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"cannot start a Slurm test cluster: {reason}")
     with ExitStack() as stack:
 
-        def make(nodes: int, gpus_per_node: int = 0, extra: str = "", confined: bool = False) -> Cluster:
+        def make(
+            nodes: int,
+            gpus_per_node: int = 0,
+            extra: str = "",
+            confined: bool = False,
+            partitions: Mapping[str, str] | None = None,
+        ) -> Cluster:
             if confined and (reason := host.cgroups_unavailable()):
                 pytest.skip(reason)
             folder = tmp_path_factory.mktemp("rig")
-            cluster = Cluster(nodes=nodes, gpus_per_node=gpus_per_node, folder=folder, extra=extra, confined=confined)
+            cluster = Cluster(
+                nodes=nodes,
+                gpus_per_node=gpus_per_node,
+                folder=folder,
+                extra=extra,
+                confined=confined,
+                partitions=partitions,
+            )
             return stack.enter_context(cluster)
 
         yield make

@@ -6,6 +6,7 @@ Sources, lowest priority first:
 2. the trial file
 3. ``SEATRIAL_SET_<KEY>`` variables: ``__`` separates levels; keys are lower-cased, except names after ``ENV__``
 4. ``--set`` and the other flags
+5. ``SBATCH_PARTITION`` and the other variables by which sbatch overrides the options of a job script
 
 An unknown key is an error that suggests the nearest valid key.
 """
@@ -22,7 +23,7 @@ from typing import Any, Protocol, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from seatrial.config import node_selection, renames
+from seatrial.config import node_selection, renames, slurm_options
 from seatrial.config.argument_paths import is_folder
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_unit_error
 from seatrial.config.schema import CheckSettings, Config
@@ -103,7 +104,8 @@ def resolve(
     _record_origins(tree, file, (), origins)
     # Slurm may have allocated fewer GPUs than the trial expects: the number of the trial stays
     from_scheduler = [(origin, key, gpus) for origin, key, gpus in _scheduler_overrides(environ) if key not in origins]
-    for origin, key, value in [*from_scheduler, *_environment_overrides(environ), *overrides]:
+    from_sbatch = slurm_options.environment_overrides(environ)
+    for origin, key, value in [*from_scheduler, *_environment_overrides(environ), *overrides, *from_sbatch]:
         path = _split_key(key, schemas)
         _require_no_contradiction(tree, path, value, origin, origins)
         _assign(tree, path, value, origin)

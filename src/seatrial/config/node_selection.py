@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from seatrial.config.schema import Config
+from seatrial.config.slurm_options import setting_of_option
 from seatrial.model import UsageError
 from seatrial.util import hostlist
 from seatrial.util.text import and_more
@@ -26,8 +27,13 @@ def node_count(tree: dict[str, Any]) -> int | None:
 def validate(config: Config, origin: Callable[[list[str]], str]) -> None:
     """Raise UsageError if nodes are selected without Slurm, by an invalid list, or in conflict with ``cluster.nodes``.
 
-    ``origin`` returns the flag or file that set a key.
+    Also for an option in ``slurm.extra`` that has a setting: checks would not know which nodes it selects. ``origin``
+    returns the flag or file that set a key.
     """
+    for option in config.slurm.extra:
+        if setting := setting_of_option(option):
+            source = origin(["slurm", "extra"])
+            raise UsageError(f"{source}: slurm.extra has {option}: set slurm.{setting}, which checks use too")
     lists = {}
     for key in ("nodelist", "exclude"):
         if (text := getattr(config.slurm, key)) is None:

@@ -138,8 +138,8 @@ class Container(Frozen):
     )
 
 
-class Slurm(Frozen):
-    """Options of sbatch scripts, the time limit for pending jobs, and paths and interfaces of the nodes."""
+class JobPlacement(Frozen):
+    """The account of Slurm jobs, and the nodes on which they may run; None: Slurm's default."""
 
     partition: str | None = None
     account: str | None = None
@@ -148,6 +148,11 @@ class Slurm(Frozen):
     constraint: str | None = None
     nodelist: str | None = None
     exclude: str | None = None
+
+
+class Slurm(JobPlacement):
+    """Options of sbatch scripts, the time limit for pending jobs, and paths and interfaces of the nodes."""
+
     gres: str | None = Field(default=None, description="such as gpu:h100:8; by default gpu:<gpus_per_node>")
     # jobs of other users on the node would change the measurements
     exclusive: bool = True

@@ -417,7 +417,7 @@ def node_command(template: str, place: str, node_prefix: str, names: Collection[
     if not node_prefix or node == CLUSTER or command.startswith(_CLIENT_PROGRAMS):
         return command
     shell = f"sh -c {shlex.quote(command)}" if set(command) & set(";|$&>") else command
-    return f"{node_prefix.format(node=node)} {shell}"
+    return f"{node_prefix.replace('{node}', node)} {shell}"
 
 
 def _filled(template: str, place: str) -> str:

@@ -141,18 +141,6 @@ def allocations(job_id: str | int) -> dict[str, AllocatedResources]:
     return {name: allocation for allocation in parsed for name in hostnames(allocation.nodes)}
 
 
-def gpus_per_node(partition: str | None) -> int:
-    """The number of GPUs per node in ``partition``, or with None in all partitions; 0 if there is no node.
-
-    Raises UsageError if the nodes have different numbers of GPUs, ValueError on unexpected output.
-    """
-    counts = {node.gpus for node in nodes() if partition is None or partition in node.partitions}
-    if len(counts) > 1:
-        place = f"partition {partition}" if partition else "Slurm"
-        raise UsageError(f"nodes of {place} have different numbers of GPUs ({sorted(counts)}): set --gpus-per-node")
-    return counts.pop() if counts else 0
-
-
 def partitions() -> tuple[Partition, ...]:
     """All partitions. Raises ValueError on unexpected output."""
     return slurm_output.parse_partitions(command_output(["scontrol", "--all", "show", "partitions"]))
@@ -181,6 +169,11 @@ def partition_of_jobs(name: str | None) -> Partition | None:
         if is_selected:
             return partition
     return None
+
+
+def queued_jobs(name: str) -> list[str]:
+    """The ids of the pending and running jobs with this job name."""
+    return command_output(["squeue", "--all", "--noheader", f"--name={name}", "--format=%A"]).split()
 
 
 def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str, ...]:

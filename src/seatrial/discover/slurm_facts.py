@@ -133,6 +133,7 @@ class SlurmNode(Frozen):
     partitions: tuple[str, ...]
     reservation: str = ""  # empty without a reservation, and in Slurm versions that do not show it
     comment: str = ""
+    features: tuple[str, ...] = ()
 
     @property
     def states(self) -> set[str]:

@@ -200,6 +200,7 @@ def _node(record: Record) -> SlurmNode:
         partitions=tuple(name for name in record.get("Partitions", "").split(",") if name),
         reservation=record.get("ReservationName", ""),
         comment=_value(record, "Comment") or "",
+        features=tuple(filter(None, (_value(record, "AvailableFeatures") or "").split(","))),
     )
 
 

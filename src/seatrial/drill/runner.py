@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from seatrial.config.schema import JobPlacement
 from seatrial.discover import gpu, slurm
+from seatrial.discover.slurm_nodes import candidate_nodes
 from seatrial.drill.base import Drill, DrillResult, Needs
 from seatrial.drill.evaluate import Evidence, evaluate
 from seatrial.drill.injection import Injection
@@ -87,7 +89,8 @@ def _too_few_nodes(nodes: int) -> str:
     if not slurm.installed():
         return f"needs {nodes} nodes of Slurm, sbatch is not installed"
     try:
-        usable = [node for node in slurm.nodes() if node.usable]
+        candidates = candidate_nodes(JobPlacement())
     except SeatrialError as error:
         return f"needs {nodes} nodes of Slurm: {error}"
-    return f"needs {nodes} nodes of Slurm, {len(usable)} are usable" if len(usable) < nodes else ""
+    usable = len(candidates.nodes) - len(candidates.unusable)
+    return f"needs {nodes} nodes of Slurm, {usable} are usable" if usable < nodes else ""

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from seatrial.config import kubernetes_pod
 from seatrial.config.schema import Config, Container, Environment
-from seatrial.launch.base import Launcher, NodeShortage
-from seatrial.model import UsageError
+from seatrial.config.slurm_options import srun_command
+from seatrial.launch.base import Launcher
+from seatrial.model import NodeShortage, UsageError
 
 
 def runs_remotely(settings: Config) -> bool:
@@ -32,7 +33,7 @@ def node_prefix(settings: Config) -> str:
     """
     if settings.uses_slurm:
         gpus = settings.cluster.gpus_per_node
-        return "srun --nodelist={node}" + (f" --gpus-per-node={gpus}" if gpus else "")
+        return srun_command(settings.slurm, "{node}") + (f" --gpus-per-node={gpus}" if gpus else "")
     if settings.launcher == "kubernetes":
         from seatrial.discover.kubectl import Kubectl
 
@@ -107,9 +108,9 @@ def node_shortage(settings: Config) -> NodeShortage | None:
     """
     if not settings.uses_slurm:
         return None
-    from seatrial.launch.slurm_nodes import candidate_nodes
+    from seatrial.discover.slurm_nodes import candidate_nodes
 
-    return candidate_nodes(settings).shortage(settings.cluster.nodes)
+    return candidate_nodes(settings.slurm).shortage(settings.cluster.nodes)
 
 
 def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
-from seatrial.model import Frozen, Job, JobFailure, MissingNode, SeatrialError
+from seatrial.model import Frozen, Job, JobFailure, NodeShortage, SeatrialError
 from seatrial.util.processes import CommandResult
 
 
@@ -18,17 +18,6 @@ class RenderedJob(Frozen):
 
     argv: tuple[str, ...]
     text: str
-
-
-class NodeShortage(Frozen):
-    """Too few nodes for a job. ``missing``: nodes that are lost, need an administrator or are reserved for others.
-
-    ``usable``: the number of the remaining nodes. The trial runs on these nodes if cluster.min_nodes
-    is set and at most ``usable``.
-    """
-
-    usable: int
-    missing: tuple[MissingNode, ...]
 
 
 class WaitState(Frozen):

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from seatrial.config.schema import JobPlacement
+from seatrial.config.slurm_options import srun_command
 from seatrial.launch.collect import NODE_SCRIPT
 
 
 @dataclass
 class SrunTransport:
-    """Runs commands on all nodes of a Slurm job; ``nodes`` is Slurm's node list of the job."""
+    """Runs commands on all nodes of a Slurm job; ``nodes`` is Slurm's node list of the job, once known."""
 
     job_id: str
+    placement: JobPlacement
     nodes: str = ""
     name: str = "srun"
-    test_command: str = "srun --nodes=1 hostname"
     starts_at_once: bool = False
     keeps_files: bool = False
     needs_restart: bool = False
     errors: dict[int, str] = field(default_factory=dict)  # srun ends if one node fails
+
+    @property
+    def test_command(self) -> str:
+        """Return a command by which a user can test that srun works on the nodes of the job."""
+        return f"{srun_command(self.placement, self.nodes)} hostname"
 
     def step(self, node_dir: str, limit_bytes: int) -> list[str]:
         """Return the srun command of the step that sends the files of all nodes."""

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.discover.file_readers import parse_id_list
-from seatrial.launch.base import NodeShortage
 from seatrial.launch.rank_status import Rank
-from seatrial.model import Job, JobFailure, MissingNode
+from seatrial.model import Job, JobFailure, MissingNode, NodeShortage
 from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
 from seatrial.util.input_files import open_file, read_json
 from seatrial.util.text import and_more

@@ -7,8 +7,8 @@ from importlib import resources
 from typing import NamedTuple
 
 from seatrial import __version__
+from seatrial.config.slurm_options import option_lines
 from seatrial.launch.script import template
-from seatrial.launch.slurm import option_lines
 
 FOLDERS = ("huggingface", "jobs", "logs", "runs", "tokens")
 

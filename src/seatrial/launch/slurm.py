@@ -14,6 +14,7 @@ import uuid
 from pathlib import Path
 
 from seatrial.config.schema import Config, Slurm
+from seatrial.config.slurm_options import option_lines, placement_options
 from seatrial.discover import slurm
 from seatrial.launch import container, script
 from seatrial.launch.base import RenderedJob
@@ -97,15 +98,13 @@ def _job_id(output: str) -> str:
 def _sbatch_options(job: Job, config: Slurm) -> list[str]:
     gpus = f"gpu:{job.expected_gpus}" if job.expected_gpus else None
     minutes = config.time_min or math.ceil(job.requested_s / 60)
+    nodes = {
+        "nodelist": config.nodelist or job.nodelist or None,
+        "exclude": ",".join(filter(None, [config.exclude, job.exclude])) or None,
+    }
     options: list[tuple[str, object]] = [
         ("job-name", f"seatrial-{job.name}"),
-        ("partition", config.partition),
-        ("account", config.account),
-        ("qos", config.qos),
-        ("reservation", config.reservation),
-        ("constraint", config.constraint),
-        ("nodelist", config.nodelist or job.nodelist or None),
-        ("exclude", ",".join(filter(None, [config.exclude, job.exclude])) or None),
+        *placement_options(config.model_copy(update=nodes)),
         ("nodes", job.nodes),
         ("ntasks-per-node", 1),
         ("cpus-per-task", config.cpus_per_task),
@@ -117,12 +116,6 @@ def _sbatch_options(job: Job, config: Slurm) -> list[str]:
     ]
     # --no-requeue: a second start of the job would overwrite its measurements
     return [*option_lines(options), *(["--exclusive"] if config.exclusive else []), "--no-requeue", *config.extra]
-
-
-def option_lines(options: list[tuple[str, object]]) -> list[str]:
-    """Return ``--name=value`` for each option with a value, as it stands in an #SBATCH line."""
-    # sbatch parses quotes as a shell does, without expansion
-    return [f"--{name}={shlex.quote(str(value))}" for name, value in options if value is not None]
 
 
 def _srun_flags(settings: Config) -> list[str]:

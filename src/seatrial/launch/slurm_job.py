@@ -5,20 +5,20 @@ Slurm's controller is queried once a second. While it does not respond, for exam
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.config.schema import Config
+from seatrial.config.slurm_options import srun_command
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
-from seatrial.discover.slurm_messages import first_commands, is_permanent_pending_reason
+from seatrial.discover.slurm_messages import first_commands
+from seatrial.discover.slurm_nodes import PendingJob, candidate_nodes, node_state
 from seatrial.launch.base import Allocation, WaitState
 from seatrial.launch.collect import Collector
 from seatrial.launch.collect_srun import SrunTransport
-from seatrial.launch.slurm_nodes import CandidateNodes, candidate_nodes, node_state
 from seatrial.model import SeatrialError
 from seatrial.util import processes
 
@@ -34,8 +34,6 @@ _COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
 _CANCEL_LIMIT_S = 60.0  # from scancel to the end of the job; includes KillWait
 # The same if a node seems lost: Slurm ends such a job only after SlurmdTimeout (300 s by default)
 _LOST_NODE_LIMIT_S = 12.0
-# Seconds until the states of the nodes are queried for a pending job, and between two queries
-_NODES_AFTER_S, _NODES_POLL_S = 3.0, 20.0
 _CLEANUP_LIMIT_S = 15.0  # from the fetch of all files until the script has removed them and ended
 
 
@@ -57,8 +55,10 @@ class SlurmJob:
     _allocated: str = ""  # all nodes of the job, in Slurm's notation; empty before its start
     _completing_since: float = 0.0  # 0: not COMPLETING yet
     _completing_nodes: str = ""  # the nodes of the job when the message on COMPLETING was first shown
-    _candidates: CandidateNodes | None = None  # nodes on which the pending job may run, from the last query
-    _last_nodes_query: float = -math.inf
+    _pending_job: PendingJob = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pending_job = PendingJob(self.settings.slurm)
 
     def poll(self) -> int | None:
         job = self._query()
@@ -106,14 +106,11 @@ class SlurmJob:
 
     def _pending(self, job: JobRecord) -> WaitState:
         waited_s, needed = time.monotonic() - self.submitted, job.node_count or self.settings.cluster.nodes
-        candidates = self._query_nodes(job, waited_s)
-        shortage = candidates.shortage(needed) if candidates else None
-        permanent = is_permanent_pending_reason(job.reason) or shortage is not None
+        permanent = self._pending_job.never_starts(job, waited_s, needed)
+        candidates, shortage = self._pending_job.candidates, self._pending_job.shortage
         queue_s = self.settings.slurm.queue_s
         if not permanent and waited_s <= queue_s:
-            too_few = candidates and len(candidates.nodes) - len(candidates.unusable) < needed
-            message = candidates.message(needed) if candidates and too_few else ""
-            reason = "; ".join(filter(None, [job.reason or "no reason yet", message]))
+            reason = self._pending_job.reason(job, needed)
             return WaitState(reason=f"Slurm job {self.id} is {job.state} ({reason})", permanent=False, seconds=waited_s)
         limit = "waiting will not help" if permanent else f"pending {waited_s:.0f} s, slurm.queue_s is {queue_s:g} s"
         sentences = [
@@ -125,17 +122,6 @@ class SlurmJob:
         ]
         reason = ". ".join(filter(None, sentences))
         return WaitState(reason=reason, permanent=True, seconds=waited_s, shortage=shortage)
-
-    def _query_nodes(self, job: JobRecord, waited_s: float) -> CandidateNodes | None:
-        """Return the nodes on which the job may run; None until it has waited ``_NODES_AFTER_S``, or if Slurm fails."""
-        now = time.monotonic()
-        if waited_s > _NODES_AFTER_S and now - self._last_nodes_query > _NODES_POLL_S:
-            self._last_nodes_query = now
-            try:
-                self._candidates = candidate_nodes(self.settings, job)
-            except (SeatrialError, ValueError):
-                self._candidates = None  # only additional information for a message
-        return self._candidates
 
     def allocation(self) -> Allocation:
         return Allocation(id=self.id, nodes=self._allocated)
@@ -150,8 +136,9 @@ class SlurmJob:
             sentences += [f"Slurm job {self.id} on {nodes} is {job.state} (reason: {job.reason or 'none'})"]
         if job.reason == "JobLaunchFailure":
             scratch = self.settings.slurm.scratch  # slurmd opens the job's log there
+            srun = srun_command(self.settings.slurm, job.nodes)
             sentences += [
-                f"slurmd could not start the script. Run first: srun ls -ld {scratch}; sinfo -R; "
+                f"slurmd could not start the script. Run first: {srun} ls -ld {scratch}; sinfo -R; "
                 "on the node: journalctl -u slurmd"
             ]
         if job.state == "TIMEOUT":
@@ -249,7 +236,7 @@ def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
 
 def job_collector(job_id: str, settings: Config, folder: Path) -> Collector:
     """Return a collector that fetches the job's files from the nodes' scratch directory through srun."""
-    return Collector(SrunTransport(job_id), f"{settings.slurm.scratch}/seatrial-{job_id}", folder)
+    return Collector(SrunTransport(job_id, settings.slurm), f"{settings.slurm.scratch}/seatrial-{job_id}", folder)
 
 
 def unavailable_nodes(settings: Config) -> str:
@@ -258,7 +245,7 @@ def unavailable_nodes(settings: Config) -> str:
     Empty if all nodes are usable and enough, or if Slurm cannot be queried.
     """
     try:
-        return candidate_nodes(settings).message(settings.cluster.nodes)
+        return candidate_nodes(settings.slurm).message(settings.cluster.nodes)
     except (SeatrialError, ValueError):
         return ""  # only additional information for a message
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from seatrial.model.base import Frozen
 from seatrial.model.errors import DiskFullError, NotApplicable, SeatrialError, UsageError, first_validation_error
-from seatrial.model.job import Job, JobFailure, JobResult, JobState, Machine, MissingNode, Preflight
+from seatrial.model.job import Job, JobFailure, JobResult, JobState, Machine, MissingNode, NodeShortage, Preflight
 from seatrial.model.measurement import (
     CLUSTER,
     ERROR_COUNTERS,
@@ -90,6 +90,7 @@ __all__ = [
     "Measurement",
     "Metric",
     "MissingNode",
+    "NodeShortage",
     "NotApplicable",
     "Observation",
     "Outcome",

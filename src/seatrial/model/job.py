@@ -113,6 +113,17 @@ class MissingNode(Frozen):
         return f"{self.name} ({self.state})"
 
 
+class NodeShortage(Frozen):
+    """Too few nodes for a job. ``missing``: nodes that are lost, need an administrator or are reserved for others.
+
+    ``usable``: the number of the remaining nodes. The trial runs on these nodes if cluster.min_nodes
+    is set and at most ``usable``.
+    """
+
+    usable: int
+    missing: tuple[MissingNode, ...]
+
+
 class JobState(StrEnum):
     """How a job ended."""
 

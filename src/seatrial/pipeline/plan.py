@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from seatrial import __version__
 from seatrial.checks.base import Check
-from seatrial.config.schema import Config
+from seatrial.config.schema import Config, JobPlacement
 from seatrial.hardware.network_time import SLOW_FACTOR, TcpNetwork
 from seatrial.model import (
     CLUSTER,
@@ -281,9 +281,10 @@ def _ranks_per_node(config: Config, node_gpus: NodeGpus) -> int:
 def _options(check: Check, config: Config, network: Network) -> dict[str, JsonValue]:
     """Return the options of a check: those of the trial, and defaults that depend on the config and the network.
 
-    A default applies if the check has the option, and the trial does not set it. ``reservation``: slurm.reservation.
-    ``kubernetes``: the settings kubernetes.*, only with this launcher. ``paths`` of a check that needs a shared folder:
-    the claim of Kubernetes, where each pod has its own run directory. ``limit_s``: longer on a slow network.
+    A default applies if the check has the option, and the trial does not set it. ``partition`` and the other fields of
+    JobPlacement: the settings slurm.*. ``kubernetes``: the settings kubernetes.*, only with this launcher. ``paths`` of
+    a check that needs a shared folder: the claim of Kubernetes, where each pod has its own run directory.
+    ``limit_s``: longer on a slow network.
     ``sizes``, on a TCP network: the sizes that are timed by default, and each size that the network is too slow for but
     that has a threshold in the trial.
     """
@@ -297,8 +298,8 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
         too_slow_sizes = check.omitted_sizes(options, network) if check.omitted_sizes else ()
         if added_sizes := [size for size in too_slow_sizes if size_label(size) in sizes_with_threshold]:
             defaults["sizes"] = [*check.timed_sizes(options, network).get("back_to_back", ()), *added_sizes]
-    if "reservation" in check.options.model_fields:
-        defaults["reservation"] = config.slurm.reservation
+    placement = config.slurm.model_dump(include={*JobPlacement.model_fields}, exclude_none=True)
+    defaults |= {name: value for name, value in placement.items() if name in check.options.model_fields}
     if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
         defaults["kubernetes"] = config.kubernetes.model_dump(mode="json", exclude_defaults=True)
     claim = config.kubernetes.claim if config.launcher == "kubernetes" else None

@@ -9,12 +9,12 @@ from typing import Any
 
 from seatrial import __version__
 from seatrial.config import topology
-from seatrial.config.schema import Config
+from seatrial.config.schema import Config, JobPlacement
 from seatrial.discover import gpu, slurm
+from seatrial.discover.slurm_nodes import candidate_nodes, gpus_per_node
 from seatrial.launch import runs_remotely
 from seatrial.model import Machine, SeatrialError, Topology, UsageError
 from seatrial.pipeline.plan import NodeGpus
-from seatrial.util import hostlist
 from seatrial.util.text import and_more, plural
 
 _MAX_NAMED = 8
@@ -34,7 +34,7 @@ class ThisHost:
         """
         expected = settings.cluster.gpus_per_node
         if settings.uses_slurm:
-            configured = _slurm_gpus(settings.slurm.partition) if expected is None else expected
+            configured = _slurm_gpus(settings.slurm) if expected is None else expected
             return NodeGpus(configured, expected_gpus=configured)
         if runs_remotely(settings):
             if expected is None:
@@ -73,15 +73,11 @@ class ThisHost:
             return slurm.topology()
         if not slurm.installed():  # `seatrial render` on another machine
             return from_file
-        nodes = slurm.nodes()
-        if unknown := sorted(from_file.nodes - {node.name for node in nodes}):
+        if unknown := sorted(from_file.nodes - {node.name for node in slurm.nodes()}):
             raise UsageError(f"topology {file}: Slurm has no node {and_more(unknown, _MAX_NAMED)}. Run first: sinfo -N")
-        partition, nodelist = settings.slurm.partition, settings.slurm.nodelist
-        expected_nodes = [node.name for node in nodes if partition is None or partition in node.partitions]
-        if nodelist:
-            expected_nodes = hostlist.expand(nodelist)
-        if missing := [name for name in expected_nodes if name not in from_file.nodes]:
-            place = "--nodelist" if nodelist else f"partition {partition}" if partition else "Slurm"
+        candidates = candidate_nodes(settings.slurm)
+        if missing := [node.name for node in candidates.nodes if node.name not in from_file.nodes]:
+            place = "--nodelist" if settings.slurm.nodelist else f"partition {candidates.partition}"
             raise UsageError(
                 f"topology {file}: {and_more(missing, _MAX_NAMED)} of {place} missing: add them to the file"
             )
@@ -141,10 +137,10 @@ class ThisHost:
         return tuple(f"{name} {version}" for name, version in versions.items() if version)
 
 
-def _slurm_gpus(partition: str | None) -> int:
+def _slurm_gpus(placement: JobPlacement) -> int:
     """Return Slurm's number of GPUs per node. Raises UsageError, or SlurmUnavailable with the reason for the query."""
     try:
-        return slurm.gpus_per_node(partition)
+        return gpus_per_node(placement)
     except slurm.SlurmUnavailable as error:
         question = (
             "cluster.gpus_per_node (--gpus-per-node) is not set, and Slurm, which starts jobs on several nodes, "

@@ -60,6 +60,16 @@ def test_submit_options_of_job_and_steps(binding: Binding) -> None:
     assert {"--ntasks=2", "--ntasks-per-node=1", "--gpus-per-task=1"} < set(single_task)
 
 
+def test_a_job_on_some_nodes_of_the_list_excludes_the_others(binding: Binding) -> None:
+    binding.measured(partition="gpu", nodelist="node[0-1]")
+    assert "--nodelist=node[0-1]" in binding.slurm.submitted[-1]
+    (missing_task,) = binding.not_passed((2, 2), nodes=1, partition="gpu", nodelist="node[0-1]")
+    assert missing_task == "login"  # the fake runs tasks on both nodes
+    (job,) = binding.slurm.submitted[1:]
+    assert {"--nodes=1", "--partition=gpu", "--exclude=node2,node3"} < set(job)
+    assert not any(option.startswith("--nodelist") for option in job)
+
+
 class TestCpus:
     def test_fewer_cpus_than_allocated(self, binding: Binding) -> None:
         assert binding.not_passed((2, 2), cpus_per_task=2).keys() == {

@@ -13,7 +13,18 @@ from seatrial.checks.slurm import _probe_jobs, jobs
 from seatrial.checks.slurm.jobs import CHECK, METRICS, RULES
 from seatrial.model import Measurement, Outcome
 from seatrial.util.processes import CommandResult
-from tests.fakes.slurm import FakeSlurm, Reply, config_with, failure, judge, not_passed, recorded, run_check, success
+from tests.fakes.slurm import (
+    FakeSlurm,
+    Reply,
+    cluster,
+    config_with,
+    failure,
+    judge,
+    not_passed,
+    recorded,
+    run_check,
+    success,
+)
 
 KINDS = {"SEATRIAL_PROBE": "batch", "trap": "signal", "tail": "memory", "sleep 3600": "time"}
 UNLIMITED_MEMORY = {"memory_limited": Outcome.WARN}
@@ -42,7 +53,8 @@ class Queue:
 
     def replies(self) -> dict[str, Reply]:
         tools = {"sbatch": self._sbatch, "srun": self._srun, "scontrol": self._scontrol, "scancel": self._scancel}
-        return {**tools, "scontrol show config": config_with(**self.settings), **self.overrides}
+        recorded_cluster = {**cluster(), "scontrol show config": config_with(**self.settings)}
+        return {**tools, **recorded_cluster, "squeue": success(""), **self.overrides}
 
     def _sbatch(self, argv: Sequence[str]) -> CommandResult:
         script = next(option for option in argv if option.startswith("--wrap="))

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from seatrial.checks.slurm.nodes import CHECK
 from seatrial.model import Outcome
-from tests.fakes.slurm import NEWER_NODES, NODES, CheckRunner, cluster, recorded, run_check, success
+from tests.fakes.slurm import NEWER_NODES, NODES, PARTITIONS, CheckRunner, cluster, recorded, run_check, success
+
+# partition of the nodes in NEWER_NODES
+MAIN_IS_DEFAULT = success(recorded("scontrol-show-partition.txt").out.replace("=gpu\n", "=main\n", 1))
 
 
 @pytest.fixture
@@ -40,8 +44,34 @@ def test_down_node_and_drained_node(runner: CheckRunner) -> None:
     assert runner.not_passed(cluster("troubled"), nodes=3) == {**bad, "nodes_missing": Outcome.FAIL}
 
 
+def test_only_nodes_of_the_trials_jobs_are_counted(runner: CheckRunner) -> None:
+    """node1 is down and node2 is drained; partition short has node0 and node1."""
+    lists = {"node[0-2]": "node0\nnode1\nnode2", "node1": "node1"}
+    replies = {
+        **cluster("troubled"),
+        **{f"scontrol show hostnames {shlex.quote(names)}": success(nodes) for names, nodes in lists.items()},
+    }
+
+    def usable(**options: str) -> tuple[float, float, set[str]]:
+        measured = runner.measure(replies, (2, None), **options).metrics
+        counts = {metric.name: metric.value for metric in measured if metric.subject == "cluster"}
+        return counts["nodes_usable"], counts["nodes"], {metric.subject for metric in measured} - {"cluster"}
+
+    assert usable() == (2, 4, {"node0", "node1", "node2", "node3"}), "Slurm's default partition"
+    assert usable(partition="short") == (1, 2, {"node0", "node1"})
+    assert usable(nodelist="node[0-2]") == (1, 3, {"node0", "node1", "node2"})
+    assert usable(exclude="node1") == (2, 3, {"node0", "node2", "node3"})
+    assert usable(partition="nosuch") == (0, 0, set())
+
+
+def test_evidence_names_the_partition(runner: CheckRunner) -> None:
+    (verdict,) = (v for v in runner.verdicts(cluster("busy")) if v.metric == "nodes_missing")
+    assert 'partition: "gpu"' in verdict.evidence
+
+
 def test_states_of_slurm_24(runner: CheckRunner) -> None:
-    assert runner.not_passed({NODES: success(NEWER_NODES.read_text())}, nodes=3) == {
+    replies = {NODES: success(NEWER_NODES.read_text()), PARTITIONS: MAIN_IS_DEFAULT}
+    assert runner.not_passed(replies, nodes=3) == {
         "in_service gpu3": Outcome.WARN,
         "up gpu4": Outcome.WARN,
         "free_of_reservations gpu7": Outcome.WARN,
@@ -64,7 +94,7 @@ def test_reserved_node_is_usable_with_its_reservation(
 ) -> None:
     before, gpu7, after = NEWER_NODES.read_text().partition("NodeName=gpu7 ")
     after = after.replace("\n\n", f"\n   ReservationName={reservation}\n\n", 1) if reservation else after
-    replies = {NODES: success(before + gpu7 + after)}
+    replies = {NODES: success(before + gpu7 + after), PARTITIONS: MAIN_IS_DEFAULT}
     values = {
         (metric.name, metric.subject): metric.value
         for metric in runner.measure(replies, (4, None), **({"reservation": option} if option else {})).metrics
@@ -76,7 +106,7 @@ def test_reserved_node_is_usable_with_its_reservation(
 
 
 def test_no_nodes(runner: CheckRunner) -> None:
-    replies = {NODES: success("No nodes in the system\n")}
+    replies = {**cluster(), NODES: success("No nodes in the system\n")}
     bad = runner.not_passed(replies)
     assert bad.pop("nodes_missing") is Outcome.FAIL
     assert set(bad.values()) == {Outcome.ERROR}  # no node has metrics

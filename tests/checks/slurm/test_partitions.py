@@ -42,6 +42,18 @@ def test_no_partition_is_up(runner: CheckRunner) -> None:
     assert bad == {"partitions_up": Outcome.FAIL, "nodes_without_partition": Outcome.WARN}
 
 
+@pytest.mark.parametrize(
+    ("partition", "up"), [(None, 1), ("short", 1), ("closed", 0), ("closed,short", 1), ("nosuch", 0)]
+)
+def test_only_partitions_of_the_trial_are_counted(runner: CheckRunner, partition: str | None, up: int) -> None:
+    (value,) = (
+        metric.value
+        for metric in runner.measure(partitions_with(), (4, None), partition=partition).metrics
+        if metric.name == "partitions_up"
+    )
+    assert value == up
+
+
 def test_no_default_partition(runner: CheckRunner) -> None:
     assert runner.not_passed(partitions_with(("Default=YES", "Default=NO"))) == {
         **MEMBERS,

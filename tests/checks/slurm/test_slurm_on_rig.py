@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,20 @@ def limits(make_shared_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFa
     process.wait()
 
 
+def occupy(cluster: Cluster) -> str:
+    """Start a job that has node0 for a minute, so that others wait; return its id."""
+    done = cluster.run(["sbatch", "--parsable", "--exclusive", "--nodelist=node0", "--wrap", "sleep 60"])
+    until(lambda: "RUNNING" in queued(cluster))
+    return done.stdout.strip()
+
+
+def deadlines(cluster: Cluster) -> list[str]:
+    """Return the deadlines of the job of ``occupy`` and of one probe job."""
+    found = re.findall(r"Deadline=(\S+)", cluster.run(["scontrol", "show", "jobs"]).stdout)
+    assert len(found) == 2
+    return found
+
+
 @contextmanager
 def without_controller(cluster: Cluster) -> Iterator[None]:
     cluster.stop_controller()
@@ -180,8 +195,15 @@ class TestJobs:
 
     def test_job_stays_pending(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
+        job_id = occupy(cluster)
+        assert "still pending after 3 s: Resources" in error("slurm.jobs", tmp_path, wait_s=3)
+        cluster.run(["scancel", job_id])
+        until(lambda: queued(cluster) == "", 30)
+
+    def test_job_that_never_starts(self, start: MakeCluster, tmp_path: Path) -> None:
+        cluster = start(1)
         cluster.drain("node0", "fan broken")
-        assert "still pending after 3 s: " in error("slurm.jobs", tmp_path, wait_s=3)
+        assert "node0 is IDLE+DRAIN: fan broken; waiting will not help" in error("slurm.jobs", tmp_path)
         until(lambda: queued(cluster) == "", 30)
 
     def test_variables_of_an_enclosing_job_are_ignored(
@@ -195,13 +217,12 @@ class TestJobs:
 
     def test_deadline_removes_the_job_of_a_killed_check(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
-        cluster.drain("node0", "fan broken")
+        occupy(cluster)
         killed = start_process(cluster, f"run_check(catalog()['slurm.jobs'], Path({str(tmp_path)!r}))")
         until(lambda: "PENDING" in queued(cluster))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        (job,) = (line for line in cluster.run(["scontrol", "show", "jobs"]).stdout.split() if "Deadline=" in line)
-        assert job != "Deadline=N/A"
+        assert deadlines(cluster).count("N/A") == 1, "of the job that has the node"
 
 
 def confined(start: MakeCluster, nodes: int = 1) -> tuple[Cluster, dict[str, Any]]:
@@ -273,7 +294,7 @@ class TestBinding:
 
     def test_more_nodes_than_available(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
-        assert "job 1 still pending after 3 s: PartitionConfig" in error("slurm.binding", tmp_path, nodes=3, wait_s=3)
+        assert "job 1 is PENDING: PartitionConfig; waiting will not help" in error("slurm.binding", tmp_path, nodes=3)
         until(lambda: queued(cluster) == "", 30)
 
 
@@ -317,15 +338,14 @@ class TestIsolation:
 
     def test_time_limit_ends_the_jobs_of_a_killed_check(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
-        killed = start_process(
-            cluster, f"run_check(catalog()['slurm.isolation'], Path({str(tmp_path)!r}), extra=['--hold'])"
-        )
+        occupy(cluster)
+        killed = start_process(cluster, f"run_check(catalog()['slurm.isolation'], Path({str(tmp_path)!r}))")
         until(lambda: "PENDING" in queued(cluster))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         shown = cluster.run(["scontrol", "show", "jobs"]).stdout
         assert "TimeLimit=00:05:00" in shown
-        assert "Deadline=N/A" not in shown
+        assert deadlines(cluster).count("N/A") == 1, "of the job that has the node"
 
 
 def test_gpus_missing_on_the_nodes(start: MakeCluster) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -13,9 +14,14 @@ from typing import TypeVar
 from pydantic import Field
 
 from seatrial.checks.base import SLURM_ABSENT, Context, Options
+from seatrial.config.schema import JobPlacement
+from seatrial.config.slurm_options import option_lines, placement_options
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
+from seatrial.discover.slurm_messages import first_commands
+from seatrial.discover.slurm_nodes import PendingJob, placement_of_smaller_job
 from seatrial.model import Fact, NotApplicable, Observation, SeatrialError
+from seatrial.util.processes import CommandResult
 
 RUN_TIMEOUT_S = 120  # limit for the end of a running probe job
 POLL_S = 1.0
@@ -27,12 +33,10 @@ _Options = TypeVar("_Options", bound=Options)
 _Measure = Callable[[Context, _Options], Iterator[Observation]]
 
 
-class SubmitOptions(Options):
-    """Submit options of probe jobs."""
+class SubmitOptions(JobPlacement, Options):
+    """Submit options of probe jobs; by default partition, account and nodes of the trial's jobs (slurm.*)."""
 
-    partition: str | None = None
-    account: str | None = None
-    extra: tuple[str, ...] = Field(default=(), description="further options of srun and sbatch, such as --qos=test")
+    extra: tuple[str, ...] = Field(default=(), description="further options of srun and sbatch, such as --comment=test")
     wait_s: float = Field(default=300, gt=0, description="maximum seconds until a job starts")
 
 
@@ -40,11 +44,13 @@ class SubmitOptions(Options):
 class ProbeJobs:
     """Submits, follows and cancels the probe jobs of one check, all with the same unique job name.
 
-    ``wait_s``: maximum seconds until a job starts. ``progress``: shows a line of progress.
+    ``extra``: further options of srun and sbatch. ``wait_s``: maximum seconds until a job starts. ``progress``: shows a
+    line of progress.
     """
 
     job_name: str
-    submit_options: tuple[str, ...]
+    placement: JobPlacement
+    extra: tuple[str, ...]
     wait_s: float
     progress: Callable[[str], None]
 
@@ -56,7 +62,8 @@ class ProbeJobs:
         deadline = f"--deadline=now+{int(self.wait_s) + 60 * (minutes + 1)}seconds"
         size = ["--nodes=1", "--ntasks=1", f"--time={minutes}", deadline, f"--job-name={self.job_name}"]
         env_prefix = slurm.env_prefix_outside_job() or ["env"]
-        return [*env_prefix, f"SEATRIAL_PROBE={self.job_name}", tool, *size, *self.submit_options, *more]
+        placement = option_lines(placement_options(self.placement), quote=str)
+        return [*env_prefix, f"SEATRIAL_PROBE={self.job_name}", tool, *size, *placement, *self.extra, *more]
 
     def submit(self, script: str, *more: str, minutes: int = _TIME_LIMIT_MIN) -> str:
         """Submit a batch script and return the job id. Raises SlurmUnavailable or SlurmRefused."""
@@ -76,26 +83,56 @@ class ProbeJobs:
         srun = ["srun", f"--jobid={job_id}", "--overlap", "--label", *size]
         return slurm.command_output([*slurm.env_prefix_outside_job(), *srun, *command], RUN_TIMEOUT_S)
 
+    def run_srun(self, argv: Sequence[str], run_s: float) -> CommandResult:
+        """Run srun, which submits a job and waits for its end, at most ``run_s`` seconds after ``wait_s``.
+
+        Raises SlurmUnavailable after this time, SeatrialError if the job never starts.
+        """
+        started, pending = time.monotonic(), PendingJob(self.placement)
+        with ThreadPoolExecutor(1) as executor:
+            result = executor.submit(slurm.run_command, argv, self.wait_s + run_s)
+            try:
+                while not result.done():
+                    for job in map(self.query, slurm.queued_jobs(self.job_name)):
+                        if job.pending:
+                            self._require_start(pending, job, time.monotonic() - started, self.wait_s)
+                    wait([result], POLL_S)
+            except BaseException:  # leaving the executor waits for srun, which ends when its job is cancelled
+                self.cancel_all()
+                raise
+            return result.result()
+
     def wait_until(
         self, job_id: str, condition: Callable[[JobRecord], bool], run_s: float, wait_s: float | None = None
     ) -> JobRecord:
         """Return the job when it satisfies ``condition``, or when it has run for ``run_s`` seconds.
 
-        Raises SeatrialError if the job is pending for longer than ``wait_s``; default: ``wait_s`` of the probe jobs.
+        Raises SeatrialError if the job never starts, or if it is pending for longer than ``wait_s``; default:
+        ``wait_s`` of the probe jobs.
         """
-        submitted, started = time.monotonic(), None
-        timeout_s = self.wait_s if wait_s is None else wait_s
+        submitted, started, pending = time.monotonic(), None, PendingJob(self.placement)
         while True:
             job, now = self.query(job_id), time.monotonic()
-            if job.pending and now - submitted > timeout_s:
-                raise SeatrialError(
-                    f"job {job_id} still pending after {timeout_s:g} s: {job.reason}. "
-                    f"Next: squeue --start --job {job_id}; sinfo"
-                )
+            if job.pending:
+                self._require_start(pending, job, now - submitted, self.wait_s if wait_s is None else wait_s)
             started = None if job.pending else started or now
             if condition(job) or (started and now - started > run_s):
                 return job
             time.sleep(POLL_S)
+
+    def _require_start(self, pending: PendingJob, job: JobRecord, waited_s: float, timeout_s: float) -> None:
+        """Show what a pending job waits for. Raises SeatrialError if it never starts or has waited ``timeout_s``."""
+        needed = job.node_count or 1
+        never_starts, reason = pending.never_starts(job, waited_s, needed), pending.reason(job, needed)
+        self.progress(f"job {job.id} waits for its start: {reason}")
+        if never_starts:
+            commands = first_commands(job.id, job.reason)
+            raise SeatrialError(f"job {job.id} is {job.state}: {reason}; waiting will not help. Next: {commands}")
+        if waited_s > timeout_s:
+            raise SeatrialError(
+                f"job {job.id} still pending after {timeout_s:g} s: {reason}. "
+                f"Next: squeue --start --job {job.id}; sinfo"
+            )
 
     def wait_for_end(self, job_id: str, *allowed_states: str) -> JobRecord:
         """Return the job when it has ended.
@@ -113,7 +150,8 @@ class ProbeJobs:
         job = slurm.job(job_id)
         if not job.has_state:
             raise SeatrialError(f"state of job {job_id} unknown: {job.reason}")
-        self.progress(f"job {job_id}: {job.state} {job.reason}")
+        if not job.pending:
+            self.progress(f"job {job_id}: {job.state} {job.reason}")
         return job
 
     def cancel_all(self) -> None:
@@ -148,11 +186,14 @@ def needs_slurm(measure: _Measure[_Options]) -> _Measure[_Options]:
 
 
 @contextmanager
-def open_probe_jobs(context: Context, options: SubmitOptions) -> Iterator[ProbeJobs]:
-    """Yield ProbeJobs and cancel all its jobs on exit; if seatrial is killed, their time limit ends them."""
-    option_values = {"partition": options.partition, "account": options.account}
-    submit_options = (*(f"--{name}={value}" for name, value in option_values.items() if value), *options.extra)
-    jobs = ProbeJobs(f"seatrial-{uuid.uuid4().hex[:12]}", submit_options, options.wait_s, context.progress)
+def open_probe_jobs(context: Context, options: SubmitOptions, nodes: int = 1) -> Iterator[ProbeJobs]:
+    """Yield ProbeJobs, whose jobs have ``nodes`` nodes each, and cancel all its jobs on exit.
+
+    If seatrial is killed, their time limit ends them.
+    """
+    placement = placement_of_smaller_job(options, nodes)
+    job_name = f"seatrial-{uuid.uuid4().hex[:12]}"
+    jobs = ProbeJobs(job_name, placement, options.extra, options.wait_s, context.progress)
     try:
         yield jobs
     finally:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
-from seatrial.discover import slurm
+from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
@@ -47,7 +47,8 @@ RULES = (
         evidence_facts=("tasks",),
         expect="== 0 CPUs",
         meaning="fewer CPUs in the task's affinity mask than allocated: data loaders and NCCL threads compete for them",
-        fix="srun -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; scontrol show config | grep -i TaskPlugin",
+        fix="srun -p PARTITION -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; "
+        "scontrol show config | grep -i TaskPlugin",
     ),
     Rule(
         metric="cpus_outside_allocation",
@@ -63,7 +64,8 @@ RULES = (
         expect="== 0 CPUs",
         applies_if={"tasks_bound": "yes"},
         meaning="several tasks are bound to the same CPUs despite --cpu-bind=threads",
-        fix="srun -N1 -n2 -c2 --cpu-bind=verbose,threads true; scontrol show config | grep -i TaskPlugin; slurmd -C",
+        fix="srun -p PARTITION -N1 -n2 -c2 --cpu-bind=verbose,threads true; "
+        "scontrol show config | grep -i TaskPlugin; slurmd -C",
     ),
     Rule(
         metric="memory_confined",
@@ -79,7 +81,8 @@ RULES = (
         expect="== 1 GPUs",
         applies_if={"gpu_per_task": "yes"},
         meaning="a task with --gpus-per-task=1 has no GPU or several: ranks crash, or all use the first GPU",
-        fix="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; check TaskProlog",
+        fix="srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; "
+        "check TaskProlog",
     ),
     Rule(
         metric="gpus_shared",
@@ -87,7 +90,7 @@ RULES = (
         expect="== 0 GPUs",
         applies_if={"gpu_per_task": "yes"},
         meaning="several tasks with --gpus-per-task=1 have the same GPU: low throughput, out of memory",
-        fix="srun -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
+        fix="srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
     ),
     Rule(
         metric="devices_confined",
@@ -142,7 +145,7 @@ def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
     node_count = options.nodes or context.expected_nodes
     tasks_per_node = gpus_per_node or _CPU_ONLY_TASKS
     yield from _condition_facts(settings, gpus_per_node, no_gpus_reason)
-    with open_probe_jobs(context, options) as jobs:
+    with open_probe_jobs(context, options, node_count) as jobs:
         size = _size_options(node_count, tasks_per_node, options, gpus_per_node > 0, settings)
         job = jobs.start_idle_job(*size)
         allocations = slurm.allocations(job.id)  # node → resources
@@ -166,7 +169,7 @@ def _gpus_per_node(context: Context, options: BindingOptions, settings: Settings
         return 0, "GresTypes in slurm.conf does not contain gpu"
     if settings.select_type != "select/cons_tres":
         return 0, f"SelectType={settings.select_type} does not support --gpus-per-task"
-    gpus = slurm.gpus_per_node(options.partition) if context.expected_gpus is None else context.expected_gpus
+    gpus = slurm_nodes.gpus_per_node(options) if context.expected_gpus is None else context.expected_gpus
     return gpus, "" if gpus else "Slurm has no GPUs, or --gpus-per-node is 0"
 
 
@@ -203,7 +206,9 @@ def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[st
     unallocated_nodes = {task.node for task in tasks} - set(allocations)
     if len(tasks) != expected or unallocated_nodes:
         where = f"; nodes outside the allocation: {', '.join(sorted(unallocated_nodes))}" if unallocated_nodes else ""
-        raise SeatrialError(f"{len(tasks)} of {expected} tasks reported{where}. Next: srun -n2 --label true")
+        raise SeatrialError(
+            f"{len(tasks)} of {expected} tasks reported{where}. Next: srun -p PARTITION -n2 --label true"
+        )
 
 
 def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> dict[str, int]:

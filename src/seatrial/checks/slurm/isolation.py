@@ -13,7 +13,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
-from seatrial.discover import slurm
+from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import JobRecord, Partition, Settings
 from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
 
@@ -80,7 +80,7 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
         raise NotApplicable(f"only one job per node: {reason}")
     gpus = 0
     if "gpu" in settings.gres_types:
-        gpus = slurm.gpus_per_node(options.partition) if context.expected_gpus is None else context.expected_gpus
+        gpus = slurm_nodes.gpus_per_node(options) if context.expected_gpus is None else context.expected_gpus
     yield from _condition_facts(settings, partition, gpus)
     size = ["--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}"]
     if settings.memory_is_consumable:  # without --mem a job may get all memory of the node

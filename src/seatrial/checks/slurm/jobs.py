@@ -49,8 +49,8 @@ _ENVIRONMENT_FIX = (
 )
 _DIRECTORY_MEANING = "the job does not start in the submit directory: relative paths of scripts and data are wrong"
 _DIRECTORY_FIX = (
-    "Does the directory exist on the node, readable by this user? srun -N1 ls -ld DIRECTORY. Submit from a shared "
-    "directory, or use --chdir"
+    "Does the directory exist on the node, readable by this user? srun -p PARTITION ls -ld DIRECTORY. "
+    "Submit from a shared directory, or use --chdir"
 )
 RULES = (
     Rule(
@@ -86,7 +86,8 @@ RULES = (
         evidence_facts=("srun_output",),
         expect=f"== {_EXIT_CODE}",
         meaning=f"srun does not return exit code {_EXIT_CODE} of its task: scripts do not notice a failed rank",
-        fix="srun -N1 sh -c 'exit 7'; echo $?; check TaskEpilog, SrunEpilog and wrappers of srun (type -a srun)",
+        fix="srun -p PARTITION sh -c 'exit 7'; echo $?; "
+        "check TaskEpilog, SrunEpilog and wrappers of srun (type -a srun)",
     ),
     Rule(
         metric="srun_environment",
@@ -195,9 +196,8 @@ def _srun_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
         f'echo "probe=$SEATRIAL_PROBE"; echo "directory=$(pwd -P)"; echo "node=$SLURMD_NODENAME"; exit {_EXIT_CODE}'
     )
     argv = jobs.command("srun", "/bin/sh", "-c", script)  # absolute path, as the job may have no PATH
-    jobs.progress("srun")
     started = time.monotonic()
-    result = slurm.run_command(argv, jobs.wait_s + 60)
+    result = jobs.run_srun(argv, 60)
     lines = result.out.splitlines()
     if not any(line.startswith("probe=") for line in lines):
         raise slurm.command_error(argv, result)

@@ -1,13 +1,16 @@
-"""slurm.nodes: number of usable nodes, and the state of every node."""
+"""slurm.nodes: number of usable nodes for the trial's jobs, and the state of each of these nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pydantic import Field
+
 from seatrial.checks.base import Check, Context, Options, facts, metrics
 from seatrial.checks.slurm._probe_jobs import needs_slurm
-from seatrial.discover import slurm
+from seatrial.config.schema import JobPlacement
 from seatrial.discover.slurm_facts import SlurmNode
+from seatrial.discover.slurm_nodes import candidate_nodes
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
 METRICS = {
@@ -22,9 +25,9 @@ METRICS = {
 RULES = (
     Rule(
         metric="nodes_missing",
-        evidence_facts=("unusable",),
+        evidence_facts=("partition", "unusable"),
         expect="== 0 nodes",
-        meaning="fewer usable nodes than expected",
+        meaning="fewer usable nodes in the trial's partition and node list than expected",
         fix="sinfo -R lists the reasons; when a node is repaired: scontrol update nodename=NODE state=resume",
     ),
     Rule(
@@ -58,9 +61,13 @@ RULES = (
 
 
 class NodesOptions(Options):
-    """``reservation``: reservation of the trial's jobs; default: the trial's slurm.reservation."""
+    """The nodes that are counted, and the reservation of the trial's jobs; by default those of the trial (slurm.*)."""
 
+    partition: str | None = Field(default=None, description="default: Slurm's default partition")
     reservation: str | None = None
+    constraint: str | None = None
+    nodelist: str | None = Field(default=None, description="default: all nodes of the partition")
+    exclude: str | None = None
 
 
 @needs_slurm
@@ -69,21 +76,21 @@ def measure(context: Context, options: NodesOptions) -> Iterator[Observation]:
 
     Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.
     """
-    nodes = slurm.nodes()
-    # names of the nodes in a reservation that keeps the trial's jobs off
-    reserved = {node.name for node in nodes if node.blocked_by_reservation(options.reservation)}
-    usable_count = sum(node.usable and node.name not in reserved for node in nodes)
+    candidates = candidate_nodes(JobPlacement.model_validate(options.model_dump()))
+    nodes, unusable = candidates.nodes, candidates.unusable
+    usable_count = len(nodes) - len(unusable)
 
     def states_of(condition: Callable[[SlurmNode], bool]) -> dict[str, str]:
         return {node.name: str(node) for node in nodes if condition(node)}
 
     yield from facts(
         {
+            "partition": candidates.partition,
             "nodes": [node.model_dump(mode="json") for node in nodes],
-            "unusable": states_of(lambda node: not node.usable or node.name in reserved),
+            "unusable": {node.name: str(node) for node in unusable},
             "not_up": states_of(lambda node: not node.up),
             "not_in_service": states_of(lambda node: node.not_in_service),
-            "reserved": states_of(lambda node: node.name in reserved),
+            "reserved": states_of(candidates.blocked),
         }
     )
     missing_count = max(0, context.expected_nodes - usable_count)
@@ -92,7 +99,7 @@ def measure(context: Context, options: NodesOptions) -> Iterator[Observation]:
         values = {
             "up": node.up,
             "in_service": not node.not_in_service,
-            "free_of_reservations": node.name not in reserved,
+            "free_of_reservations": not candidates.blocked(node),
         }
         yield from metrics(METRICS, values, node.name)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pydantic import Field
+
 from seatrial.checks.base import Check, Context, Options, facts, metrics
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
@@ -22,7 +24,7 @@ RULES = (
         metric="partitions_up",
         evidence_facts=("partitions",),
         expect=">= 1 partitions",
-        meaning="no partition is UP: jobs stay pending",
+        meaning="no partition of the trial is UP: its jobs stay pending",
         fix="scontrol update partitionname=NAME state=up; permanently: State=UP on its line in slurm.conf",
     ),
     Rule(
@@ -52,14 +54,24 @@ RULES = (
 )
 
 
+class PartitionsOptions(Options):
+    """The partition of the trial's jobs; by default slurm.partition of the trial, else Slurm's default partition."""
+
+    partition: str | None = Field(default=None, description="several are separated by commas")
+
+
 @needs_slurm
-def measure(_context: Context, _options: Options) -> Iterator[Observation]:
+def measure(_context: Context, options: PartitionsOptions) -> Iterator[Observation]:
     """Yield the partition counts, and the number of nodes that are in no partition in state UP.
+
+    ``partitions_up`` counts the partitions of the trial; without any, all partitions.
 
     Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.
     """
     partitions, nodes = slurm.partitions(), slurm.nodes()
     names_up = {partition.name for partition in partitions if partition.up}
+    default = {partition.name for partition in partitions if partition.default}
+    of_trial = set((options.partition or "").split(",")) - {""} or default or names_up
     without_partition = [node.name for node in nodes if not names_up & set(node.partitions)]
     without_limit = [partition.name for partition in partitions if partition.up and _has_no_time_limit(partition)]
     yield from facts(
@@ -70,8 +82,8 @@ def measure(_context: Context, _options: Options) -> Iterator[Observation]:
         }
     )
     counts = {
-        "partitions_up": len(names_up),
-        "default_partitions": sum(partition.default for partition in partitions),
+        "partitions_up": len(names_up & of_trial),
+        "default_partitions": len(default),
         "nodes_without_partition": len(without_partition),
         "partitions_without_limit": len(without_limit),
     }
@@ -93,5 +105,6 @@ CHECK = Check(
     rules=RULES,
     measure=measure,
     limit_s=300,
+    options=PartitionsOptions,
     skip_allowed_if=("no Slurm",),
 )
