@@ -33,3 +33,10 @@ def test_bound_that_300_draws_prove() -> None:
     bound = decision_power.lower_bound
     assert bound(300, 300) == pytest.approx(0.05 ** (1 / 300), abs=1e-4)
     assert bound(297, 300) == pytest.approx(0.974, abs=2e-3)
+
+
+def test_curve_and_coverage_have_a_row_for_each_case() -> None:
+    curve = decision_power.power_curve(draws=1)
+    assert len(curve) == 4 * 3 * 7
+    assert "<polyline" in decision_power.figure(curve)
+    assert [row["windows"] for row in decision_power.coverage(draws=1)][::4] == [10, 30, 100, 300, 1000]
