@@ -196,10 +196,11 @@ def run_scripted(
     run_dir: Path,
     heartbeat_timeout_s: float = 30,
     min_nodes: int | None = None,
+    startup_s: float = 30,
 ) -> tuple[list[JobResult], RecordingListener]:
     """Run the job; return the result of each attempt and the recorded events."""
     listener = RecordingListener()
-    limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=30)
+    limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=startup_s)
     if isinstance(launcher, TorchrunScript):  # as in a trial: the preflight starts torchrun in its process
         preflight = Preflight(version=__version__, torch=True, gpus=0, hf_cache=False)
         job = job.model_copy(update={"preflight": preflight})
