@@ -2,11 +2,13 @@
 
     python benchmarks/against_nccl_tests.py --nccl-tests nccl-tests/build --gpus 8 --out against.json
 
-Runs nccl-tests and seatrial alternately, seven times each, and prints their difference next to the variation of each.
-Exit codes: 0 all differences within the thresholds, 1 a difference above, 2 not comparable. By default nccl-tests runs
-as one process (``-g N``), in which one thread launches the work of all GPUs, while torch has one process per GPU. With
-``--mpirun 'mpirun -np 8'``, and nccl-tests built with MPI=1, it has one process per GPU too: the stricter comparison,
-since a single thread takes longer to launch the work of all GPUs.
+Runs nccl-tests and seatrial alternately, seven times each, and prints their difference next to the A/A variation of
+each: the width of the 95 % confidence interval of its median over the rounds. An operation whose A/A variation is above
+the threshold is measured in up to 21 rounds. A row whose A/A variation stays above 1.5 times the threshold is not
+comparable. Exit codes: 0 all rows passed, 1 a row failed, 2 the programs cannot be compared, 3 no row failed, but some
+are not comparable. By default nccl-tests runs as one process (``-g N``), in which one thread launches the work of all
+GPUs, while torch has one process per GPU. With ``--mpirun 'mpirun -np 8'``, and nccl-tests built with MPI=1, it has one
+process per GPU too: the stricter comparison, since a single thread takes longer to launch the work of all GPUs.
 """
 
 from __future__ import annotations
@@ -19,11 +21,23 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from seatrial.discover import nccl_tests_output
+from seatrial.discover.nccl_tests_output import Timing
+from seatrial.util.quantiles import median_interval
+
+if TYPE_CHECKING:
+    from seatrial.bench.collectives import CollectiveResult
+    from seatrial.bench.operations import Operation
 
 PROGRAMS = {
     "all_reduce": "all_reduce_perf",
@@ -31,15 +45,16 @@ PROGRAMS = {
     "reduce_scatter": "reduce_scatter_perf",
     "all_to_all": "alltoall_perf",
 }
+NCCL_TESTS_OPTIONS = {
+    "back_to_back": ("-b", "64M", "-e", "1G", "-f", "4", "-n", "50", "-w", "10"),
+    "cuda_graph": ("-b", "8", "-e", "64K", "-f", "2", "-n", "100", "-w", "20", "-G", "20"),
+}
 IN_PLACE = {"all_reduce"}  # in place in torch, and in seatrial
-LARGE, SMALL = (64 * 2**20, 256 * 2**20, 2**30), (8, 2**10, 64 * 2**10)
 ROUNDS = 7  # odd, for the median: all-to-all of 64 MiB varies by up to 6 % between rounds (4 H200)
-RATIO_THRESHOLD, LATENCY_THRESHOLD_US = 0.01, 3.0
-
-# one line of nccl-tests' table (src/util.cu): size, count, type, redop, root, then out-of-place and in-place results
-_COLUMNS = r"\s+([\d.e+]+)\s+([\d.e+]+)\s+([\d.e+]+)\s+(\S+)"
-_ROW = re.compile(rf"\s*(\d+)\s+(\d+)\s+[a-z]\w*\s+[a-z]\w*\s+-?\d+{_COLUMNS}{_COLUMNS}")
-_LIBRARY = re.compile(r"nccl-library=(\d+)|^NCCL version (\d+)\.(\d+)\.(\d+)", re.MULTILINE)
+MAX_ROUNDS = 21
+THRESHOLDS = {"back_to_back": 0.01, "cuda_graph": 3.0}  # relative; in us
+NOT_COMPARABLE = 1.5  # A/A variation in thresholds
+Results = Mapping[str, Timing]  # by name, such as "back_to_back all_gather 1073741824"
 
 
 class CannotCompare(Exception):
@@ -47,12 +62,22 @@ class CannotCompare(Exception):
 
 
 @dataclass(frozen=True)
-class Result:
-    """One operation at one size: us per operation, busbw in GB/s, number of wrong elements (None: not checked)."""
+class Series:
+    """The sizes in bytes of one operation in one mode: one run of a program of nccl-tests."""
 
-    us: float
-    busbw: float
-    wrong: int | None
+    mode: str
+    operation: str
+    sizes: tuple[int, ...]
+
+    def name(self, size: int) -> str:
+        """The name of a result."""
+        return f"{self.mode} {self.operation} {size}"
+
+
+SERIES: Sequence[Series] = [
+    *(Series("back_to_back", operation, (64 * 2**20, 256 * 2**20, 2**30)) for operation in PROGRAMS),
+    Series("cuda_graph", "all_reduce", (8, 2**10, 64 * 2**10)),
+]
 
 
 @dataclass(frozen=True)
@@ -72,12 +97,11 @@ class Launcher:
 
 
 @dataclass(frozen=True)
-class Table:
-    """The output of one program of nccl-tests: NCCL version, and out-of-place and in-place results by size."""
+class WorkerOutput:
+    """The description of seatrial's process group, and seatrial's results."""
 
-    nccl: str
-    out_of_place: dict[int, Result]
-    in_place: dict[int, Result]
+    group: dict[str, object]
+    results: dict[str, Timing]
 
 
 @dataclass(frozen=True)
@@ -97,118 +121,107 @@ class Row:
         return seatrial / nccl_tests - 1 if self.mode == "back_to_back" else seatrial - nccl_tests
 
     @property
-    def within(self) -> bool:
-        """Whether the difference is at most the threshold of the mode."""
-        return abs(self.difference) <= (RATIO_THRESHOLD if self.mode == "back_to_back" else LATENCY_THRESHOLD_US)
+    def variations(self) -> tuple[float, float]:
+        """The A/A variation of nccl-tests and of seatrial, in the unit of ``difference``; infinite below 6 rounds."""
+        return self._variation(self.nccl_tests), self._variation(self.seatrial)
+
+    def _variation(self, values: Sequence[float]) -> float:
+        low, high = median_interval(values, independent=True) or (0.0, inf)
+        return (high - low) / (median(values) if self.mode == "back_to_back" else 1)
+
+    @property
+    def needs_rounds(self) -> bool:
+        """Whether the A/A variation is above the threshold."""
+        return max(self.variations) > THRESHOLDS[self.mode]
+
+    @property
+    def outcome(self) -> str:
+        """``passed`` or ``failed``; ``not comparable`` if the A/A variation is too large for either."""
+        if max(self.variations) > NOT_COMPARABLE * THRESHOLDS[self.mode]:
+            return "not comparable"
+        return "passed" if abs(self.difference) <= THRESHOLDS[self.mode] else "failed"
 
 
-def parse(text: str) -> Table:
-    """Parses the output of nccl-tests. Raises CannotCompare if it has no table or no NCCL version."""
-    library = _LIBRARY.search(text)
-    rows = [match for line in text.splitlines() if (match := _ROW.match(line))]
-    if not library or not rows:
-        raise CannotCompare(f"no NCCL version or no table in the output of nccl-tests:\n{text[-2000:]}")
-    return Table(
-        nccl=_version(int(library[1])) if library[1] else ".".join(library.group(2, 3, 4)),
-        out_of_place={int(row[1]): _result(*row.group(3, 4, 5, 6)) for row in rows},
-        in_place={int(row[1]): _result(*row.group(7, 8, 9, 10)) for row in rows},
-    )
+def run_nccl_tests(
+    folder: Path, launcher: Launcher, environment: Mapping[str, str], pending: Sequence[Series]
+) -> tuple[str, Results]:
+    """The NCCL version, and the results of the ``pending`` series."""
+    version, results = "", {}
+    for series in pending:
+        version, table = _run(
+            folder / PROGRAMS[series.operation], launcher, NCCL_TESTS_OPTIONS[series.mode], environment
+        )
+        for row in table.rows:
+            timing = row.in_place if series.operation in IN_PLACE else row.out_of_place
+            if row.size in series.sizes and timing:
+                results[series.name(row.size)] = timing
+    return version, results
 
 
-def _version(code: int) -> str:
-    """The version of an NCCL_VERSION_CODE (nccl.h, since 2.9): 22809 → 2.28.9."""
-    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
-
-
-def _result(us: str, _algbw: str, busbw: str, wrong: str) -> Result:
-    return Result(float(us), float(busbw), None if wrong == "N/A" else int(float(wrong)))
-
-
-def run_nccl_tests(folder: Path, launcher: Launcher, environment: Mapping[str, str]) -> tuple[str, dict[str, Result]]:
-    """The NCCL version, and the results by name, such as ``back_to_back all_gather 1073741824``."""
-    results: dict[str, Result] = {}
-    large, small = ["-b", "64M", "-e", "1G", "-f", "4", "-n", "50", "-w", "10"], ["-b", "8", "-e", "64K", "-f", "2"]
-    for operation, program in PROGRAMS.items():
-        table = _run(folder / program, launcher, large, environment)
-        results |= {
-            f"back_to_back {operation} {size}": result
-            for size, result in _in_or_out_of_place(table, operation).items()
-            if size in LARGE
-        }
-    graph = _run(folder / PROGRAMS["all_reduce"], launcher, [*small, "-n", "100", "-w", "20", "-G", "20"], environment)
-    results |= {
-        f"cuda_graph all_reduce {size}": result
-        for size, result in _in_or_out_of_place(graph, "all_reduce").items()
-        if size in SMALL
-    }
-    return graph.nccl, results
-
-
-def _in_or_out_of_place(table: Table, operation: str) -> dict[int, Result]:
-    return table.in_place if operation in IN_PLACE else table.out_of_place
-
-
-def _run(program: Path, launcher: Launcher, arguments: Sequence[str], environment: Mapping[str, str]) -> Table:
-    command = [
-        *launcher.mpirun,
-        str(program),
-        "-g",
-        str(launcher.gpus_per_process),
-        "-d",
-        "float",
-        "-c",
-        "1",
-        *arguments,
-    ]
+def _run(
+    program: Path, launcher: Launcher, options: Sequence[str], environment: Mapping[str, str]
+) -> tuple[str, nccl_tests_output.Table]:
+    """The NCCL version and the table of one program. Raises CannotCompare if it fails, or prints something else."""
+    command = [*launcher.mpirun, str(program), "-g", str(launcher.gpus_per_process), "-d", "float", "-c", "1", *options]
     try:
         process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotCompare(f"{' '.join(command)}: {error}") from error
     if process.returncode:
         raise CannotCompare(f"{' '.join(command)} exited with {process.returncode}:\n{process.stdout}{process.stderr}")
-    return parse(process.stdout)
+    output = nccl_tests_output.parse(process.stdout.splitlines())
+    if len(output.tables) != 1 or not output.nccl.version:
+        raise CannotCompare(
+            f"{' '.join(command)} printed {len(output.tables)} tables, expected 1, and NCCL version "
+            f"{output.nccl.version or 'not found'}:\n{process.stdout[-2000:]}"
+        )
+    return output.nccl.version.partition("+")[0], output.tables[0]
 
 
-def run_seatrial(gpus: int, buffers: str) -> tuple[dict[str, Any], dict[str, Result]]:
-    """The description of the process group, and seatrial's results by the same names."""
+def run_seatrial(ranks: int, buffers: str, device: str, pending: Sequence[Series]) -> WorkerOutput:
+    """What ``work`` measures of the ``pending`` series in ``ranks`` processes."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results.json"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-        command = [*torchrun, __file__, "--worker", str(out), "--buffers", buffers]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        series = TypeAdapter(Sequence[Series]).dump_json(pending).decode()
+        options = ["--worker", str(out), "--buffers", buffers, "--device", device, "--series", series]
+        process = subprocess.run(
+            [*torchrun, __file__, *options], capture_output=True, text=True, timeout=600, check=False
+        )
         if process.returncode or not out.exists():
             raise CannotCompare(f"seatrial's measurement exited with {process.returncode}:\n{process.stderr[-4000:]}")
-        output = json.loads(out.read_text())
-    return output["group"], {name: Result(**fields) for name, fields in output["results"].items()}
+        return TypeAdapter(WorkerOutput).validate_json(out.read_bytes())
 
 
-def work(out: Path, buffers: str) -> None:
-    """Measures on one rank of seatrial; rank 0 writes the results to ``out``."""
+def work(out: Path, buffers: str, device: str, pending: Sequence[Series]) -> None:
+    """Measures on one rank of seatrial; rank 0 writes the WorkerOutput to ``out``."""
     from seatrial.bench import collectives, group
     from seatrial.bench.operations import OPERATIONS
 
-    device = f"cuda:{os.environ['LOCAL_RANK']}"
+    if device == "cuda":
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
     group.open_group(device, timeout_s=300)
-    description, results = collectives.describe_group(), {}
+    description, results = collectives.describe_group(), dict[str, Timing]()
     description["api"] = collectives.describe_api(device)
-    for name in PROGRAMS:
-        for size in sorted(LARGE, reverse=True):  # like the checks: smaller buffers are views of the largest
-            result = collectives.measure_back_to_back(OPERATIONS[name], size, "float32", device, 2.0, buffers=buffers)
-            results[f"back_to_back {name} {size}"] = _seatrial_result(result, OPERATIONS[name].busbw_factor)
-    for size in SMALL:
-        result = collectives.measure_cuda_graph(OPERATIONS["all_reduce"], size, "float32", device, 2.0, buffers=buffers)
-        results[f"cuda_graph all_reduce {size}"] = _seatrial_result(result, OPERATIONS["all_reduce"].busbw_factor)
+    measure = {"back_to_back": collectives.measure_back_to_back, "cuda_graph": collectives.measure_cuda_graph}
+    for series in pending:
+        operation = OPERATIONS[series.operation]
+        for size in sorted(series.sizes, reverse=True):  # like the checks: smaller buffers are views of the largest
+            result = measure[series.mode](operation, size, "float32", device, 2.0, buffers=buffers)
+            results[series.name(size)] = _timing(result, operation)
     if os.environ["RANK"] == "0":
-        fields = {name: asdict(result) for name, result in results.items()}
-        out.write_text(json.dumps({"group": description, "results": fields}))
+        out.write_bytes(TypeAdapter(WorkerOutput).dump_json(WorkerOutput(description, results)))
     group.close_group()
     group.exit_without_teardown()
 
 
-def _seatrial_result(measurement: Any, busbw_factor: Any) -> Result:
-    seconds = median(measurement.timings.means)
-    wrong = sum(mismatch.wrong for mismatch in measurement.mismatches.values())
-    return Result(seconds * 1e6, measurement.size / seconds / 1e9 * busbw_factor(measurement.timings.ranks), wrong)
+def _timing(result: CollectiveResult, operation: Operation) -> Timing:
+    from seatrial.bench.collectives import algorithm_bandwidth
+
+    seconds = median(result.timings.window_means)
+    algbw = algorithm_bandwidth(result.size, seconds)
+    wrong = sum(mismatch.wrong for mismatch in result.mismatches.values())
+    return Timing(seconds * 1e6, algbw, algbw * operation.busbw_factor(result.timings.rank_count), wrong)
 
 
 def torch_nccl() -> tuple[Path, str]:
@@ -226,44 +239,42 @@ def torch_nccl() -> tuple[Path, str]:
     return Path(mapped[0]), version
 
 
-def compare(rounds: Sequence[tuple[dict[str, Result], dict[str, Result]]]) -> list[Row]:
-    """The comparison of ``rounds``, pairs of nccl-tests' and seatrial's results by name.
-
-    Raises CannotCompare if a result is missing or has wrong elements.
-    """
+def compare(rounds: Sequence[tuple[Results, Results]]) -> list[Row]:
+    """The comparison of ``rounds``, pairs of nccl-tests' and seatrial's results; a round may omit series."""
     rows = []
-    for mode, operation, size in [
-        *(("back_to_back", operation, size) for operation in PROGRAMS for size in LARGE),
-        *(("cuda_graph", "all_reduce", size) for size in SMALL),
-    ]:
-        name = f"{mode} {operation} {size}"
-        pairs = [(_checked(nccl_tests, name), _checked(seatrial, name)) for nccl_tests, seatrial in rounds]
-        values = [tuple(result.busbw if mode == "back_to_back" else result.us for result in pair) for pair in pairs]
-        sides = [tuple(value[side] for value in values) for side in (0, 1)]
-        rows.append(Row(operation, size, mode, *sides))
+    for series in SERIES:
+        for size in series.sizes:
+            name = series.name(size)
+            sides = ([results[name] for results in side if name in results] for side in zip(*rounds, strict=True))
+            values = (
+                tuple(timing.busbw if series.mode == "back_to_back" else timing.time_us for timing in side)
+                for side in sides
+            )
+            rows.append(Row(series.operation, size, series.mode, *values))
     return rows
 
 
-def _checked(results: Mapping[str, Result], name: str) -> Result:
-    if name not in results:
-        raise CannotCompare(f"{name} is missing; available: {', '.join(results)}")
-    if results[name].wrong != 0:
-        raise CannotCompare(f"{name}: wrong elements: {results[name].wrong}")
-    return results[name]
+def require_results(results: Results, pending: Sequence[Series]) -> None:
+    """Raises CannotCompare if a result of the ``pending`` series is missing or has wrong or unchecked elements."""
+    for name in (series.name(size) for series in pending for size in series.sizes):
+        if name not in results:
+            raise CannotCompare(f"{name} is missing; available: {', '.join(results)}")
+        if results[name].wrong != 0:
+            raise CannotCompare(f"{name}: wrong elements: {results[name].wrong}")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The comparison as a table; A/A is the range of one side over the rounds, relative to its minimum."""
+    """The comparison as a table."""
     header = f"{'':36}{'nccl-tests':>12}{'seatrial':>12}{'difference':>12}{'A/A nccl-tests':>16}{'A/A seatrial':>14}"
-    lines = [header]
+    lines = [f"{header}{'rounds':>8}  outcome"]
     for row in rows:
-        unit = "GB/s" if row.mode == "back_to_back" else "us"
+        unit, change = ("GB/s", "{:.2%}") if row.mode == "back_to_back" else ("us", "{:.2f} us")
         name = f"{row.mode} {row.operation} {_format_size(row.size)}"
         nccl_tests, seatrial = (f"{median(side):.4g} {unit}" for side in (row.nccl_tests, row.seatrial))
-        difference = f"{100 * row.difference:+.2f} %" if row.mode == "back_to_back" else f"{row.difference:+.2f} us"
-        ranges = [f"{100 * (max(side) / min(side) - 1):.2f} %" for side in (row.nccl_tests, row.seatrial)]
-        verdict = "" if row.within else "  ABOVE THRESHOLD"
-        lines.append(f"{name:36}{nccl_tests:>12}{seatrial:>12}{difference:>12}{ranges[0]:>16}{ranges[1]:>14}{verdict}")
+        difference = change.replace(":", ":+").format(row.difference)
+        variations = [change.format(variation) for variation in row.variations]
+        line = f"{name:36}{nccl_tests:>12}{seatrial:>12}{difference:>12}{variations[0]:>16}{variations[1]:>14}"
+        lines.append(f"{line}{len(row.seatrial):>8}  {row.outcome}")
     return "\n".join(lines)
 
 
@@ -285,23 +296,24 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--buffers", choices=("torch", "nccl", "registered"), default="torch", help="buffers of seatrial"
     )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)  # cpu: in tests
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--series", type=TypeAdapter(list[Series]).validate_json, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
-        work(options.worker, options.buffers)
+        work(options.worker, options.buffers, options.device, options.series)
         return 0
     if not (options.nccl_tests and options.gpus and options.out):
         parser.error("--nccl-tests, --gpus and --out are required")
+    launcher = Launcher(options.gpus, tuple(options.mpirun))
     try:
-        return _compare_all(
-            options.nccl_tests, Launcher(options.gpus, tuple(options.mpirun)), options.out, options.buffers
-        )
+        return _compare_all(options.nccl_tests, launcher, options.out, options.buffers, options.device)
     except CannotCompare as reason:
         print(reason, file=sys.stderr)
         return 2
 
 
-def _compare_all(folder: Path, launcher: Launcher, out: Path, buffers: str) -> int:
+def _compare_all(folder: Path, launcher: Launcher, out: Path, buffers: str, device: str) -> int:
     from seatrial.bench.group import GRAPH_MIXING
 
     library, version = torch_nccl()
@@ -309,25 +321,42 @@ def _compare_all(folder: Path, launcher: Launcher, out: Path, buffers: str) -> i
     same_environment = {GRAPH_MIXING: os.environ.get(GRAPH_MIXING, "0")}
     # preloaded, since nccl-tests may have an rpath
     environment = {**os.environ, "LD_PRELOAD": str(library), "NCCL_DEBUG": "VERSION", **same_environment}
-    rounds, group = [], dict[str, Any]()
-    for number in range(1, ROUNDS + 1):
-        print(f"round {number} of {ROUNDS}: nccl-tests {launcher}, then seatrial", file=sys.stderr)
-        nccl_tests_version, nccl_tests = run_nccl_tests(folder, launcher, environment)
+    record = {"gpus": launcher.gpus, "nccl_tests": str(launcher), "nccl": version, "library": str(library)}
+    record |= {"buffers": buffers, "environment_of_both": same_environment, "thresholds": THRESHOLDS}
+    rounds, rows, pending = list[tuple[Results, Results]](), list[Row](), SERIES
+    while pending and len(rounds) < MAX_ROUNDS:
+        names = ", ".join(f"{series.mode} {series.operation}" for series in pending)
+        print(f"round {len(rounds) + 1}: nccl-tests {launcher}, then seatrial: {names}", file=sys.stderr)
+        nccl_tests_version, nccl_tests = run_nccl_tests(folder, launcher, environment, pending)
         if nccl_tests_version != version:
             raise CannotCompare(f"nccl-tests used NCCL {nccl_tests_version}, torch has {version} ({library})")
-        group, seatrial = run_seatrial(launcher.gpus, buffers)
-        rounds.append((nccl_tests, seatrial))
-    rows = compare(rounds)
-    within = all(row.within for row in rows)
-    thresholds = f"within {100 * RATIO_THRESHOLD:g} % (back_to_back), {LATENCY_THRESHOLD_US:g} us (cuda_graph)"
-    print(f"{launcher.gpus} × {group.get('gpu')}, NCCL {version} ({library}) in both; nccl-tests {launcher}")
-    print(f"seatrial: buffers {buffers}, API {group.get('api')}; environment of both {same_environment}")
-    print(f"{table(rows)}\n{'all' if within else 'NOT all'} {thresholds}")
-    record = {"gpus": launcher.gpus, "nccl_tests": str(launcher), "nccl": version, "library": str(library)}
-    record |= {"buffers": buffers, "group": group, "environment_of_both": same_environment}
-    row_records = [{**asdict(row), "difference": row.difference, "within": row.within} for row in rows]
-    out.write_text(json.dumps({**record, "thresholds": thresholds, "within": within, "rows": row_records}, indent=1))
-    return 0 if within else 1
+        seatrial = run_seatrial(launcher.gpus, buffers, device, pending)
+        require_results(nccl_tests, pending)
+        require_results(seatrial.results, pending)
+        rounds.append((nccl_tests, seatrial.results))
+        rows = compare(rounds)
+        _write_record(out, {**record, "group": seatrial.group}, rows)  # each round: a time limit does not lose it
+        if len(rounds) >= ROUNDS:
+            unsteady = {(row.mode, row.operation) for row in rows if row.needs_rounds}
+            pending = [series for series in SERIES if (series.mode, series.operation) in unsteady]
+    outcomes = _outcomes(rows)
+    print(f"{launcher.gpus} × {seatrial.group.get('gpu')}, NCCL {version} ({library}); nccl-tests {launcher}")
+    print(f"seatrial: buffers {buffers}, API {seatrial.group['api']}; environment of both {same_environment}")
+    print(table(rows))
+    print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()), end="; threshold ")
+    print(f"{THRESHOLDS['back_to_back']:.0%} (back_to_back), {THRESHOLDS['cuda_graph']:g} us (cuda_graph)")
+    return 1 if outcomes["failed"] else 3 if outcomes["not comparable"] else 0
+
+
+def _write_record(out: Path, record: Mapping[str, object], rows: Sequence[Row]) -> None:
+    row_records = [{**asdict(row), "difference": row.difference, "outcome": row.outcome} for row in rows]
+    out.write_text(json.dumps({**record, "outcomes": _outcomes(rows), "rows": row_records}, indent=1) + "\n")
+
+
+def _outcomes(rows: Sequence[Row]) -> dict[str, int]:
+    """The number of rows by outcome."""
+    counts = Counter(row.outcome for row in rows)
+    return {outcome: counts[outcome] for outcome in ("passed", "failed", "not comparable")}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+
+from seatrial.model import Trial
+from seatrial.pipeline.run_directory import load_trial
 
 Figures = dict[str, float]
 
@@ -64,13 +66,13 @@ def summary(pairs: list[dict[str, Figures]]) -> dict[str, dict[str, float]]:
     return rows
 
 
-def figures(trial: dict[str, Any]) -> Figures:
+def figures(trial: Trial) -> Figures:
     """Return the rates of a record; of several ranks: the smallest. Raises ValueError if the trial lacks one."""
     found: Figures = {}
-    for measurement in trial["measurements"]:
-        for metric in measurement["metrics"]:
-            if name := _METRICS.get((measurement["check"], metric["name"])):
-                found[name] = min(metric["value"], found.get(name, metric["value"]))
+    for measurement in trial.measurements:
+        for metric in measurement.metrics:
+            if name := _METRICS.get((measurement.check, metric.name)):
+                found[name] = min(metric.value, found.get(name, metric.value))
     if missing := set(_METRICS.values()) - found.keys():
         raise ValueError(f"the trial has no {', '.join(sorted(missing))}")
     return found
@@ -85,9 +87,9 @@ def _run(command: list[str], out: Path) -> Figures:
         sys.exit(
             f"{shlex.join(command)} left no {out / 'trial.json'}: exit code {done.returncode}\n{done.stderr[-2000:]}"
         )
-    record = json.loads((out / "trial.json").read_text())
+    record = load_trial(out)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"trial_s": record["seconds"], "cpu_s": round(cpu, 1), **figures(record)}
+    return {"trial_s": record.seconds, "cpu_s": round(cpu, 1), **figures(record)}
 
 
 if __name__ == "__main__":

@@ -18,29 +18,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from seatrial.hardware.pair_rates import GPU_LIMITS, Conclusion, PairRate, PairStep, Stage
+from seatrial.hardware.pair_rates import GPU_LIMITS, Conclusion, PairRate, PairStep
 from seatrial.hardware.pair_search import ROUNDS, pair_search, round_robin
 
 NOISE, FAULT = 0.01, 0.05  # relative standard deviation of a rate; slowdown of a fault
 HEALTHY_GB_S = 48.0
 SIZES = (8, 16, 64, 256, 1024)
 REQUIRED_SHARE = 0.99
-
-
-@dataclass(slots=True)
-class Rate:
-    """A PairRate without validation, which takes most of the time of a draw."""
-
-    stage: Stage
-    first: str
-    second: str
-    gb_s: tuple[float, ...]
-    unidirectional: bool
-    pair: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -92,10 +80,13 @@ def draw_rates(step: PairStep, faults: Faults, rng: np.random.Generator) -> list
     for (first, second), factor in zip(step.pairs, noise, strict=True):
         slowdown = faults.factor(first, second)
         slowdown = slowdown if step.unidirectional else min(slowdown, faults.factor(second, first))
-        pair = (first, second) if first < second else (second, first)
         gb_s = (HEALTHY_GB_S * slowdown * float(factor),)
-        rates.append(Rate(step.stage, first, second, gb_s, step.unidirectional, pair))
-    return cast("list[PairRate]", rates)
+        rates.append(  # without validation, which takes most of the time of a draw
+            PairRate.model_construct(
+                stage=step.stage, first=first, second=second, gb_s=gb_s, unidirectional=step.unidirectional
+            )
+        )
+    return rates
 
 
 def search(nodes: Sequence[str], faults: Faults, rng: np.random.Generator) -> tuple[Conclusion, int]:

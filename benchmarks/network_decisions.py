@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
+from pydantic import JsonValue
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.decision_power import HEALTHY_RUNS, lower_bound
@@ -104,7 +104,7 @@ class Machine:
 
     def bound(self, operation: str, metric: str) -> float:
         """The bound of a metric, as in network_bounds; that of all-gather for operations without limits."""
-        facts: dict[str, Any] = {"world_size": GPUS * self.nodes, "nodes": self.nodes}
+        facts: dict[str, JsonValue] = {"world_size": GPUS * self.nodes, "nodes": self.nodes}
         for name in (operation, "all_gather"):
             model = model_value(f"{name}.{metric}", facts, [self.sku], self.links, None)
             if isinstance(model, ModelValue):
@@ -202,24 +202,24 @@ class Draw:
             ports.append({"name": f"mlx5_{number}", "ports": [port]})
         return Measurement(check="host.inventory", subject=node, facts={"rdma": {"devices": ports}})
 
-    def _result(self, check: str, rank: int, node: str) -> tuple[list[Metric], dict[str, Any]]:
+    def _result(self, check: str, rank: int, node: str) -> tuple[list[Metric], dict[str, JsonValue]]:
         """Metrics and facts of one rank: rank 0 has those of the cluster, the first rank of a node those of a node."""
         if check == EACH_NODE:
             return self._node_result(node) if rank % GPUS == 0 else ([], {})
         if rank:
             return [], {}
-        facts = {"backend": "nccl", "gpu": self.machine.gpu, "nodes": len(self.nodes), "backend_environment": {}}
-        facts |= {"world_size": len(self.nodes) * GPUS, "sockets_expected": "no"}
+        facts: dict[str, JsonValue] = {"backend": "nccl", "gpu": self.machine.gpu, "backend_environment": {}}
+        facts |= {"nodes": len(self.nodes), "world_size": len(self.nodes) * GPUS, "sockets_expected": "no"}
         if check == "collectives.transport":
             metrics, more = self._transport()
             return metrics, facts | more
         if check in OPERATION_CHECKS:
-            no_tail = {"p99_ratio_measured": "no: the drawn records have no single operations"}
+            no_tail: dict[str, JsonValue] = {"p99_ratio_measured": "no: the drawn records have no single operations"}
             return self._operation_metrics(OPERATION_CHECKS[check]), facts | no_tail
         comparable = "yes" if check == RAILS or len(self.nodes) > 2 else "no: two nodes"
         return self._pair_metrics() if check == PAIRS else self._rail_metrics(), facts | {"comparable": comparable}
 
-    def _transport(self) -> tuple[list[Metric], dict[str, Any]]:
+    def _transport(self) -> tuple[list[Metric], dict[str, JsonValue]]:
         ranks, transport = len(self.nodes) * GPUS, self.fault.transport
         if self.machine.network == "Unspecified":
             transport = transport.replace("NET/IB", "NET/Libfabric")
@@ -229,9 +229,12 @@ class Draw:
             "socket_ranks": ranks * (transport == "NET/Socket"),
             "rdma_without_gpudirect": ranks * (transport in ("NET/IB", "NET/Libfabric")),
         }
-        choices = {"all_reduce": {"by_size": {"8GiB": {"algorithm": chosen}}}}
-        facts = {"transports": {"P2P/CUMEM": ranks, transport: ranks}, "rdma_ports": {}, "nccl_choices": choices}
-        facts["nvls_expected"] = "no: the drawn records have no NVLS channels"
+        facts: dict[str, JsonValue] = {
+            "transports": {"P2P/CUMEM": ranks, transport: ranks},
+            "rdma_ports": {},
+            "nccl_choices": {"all_reduce": {"by_size": {"8GiB": {"algorithm": chosen}}}},
+            "nvls_expected": "no: the drawn records have no NVLS channels",
+        }
         return [Metric(name=name, value=value, unit="ranks", subject=CLUSTER) for name, value in values.items()], facts
 
     def _operation_metrics(self, operation: str) -> list[Metric]:
@@ -286,11 +289,12 @@ class Draw:
             metrics.append(self._share("rail_share", factor, f"rail{rail}", "of the median"))
         return [*metrics, Metric(name="wrong_elements", value=0, unit="count", subject=CLUSTER)]
 
-    def _node_result(self, node: str) -> tuple[list[Metric], dict[str, Any]]:
+    def _node_result(self, node: str) -> tuple[list[Metric], dict[str, JsonValue]]:
         references = self.machine.sku.expected["all_reduce.busbw.8GiB"]
         reference = next(each.value for each in references if each.gpus == GPUS)
         factor = self.fault.node if node == self.nodes[0] else 1.0
-        facts = {"backend": "nccl", "gpu": self.machine.gpu, "nodes": 1, "world_size": GPUS, "comparable": "yes"}
+        facts: dict[str, JsonValue] = {"backend": "nccl", "gpu": self.machine.gpu, "comparable": "yes"}
+        facts |= {"nodes": 1, "world_size": GPUS}
         metrics = [
             self._rate("busbw.8GiB", reference * factor, node),
             self._share("node_share", factor, node, "of the best"),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from unittest.mock import patch
 
 import psutil
@@ -23,6 +23,7 @@ import pytest
 from seatrial.cli import app
 from seatrial.model import Trial
 
+T = TypeVar("T")
 TAG = "SEATRIAL_TEST_TAG"
 CPU_ONLY = "cluster: {gpus_per_node: 0}\n"  # in trials of tests, which may be accepted without a GPU
 # no sampler: its start takes half the CPU time of that of the worker
@@ -35,6 +36,19 @@ def until(condition: Callable[[], Any], seconds: float = 120) -> Any:
     while not (result := condition()):
         assert time.monotonic() < deadline, "timeout"
         time.sleep(0.02)
+    return result
+
+
+def with_enough_time(call: Callable[[float], T], enough: Callable[[T], Any], seconds: float) -> T:
+    """Return ``call(seconds)``; with 5, 25 and 125 times as many seconds until the result is ``enough``.
+
+    For calls that a hanging part always takes to the end of its time, in which the others must have ended.
+    """
+    result = call(seconds)
+    for factor in (5, 25, 125):
+        if enough(result):
+            break
+        result = call(factor * seconds)
     return result
 
 

@@ -145,22 +145,26 @@ def test_the_example_of_a_signature_of_a_site_works(tmp_path: Path) -> None:
     assert (xid["action"], xid["title"][:6]) == ("replace-hardware", "Xid 79")
 
 
+def drill_results() -> drills_page.Document:
+    return drills_page.Document.model_validate_json(drills_page.RESULTS.read_bytes())
+
+
 def test_the_results_of_drills_are_generated() -> None:
-    document = json.loads(drills_page.RESULTS.read_text())
+    document = drill_results()
     assert drills_page.PAGE.read_text() == drills_page.page(document), "run: python tools/drills_page.py"
-    unknown = {row["name"] for row in document["drills"]} - set(drills())
+    unknown = {row.name for row in document.drills} - set(drills())
     assert not unknown, "results of drills that do not exist"
 
 
 def test_results_of_drills_are_merged_by_name(tmp_path: Path) -> None:
-    document = json.loads(drills_page.RESULTS.read_text())
-    ran, could_not = (dict(document["drills"][0]) for _ in range(2))
-    ran["seconds"], could_not["could_not_run"] = 77.0, "needs 2 GPUs"
+    document = drill_results()
+    ran = document.drills[0].model_copy(update={"seconds": 77.0})
+    could_not = document.drills[0].model_copy(update={"could_not_run": "needs 2 GPUs"})
     for number, row in enumerate((ran, could_not)):
-        (tmp_path / f"{number}.json").write_text(json.dumps([row]))
+        (tmp_path / f"{number}.json").write_text(f"[{row.model_dump_json()}]")
     merged = drills_page.merged(document, [tmp_path / "0.json", tmp_path / "1.json"])
-    assert merged["drills"][0] == ran, "a drill that could not run elsewhere does not replace a result"
-    assert len(merged["drills"]) == len(document["drills"])
+    assert merged.drills[0] == ran, "a drill that could not run elsewhere does not replace a result"
+    assert len(merged.drills) == len(document.drills)
 
 
 def test_the_list_of_reference_values_is_generated() -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from seatrial.diagnose.cause_data import causes, variables
+from seatrial.diagnose.signature import Signature
 from seatrial.diagnose.xid import xid_rows
 from seatrial.util import data_files
 
@@ -76,7 +78,10 @@ or on other ranks or nodes.
 
 def pages() -> dict[Path, str]:
     """All pages by their path."""
-    rows = {name: yaml.safe_load((_SIGNATURES / f"{name}.yaml").read_text(encoding="utf-8")) for name in COMPONENTS}
+    rows = {
+        name: TypeAdapter(list[Signature]).validate_python(yaml.safe_load((_SIGNATURES / f"{name}.yaml").read_bytes()))
+        for name in COMPONENTS
+    }
     unlisted = {path.stem for path in _SIGNATURES.glob("*.yaml")} - set(COMPONENTS)
     if unlisted:
         raise ValueError(f"COMPONENTS has no title for {', '.join(sorted(unlisted))}")
@@ -88,7 +93,7 @@ def pages() -> dict[Path, str]:
     }
 
 
-def _index(rows: Mapping[str, list[dict[str, Any]]]) -> str:
+def _index(rows: Mapping[str, list[Signature]]) -> str:
     lines = [HEAD, "| component | log locations | failures |", "| --- | --- | --- |"]
     lines += [
         f"| [{title}](troubleshooting/{name}.md) | {place} | {len(rows[name])} |"
@@ -97,26 +102,26 @@ def _index(rows: Mapping[str, list[dict[str, Any]]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _index_line(row: Mapping[str, Any]) -> str:
-    link = f"[{_text(row['title'])}](#{_anchor(row['title'])})"
-    consequence = " (consequence)" if row.get("role") == "cascade" else ""
-    return f"| {_code(_shortened(row['examples'][0]))} | {link}{consequence} |"
+def _index_line(row: Signature) -> str:
+    link = f"[{_text(row.title)}](#{_anchor(row.title)})"
+    consequence = " (consequence)" if row.role == "cascade" else ""
+    return f"| {_code(_shortened(row.examples[0]))} | {link}{consequence} |"
 
 
-def _component_page(name: str, rows: list[dict[str, Any]]) -> str:
+def _component_page(name: str, rows: list[Signature]) -> str:
     title, place = COMPONENTS[name]
     lines = [f"# {title}", "", "Find the cause of a log line, the first command to run and the fix."]
     lines += [*_placeholders(rows), f"Log locations: {place}. [All components](../troubleshooting.md). {_GENERATED}"]
     lines += ["", "| line | failure |", "| --- | --- |"]
-    lines += [_index_line(row) for row in rows if row.get("role") != "advice"]
+    lines += [_index_line(row) for row in rows if row.role != "advice"]
     for row in rows:
-        lines += ["", f"## {_text(row['title'])}", "", *_entry(row)]
+        lines += ["", f"## {_text(row.title)}", "", *_entry(row)]
     return "\n".join([*lines, ""])
 
 
-def _placeholders(rows: list[dict[str, Any]]) -> list[str]:
+def _placeholders(rows: list[Signature]) -> list[str]:
     """A line that explains placeholders if a fix or first command has one."""
-    names = re.findall(r"\{[a-z_]+\}", " ".join(row["fix"] + row["first_command"] for row in rows))
+    names = re.findall(r"\{[a-z_]+\}", " ".join(row.fix + row.first_command for row in rows))
     return (
         [f"`seatrial explain` replaces words in braces, such as `{names[0]}`, by values of the log line."]
         if names
@@ -124,7 +129,7 @@ def _placeholders(rows: list[dict[str, Any]]) -> list[str]:
     )
 
 
-def _entry(row: Mapping[str, Any]) -> Iterator[str]:
+def _entry(row: Signature) -> Iterator[str]:
     roles = {
         "root": "root cause",
         "family": "a reason that any program can print (reported with confidence low if no signature names the cause)",
@@ -134,22 +139,22 @@ def _entry(row: Mapping[str, Any]) -> Iterator[str]:
         "confirmation": "evidence (other lines name the failure)",
         "advice": "advice (a program prints it with many failures)",
     }
-    yield _text(row["cause"])
+    yield _text(row.cause)
     yield ""
-    yield f"- Signature: `{row['id']}`"
-    yield f"- Type: {roles[row.get('role', 'root')]}"
-    yield f"- Fix: {_text(row['fix'])}"
-    yield f"- Action: `{row['action']}`"
-    yield f"- Source: {_text(row['source'])}"
-    yield from ["", "Run first:", "", "```", row["first_command"], "```", "", "Looks like:", "", "```"]
-    yield from (_shortened(example, 400) for example in row["examples"])
+    yield f"- Signature: `{row.id}`"
+    yield f"- Type: {roles[row.role]}"
+    yield f"- Fix: {_text(row.fix)}"
+    yield f"- Action: `{row.action}`"
+    yield f"- Source: {_text(row.source)}"
+    yield from ["", "Run first:", "", "```", row.first_command, "```", "", "Looks like:", "", "```"]
+    yield from (_shortened(example, 400) for example in row.examples)
     yield "```"
 
 
 def _xid_page() -> str:
     catalog = data_files.read("xid_catalog.yaml")
     actions = data_files.read("xid_policy.yaml")["nvidia_actions"]
-    rows = {row["id"]: row for row in xid_rows()}
+    rows = {row.id: row for row in map(Signature.model_validate, xid_rows())}
     lines = [
         "# Xids",
         "",
@@ -165,7 +170,7 @@ def _xid_page() -> str:
     ]
     for fact in catalog["xids"]:
         row = rows[f"xid.{fact['xid']}"]
-        cells = [fact["mnemonic"], fact["meaning"], _nvidia_action(fact, actions), row["action"], row["fix"]]
+        cells = [fact["mnemonic"], fact["meaning"], _nvidia_action(fact, actions), row.action, row.fix]
         lines.append(f"| {fact['xid']} | {' | '.join(map(_cell, cells))} |")
     lines += [
         "",

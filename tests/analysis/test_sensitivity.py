@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
 from typing import Any
 
+from benchmarks import judging
 from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.model import Insight, Measurement, Metric, Threshold
+from seatrial.pipeline.run_directory import load_trial
 from tests.analysis.test_insights import collective
 from tests.analysis.test_insights import insights as all_reduce_insights
 from tests.hardware.test_links import gpus
-from tests.paths import BENCHMARKS
 
-SCRIPT = BENCHMARKS / "judging.py"
 LINK_GBPS = 370.8 / 18  # NCCL's planned bandwidth of each NVLink of an H200
 EACH, PAIRS = "collectives.each_node", "collectives.gpu_pairs"
 
@@ -91,8 +90,7 @@ def test_metrics_that_were_not_measured_have_no_insight() -> None:
 
 
 def test_many_nodes_have_one_insight_per_rule() -> None:
-    script = runpy.run_path(str(SCRIPT))
-    config, _, measurements = script["scale_trial"](script["load_trial"](script["RECORD"]), 64, 8)
+    config, _, measurements = judging.scale_trial(load_trial(judging.RECORD), 64, 8)
     pairs = [measurement for measurement in measurements if measurement.check == PAIRS and measurement.metrics]
     assert len(pairs) >= 64
     each_node = [node(EACH, number, 8, "8GiB", 470) for number in range(64)]

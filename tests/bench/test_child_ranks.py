@@ -70,7 +70,7 @@ def test_failed_child_is_reported_and_ends_the_other(records: Records) -> None:
     assert "another rank" in first
     assert second.startswith("exit code 1")
     assert second.endswith("out of order")
-    assert records[0]["fail_on_rank1"]["seconds"] < 30
+    assert records[0]["fail_on_rank1"]["seconds"] < 60, "its limit"
 
 
 def test_children_that_are_started_together_run_in_turn(out: Path) -> None:
@@ -111,7 +111,7 @@ def test_hanging_child_is_ended_after_the_limit(records: Records) -> None:
     codes = {result["exit_code"] for result in records[0]["hang"]["results"]}
     assert child_ranks.EXIT_TIMEOUT in codes
     assert any(f"{child_ranks_driver.LIMIT_S:g} s" in error for error in errors(records, "hang"))
-    assert child_ranks_driver.LIMIT_S <= records[0]["hang"]["seconds"] < 30
+    assert records[0]["hang"]["seconds"] >= child_ranks_driver.LIMIT_S
 
 
 def test_child_without_a_json_result_is_an_error(records: Records) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from seatrial.bench import tcp
-from seatrial.bench.tcp import Endpoint, open_connection, resolve_names
+from seatrial.bench.tcp import Endpoint, Lookup, open_connection, resolve_names
+from tests.processes import with_enough_time
 
 
 def test_port_without_listener_refuses() -> None:
@@ -58,8 +59,13 @@ def test_names_are_resolved_in_parallel_to_routable_addresses(monkeypatch: pytes
             time.sleep(60)
         return {"good": ("10.0.0.1",), "both": ("127.0.1.1", "10.0.0.2"), "self": ("127.0.1.1", "::1", "fe80::1")}[name]
 
-    monkeypatch.setattr(tcp, "RESOLVE_TIMEOUT_S", 1.0)
-    lookups = resolve_names(["good", "both", "self", "unknown", "silent"], resolve)
+    def lookups_within(seconds: float) -> Mapping[str, Lookup]:
+        monkeypatch.setattr(tcp, "RESOLVE_TIMEOUT_S", seconds)
+        return resolve_names(["good", "both", "self", "unknown", "silent"], resolve)
+
+    lookups = with_enough_time(
+        lookups_within, lambda lookups: all(lookups[name].addresses for name in ("good", "both")), 1
+    )
     assert {name: lookup.addresses for name, lookup in lookups.items() if lookup.addresses} == {
         "good": ("10.0.0.1",),
         "both": ("10.0.0.2",),
@@ -67,4 +73,4 @@ def test_names_are_resolved_in_parallel_to_routable_addresses(monkeypatch: pytes
     assert lookups["good"].problem is None
     assert "127.0.1.1, ::1, fe80::1" in (lookups["self"].problem or "")
     assert lookups["unknown"].problem == "Name or service not known"
-    assert lookups["silent"].problem == "not resolved within 1 s"
+    assert (lookups["silent"].problem or "").startswith("not resolved within ")

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import json
-import runpy
 
 import pytest
 import yaml
 
-from tests.paths import BENCHMARKS
-
-HELD_OUT = runpy.run_path(str(BENCHMARKS / "explain_held_out.py"))
-SPEED = runpy.run_path(str(BENCHMARKS / "explain_speed.py"))
+from benchmarks import explain_held_out, explain_speed
 
 
 def test_numbers_do_not_get_worse() -> None:
-    logs = HELD_OUT["read_logs"]()
-    committed = json.loads(HELD_OUT["RESULT"].read_text(encoding="utf-8"))
+    logs = explain_held_out.read_logs()
+    committed = json.loads(explain_held_out.RESULT.read_text(encoding="utf-8"))
     unexpected = {log.file for log in logs if not log.passed} - {log["file"] for log in committed["now"]["failed"]}
     assert unexpected == set()
-    assert HELD_OUT["counts"](logs) == committed["now"]["counts"]
+    assert explain_held_out.counts(logs) == committed["now"]["counts"]
     first = {kind: row["logs"] for round_ in committed["first"].values() for kind, row in round_["counts"].items()}
     now = {kind: row["logs"] for kind, row in committed["now"]["counts"].items()}
     assert first == now, "a log that is added later has no first measurement"
 
 
 def test_logs_are_held_out_by_the_rule_and_are_short() -> None:
-    logs = HELD_OUT["read_logs"]()
-    assert [log.held_out for log in logs] == [log.round > 1 or HELD_OUT["is_held_out"](log.source) for log in logs]
-    files = {path.name: path.stat().st_size for path in HELD_OUT["INCIDENTS"].glob("*.log")}
+    logs = explain_held_out.read_logs()
+    assert [log.held_out for log in logs] == [log.round > 1 or explain_held_out.is_held_out(log.source) for log in logs]
+    files = {path.name: path.stat().st_size for path in explain_held_out.INCIDENTS.glob("*.log")}
     assert set(files) == {log.file for log in logs}
     assert max(files.values()) <= 8192
     assert len([log for log in logs if log.expected]) >= 120
@@ -40,25 +36,25 @@ def test_logs_are_held_out_by_the_rule_and_are_short() -> None:
     [(["a", "b"], ["a"], True), (["b", "a"], ["a"], False), ([], ["a"], False), ([], [], True), (["a"], [], False)],
 )
 def test_the_first_finding_counts(findings: list[str], expected: list[str], passed: bool) -> None:
-    log = HELD_OUT["Log"](file="x", source="x", expected=expected, round=1, held_out=True, findings=findings)
+    log = explain_held_out.Log(file="x", source="x", expected=expected, round=1, held_out=True, findings=findings)
     assert log.passed is passed
 
 
 def test_speed_is_measured_and_judged() -> None:
-    result = SPEED["run"](2**22, SPEED["mixed_block"](2**22))
+    result = explain_speed.run(2**22, explain_speed.mixed_block(2**22))
     assert result["megabytes"] == 4
     assert result["findings"] > 5
     good = {"megabytes": 1074, "cpu_seconds": 20.0, "megabytes_per_cpu_second": 53.7, "peak_memory_mb": 150}
-    assert SPEED["meets_limits"](good)
+    assert explain_speed.meets_limits(good)
     for name, value in (("cpu_seconds", 22.0), ("megabytes_per_cpu_second", 49.0), ("peak_memory_mb", 201)):
-        assert not SPEED["meets_limits"](good | {name: value})
+        assert not explain_speed.meets_limits(good | {name: value})
 
 
 def test_judgements_of_families_are_of_logs_of_their_round() -> None:
-    rows = yaml.safe_load(HELD_OUT["JUDGED"].read_text(encoding="utf-8"))
-    rounds = {log.file: log.round for log in HELD_OUT["read_logs"]() if log.expected}
+    rows = yaml.safe_load(explain_held_out.JUDGED.read_text(encoding="utf-8"))
+    rounds = {log.file: log.round for log in explain_held_out.read_logs() if log.expected}
     assert [row["file"] for row in rows if rounds.get(row["file"]) != row["round"]] == []
     assert [row["file"] for row in rows if row["command"] and not row["cause"]] == []
     assert len({row["file"] for row in rows}) == len(rows)
-    unseen = json.loads(HELD_OUT["RESULT"].read_text(encoding="utf-8"))["unseen"]
-    assert set(unseen) == {f"round {number}" for number in HELD_OUT["BEFORE"]}
+    unseen = json.loads(explain_held_out.RESULT.read_text(encoding="utf-8"))["unseen"]
+    assert set(unseen) == {f"round {number}" for number in explain_held_out.BEFORE}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 import time
 from collections import Counter
@@ -12,18 +11,17 @@ from typing import Any
 import pytest
 
 import seatrial.judge
+from benchmarks import judging
+from seatrial.checks import catalog
 from seatrial.judge import rules
 from seatrial.model import Outcome
-from tests.paths import BENCHMARKS
-
-SCRIPT = BENCHMARKS / "judging.py"
+from seatrial.pipeline.run_directory import load_trial
 
 
 def test_judging_many_gpus_is_fast() -> None:
-    script = runpy.run_path(str(SCRIPT))
-    config, jobs, measurements = script["scale_trial"](script["load_trial"](script["RECORD"]), 32, 8)
+    config, jobs, measurements = judging.scale_trial(load_trial(judging.RECORD), 32, 8)
     start = time.process_time()
-    verdicts = script["judge"](config, jobs, measurements, script["catalog"](), {})
+    verdicts = seatrial.judge.judge(config, jobs, measurements, catalog(), {})
     assert time.process_time() - start < 3  # takes a fraction of a second; quadratic complexity would take minutes
     outcomes = {verdict.outcome for verdict in verdicts}
     assert Outcome.ERROR not in outcomes
@@ -50,19 +48,18 @@ def test_work_that_is_the_same_for_all_subjects_is_done_once(monkeypatch: pytest
 
         monkeypatch.setattr(module, name, count)
 
-    script = runpy.run_path(str(SCRIPT))
-    config, jobs, measurements = script["scale_trial"](script["load_trial"](script["RECORD"]), 16, 8)
+    config, jobs, measurements = judging.scale_trial(load_trial(judging.RECORD), 16, 8)
     counted(seatrial.judge, "judge_check")
     counted(rules._RuleEvaluation, "_is_excluded")
-    script["judge"](config, jobs, measurements, script["catalog"](), {})
+    seatrial.judge.judge(config, jobs, measurements, catalog(), {})
     assert calls["judge_check"] == len(config.checks), "a trial's thresholds are judged together with the rules"
-    assert calls["_is_excluded"] < 2 * sum(len(check.rules) for check in script["catalog"]().values())
+    assert calls["_is_excluded"] < 2 * sum(len(check.rules) for check in catalog().values())
 
 
 def test_time_and_memory_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["judging.py", "--nodes", "2", "--gpus", "4"])
     monkeypatch.setattr("resource.getrusage", lambda _who: SimpleNamespace(ru_maxrss=2**19))  # not pytest's own memory
-    assert runpy.run_path(str(SCRIPT))["main"]() == 0
+    assert judging.main() == 0
     out = capsys.readouterr().out
     assert "PASS: CPU time 0." in out
     assert "PASS: peak memory 0.50 GiB, expected < 1 GiB" in out
@@ -75,11 +72,9 @@ def test_exit_code_1_above_either_threshold(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["judging.py", "--nodes", "2", "--gpus", "4"])
     monkeypatch.setattr("resource.getrusage", lambda _who: SimpleNamespace(ru_maxrss=2**20))
-    with pytest.raises(SystemExit) as raised:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert raised.value.code == 1
+    assert judging.main() == 1
     assert "FAIL: peak memory 1.00 GiB, expected < 1 GiB" in capsys.readouterr().out
     monkeypatch.setattr("resource.getrusage", lambda _who: SimpleNamespace(ru_maxrss=2**19))
     monkeypatch.setattr("time.process_time", iter((0.0, 5.0)).__next__)
-    assert runpy.run_path(str(SCRIPT))["main"]() == 1
+    assert judging.main() == 1
     assert "FAIL: CPU time 5.00 s, expected < 5 s" in capsys.readouterr().out

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
-from typing import Any
-
 import pytest
-
-from tests.paths import BENCHMARKS
-
-MODULE = runpy.run_path(str(BENCHMARKS / "network_decisions.py"))
+from benchmarks.network_decisions import FAULTS, Machine, count_decisions, healthy_shares
 
 
 @pytest.mark.parametrize(
@@ -21,11 +15,11 @@ MODULE = runpy.run_path(str(BENCHMARKS / "network_decisions.py"))
     ],
 )
 def test_each_case_has_the_wanted_decision(gpu: str, network: str, ports: int, gbps: float, nodes: int) -> None:
-    rows: list[dict[str, Any]] = list(MODULE["count_decisions"](MODULE["Machine"](gpu, network, ports, gbps, nodes), 2))
-    assert {row["case"]: row["good"] for row in rows} == dict.fromkeys(MODULE["FAULTS"], 2)
+    rows = list(count_decisions(Machine(gpu, network, ports, gbps, nodes), 2))
+    assert {row["case"]: row["good"] for row in rows} == dict.fromkeys(FAULTS, 2)
 
 
 def test_healthy_shares_are_those_of_published_runs() -> None:
-    shares = MODULE["healthy_shares"]()
+    shares = healthy_shares()
     assert min(shares["all_reduce"]) == pytest.approx(0.794, abs=0.001)  # without the run with software of 2023
     assert min(shares["reduce_scatter"]) == pytest.approx(0.753, abs=0.001)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import runpy
 from typing import Any
 
 import pytest
 
-from tests.paths import BENCHMARKS, ROOT
+from benchmarks import published_figures
+from seatrial.util import data_files
+from tests.paths import ROOT
 
-SCRIPT = BENCHMARKS / "published_figures.py"
-MODULE = runpy.run_path(str(SCRIPT))
 FIGURE = {
     "op": "all_gather",
     "size": "1GiB",
@@ -26,14 +25,14 @@ FIGURE = {
 }
 
 
-def rows() -> list[Any]:
-    figures = MODULE["data_files"].parse(MODULE["FIGURES"].read_text(encoding="utf-8"))
-    return [MODULE["judged"](figure) for figure in figures]
+def rows() -> list[published_figures.Row]:
+    figures = data_files.parse(published_figures.FIGURES.read_text(encoding="utf-8"))
+    return [published_figures.judged(figure) for figure in figures]
 
 
 def test_published_figures_meet_the_requirements() -> None:
     found = rows()
-    assert MODULE["meets_requirements"](found)
+    assert published_figures.meets_requirements(found)
     modelled = [row for row in found if row.outcome]
     assert len(modelled) >= 75
     assert all(row.explanation for row in modelled if row.is_miss)
@@ -43,7 +42,7 @@ def test_published_figures_meet_the_requirements() -> None:
 def test_the_committed_table_is_that_of_the_script() -> None:
     found = rows()
     page = (ROOT / "docs/results/published-figures.md").read_text(encoding="utf-8")
-    assert page == MODULE["markdown"](found), (
+    assert page == published_figures.markdown(found), (
         "run: python benchmarks/published_figures.py --json docs/results/published-figures.json "
         "--markdown docs/results/published-figures.md"
     )
@@ -53,7 +52,7 @@ def test_the_committed_table_is_that_of_the_script() -> None:
 
 @pytest.mark.parametrize(("busbw", "outcome"), [(364, "PASS"), (310, "WARN"), (200, "FAIL"), (101, "FAIL")])
 def test_outcome_by_share(busbw: float, outcome: str) -> None:
-    assert MODULE["judged"]({**FIGURE, "busbw": busbw}).outcome == outcome
+    assert published_figures.judged({**FIGURE, "busbw": busbw}).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -69,6 +68,6 @@ def test_outcome_by_share(busbw: float, outcome: str) -> None:
     ],
 )
 def test_reason_of_a_figure_that_is_not_modelled(change: dict[str, Any], reason: str) -> None:
-    row = MODULE["judged"]({**FIGURE, **change})
+    row = published_figures.judged({**FIGURE, **change})
     assert not row.outcome
     assert reason in row.reason

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks import telemetry
 from tests.paths import BENCHMARKS
 
 SCRIPT = BENCHMARKS / "telemetry.py"
 
 
-@pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))
-
-
-def test_rounds_are_compared_pairwise(script: dict[str, Any]) -> None:
+def test_rounds_are_compared_pairwise() -> None:
     """The machine slows down by half; the sampler costs 2 % in each round."""
     off = [{"busbw.1GiB": value} for value in (100.0, 90.0, 80.0, 70.0, 60.0, 50.0)]
     on = [{"busbw.1GiB": values["busbw.1GiB"] * 0.98} for values in off]
-    (row,) = script["compare"](off, on)
+    (row,) = telemetry.compare(off, on)
     assert row.change == pytest.approx(-0.02)
     assert row.interval == pytest.approx((-0.02, -0.02))
     assert row.remark == "CHANGE TOO LARGE"
@@ -33,19 +27,19 @@ def test_rounds_are_compared_pairwise(script: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("factor", "too_large"), [(1.0099, False), (0.9901, False), (1.0101, True), (0.9899, True)])
-def test_changes_above_one_percent_are_too_large(script: dict[str, Any], factor: float, too_large: bool) -> None:
-    rows = script["compare"]([{"x": 10.0}] * 6, [{"x": 10.0 * factor}] * 6)
+def test_changes_above_one_percent_are_too_large(factor: float, too_large: bool) -> None:
+    rows = telemetry.compare([{"x": 10.0}] * 6, [{"x": 10.0 * factor}] * 6)
     assert rows[0].remark == ("CHANGE TOO LARGE" if too_large else "")
-    assert ("CHANGE TOO LARGE" in "\n".join(script["table"](rows, True))) is too_large
-    assert "CHANGE TOO LARGE" not in "\n".join(script["table"](rows, False))
+    assert ("CHANGE TOO LARGE" in "\n".join(telemetry.table(rows, True))) is too_large
+    assert "CHANGE TOO LARGE" not in "\n".join(telemetry.table(rows, False))
 
 
-def test_a_wide_confidence_interval_is_not_significant(script: dict[str, Any]) -> None:
+def test_a_wide_confidence_interval_is_not_significant() -> None:
     on = [{"x": 10.0 * factor} for factor in (0.97, 1.03, 0.98, 1.02, 1.0, 1.0)]
-    (row,) = script["compare"]([{"x": 10.0}] * 6, on)
+    (row,) = telemetry.compare([{"x": 10.0}] * 6, on)
     assert row.change == pytest.approx(0)
-    assert "NOT SIGNIFICANT" in "\n".join(script["table"]([row], True))
-    (few,) = script["compare"]([{"x": 10.0}] * 2, on[4:])
+    assert "NOT SIGNIFICANT" in "\n".join(telemetry.table([row], True))
+    (few,) = telemetry.compare([{"x": 10.0}] * 2, on[4:])
     assert "NOT SIGNIFICANT" in few.remark
 
 

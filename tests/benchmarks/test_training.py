@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import runpy
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from benchmarks import training
 from seatrial.train import train_config
 from tests.paths import BENCHMARKS
 
-SCRIPT = BENCHMARKS / "training.py"
-script = runpy.run_path(str(SCRIPT))
+PLAN = BENCHMARKS / "training.yaml"
 
 
-def planned(only: str = "", *variants: str, gpus: tuple[int, ...] = ()) -> list[Any]:
-    return list(script["planned_runs"](SCRIPT.with_suffix(".yaml"), only, variants, gpus))
+def planned(only: str = "", *variants: str, gpus: tuple[int, ...] = ()) -> list[training.Run]:
+    return list(training.planned_runs(PLAN, only, variants, gpus))
 
 
 def metrics_of(stack: str, speed: float) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def test_ratio_of_the_stacks() -> None:
     native_run, hf_run = planned("LoRA r=8, seq 512", "base", "hf", gpus=(1,))
     assert (native_run.settings, hf_run.settings) == ({}, {"stack": "hf"})
     assert train_config.load(native_run.config).bsz == 8
-    assert script["ratios"]([(native_run, metrics_of("native", 18000.0)), (hf_run, metrics_of("hf", 8000.0))]) == [
+    assert training.ratios([(native_run, metrics_of("native", 18000.0)), (hf_run, metrics_of("hf", 8000.0))]) == [
         "LoRA r=8, seq 512 on 1: native 18,000 against hf 8,000 tok/s/GPU, 2.25 times as fast"
     ]
 
@@ -43,13 +45,31 @@ def test_runs_with_different_settings_are_not_compared() -> None:
     (native_run,) = planned("LoRA r=8, seq 512", "base")
     native, hf = metrics_of("native", 1.0), metrics_of("hf", 1.0)
     assert (
-        script["ratios"]([(hf_run, hf), (other_batch, native), (other_gpus, native), (native_run, {"error": "x"})])
-        == []
+        training.ratios([(hf_run, hf), (other_batch, native), (other_gpus, native), (native_run, {"error": "x"})]) == []
     )
 
 
 def test_the_table_has_one_cell_per_column() -> None:
     (run,) = planned("LoRA r=8, seq 512", "base")
     cells = ["LoRA r=8, seq 512", "base", "1", "18,000", "unknown", "0.2500", "0.3000", "–", "0.0", "12.3"]
-    assert script["cells"](run, metrics_of("native", 18000.0)) == cells
-    assert len(script["cells"](run, {"error": "out of memory"})) == len(cells) == len(script["COLUMNS"])
+    assert training.cells(run, metrics_of("native", 18000.0)) == cells
+    assert len(training.cells(run, {"error": "out of memory"})) == len(cells) == len(training.COLUMNS)
+
+
+@pytest.mark.training
+def test_real_trainings_of_both_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        "- {name: tiny, config: configs/tiny/lora-mistral-7b-ddp.yaml, gpus: [1], "
+        "variants: {base: {}, hf: {stack: hf}}}\n"
+    )
+    options = ["--plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "out"), "--set", "max_steps=3"]
+    monkeypatch.setattr("sys.argv", ["training.py", *options])
+    assert training.main() == 0
+    *_, native, hf, _, ratio = capsys.readouterr().out.splitlines()
+    for row, variant in ((native, "base"), (hf, "hf")):
+        cells = dict(zip(training.COLUMNS, (cell.strip() for cell in row.strip("| ").split("|")), strict=True))
+        assert (cells["run"], cells["variant"], cells["MFU %"]) == ("tiny", variant, "unknown")
+        assert float(cells["tok/s/GPU"].replace(",", "")) > 0
+    assert ratio.startswith("tiny on 1: native ")

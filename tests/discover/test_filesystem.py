@@ -8,6 +8,7 @@ import pytest
 
 from seatrial.discover import filesystem
 from tests.discover import trees
+from tests.processes import with_enough_time
 
 
 @pytest.fixture
@@ -56,20 +57,24 @@ def test_a_malformed_line_is_reported(root: Path, garbage: str) -> None:
 
 
 def test_a_mount_that_does_not_respond(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine needs more than a second for the other mounts."""
     end, real_usage = Event(), filesystem.usage
 
     def usage(root: Path, path: str) -> filesystem.Usage:
         if path == "/shared":
-            end.wait(30)
+            end.wait(300)
         return real_usage(root, path)
 
     monkeypatch.setattr(filesystem, "usage", usage)
-    monkeypatch.setattr(filesystem, "_RESPONSE_TIMEOUT_S", 1.0)
-    facts = filesystem.read(root)
+
+    def hung_within(seconds: float) -> list[filesystem.Mount]:
+        monkeypatch.setattr(filesystem, "_RESPONSE_TIMEOUT_S", seconds)
+        return [mount for mount in filesystem.read(root).filesystems if not mount.responding]
+
+    (hung,) = with_enough_time(hung_within, lambda hung: len(hung) == 1, 1)
     end.set()
-    (hung,) = [mount for mount in facts.filesystems if not mount.responding]
     assert (hung.target, hung.size_bytes) == ("/shared", None)
-    assert hung.unreadable == {"size_bytes": "no response within 1 s"}
+    assert hung.unreadable["size_bytes"].startswith("no response within ")
 
 
 def test_free_space_is_that_of_an_ordinary_user(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

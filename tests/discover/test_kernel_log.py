@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -60,9 +59,7 @@ def test_a_log_without_a_new_message_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     os.mkfifo(tmp_path / "dev/kmsg")
     writer = os.open(tmp_path / "dev/kmsg", os.O_RDWR)
-    started = time.monotonic()
-    assert read(tmp_path).xids == ()
-    assert time.monotonic() - started < 10
+    assert read(tmp_path).xids == ()  # else it waits for a message until the test's time limit
     os.close(writer)
 
 

@@ -80,8 +80,14 @@ def test_trial_runs_with_setup_and_environment(injection: Injection) -> None:
 def test_each_wait_is_reported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seatrial.drill.injection._PROGRESS_S", 0.2)
     messages: list[str] = []
-    injection = Injection(DRILL, tmp_path, messages.append)
-    injection.setup += ["sleep 1", "exit 7"]
+
+    def add(message: str) -> None:
+        messages.append(message)
+        if message.endswith("so far; ranks: none"):
+            (tmp_path / "reported").touch()
+
+    injection = Injection(DRILL, tmp_path, add)
+    injection.setup += [f"until [ -e '{tmp_path}/reported' ]; do sleep 0.05; done", "exit 7"]
     injection.start_trial()
     injection.mark_injected()
     injection.wait_for_end(60)

@@ -1,16 +1,24 @@
-"""Jobs whose ranks are simulated by a script in a real process, for events that are rare in a real worker."""
+"""Jobs whose ranks are simulated by a script in a real process, for events that are rare in a real worker.
+
+The clock of the watch is that of the script, which goes on only after the watch has read its files: on a busy machine
+both are slow, and no rank seems silent.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from seatrial import __version__
 from seatrial.checks import catalog
 from seatrial.config.schema import Config, Limits
+from seatrial.launch import rank_status, root_cause, watch
 from seatrial.launch.base import RenderedJob
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.watch import run_job
@@ -21,7 +29,8 @@ NO_CHECKS = Config(name="t", checks={})
 GPU_CHECK, CLUSTER_CHECK = "train.cnn", "nodes.reachable"  # a check of GPU scope, and one of CLUSTER scope
 HEAD = """
 import json, os, signal, sys, time
-folder = sys.argv[1]
+folder, clock_file = sys.argv[1:]
+clock = float(open(clock_file).read()) if os.path.exists(clock_file) else 0.0
 NODES = {}  # rank → node
 def raw(rank, line):
     with open(f"{folder}/rank{rank}.jsonl", "ab") as journal: journal.write(line + b"\\n")
@@ -36,13 +45,53 @@ def heartbeat(rank, status, progress=""):
     record = {"pid": os.getpid(), "node": node, "status": status, "progress": progress, "time": time.time()}
     open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(record))
     os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.heartbeat.json")
+def tick(seconds):
+    global clock
+    clock += seconds
+    with open(clock_file + ".tmp", "w") as file: file.write(str(clock))
+    os.replace(clock_file + ".tmp", clock_file)
+    while not os.path.exists(f"{clock_file}.{clock}"): time.sleep(0.002)
 def beat(seconds, *ranks, status="train.cnn"):
-    end = time.time() + seconds
-    while time.time() < end:
+    for _ in range(round(10 * seconds)):
         for rank in ranks: heartbeat(rank, status)
-        time.sleep(0.1)
+        tick(0.1)
+def idle(seconds): beat(seconds)
 GPU_CHECK, CLUSTER_CHECK = "train.cnn", "nodes.reachable"
 """
+
+
+def clock_file(run_dir: Path) -> Path:
+    """The seconds of a script's clock; not in the run directory, whose disk may be full."""
+    return run_dir.with_name(f"{run_dir.name}.clock")
+
+
+class ScriptClock:
+    """The clock of a script, in place of the module ``time``. It stands still while the watch reads files."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.now = file, 0.0
+
+    def monotonic(self) -> float:
+        return 1000 + self.now
+
+    def time(self) -> float:
+        return time.time()
+
+    def sleep(self, _seconds: float) -> None:
+        self.file.with_name(f"{self.file.name}.{self.now}").touch()  # the script may go on
+        time.sleep(0.005)
+        if self.file.exists():
+            self.now = float(self.file.read_text())
+
+
+@contextmanager
+def script_clock(run_dir: Path) -> Iterator[ScriptClock]:
+    """Context manager: the clock of a watch is that of the script."""
+    clock = ScriptClock(clock_file(run_dir))
+    with ExitStack() as stack:
+        for module in (watch, rank_status, root_cause):
+            stack.enter_context(patch.object(module, "time", clock))
+        yield clock
 
 
 @dataclass
@@ -81,6 +130,8 @@ class Scripted:
 
     name = "scripted"
 
+    clock: ScriptClock
+
     def __init__(self, *scripts: str, unreadable_nodes: tuple[int, ...] = ()) -> None:
         self._scripts, self._unreadable_nodes = scripts, unreadable_nodes
 
@@ -89,7 +140,7 @@ class Scripted:
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
-        argv = (sys.executable, "-c", HEAD + self._scripts[attempt - 1], str(folder))
+        argv = (sys.executable, "-c", HEAD + self._scripts[attempt - 1], str(folder), str(clock_file(run_dir)))
         return RenderedJob(argv=argv, text="")
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
@@ -109,7 +160,9 @@ class TorchrunScript(LocalLauncher):
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
         program = run_dir / "worker.py"
         program.write_text(f"{HEAD}\nrank = int(os.environ['RANK'])\n{self._script}")
-        text, count = re.subn(r"^worker=.*$", f"worker=({program} {folder})", real.text, flags=re.MULTILINE)
+        text, count = re.subn(
+            r"^worker=.*$", f"worker=({program} {folder} {folder}/clock)", real.text, flags=re.MULTILINE
+        )
         assert count == 1
         return real.model_copy(update={"text": text})
 
@@ -143,11 +196,14 @@ def run_scripted(
     run_dir: Path,
     heartbeat_timeout_s: float = 30,
     min_nodes: int | None = None,
+    startup_s: float = 30,
 ) -> tuple[list[JobResult], RecordingListener]:
     """Run the job; return the result of each attempt and the recorded events."""
     listener = RecordingListener()
+    limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=startup_s)
     if isinstance(launcher, TorchrunScript):  # as in a trial: the preflight starts torchrun in its process
         preflight = Preflight(version=__version__, torch=True, gpus=0, hf_cache=False)
         job = job.model_copy(update={"preflight": preflight})
-    limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=30)
-    return list(run_job(launcher, job, run_dir, limits, catalog(), listener, min_nodes)), listener
+        return list(run_job(launcher, job, run_dir, limits, catalog(), listener, min_nodes)), listener
+    with script_clock(run_dir) as launcher.clock:
+        return list(run_job(launcher, job, run_dir, limits, catalog(), listener, min_nodes)), listener

@@ -129,8 +129,7 @@ def test_failed_srun_is_reported_with_its_error(
 ) -> None:
     monkeypatch.setattr(collect, "NO_DATA_TIMEOUT_S", 3.0)
     (tmp_path / "bin" / "broken").touch()
-    fetch_until(collector, collector.problem)
-    assert "srun: error: no route" in collector.missing_files()
+    fetch_until(collector, lambda: collector.problem() and "srun: error: no route" in collector.missing_files())
     assert "Run first" in collector.missing_files()
 
 

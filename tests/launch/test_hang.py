@@ -22,7 +22,7 @@ from tests.processes import heartbeats, until
 HANGING = Path(__file__).parent / "hanging"
 
 
-def run_hanging(case: str, run_dir: Path, limit_s: float = 4) -> tuple[JobResult, RecordingListener]:
+def run_hanging(case: str, run_dir: Path, limit_s: float = 8) -> tuple[JobResult, RecordingListener]:
     """Run a check that hangs, on three ranks."""
     listener = RecordingListener()
     hanging = job(CLUSTER_CHECK, ranks=3, limits={CLUSTER_CHECK: limit_s}).model_copy(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +46,11 @@ def test_pending_job_ends_with_its_reason(attempt: Attempt, scenario: dict[str, 
 
 
 def test_pending_job_names_the_node_whose_gpus_are_in_use(attempt: Attempt) -> None:
-    result = attempt.run(settings(gpus=8), pods=both("gpus_in_use"), objects=[*NODES, NOTEBOOK])
+    def monotonic() -> float:  # queue_s is over once a status was shown
+        return time.monotonic() + (2000 if attempt.listener.statuses else 0)
+
+    attempt.monkeypatch.setattr(kubernetes_job, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    result = attempt.run(settings(gpus=8, queue_s=1000), pods=both("gpus_in_use"), objects=[*NODES, NOTEBOOK])
     assert "2 Insufficient nvidia.com/gpu" in result.cause
     assert "node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1" in result.cause
     assert any("waiting: Job seatrial-" in status for status in attempt.listener.statuses)

@@ -16,7 +16,16 @@ from seatrial.launch.local import LocalJob
 from seatrial.launch.watch import run_job
 from seatrial.model import Job, JobResult, JobState, MissingNode, NodeShortage
 from seatrial.util.processes import CommandResult
-from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, RecordingListener, Scripted, job, run_scripted
+from tests.launch.scripted import (
+    CLUSTER_CHECK,
+    GPU_CHECK,
+    RecordingListener,
+    ScriptClock,
+    Scripted,
+    job,
+    run_scripted,
+    script_clock,
+)
 
 TWO_NODES = job(CLUSTER_CHECK, GPU_CHECK).model_copy(update={"nodes": 2, "ranks_per_node": 1, "expected_nodes": 2})
 ONE_CHECK = TWO_NODES.model_copy(update={"checks": (CLUSTER_CHECK,)})
@@ -39,7 +48,10 @@ class QueuedJob(LocalJob):
 
 
 class Queue(Scripted):
-    """Starts the script of a job's name, and gives the states in turn; the last one stays."""
+    """Starts the script of a job's name, and gives the states in turn; the last one stays.
+
+    A state that is not permanent lasts 3 s of the script's clock.
+    """
 
     def __init__(self, scripts: dict[str, str], *states: WaitState | None) -> None:
         self.scripts, self.states = scripts, list(states)
@@ -52,7 +64,10 @@ class Queue(Scripted):
         return QueuedJob(super().start(rendered, folder).child, states=self._state)
 
     def _state(self) -> WaitState | None:
-        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        state = self.states[0]
+        if len(self.states) > 1 and (self.clock.now > 3 or (state and state.permanent)):
+            self.states.pop(0)
+        return state
 
 
 def test_a_silent_node_is_named_and_not_a_rank(tmp_path: Path) -> None:
@@ -94,7 +109,7 @@ def test_a_silent_node_that_answers_is_up_and_its_rank_hangs(tmp_path: Path, mon
 
 def test_a_requeued_job_names_the_node_that_it_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(root_cause, "SILENT_AT_END_S", 0.5)
-    queue = Queue({"ranks": SILENT}, *[None] * 20, WaitState(reason="job 7 was requeued", permanent=True))
+    queue = Queue({"ranks": SILENT}, None, WaitState(reason="job 7 was requeued", permanent=True))
     (result,), _ = run_scripted(queue, ONE_CHECK, tmp_path)
     assert (result.failed_subject, result.cause.startswith("job 7 was requeued; no heartbeat")) == ("n1", True)
 
@@ -132,21 +147,28 @@ def test_otherwise_a_job_without_its_nodes_ends(min_nodes: int | None, retry: in
     assert [error[0] for error in listener.errors] == [CLUSTER_CHECK]
 
 
+@dataclass
 class Interrupted(RecordingListener):
-    """Ctrl-C at the 20th message about the scheduler."""
+    """Ctrl-C after 2 s of the script's clock, while the scheduler has a message."""
+
+    clock: ScriptClock | None = None
 
     def show_waiting(self, state: str, seconds: float) -> None:
         super().show_waiting(state, seconds)
-        if len(self.statuses) == 20:
+        if self.clock and self.clock.now > 2:
             raise KeyboardInterrupt
 
 
-def interrupted(queue: Queue, run_dir: Path, listener: RecordingListener) -> JobResult:
+def interrupted(launcher: Scripted, run_dir: Path, listener: RecordingListener, timeout_s: float = 30) -> JobResult:
     """Return the result of a job whose first attempt ends with KeyboardInterrupt."""
-    results = run_job(queue, ONE_CHECK, run_dir, Limits(), catalog(), listener)
-    result = next(results)
-    with pytest.raises(KeyboardInterrupt):
-        next(results)
+    limits = Limits(heartbeat_timeout_s=timeout_s)
+    with script_clock(run_dir) as launcher.clock:
+        if isinstance(listener, Interrupted):
+            listener.clock = launcher.clock
+        results = run_job(launcher, ONE_CHECK, run_dir, limits, catalog(), listener)
+        result = next(results)
+        with pytest.raises(KeyboardInterrupt):
+            next(results)
     return result
 
 
@@ -180,9 +202,6 @@ def test_ctrl_c_during_the_cancellation_keeps_the_cause(tmp_path: Path, monkeypa
         return cancel(self, node_lost=node_lost)
 
     monkeypatch.setattr(LocalJob, "cancel", interrupted_cancel)
-    listener = RecordingListener()
-    results = run_job(Scripted(SILENT), ONE_CHECK, tmp_path, Limits(heartbeat_timeout_s=1), catalog(), listener)
-    assert next(results).failed_subject == "n1"
-    with pytest.raises(KeyboardInterrupt):
-        next(results)
+    result = interrupted(Scripted(SILENT), tmp_path, RecordingListener(), timeout_s=1)
+    assert result.failed_subject == "n1"
     assert calls == [True, True]

@@ -20,7 +20,7 @@ TRIAL = """
 cluster: {gpus_per_node: 0, nodes: 3}
 localize: false
 launcher: slurm
-limits: {heartbeat_timeout_s: 5}
+limits: {heartbeat_timeout_s: 15}
 slurm: {queue_s: 90}
 checks:
   collectives.all_reduce: {options: {sizes: [1MiB], min_seconds_per_size: 120}}
@@ -50,7 +50,7 @@ def test_a_killed_node_is_named_and_the_others_go_on(
     assert record.decision.value is DecisionValue.INCOMPLETE
     lost, rest = record.results
     assert (lost.failed_subject, [node.name for node in lost.missing_nodes]) == ("node1", ["node1"])
-    assert lost.started + lost.seconds - killed < 5 + 30
+    assert lost.started + lost.seconds - killed < 110, "before the end of the check"
     assert set(errors(record)) == {CHECK}
     assert (rest.job, rest.nodelist) == ("ranks-on2", "node[0,2]")
     assert {job.name: (job.nodes, job.checks) for job in record.jobs} == {
@@ -65,11 +65,11 @@ def test_a_drained_node_is_named_and_with_min_nodes_the_others_are_tested(
 ) -> None:
     cluster, out = make_cluster(3, extra=SLURM), tmp_path / "run"
     cluster.drain("node1", "fan broken")
-    only = ("--only", "nodes.reachable")
+    only = ("--only", "nodes.reachable", "--set", "slurm.queue_s=600")
     started = time.monotonic()
     code, _, err = Program("run", trial, *only, "--out", out, env=cluster.env).finish()
     assert code == 3, err
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 300, "it does not wait for queue_s"
     record = load(out)
     assert [(node.name, node.state) for node in record.missing_nodes] == [("node1", "IDLE+DRAIN: fan broken")]
     assert record.decision.reason.startswith("missing nodes: node1 (IDLE+DRAIN: fan broken)")

@@ -166,7 +166,7 @@ def test_job_that_waits_for_busy_nodes_waits_on(queued: QueuedJob) -> None:
     assert waiting
     assert (waiting.permanent, waiting.shortage) == (False, None)
     assert waiting.reason == "Slurm job 7 is PENDING (Resources)"
-    assert 130 <= waiting.seconds < 140
+    assert waiting.seconds >= 130
     queued.job.wait_state()
     assert queued.fake.commands.count(NODES) == 1, "the states of the nodes are queried every 20 s"
 

@@ -26,7 +26,7 @@ from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, RecordingListener, S
 def test_exiting_rank_has_the_teardown_time(tmp_path: Path) -> None:
     script = (
         "start(0, CLUSTER_CHECK); start(1, CLUSTER_CHECK); measured(1, CLUSTER_CHECK, 'CUDA error')\n"
-        "heartbeat(0, 'terminating on SIGTERM'); time.sleep(2); sys.exit(1)"
+        "heartbeat(0, 'terminating on SIGTERM'); idle(2); sys.exit(1)"
     )
     (result,), _ = run_scripted(Scripted(script), job(CLUSTER_CHECK), tmp_path, heartbeat_timeout_s=0.8)
     assert (result.state, result.cause) == (JobState.FAILED, f"{CLUSTER_CHECK}: CUDA error")
@@ -38,8 +38,7 @@ def test_start_of_ranks_whose_files_cannot_be_read_has_no_limit(
 ) -> None:
     two_nodes = job(GPU_CHECK).model_copy(update={"nodes": 2, "ranks_per_node": 1})
     script = "start(0, GPU_CHECK); beat(2, 0); measured(0, GPU_CHECK); done(0)"
-    launcher, listener = Scripted(script, unreadable_nodes=unreadable), RecordingListener()
-    (result,) = run_job(launcher, two_nodes, tmp_path, Limits(startup_s=1), catalog(), listener)
+    (result,), _ = run_scripted(Scripted(script, unreadable_nodes=unreadable), two_nodes, tmp_path, startup_s=1)
     assert result.state is state
 
 
@@ -85,21 +84,14 @@ def test_measurements_fetched_on_ctrl_c_are_kept_without_errors(tmp_path: Path) 
     assert [(measurement.rank, measurement.error) for measurement in listener.measurements] == [(0, None)]
 
 
-def test_time_stopped_does_not_count_as_missing_heartbeats(tmp_path: Path) -> None:
-    ranks = [
-        Rank(
-            0,
-            (GPU_CHECK,),
-            JournalReader(tmp_path / "rank0.jsonl"),
-            tmp_path / "rank0.heartbeat.json",
-            last_seen=time.monotonic(),
-        )
-    ]
-    pid, before = os.getpid(), ranks[0].last_seen or 0.0
-    helper = subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -STOP {pid}; sleep 2; kill -CONT {pid}"])
-    while helper.poll() is None:
-        _sleep(ranks)
-    assert before + 1.8 < (ranks[0].last_seen or 0.0) <= time.monotonic()
+def test_time_stopped_does_not_count_as_missing_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.monotonic()
+    journal, heartbeat = JournalReader(tmp_path / "rank0.jsonl"), tmp_path / "rank0.heartbeat.json"
+    rank = Rank(0, (GPU_CHECK,), journal, heartbeat, last_seen=before)
+    stop = f"kill -STOP {os.getpid()}; sleep 2; kill -CONT {os.getpid()}"
+    monkeypatch.setattr("seatrial.launch.watch.time.sleep", lambda _: subprocess.run(["sh", "-c", stop], check=True))
+    _sleep([rank])
+    assert before + 1.8 < (rank.last_seen or 0.0) <= time.monotonic()
 
 
 MEASURED = "for rank in 0, 1: start(rank, GPU_CHECK); measured(rank, GPU_CHECK)\n"
@@ -115,7 +107,7 @@ def test_finished_rank_needs_no_heartbeat(tmp_path: Path) -> None:
 
 
 def test_rank_hung_in_teardown_is_the_cause(tmp_path: Path) -> None:
-    script = MEASURED + "done(0); heartbeat(1, 'closing'); time.sleep(60)"
+    script = MEASURED + "done(0); heartbeat(1, 'closing'); idle(60)"
     (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK), tmp_path, heartbeat_timeout_s=0.8)
     assert result.state is JobState.HUNG
     assert result.failed_subject.startswith("rank 1 (n0/rank1")
@@ -134,7 +126,7 @@ def test_terminating_rank_needs_no_heartbeat(tmp_path: Path) -> None:
 
 
 def test_launcher_that_outlives_its_ranks_is_hung(tmp_path: Path) -> None:
-    script = MEASURED + "done(0); done(1); time.sleep(60)"
+    script = MEASURED + "done(0); done(1); idle(60)"
     (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK), tmp_path, heartbeat_timeout_s=0.5)
     assert result.state is JobState.HUNG
     assert "all ranks ended at least 0.5 s ago" in result.cause
@@ -241,15 +233,15 @@ def test_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) ->
 
 @pytest.mark.parametrize("heartbeat", ["[]", "5", "{}", '{"pid": "x"}', "[" * 100_000, "\x00"])
 def test_damaged_heartbeat_does_not_count(heartbeat: str, tmp_path: Path) -> None:
-    script = f"start(0, GPU_CHECK); open(folder + '/rank0.heartbeat.json', 'w').write({heartbeat!r}); time.sleep(60)"
+    script = f"start(0, GPU_CHECK); open(folder + '/rank0.heartbeat.json', 'w').write({heartbeat!r}); idle(60)"
     (result,), _ = run_scripted(Scripted(script), job(GPU_CHECK, ranks=1), tmp_path, heartbeat_timeout_s=0.5)
     assert (result.state, result.failed_subject.startswith("rank 0 (n0/rank0")) == (JobState.HUNG, True)
 
 
 def test_journal_takes_precedence_over_heartbeat(tmp_path: Path) -> None:
     script = (
-        "start(0, GPU_CHECK); heartbeat(0, GPU_CHECK, 'epoch 5 of 5'); time.sleep(0.3); measured(0, GPU_CHECK)\n"
-        "write(0, start=CLUSTER_CHECK, subject='n0/rank0', time=0); time.sleep(60)"
+        "start(0, GPU_CHECK); heartbeat(0, GPU_CHECK, 'epoch 5 of 5'); idle(0.3); measured(0, GPU_CHECK)\n"
+        "write(0, start=CLUSTER_CHECK, subject='n0/rank0', time=0); idle(60)"
     )
     (result,), _ = run_scripted(
         Scripted(script), job(GPU_CHECK, CLUSTER_CHECK, ranks=1), tmp_path, heartbeat_timeout_s=2
@@ -258,7 +250,7 @@ def test_journal_takes_precedence_over_heartbeat(tmp_path: Path) -> None:
 
 
 def test_heartbeat_adds_progress_of_the_same_check(tmp_path: Path) -> None:
-    script = "start(0, GPU_CHECK); heartbeat(0, GPU_CHECK, 'epoch 5 of 5'); time.sleep(60)"
+    script = "start(0, GPU_CHECK); heartbeat(0, GPU_CHECK, 'epoch 5 of 5'); idle(60)"
     (result,), _ = run_scripted(Scripted(script), job(GPU_CHECK, ranks=1), tmp_path, heartbeat_timeout_s=0.5)
     assert f"last status: {GPU_CHECK}: epoch 5 of 5" in result.cause
 
@@ -276,8 +268,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk_is_not_reported_as_a_hang(tiny_disk: Path) -> None:
     script = (
-        "start(0, GPU_CHECK)\ntry: open(folder + '/filler', 'wb').write(bytes(1 << 20))\nexcept OSError: pass\n"
-        "time.sleep(60)"
+        "start(0, GPU_CHECK)\ntry: open(folder + '/filler', 'wb').write(bytes(1 << 20))\nexcept OSError: pass\nidle(60)"
     )
     with pytest.raises(OSError, match="No space left") as failure:
         run_scripted(Scripted(script), job(GPU_CHECK, ranks=1), tiny_disk, heartbeat_timeout_s=0.5)
@@ -307,7 +298,7 @@ def test_process_in_uninterruptible_sleep_does_not_block(
 ) -> None:
     monkeypatch.setattr(processes, "_SIGKILL_WAIT_S", 0.5)
     monkeypatch.setattr(LocalJob, "cancel", lambda self, node_lost: processes.stop(self.child, grace_s=0.5))
-    rest = "measured(0, GPU_CHECK); done(0); os._exit(0)" if measured else "time.sleep(60)"
+    rest = "measured(0, GPU_CHECK); done(0); os._exit(0)" if measured else "idle(60)"
     script = (
         "start(0, GPU_CHECK); pid = os.fork()\n"
         f"while pid and open('{freezer}/freezer.state').read() != 'FROZEN\\n': time.sleep(0.01)\n"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
 from typing import Any
 
 import pytest
 
+from benchmarks import published_figures
 from seatrial.discover import nccl_tests_output
 from seatrial.model import BasisKind, Outcome, Reason, UsageError
 from seatrial.model.benchmark import BenchmarkJudgement, BenchmarkResult
 from seatrial.pipeline.benchmark_hardware import hardware_options
 from seatrial.pipeline.judge_nccl_tests import judge_output
 from seatrial.util import data_files
-from tests.paths import BENCHMARKS, FIXTURES
+from tests.paths import FIXTURES
 
 FOLDER = FIXTURES / "nccl-tests"
 PUBLISHED: list[dict[str, Any]] = data_files.parse((FOLDER / "published" / "sources.yaml").read_text(encoding="utf-8"))
@@ -71,10 +71,11 @@ def test_published_output(entry: dict[str, Any]) -> None:
 
 def test_agrees_with_the_published_figures() -> None:
     """Each figure of benchmarks/published_figures.yaml that a fixture contains has the same outcome."""
-    module = runpy.run_path(str(BENCHMARKS / "published_figures.py"))
-    figures = module["data_files"].parse(module["FIGURES"].read_text(encoding="utf-8"))
+    figures = data_files.parse(published_figures.FIGURES.read_text(encoding="utf-8"))
     expected = {
-        (row.figure["op"], row.figure["busbw"]): row.outcome for row in map(module["judged"], figures) if row.outcome
+        (row.figure["op"], row.figure["busbw"]): row.outcome
+        for row in map(published_figures.judged, figures)
+        if row.outcome
     }
     compared = 0
     for entry in PUBLISHED:

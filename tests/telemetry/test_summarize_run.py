@@ -87,7 +87,7 @@ def test_real_job_is_sampled_until_its_end(tmp_path: Path) -> None:
     assert summary.files == ("jobs/ranks/telemetry.jsonl.gz",)
     with gzip.open(out / summary.files[0]) as file:
         (host,) = [json.loads(line) for line in file]
-    assert len(host["time"]) == len(host["cpu_util"]) >= 5
+    assert len(host["time"]) == len(host["cpu_util"]) >= 2
     assert host["unreadable"]["gpu"].startswith("NVML")
     (board,) = summary.dashboards
     assert [span.check for span in board.spans] == ["filesystem.speed"]

@@ -72,22 +72,20 @@ def _one_rank_ends(how: str) -> None:
         if world.rank == 1:
             raise UsageError("no such weights")
         if how == "stuck":
-            time.sleep(100)
+            time.sleep(1000)
         dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.training
 def test_a_blocked_rank_exits_after_a_failure_of_its_peer() -> None:
-    start = time.monotonic()
-    blocked, failed = ranks.run(2, _one_rank_ends, "stuck", seconds=90)
+    blocked, failed = ranks.run(2, _one_rank_ends, "stuck", seconds=240)
     assert blocked is None  # its process exited
     assert failed == Failed("no such weights", "UsageError")
-    assert time.monotonic() - start < 80
 
 
 @pytest.mark.training
 def test_a_killed_peer_is_reported_as_lost() -> None:
-    other, killed = ranks.run(2, _one_rank_ends, "killed", seconds=90)
+    other, killed = ranks.run(2, _one_rank_ends, "killed", seconds=240)
     assert killed is None
     assert other.error_type == "SeatrialError"
     assert re.match(r"rank 0 on \S+: a peer disconnected", other.message)

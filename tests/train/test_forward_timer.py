@@ -18,7 +18,7 @@ from tests.train import ranks
 from tests.train.hf import runs
 
 SLOW_RANK = 1
-EXTRA_S = 0.1  # of each forward pass of a block on the slow rank; noise of a loaded machine is less
+EXTRA_S = 0.3  # of each forward pass of a block on the slow rank; noise of a loaded machine is less
 
 
 def test_forward_passes_of_one_module_are_summed() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.util import processes
-from tests.processes import alive, until
+from tests.processes import alive, until, with_enough_time
 
 # A child and a grandchild in another session, both ignoring SIGTERM.
 IGNORING_SIGTERM = """
@@ -101,7 +101,8 @@ def test_run_command_result_and_timeout(tmp_path: Path) -> None:
     assert result == processes.CommandResult(3, "yes\n", "no\n")
     pid_file = tmp_path / "pid"
     script = 'echo $$ >"$0"; echo on; exec sleep 600'
-    result = processes.run_command(["sh", "-c", script, str(pid_file)], 2)
+    argv = ["sh", "-c", script, str(pid_file)]
+    result = with_enough_time(lambda seconds: processes.run_command(argv, seconds), lambda result: result.out, 1)
     assert (result.code, result.out) == (None, "on\n")
     assert not alive(int(pid_file.read_text()))
 

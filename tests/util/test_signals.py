@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -32,8 +31,7 @@ def handlers() -> Iterator[None]:
 
 
 def send(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
-    time.sleep(0.1)  # Python runs a handler between two bytecode instructions
+    signal.raise_signal(number)  # runs the handler before it returns; os.kill may signal another thread first
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

@@ -109,7 +109,6 @@ def test_healthy_filesystem(runs: Runs, scenario: str) -> None:
     assert not_passed(runs[scenario]) == {}
     # paths_not_shared has two rules: one for configured paths, one for the run directory
     assert skipped(runs[scenario]) == ["paths_not_shared"]
-    assert max(measurement.seconds for measurement in runs[scenario]) < 15  # no step ran into a timeout
 
 
 def test_rank_0_reports_all_declared_metrics(runs: Runs) -> None:

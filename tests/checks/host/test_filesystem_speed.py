@@ -68,7 +68,6 @@ def failed(measurements: list[Measurement]) -> dict[str, str]:
 
 def test_default_options(runs: Runs) -> None:
     assert outcomes(runs["default"]) == [Outcome.PASS]
-    assert max(measurement.seconds for measurement in runs["default"]) < 30  # on a disk with other load
     assert "64 MiB per node" in str(runs["default"][0].facts["method"])
 
 
