@@ -123,7 +123,7 @@ class SlurmJob:
             f"Run first: {first_commands(self.id, job.reason)}",
         ]
         reason = ". ".join(filter(None, sentences))
-        return WaitState(reason=reason, permanent=True, seconds=waited_s, shortage=shortage)
+        return WaitState(reason=reason, permanent=True, seconds=waited_s, pending=True, shortage=shortage)
 
     def _query_nodes(self, job: JobRecord, waited_s: float) -> CandidateNodes | None:
         """Return the nodes on which the job may run; None until it has waited ``_NODES_AFTER_S``, or if Slurm fails."""
