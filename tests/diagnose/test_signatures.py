@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.diagnose import NODE_UNFIT, RENDEZVOUS_FAILS, diagnose
+from seatrial.diagnose import diagnose
 from seatrial.diagnose import signatures as module
 from seatrial.diagnose.signature import Signature
 from seatrial.diagnose.signatures import search_lines, signatures
@@ -113,35 +113,6 @@ def test_fault_in_an_error_and_in_a_log_is_one_finding(tmp_path: Path) -> None:
     error = Measurement(check="train.cnn", subject="rank 0", error="ModuleNotFoundError: No module named 'sklearn'")
     (finding,) = diagnose([result], [error], [], (), {}, tmp_path)
     assert (finding.subject, finding.confidence) == ("rank 0", "high")
-
-
-def test_refused_job_has_one_finding(tmp_path: Path) -> None:
-    """Its logs name the same fault again."""
-    folder = tmp_path / "jobs" / "nodes" / "attempt1"
-    folder.mkdir(parents=True)
-    (folder / "launcher.err").write_text("ModuleNotFoundError: No module named 'torch'\n")
-    cause = "no torch. Run first: srun --nodelist=n1 pip list; no image. Run first: ls"
-    refused = JobResult(
-        job="nodes",
-        attempt=1,
-        launcher="slurm",
-        state=JobState.REFUSED,
-        started=0,
-        seconds=1,
-        startup_s=1,
-        failed_subject="n1",
-        cause=cause,
-    )
-    (finding,) = diagnose([refused], [], [], (), {}, tmp_path)
-    assert (finding.subject, finding.evidence, finding.confidence) == ("n1", cause, "high")
-    assert finding.first_command == "srun --nodelist=n1 pip list"
-    assert finding.cause == NODE_UNFIT
-    quoted = "srun --nodelist=n1 sh -c 'ping -c 3 n0; ip route get n0'"
-    network = refused.model_copy(update={"cause": f"cannot connect to the rendezvous. Run first: {quoted}; no image"})
-    (finding,) = diagnose([network], [], [], (), {}, tmp_path)
-    assert (finding.first_command, finding.cause) == (quoted, RENDEZVOUS_FAILS)
-    completed = refused.model_copy(update={"state": JobState.COMPLETED, "attempt": 2})
-    assert diagnose([refused, completed], [], [], (), {}, tmp_path) == (), "corrected since"
 
 
 def test_completed_job_has_findings_for_roots_only(tmp_path: Path) -> None:

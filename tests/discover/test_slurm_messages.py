@@ -22,6 +22,33 @@ def test_an_unlisted_message_has_no_match() -> None:
     assert first_match(messages().refused, "sbatch: error: out of paper") is None
 
 
+POLICY = (
+    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "transient"),
+    [
+        (f"QOSMaxSubmitJobPerUserLimit; {POLICY}", True),
+        (f"AssocMaxSubmitJobLimit; {POLICY}", True),
+        (f"AssocGrpSubmitJobsLimit; {POLICY}", True),
+        (POLICY, True),
+        ("Batch job submission failed: Resource temporarily unavailable", True),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", True),
+        (f"QOSMaxWallDurationPerJobLimit; {POLICY}", False),
+        (f"AssocMaxNodePerJobLimit; {POLICY}", False),
+        ("Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", False),
+        ("Batch job submission failed: Invalid partition name specified", False),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", False),
+    ],
+)
+def test_a_refusal_is_transient_if_the_same_job_may_be_accepted_later(message: str, transient: bool) -> None:
+    match = first_match(messages().refused, message)
+    assert match
+    assert match.transient is transient
+
+
 @pytest.mark.parametrize(
     ("reason", "permanent"),
     [

@@ -8,17 +8,36 @@ import pytest
 import yaml
 
 from seatrial.discover.kubectl import ApiUnavailable, Kubectl
-from seatrial.launch import check_access, kubernetes_job, node_prefix
+from seatrial.launch import check_access, kubernetes_job, node_prefix, submission
 from seatrial.launch.kubernetes import KubernetesLauncher
 from seatrial.launch.kubernetes_job import label_value
-from seatrial.model import UsageError
+from seatrial.model import JobState, UsageError
 from tests.launch.on_fake_cluster import FORBIDDEN, JOB, Attempt, both, settings
 
 
 def test_refused_object_leaves_no_other(attempt: Attempt) -> None:
     result = attempt.run(create_errors={"Job": FORBIDDEN})
+    assert (result.state, attempt.listener.measurements) == (JobState.REJECTED, [])
     assert "(Forbidden): jobs.batch is forbidden: exceeded quota: jobs" in result.cause
     assert any(call.endswith("--wait=false") and "delete jobs.batch,services" in call for call in attempt.cluster.calls)
+
+
+def test_an_api_server_that_restarts_delays_the_job(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "_POLL_S", 0.0)
+    run, failures = Kubectl.run, [ApiUnavailable("connection refused")] * 2
+
+    def restarting(client: Kubectl, *args: str, **options: Any) -> str:
+        if args[0] == "create" and failures:
+            raise failures.pop()
+        return run(client, *args, **options)
+
+    monkeypatch.setattr(Kubectl, "run", restarting)
+    result = attempt.run(pods=both("image_missing"))
+    assert "the registry does not have it" in result.cause, "the third creation succeeded"
+    assert sum(call.endswith("--wait=false") for call in attempt.cluster.calls) == 3, (
+        "no object of an earlier one stays"
+    )
+    assert len(attempt.listener.warnings) == 1
 
 
 def test_interrupted_creation_names_the_command_that_deletes_what_it_may_have_created(

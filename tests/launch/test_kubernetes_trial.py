@@ -16,7 +16,7 @@ import pytest
 
 from seatrial.bench.tcp import listen
 from seatrial.launch.kubernetes_objects import object_name, rendezvous_port
-from seatrial.model import DecisionValue, Outcome
+from seatrial.model import DecisionValue, JobState, Outcome
 from seatrial.pipeline.rejudge import rejudge
 from tests.fakes.kubectl import Cluster
 from tests.launch.on_fake_cluster import both
@@ -117,16 +117,19 @@ def test_checks_between_nodes_pass_with_pod_names_only_and_without_a_claim(site:
     site.nothing_is_left()
 
 
-def test_probe_pods_and_jobs_whose_image_is_missing_have_one_cause(site: Site) -> None:
+def test_a_job_whose_image_is_missing_ends_the_run_with_one_cause(site: Site) -> None:
     site.cluster.install(site.folder / "bin", pods=both("image_missing"))
     trial = site.folder / "trial.yaml"
     trial.write_text(f"{TRIAL}  nodes.connectivity:\n  kubernetes.pods: {{options: {{wait_s: 1}}}}\n")
     code, out, err = site.program("run", trial, "--out", site.out).finish()
-    assert code == 1, err  # a probe pod that does not start is a FAIL
+    assert code == 3, err
     record = load(site.out)
     (finding,) = record.findings
     assert (finding.cause, finding.subject) == ("kubernetes_image_missing", "node-a")
-    assert finding.source == "job nodes, job ranks, check kubernetes.pods"
+    assert finding.source == "job nodes"
+    assert [result.state for result in record.results] == [JobState.REJECTED]
+    assert record.measurements == ()
+    assert record.stop_reason in record.decision.reason
     bad = {(each.check, each.metric) for each in record.verdicts if each.outcome in (Outcome.FAIL, Outcome.ERROR)}
     assert {(each.check, each.metric) for each in finding.explains} == bad
     assert {check for check, _ in bad} == {"host.inventory", "nodes.connectivity", "kubernetes.pods"}

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import Cluster, Config, Slurm
-from seatrial.launch import slurm_job
-from seatrial.launch.base import RenderedJob
+from seatrial.launch import slurm_job, submission
+from seatrial.launch.base import JobRefused, RenderedJob
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import SlurmJob, cancel_remaining_jobs, job_collector, unavailable_nodes
+from seatrial.launch.submission import start_job
 from seatrial.model import SeatrialError
 from seatrial.util.processes import CommandResult
 from tests.fakes.slurm import NODES, FakeSlurm, Reply, cluster, failure, recorded, success
@@ -274,6 +275,68 @@ def test_submitted_job_without_known_id_is_cancelled(
         SlurmLauncher(SETTINGS).start(RENDERED, attempt)
     assert "scontrol show job 7" in fake.commands
     assert not any("6" in command.split() for command in fake.commands)
+
+
+TIMED_OUT = failure("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+LIMIT = failure("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+
+
+@pytest.mark.parametrize("refusal", [TIMED_OUT, LIMIT, DOWN])
+def test_sbatch_is_repeated_with_the_same_token_until_it_succeeds(
+    refusal: CommandResult, monkeypatch: pytest.MonkeyPatch, attempt: Path
+) -> None:
+    monkeypatch.setattr(submission, "_POLL_S", 0.0)
+    answers, submitted, warnings = [refusal, refusal, success("7\n")], list[str](), list[str]()
+
+    def sbatch(argv: Sequence[str]) -> CommandResult:
+        submitted.append(argv[-1])
+        return answers.pop(0)
+
+    FakeSlurm({"sbatch": sbatch, SQUEUE: success("")}).install(monkeypatch)
+    assert start_job(SlurmLauncher(SETTINGS), RENDERED, attempt, warnings.append).allocation().id == "7"
+    assert len(submitted) == 3
+    assert set(submitted) == {(attempt / "token").read_text()}
+    assert len(warnings) == 1
+
+
+def test_sbatch_is_not_repeated_while_slurm_may_have_accepted_the_job(
+    monkeypatch: pytest.MonkeyPatch, attempt: Path
+) -> None:
+    """The queue, which shows whether the job is there, cannot be read."""
+    monkeypatch.setattr(submission, "_POLL_S", 0.01)
+    monkeypatch.setattr(submission, "_RETRY_S", 0.1)
+    fake = FakeSlurm({"sbatch": TIMED_OUT, SQUEUE: DOWN}).install(monkeypatch)
+    with pytest.raises(JobRefused):
+        start_job(SlurmLauncher(SETTINGS), RENDERED, attempt, lambda _: None)
+    assert sum(command.startswith("sbatch ") for command in fake.commands) == 1
+    assert fake.commands.count(SQUEUE) > 2
+
+
+def test_a_job_that_slurm_accepted_in_spite_of_a_timeout_is_cancelled_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, attempt: Path
+) -> None:
+    monkeypatch.setattr(submission, "_POLL_S", 0.0)
+    queue: list[str] = []
+
+    def sbatch(argv: Sequence[str]) -> CommandResult:
+        if queue:
+            return success("8\n")
+        queue.append(f"7 {' '.join(argv[-2:])}\n")
+        return TIMED_OUT
+
+    def scancel(_: Sequence[str]) -> CommandResult:
+        queue[:] = ["6 /elsewhere/job.sbatch x\n"]
+        return success("")
+
+    def show(_: Sequence[str]) -> CommandResult:
+        return scontrol_output("PENDING" if queue[0].startswith("7") else "CANCELLED", nodes="")
+
+    answers: dict[str, Reply] = {"sbatch": sbatch, SQUEUE: lambda _: success(queue[0]), "scancel 7": scancel}
+    fake = FakeSlurm({**cluster(), **answers, "scontrol show job 7": show}).install(monkeypatch)
+    assert start_job(SlurmLauncher(SETTINGS), RENDERED, attempt, lambda _: None).allocation().id == "8"
+    tools = [command.split()[0] for command in fake.commands]
+    assert tools.index("scancel") < len(tools) - 1 - tools[::-1].index("sbatch"), "before the second sbatch"
+    assert fake.commands.count("scancel 7") == 1
 
 
 def test_job_that_cannot_be_cancelled_stops_the_next_run(monkeypatch: pytest.MonkeyPatch, attempt: Path) -> None:

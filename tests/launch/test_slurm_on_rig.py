@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from seatrial.diagnose.hangs import CAUSE as HANG
-from seatrial.model import DecisionValue, JobState, Outcome, Trial
+from seatrial.diagnose.refused_jobs import JOB_REJECTED
+from seatrial.model import CLUSTER, DecisionValue, JobState, Outcome, Trial
 from seatrial.util.hostlist import expand
 from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
@@ -134,40 +138,90 @@ def test_job_that_cannot_start_reports_the_reason(cluster: Cluster, trial: Path,
     out = tmp_path / "run"
     code, _, err = started(cluster, trial, out, "--set", "slurm.queue_s=3").finish()
     assert code == 3
-    reasons = errors(load(out))
-    assert set(reasons) == {"host.inventory", CHECK, "nodes.reachable"}
+    record = load(out)
+    (result,) = record.results
+    assert (result.state, record.measurements) == (JobState.REJECTED, ())
     expected = ("DOWN, DRAINED or reserved", "ReqNodeNotAvail, UnavailableNodes:node1")  # depends on the state of Slurm
-    assert all("PENDING" in reason and any(text in reason for text in expected) for reason in reasons.values())
+    assert "PENDING" in record.decision.reason
+    assert any(text in record.decision.reason for text in expected)
+    (finding,) = record.findings
+    assert {key.check for key in finding.explains} == {"host.inventory", CHECK, "nodes.reachable"}
     assert "waiting: Slurm job" in err
     assert nothing_is_left(cluster)
 
 
+TYPO = ("--nodes", "64", "--gpus-per-node", "8", "--set", "slurm.partition=nosuch")
+
+
 @pytest.mark.parametrize(
-    ("setting", "expected"),
+    ("options", "expected"),
     [
-        ("slurm.partition=nosuch", "no such partition"),
-        ("slurm.constraint=moon", "no node has that feature"),
-        ("cluster.nodes=64", "PENDING: PartitionConfig; waiting will not help"),
+        (TYPO, "sbatch: error: invalid partition specified: nosuch"),
+        (("--gpus-per-node", "0", "--set", "slurm.constraint=moon"), "Invalid feature specification"),
+        (("--nodes", "2", "--gpus-per-node", "8"), "Requested node configuration is not available"),
+        (("--nodes", "64", "--gpus-per-node", "0"), "PENDING: PartitionConfig; waiting will not help"),
     ],
+    ids=["partition", "feature", "GPUs", "nodes"],
 )
-def test_refused_submission_names_the_next_command(
-    sound: Cluster, trial: Path, tmp_path: Path, setting: str, expected: str
+def test_a_rejected_job_ends_the_run_with_one_cause(
+    sound: Cluster, tmp_path: Path, options: tuple[str, ...], expected: str
 ) -> None:
     out = tmp_path / "run"
-    program = Program("run", trial, "--launcher", "slurm", "--set", setting, "--out", out, env=sound.env)
-    code, _, err = program.finish()
+    program = Program("run", "quick", "--launcher", "slurm", *options, "--out", out, env=sound.env)
+    code, output, err = program.finish()
     assert code == 3, err
-    assert all(expected in reason and "Run first:" in reason for reason in errors(load(out)).values())
+    record = load(out)
+    (result,) = record.results
+    (finding,) = record.findings
+    assert result.state is JobState.REJECTED
+    assert all(measurement.skipped for measurement in record.measurements), "checks that need GPUs"
+    assert (finding.subject, finding.confidence) == (CLUSTER, "high")
+    assert finding.first_command
+    assert expected in finding.evidence
+    assert expected in record.decision.reason
+    assert len((output + err).splitlines()) <= 20
     assert nothing_is_left(sound)
 
 
-def test_controller_down(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
-    cluster = make_cluster(2, extra="MessageTimeout=2")
+def test_resume_goes_on_after_a_rejection(cluster: Cluster, trial: Path, tmp_path: Path) -> None:
+    """The partition is drained before the second job, and is up again before --resume."""
+    out, sbatch = tmp_path / "run", tmp_path / "bin" / "sbatch"
+    update = "scontrol update PartitionName=gpu State="
+    sbatch.parent.mkdir()
+    second = f"[ ! -e {tmp_path}/first ] || {update}DRAIN; touch {tmp_path}/first"
+    sbatch.write_text(f'#!/bin/sh\n{second}\nexec {shutil.which("sbatch")} "$@"\n')
+    sbatch.chmod(0o755)
+    options = ("--launcher", "slurm", "--nodes", "2", "--set", f"checks.{CHECK}.options.min_seconds_per_size=1")
+    env = {**cluster.env, "PATH": f"{sbatch.parent}:{os.environ['PATH']}"}
+    assert Program("run", trial, *options, "--out", out, env=env).finish()[0] == 3
+    rejected = load(out)
+    assert [result.state for result in rejected.results] == [JobState.COMPLETED, JobState.REJECTED]
+    assert "job ranks was rejected: " in rejected.decision.reason
+    assert "Required partition not available" in rejected.decision.reason
+    assert {measurement.check for measurement in rejected.measurements} == {"host.inventory"}
+    assert [finding.subject for finding in rejected.findings if finding.cause == JOB_REJECTED] == [CLUSTER]
+    assert cluster.run(f"{update}UP".split()).returncode == 0
+    code, _, err = Program("run", "--resume", out, env=cluster.env).finish()
+    assert code == 0, err
+    record = load(out)
+    assert [result.job for result in record.results] == ["nodes", "ranks", "ranks"], "the first job is not repeated"
+    assert record.decision.value is DecisionValue.ACCEPTED
+    assert JOB_REJECTED not in {finding.cause for finding in record.findings}
+
+
+def test_a_controller_that_restarts_delays_the_job(
+    make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
+) -> None:
+    cluster, out = make_cluster(2, extra="MessageTimeout=2"), tmp_path / "run"
     cluster.stop_controller()
-    code, _, err = started(cluster, trial, tmp_path / "run").finish()
-    assert code == 3
-    assert "the controller does not answer" in err
-    assert "Run first: scontrol ping" in err
+    program = started(cluster, trial, out, "--only", "host.inventory")
+    assert program.process.stderr is not None
+    (line,) = islice((line for line in program.process.stderr if "trying again for 60 s" in line), 1)
+    assert "the controller does not answer" in line
+    assert "Run first: scontrol ping" in line
+    cluster.start_controller()
+    _, _, err = program.finish()
+    assert [result.state for result in load(out).results] == [JobState.COMPLETED], err
 
 
 @pytest.mark.timeout(450)

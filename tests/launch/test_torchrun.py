@@ -13,7 +13,7 @@ import pytest
 
 from seatrial.config.schema import Config, Container
 from seatrial.launch.torchrun import TorchrunLauncher
-from seatrial.model import JobState
+from seatrial.model import CLUSTER, JobState
 from tests import paths
 from tests.launch.test_slurm import CASES as SLURM_CASES
 from tests.launch.test_slurm import IMAGE, NODES
@@ -88,6 +88,23 @@ def test_resume_reports_the_node_that_refused(tmp_path: Path) -> None:
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert call("run", "--resume", tmp_path / "run")[0] == 0
+
+
+def test_run_is_one_cause_that_names_the_scripts_of_all_jobs(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("launcher: torchrun\nchecks: {host.inventory: , nodes.reachable: }\n")
+    run_dir = tmp_path / "run"
+    code, out, err = call("run", tmp_path / "t.yaml", "--nodes", "2", "--gpus-per-node", "0", "--out", run_dir)
+    assert code == 3, err
+    assert len((out + err).splitlines()) <= 20
+    record = load(run_dir)
+    (result,) = record.results
+    (finding,) = record.findings
+    assert (result.state, record.measurements, finding.subject) == (JobState.REJECTED, (), CLUSTER)
+    assert {key.check for key in finding.explains} == {"host.inventory", "nodes.reachable"}
+    scripts = [run_dir / "jobs" / name / "torchrun.sh" for name in ("nodes", "ranks")]
+    assert finding.first_command == f"bash {scripts[0]} NODE"
+    assert f"MASTER_ADDR=HOST bash {scripts[1]} NODE" in record.decision.reason
+    assert all(script.stat().st_mode & 0o777 == 0o600 for script in scripts)
 
 
 def test_torchrun_requires_gpus_per_node(tmp_path: Path) -> None:

@@ -43,16 +43,15 @@ def start_by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
 
 
 def test_resume_collects_ranks_started_by_the_user(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    """A job that was not started is an ERROR with the command; --resume after the start completes it."""
+    """A job that was not started is one cause with the command; --resume after the start completes it."""
     cluster, run_dir = make_cluster(2), prepared(tmp_path)
     start_by_hand(cluster, run_dir, "nodes")
     assert run("run", "--resume", run_dir)[0] == 3
-    errors = {item.check: item.message for item in load(run_dir).verdicts if item.outcome is Outcome.ERROR}
-    assert set(errors) == {"collectives.all_reduce"}
-    assert (
-        f"Run on each node: MASTER_ADDR=HOST bash {run_dir}/jobs/ranks/torchrun.sh NODE"
-        in errors["collectives.all_reduce"]
-    )
+    record = load(run_dir)
+    (finding,) = record.findings
+    assert {item.check for item in record.verdicts if item.outcome is Outcome.ERROR} == {"collectives.all_reduce"}
+    assert finding.first_command == f"MASTER_ADDR=HOST bash {run_dir}/jobs/ranks/torchrun.sh NODE"
+    assert "jobs/nodes/" not in finding.evidence, "this job is complete"
     start_by_hand(cluster, run_dir, "ranks")
     code, out, err = run("run", "--resume", run_dir)
     assert code == 0, err

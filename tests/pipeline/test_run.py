@@ -102,6 +102,7 @@ class ScriptLauncher(Scripted):
     """Runs a script per job name; raises KeyboardInterrupt after the job ``stopped_job``."""
 
     def __init__(self, scripts: Mapping[str, str], stopped_job: str = "") -> None:
+        super().__init__()
         self._by_job, self._stopped_job = scripts, stopped_job
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:

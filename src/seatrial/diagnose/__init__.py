@@ -19,18 +19,17 @@ from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
+from seatrial.diagnose.refused_jobs import CAUSES as REFUSED_JOB_CAUSES
+from seatrial.diagnose.refused_jobs import refused_job_findings
 from seatrial.diagnose.signatures import Match, search_lines
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.util.input_files import open_file
 
-# The first command after "Run first" in a message; a semicolon outside quotes ends it
-_FIRST_COMMAND = re.compile(r"\. Run first[^:;]{0,40}: ((?:'[^']*'|[^;'])+)")
 _EXIT_CODE = "exit_code"  # end of the names of metrics that are exit codes of programs
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
 _RANK_CAUSES = (RANK_FAILED, HANG)  # causes of findings that come from jobs and logs, not from verdicts
-RENDEZVOUS_FAILS, NODE_UNFIT = "rendezvous_fails", "node_unfit"  # causes of jobs that nodes refused
 _CONFIRMATION_S = 600.0  # longest time between a line and one that confirms it: the NCCL watchdog waits that long
 
 
@@ -46,15 +45,15 @@ def diagnose(
 ) -> tuple[Finding, ...]:
     """The findings of a trial.
 
-    Their order: missing nodes, failures of jobs, causes of bad verdicts, hangs, a refusal by nodes, known failures in
-    errors and exit codes of checks, known failures in logs, verdicts that locate a fault.
+    Their order: missing nodes, failures of jobs, causes of bad verdicts, hangs, a refused job, known failures in errors
+    and exit codes of checks, known failures in logs, verdicts that locate a fault.
 
-    A failure that an error of a check names is not reported again from logs. The logs of a job that its nodes refused
-    are not searched. If nodes are missing, errors of checks, hangs, and logs without a root or a failed step are not
+    A failure that an error of a check names is not reported again from logs. The logs of a refused job are not
+    searched. If nodes are missing, errors of checks, hangs, and logs without a root or a failed step are not
     reported, since they are consequences. ``searches``: measurements of the search for slow nodes after the trial's own
     checks. ``node_prefix``: see cause_findings.
     """
-    refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
+    refused = refused_job_findings(results, verdicts)
     missing_nodes = missing_node_findings([result for result in results if not result.failures], verdicts)
     failures = job_failure_findings(results, measurements, verdicts, checks)
     explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
@@ -111,7 +110,7 @@ def refreshed_findings(
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
     missing_node_ids = (cause.id for cause in missing_node_causes())
-    job_causes = {*_RANK_CAUSES, RENDEZVOUS_FAILS, NODE_UNFIT, *missing_node_ids}  # not from verdicts
+    job_causes = {*_RANK_CAUSES, *REFUSED_JOB_CAUSES, *missing_node_ids}  # not from verdicts
     from_jobs = [finding for finding in trial.findings if finding.cause in job_causes]
     others = unmerged([finding for finding in trial.findings if finding.cause not in job_causes])
     kept = [*from_jobs, *(finding for finding in others if finding.source not in sources)]
@@ -179,26 +178,6 @@ def _confidence(match: Match) -> str:
     return "low" if match.signature.role in ("family", "general") else "medium"
 
 
-def _refusal(result: JobResult) -> Finding:
-    """The finding for nodes that do not meet the requirements of the trial."""
-    command = _FIRST_COMMAND.search(result.cause)
-    is_rendezvous = "rendezvous" in result.cause
-    network_fix = "Correct name resolution, open all ports between the nodes, or free the port; then run it again."
-    node_fix = "Correct the environment of the node, or environment and container of the trial; then run it again."
-    return Finding(
-        title="The rendezvous of the job fails on a node"
-        if is_rendezvous
-        else "The node does not meet the requirements of the trial",
-        subject=result.failed_subject,
-        cause=RENDEZVOUS_FAILS if is_rendezvous else NODE_UNFIT,
-        confidence="high",
-        evidence=result.cause,
-        first_command=command[1].strip() if command else "",
-        fix=network_fix if is_rendezvous else node_fix,
-        source=f"preflight of job {result.job}",
-    )
-
-
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
@@ -251,7 +230,7 @@ def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
     for result in sorted(results, key=lambda result: result.state is JobState.COMPLETED):
-        if result.state in (JobState.CANCELLED, JobState.REFUSED):
+        if result.refused or result.state is JobState.CANCELLED:
             continue
         folder = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         logs = sorted(path for path in folder.glob("**/*") if path.suffix in (".err", ".log") and path.is_file())

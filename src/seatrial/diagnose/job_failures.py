@@ -11,7 +11,17 @@ from seatrial.checks.base import Check
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import needs_cause, overlap
 from seatrial.hardware.links import role_facts
-from seatrial.model import CLUSTER, Finding, JobFailure, JobResult, Measurement, Outcome, Reason, Verdict, VerdictKey
+from seatrial.model import (
+    CLUSTER,
+    Finding,
+    JobFailure,
+    JobResult,
+    Measurement,
+    Outcome,
+    Reason,
+    Verdict,
+    VerdictKey,
+)
 from seatrial.util.text import and_more
 
 _MAX_NAMED = 6
@@ -70,10 +80,20 @@ def is_explained_by(verdict: Verdict, findings: Sequence[Finding]) -> bool:
     return any(VerdictKey.from_verdict(verdict) in finding.explains for finding in findings)
 
 
+def not_started(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts on checks that were not measured, if nodes or the scheduler refused the last job."""
+    if not results or not results[-1].refused:
+        return []
+    return [verdict for verdict in verdicts if Reason.NOT_MEASURED in verdict.reasons]
+
+
 def _failures_of_jobs(
     results: Sequence[JobResult], measurements: Sequence[Measurement], bad: Sequence[Verdict]
 ) -> Iterator[_SourcedFailure]:
-    """The failures of jobs. They explain ERRORs of checks whose error ends with the reason why this attempt ended."""
+    """The failures of jobs. They explain ERRORs of checks whose error ends with the reason why this attempt ended.
+
+    If the last job was not started, they also explain the checks that were not measured.
+    """
     for result in results:
         error = f"{result.failed_subject}: {result.cause}"  # end of an error; "exit code 1" is also in "exit code 127"
         failed_measurements = {
@@ -84,6 +104,8 @@ def _failures_of_jobs(
             for verdict in bad
             if verdict.outcome is Outcome.ERROR and (verdict.check, verdict.subject) in failed_measurements
         ]
+        if result is results[-1]:
+            consequences += not_started(results, bad)
         for failure in result.failures:
             yield _SourcedFailure(failure, consequences, f"job {result.job}")
 

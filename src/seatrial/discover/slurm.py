@@ -62,6 +62,10 @@ class SlurmRefused(SeatrialError):
     """Slurm refused a request, such as an unknown partition; the message has the first command to run."""
 
 
+class TemporarilyRefused(SlurmRefused):
+    """Slurm refused a request that it may accept a little later, such as a job above a submit limit."""
+
+
 def installed() -> bool:
     """Whether this machine has Slurm's client commands."""
     return shutil.which("sinfo") is not None
@@ -267,7 +271,8 @@ def command_error(argv: Sequence[str], result: CommandResult) -> SeatrialError:
             error_type = NotConfigured
         return error_type(f"{message.meaning} ({output}). Run first: {message.first_command}")
     if message := first_match(messages().refused, output):
-        return SlurmRefused(f"{message.meaning} ({output}). Run first: {message.first_command}")
+        refusal = TemporarilyRefused if message.transient else SlurmRefused
+        return refusal(f"{message.meaning} ({output}). Run first: {message.first_command}")
     return SlurmRefused(f"Slurm refused the request ({output}). Run first: {shlex.join(argv)}")
 
 

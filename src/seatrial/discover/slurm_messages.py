@@ -13,12 +13,16 @@ from seatrial.util import data_files
 
 
 class SlurmMessage(Frozen):
-    """A message of Slurm, by its pattern. ``controller``: whether it means that the controller does not respond."""
+    """A message of Slurm, by its pattern. ``controller``: whether it means that the controller does not respond.
+
+    ``transient``: whether Slurm may accept the same request a little later.
+    """
 
     pattern: str = Field(min_length=1)
     meaning: str = ""
     first_command: str = Field(min_length=1)
     controller: bool = False
+    transient: bool = False
     source: str = Field(min_length=1)
     example: str = Field(min_length=1)
 

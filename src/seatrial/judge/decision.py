@@ -153,7 +153,8 @@ def _missing_results(
         if outcome not in _GOOD and name not in excluded_checks and name not in not_measured
     ]
     missing = [name for name in needed if name in not_measured]
-    if missing and len(missing) < len(needed):  # if all are missing, the last reason says so
+    applicable = [name for name in needed if worst_by_check[name] is not Outcome.SKIP]
+    if missing and len(missing) < len(applicable):  # if all are missing, the last reason says so
         reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
     # A check that is not required counts here only if --time-limit excluded it, since the user did not name this check
     if excluded := [name for name, option in excluded_checks.items() if name in needed or option == TIME_LIMIT]:

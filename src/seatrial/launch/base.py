@@ -24,22 +24,24 @@ class WaitState(Frozen):
     """Why the ranks of a job cannot be watched now: it is pending, completing, or its state is unknown.
 
     ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help. ``seconds``: how long the
-    job has been in this state. ``shortage``: the missing nodes that keep the job pending; None if none are missing.
+    job has been in this state. ``pending``: the job has not started. ``shortage``: the missing nodes that keep the job
+    pending; None if none are missing.
     """
 
     reason: str
     permanent: bool
     seconds: float = 0.0
+    pending: bool = False
     shortage: NodeShortage | None = None
     failures: tuple[JobFailure, ...] = ()  # known causes why the job does not start
 
 
 class JobRefused(SeatrialError):
-    """The scheduler refused a job; ``failures``: known causes."""
+    """The scheduler refused a job. ``failures``: known causes. ``transient``: it may accept the job a little later."""
 
-    def __init__(self, message: str, failures: tuple[JobFailure, ...] = ()) -> None:
+    def __init__(self, message: str, failures: tuple[JobFailure, ...] = (), *, transient: bool = False) -> None:
         super().__init__(message)
-        self.failures = failures
+        self.failures, self.transient = failures, transient
 
 
 class Allocation(Frozen):
@@ -112,4 +114,7 @@ class Launcher(Protocol):
         """Return ``job`` ready to start. Pure."""
 
     def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
-        """Start a rendered job; its output goes to ``folder``. Raises SeatrialError, or OSError on a full disk."""
+        """Start a rendered job; its output goes to ``folder``. Raises SeatrialError, or OSError on a full disk.
+
+        Can be called again after a transient JobRefused: it never starts the job twice.
+        """

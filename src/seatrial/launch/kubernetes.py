@@ -13,7 +13,7 @@ import yaml
 
 from seatrial.config.kubernetes_pod import container_name
 from seatrial.config.schema import Config
-from seatrial.discover.kubectl import KubectlError
+from seatrial.discover.kubectl import ApiUnavailable, KubectlError
 from seatrial.discover.kubernetes_messages import job_failures
 from seatrial.launch.base import JobRefused, RenderedJob
 from seatrial.launch.kubernetes_job import (
@@ -83,7 +83,9 @@ class KubernetesLauncher:
                 ) from None
             if isinstance(error, KubectlError):
                 text = f"{error}; {remaining}" if remaining else str(error)
-                raise JobRefused(text, job_failures({str(error): ()}, job_place(self._settings))) from None
+                failures = job_failures({str(error): ()}, job_place(self._settings))
+                transient = isinstance(error, ApiUnavailable) and not remaining  # else the objects may exist
+                raise JobRefused(text, failures, transient=transient) from None
             if remaining and isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(remaining) from None  # the pipeline shows this text
             raise

@@ -187,7 +187,8 @@ class KubernetesJob:
             "Waiting will not help" if pending.permanent else limit,
             f"Run first: {pending.first_command}",
         ]
-        return WaitState(reason=". ".join(sentences), permanent=True, seconds=waited_s, failures=pending.failures)
+        reason, failures = ". ".join(sentences), pending.failures
+        return WaitState(reason=reason, permanent=True, seconds=waited_s, pending=True, failures=failures)
 
     def _query_events(self, waited_s: float) -> None:
         """Query why pods wait, for a message: warning events, Kueue's Workload objects, and the GPUs in use."""

@@ -17,7 +17,7 @@ from seatrial.config.schema import Config, Slurm
 from seatrial.config.slurm_options import option_lines, placement_options
 from seatrial.discover import slurm
 from seatrial.launch import container, script
-from seatrial.launch.base import RenderedJob
+from seatrial.launch.base import JobRefused, RenderedJob
 from seatrial.launch.requirements import requirements
 from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
 from seatrial.model import Job, SeatrialError, UsageError
@@ -72,15 +72,20 @@ class SlurmLauncher:
         return RenderedJob(argv=("sbatch", "--parsable"), text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> SlurmJob:
-        batch, token = folder / SCRIPT, uuid.uuid4().hex
-        atomic_write(batch, rendered.text.encode(errors="surrogateescape"), mode=PRIVATE)
-        atomic_write(folder / TOKEN, token.encode())  # before sbatch: cancel_remaining_jobs finds the job by it
+        batch, token_file = folder / SCRIPT, folder / TOKEN
         try:
-            output = slurm.command_output([*slurm.env_prefix_outside_job(), *rendered.argv, str(batch), token])
-            job_id = _job_id(output)
-        except BaseException:  # Ctrl-C or timeout: Slurm may have accepted the job
+            if token_file.exists():  # Slurm may have accepted the job, although an earlier sbatch failed
+                list(cancel_remaining_jobs(folder, self._settings))
+            else:
+                atomic_write(batch, rendered.text.encode(errors="surrogateescape"), mode=PRIVATE)
+                atomic_write(token_file, uuid.uuid4().hex.encode())  # before sbatch: cancel_remaining_jobs reads it
+            command = [*rendered.argv, str(batch), token_file.read_text(encoding="utf-8")]
+            job_id = _job_id(slurm.command_output([*slurm.env_prefix_outside_job(), *command]))
+        except BaseException as error:  # Ctrl-C or timeout: Slurm may have accepted the job
             with contextlib.suppress(SeatrialError):
                 list(cancel_remaining_jobs(folder, self._settings))
+            if isinstance(error, (slurm.ControllerDown, slurm.TemporarilyRefused)):
+                raise JobRefused(str(error), transient=True) from None
             raise
         atomic_write(folder / JOB_ID, job_id.encode())
         return SlurmJob(job_id, self._settings, job_collector(job_id, self._settings, folder))

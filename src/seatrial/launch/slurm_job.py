@@ -121,7 +121,7 @@ class SlurmJob:
             f"Run first: {first_commands(self.id, job.reason)}",
         ]
         reason = ". ".join(filter(None, sentences))
-        return WaitState(reason=reason, permanent=True, seconds=waited_s, shortage=shortage)
+        return WaitState(reason=reason, permanent=True, seconds=waited_s, pending=True, shortage=shortage)
 
     def allocation(self) -> Allocation:
         return Allocation(id=self.id, nodes=self._allocated)

@@ -5,6 +5,7 @@ seatrial starts and watches nothing here; ``run --resume`` collects the ranks' r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from seatrial.config.schema import Config
@@ -14,6 +15,9 @@ from seatrial.launch.requirements import requirements
 from seatrial.model import Job, SeatrialError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
+from seatrial.util.text import plural
+
+_SCRIPT = "torchrun.sh"
 
 
 class TorchrunLauncher:
@@ -41,18 +45,38 @@ class TorchrunLauncher:
         return RenderedJob(argv=(), text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
-        """Write the script, then always raise SeatrialError, which tells the user how to run the script.
+        """Write the script, then always raise SeatrialError, which tells the user how to run the scripts of all jobs.
 
         If the script has run already, its preflight errors are copied into ``launcher.err`` of this attempt.
         """
-        script_file = folder.parent / "torchrun.sh"
-        atomic_write(script_file, rendered.text.encode(), mode=PRIVATE)
+        atomic_write(folder.parent / _SCRIPT, rendered.text.encode(), mode=PRIVATE)
         errors = [file.read_text(encoding="utf-8", errors="replace") for file in folder.parent.glob("preflight.*")]
         (folder / "launcher.err").write_text("".join(errors), encoding="utf-8")
-        address = "MASTER_ADDR=HOST " if "MASTER_ADDR" in rendered.text else ""
+        run_dir = folder.parents[2]
+        commands = [_command(script_file) for script_file in sorted(run_dir.glob(f"jobs/*/{_SCRIPT}"))]
+        host = ", HOST: host name of node 0" if any("HOST" in command for command in commands) else ""
+        have_run = any(run_dir.glob("jobs/*/attempt*/logs/*"))
+        logs = f"; logs of scripts that ran: {run_dir}/jobs/*/attempt*/logs" if have_run else ""
         raise SeatrialError(
-            f"seatrial does not start torchrun jobs. 1. Run on each node: {address}bash {script_file} NODE "
-            f"(NODE: index of the node from 0{'; HOST: host name of node 0' if address else ''}). "
-            f"2. seatrial run --resume {folder.parents[2]}. "
-            f"If the script has run already, read the logs in {folder.parent}/attempt*/logs"
+            f"start {plural(len(commands), 'script')} on each node: {'; then '.join(commands)} "
+            f"(NODE: index of the node from 0{host}){logs}. Run first, on each node: {commands[0]}"
         )
+
+
+def _command(script_file: Path) -> str:
+    address = "MASTER_ADDR=HOST " if "MASTER_ADDR" in script_file.read_text(encoding="utf-8") else ""
+    return f"{address}bash {script_file} NODE"
+
+
+def write_scripts(settings: Config, jobs: Iterable[Job], run_dir: Path) -> None:
+    """Write the script of each job, and its job file; remove the scripts of earlier jobs, which are complete."""
+    for script_file in run_dir.glob(f"jobs/*/{_SCRIPT}"):
+        script_file.unlink()
+    for job in jobs:
+        if job.placement != "control":  # run --resume runs the control job on this host
+            folder = run_dir / "jobs" / job.name
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(folder / "job.json", job.model_dump_json(indent=2).encode(), mode=PRIVATE)
+            attempt = 1 + sum(1 for path in folder.glob("attempt*"))
+            text = TorchrunLauncher(settings).render(job, run_dir, attempt).text
+            atomic_write(folder / _SCRIPT, text.encode(), mode=PRIVATE)

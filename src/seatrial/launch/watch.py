@@ -18,6 +18,7 @@ from seatrial.launch import hang, root_cause
 from seatrial.launch.base import Allocation, JobRefused, Launcher, StartedJob, WaitState
 from seatrial.launch.rank_status import Rank, read_ranks
 from seatrial.launch.root_cause import RootCause
+from seatrial.launch.submission import start_job
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
 from seatrial.util import signals
 from seatrial.util.files import atomic_write
@@ -77,7 +78,8 @@ def run_job(
     """Run ``job``; yield the result of each attempt.
 
     ``listener`` gets a measurement or an error of each check. Exceptions: it gets none if the preflight of a node fails
-    (JobState.REFUSED), and after an interrupt unfinished checks may be missing. ``min_nodes``: if nodes are missing and
+    (JobState.REFUSED) or if the job was not started (REJECTED); these are last results, except of a job that goes on
+    with fewer nodes. After an interrupt unfinished checks may be missing. ``min_nodes``: if nodes are missing and
     at least this many are left, the remaining checks run on those; None: never on fewer nodes. After Ctrl-C or SIGTERM
     the result of the attempt is yielded, then KeyboardInterrupt is raised.
     """
@@ -87,9 +89,10 @@ def run_job(
         folder.mkdir(parents=True)
         attempt = _Attempt(job, folder, read_ranks(folder, job), limits, checks, listener)
         end, result = attempt.run(launcher, run_dir, number)
-        refused = result.state is JobState.REFUSED
+        smaller_job = _on_fewer_nodes(job, end.root_cause, min_nodes)
+        refused = result.refused and smaller_job is None
         if not refused and (end.root_cause or not end.interrupted):
-            job = attempt.remaining_job(end, _on_fewer_nodes(job, end.root_cause, min_nodes))
+            job = attempt.remaining_job(end, smaller_job)
         yield result
         if end.interrupted:
             raise KeyboardInterrupt
@@ -128,12 +131,9 @@ class _Attempt:
         started, started_monotonic = time.time(), time.monotonic()
         self.listener.job_started(job, number)
         try:
-            running = launcher.start(rendered, self.folder)
+            running = start_job(launcher, rendered, self.folder, self.listener.warn)
         except SeatrialError as error:
-            excluded = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
-            failures = error.failures if isinstance(error, JobRefused) else ()
-            refused = RootCause(f"launcher {launcher.name}", f"{error}{excluded}", None, failures=failures)
-            end = AttemptEnd(JobState.FAILED, root_cause.node_error(job, self.folder) or refused, 0.0)
+            end = self._rejected_end(error)
         else:
             end = self._watch_and_stop(running)
         result = JobResult(
@@ -153,6 +153,16 @@ class _Attempt:
             failures=(end.root_cause.failures or end.allocation.failures) if end.root_cause else (),
         )
         return end, result
+
+    def _rejected_end(self, error: SeatrialError) -> AttemptEnd:
+        """Return the end of a job that was not started; ``seatrial explain`` finds the error in launcher.err."""
+        if cause := root_cause.node_error(self.job, self.folder):
+            return AttemptEnd(JobState.REFUSED, cause, 0.0)
+        excluded = f"submitted without {self.job.exclude}, lost in an earlier job: " if self.job.exclude else ""
+        with (self.folder / "launcher.err").open("a", encoding="utf-8") as log:
+            log.write(f"{redacted(str(error))}\n")
+        failures = error.failures if isinstance(error, JobRefused) else ()
+        return AttemptEnd(JobState.REJECTED, RootCause(CLUSTER, f"{excluded}{error}", None, failures=failures), 0.0)
 
     def _watch_and_stop(self, running: StartedJob) -> AttemptEnd:
         try:
@@ -289,7 +299,8 @@ class _Attempt:
     def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
         """Show the reason why the job waits; return the state and cause if waiting longer does not help."""
         if waiting.permanent:
-            return JobState.TIMEOUT, self._cause_of_wait(running, waiting)
+            state = JobState.REJECTED if waiting.pending else JobState.TIMEOUT
+            return state, self._cause_of_wait(running, waiting)
         if waiting.reason:
             self.listener.show_waiting(waiting.reason, waiting.seconds)
         return None
@@ -301,7 +312,7 @@ class _Attempt:
             return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
         names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
         names = names or list(dict.fromkeys(node for each in waiting.failures for node in each.nodes))
-        subject = and_more(names, _MAX_NAMED) or "the queue"
+        subject = and_more(names, _MAX_NAMED) or CLUSTER
         return RootCause(subject, waiting.reason, None, waiting.shortage, failures=waiting.failures)
 
     def _read_all(self) -> None:

@@ -133,6 +133,7 @@ class JobState(StrEnum):
     TIMEOUT = "TIMEOUT"  # still running at its time limit
     CANCELLED = "CANCELLED"  # by Ctrl-C or another stop signal to seatrial
     REFUSED = "REFUSED"  # a node does not meet the requirements of the trial; no check of the job started
+    REJECTED = "REJECTED"  # the scheduler rejected the job, or would never start it; no check of the job started
 
 
 class JobFailure(Frozen):
@@ -166,6 +167,16 @@ class JobResult(Frozen):
     images: tuple[str, ...] = Field(default=(), description="images that its pods ran, by digest, from Kubernetes")
     missing_nodes: tuple[MissingNode, ...] = Field(default=(), description="nodes that it could not get, or lost")
     failures: tuple[JobFailure, ...] = Field(default=(), description="known causes why it did not start, or failed")
+
+    @property
+    def refused(self) -> bool:
+        """Whether nodes or the scheduler refused the job, so that none of its checks was started."""
+        return self.state in (JobState.REFUSED, JobState.REJECTED)
+
+    @property
+    def cause_without_command(self) -> str:
+        """The cause up to the first command to run."""
+        return self.cause.partition(". Run first")[0]
 
 
 class Machine(Frozen):

@@ -14,7 +14,7 @@ from seatrial.diagnose.slow_nodes import reasons_to_search
 from seatrial.judge import judge
 from seatrial.model import CLUSTER, Baseline, Job, Measurement
 from seatrial.pipeline.plan import Plan, jobs_as_run, localization_job
-from seatrial.pipeline.results import NodesRefused, TrialResults
+from seatrial.pipeline.results import JobNotStarted, TrialResults
 from seatrial.util.text import and_more
 
 _MAX_NAMED = 2  # reasons in the line of the progress output
@@ -46,7 +46,7 @@ def localize(
     results.display.show_note(f"search for slow nodes, about {job.expected_s:.0f} s, since {listed}")
     try:
         run_job(job)
-    except (KeyboardInterrupt, NodesRefused) as stop:  # the run goes on, since the trial's checks are measured already
+    except (KeyboardInterrupt, JobNotStarted) as stop:  # the run goes on, since the trial's checks are measured already
         error = str(stop) or "interrupted"
         results.add_measurement(Measurement(check=job.checks[0], subject=CLUSTER, error=error))
     for measurement in results.localization:

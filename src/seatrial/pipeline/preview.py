@@ -9,7 +9,7 @@ from seatrial.analysis.known_references import unjudged_metrics
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.judge import plausibility
-from seatrial.launch import runs_as_root, runs_remotely, select_launcher
+from seatrial.launch import runs_as_root, runs_remotely
 from seatrial.model import Baseline, Job
 from seatrial.pipeline.plan import Plan, localization_job
 from seatrial.pipeline.planned_jobs import plan_request, planning_host, rendered_job
@@ -18,8 +18,6 @@ from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.pipeline.tested_hardware import cpu_only
 from seatrial.pipeline.this_host import ThisHost
 from seatrial.report import known_references
-from seatrial.util.files import atomic_write
-from seatrial.util.secrets import PRIVATE
 
 _NO_GPU = "no GPU on {place}: the decision will be INCOMPLETE at best; for a CPU-only run: --gpus-per-node 0"
 
@@ -61,21 +59,17 @@ def prepare(request: Request, path: Path) -> Preview:
 
     ``run --resume`` on the directory then collects their results.
     """
+    from seatrial.launch.torchrun import write_scripts  # `seatrial run --dry-run` needs no scripts
+
     run_dir = RunDir.create(path, request)
     settings, this_host = request.config, planning_host(request.config)
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
     plan = plan_request(request, this_host)
     run_dir.save_machine(this_host.machine(settings))
-    rendered = []
-    for job in plan.jobs:
-        if job.placement != "control":  # run --resume runs the control job on this host
-            folder = run_dir.path / "jobs" / job.name
-            folder.mkdir(parents=True)
-            atomic_write(folder / "job.json", job.model_dump_json(indent=2).encode(), mode=PRIVATE)
-            text = select_launcher(request.config, job.placement).render(job, run_dir.path).text
-            atomic_write(folder / "torchrun.sh", text.encode(), mode=PRIVATE)
-            rendered.append(rendered_job(request.config, job, run_dir.path))
-    return Preview(plan, tuple(rendered))
+    by_user = [job for job in plan.jobs if job.placement != "control"]
+    rendered = tuple(rendered_job(settings, job, run_dir.path) for job in by_user)
+    write_scripts(settings, plan.jobs, run_dir.path)
+    return Preview(plan, rendered)
 
 
 def planned_notes(settings: Config, plan: Plan, this_host: ThisHost, baseline: Baseline | None) -> tuple[str, ...]:

@@ -47,8 +47,8 @@ class Display(Protocol):
     def warn(self, text: str) -> None: ...
 
 
-class NodesRefused(Exception):
-    """Nodes do not meet the requirements of the trial; the message names the nodes and the requirements."""
+class JobNotStarted(Exception):
+    """No check of a job was started: its nodes or the scheduler refused it; the message has the reason."""
 
 
 @dataclass

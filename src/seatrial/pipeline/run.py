@@ -43,7 +43,7 @@ from seatrial.pipeline.node_environments import node_environments
 from seatrial.pipeline.plan import LOCALIZATION_JOB, Plan, jobs_as_run, retry_jobs
 from seatrial.pipeline.preview import planned_notes
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
-from seatrial.pipeline.results import Display, NodesRefused, TrialResults
+from seatrial.pipeline.results import Display, JobNotStarted, TrialResults
 from seatrial.pipeline.resume import finished_record, load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, discover
@@ -85,6 +85,10 @@ def run(run_dir: RunDir, display: Display) -> Trial:
             for line in planned_notes(results.settings, plan, this_host, baseline):
                 display.show_note(line)
         results.add_not_run(remaining.not_run)
+        if results.settings.launcher == "torchrun":  # the user starts all jobs, before seatrial is called again
+            from seatrial.launch.torchrun import write_scripts
+
+            write_scripts(results.settings, remaining.jobs, run_dir.path)
         for job in remaining.jobs:
             run_job_on_same_nodes(job)
         _discard_incomplete_retries(results)
@@ -240,11 +244,9 @@ def _run_job(job: Job, results: TrialResults) -> None:
     settings = results.settings
     run_dir = results.run_dir.path
     min_nodes = None if job.name == LOCALIZATION_JOB else settings.cluster.min_nodes
-    refused = ""
     for result in run_job(launcher, job, run_dir, settings.limits, catalog(), results, min_nodes):
         results.add_job_result(result)
-        if result.state is JobState.REFUSED:
-            refused = f"{result.failed_subject}: {result.cause}"
+        if result.refused:
             continue
         if result.state is JobState.COMPLETED and job.preflight is not None:
             results.preflight_passed = True
@@ -253,8 +255,13 @@ def _run_job(job: Job, results: TrialResults) -> None:
         overhead = max(0.0, result.seconds - check_seconds)
         name = f"start and end of the job {job.name!r}"
         results.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
-    if refused:  # not raised in the loop: there, run_job raises KeyboardInterrupt if the attempt was also interrupted
-        raise NodesRefused(refused)
+    # not raised in the loop: there, run_job raises KeyboardInterrupt if the attempt was also interrupted
+    last = results.job_results[-1]
+    if last.state is JobState.REFUSED:
+        raise JobNotStarted(f"preflight failed on {last.failed_subject}: {last.cause}")
+    if last.state is JobState.REJECTED:
+        what = "is started by the user" if last.launcher == "torchrun" else "was rejected"
+        raise JobNotStarted(f"job {last.job} {what}: {last.cause_without_command}")
 
 
 def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -> dict[str, float]:
@@ -268,16 +275,15 @@ def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -
 
 @contextmanager
 def _record_stop_reason(results: TrialResults) -> Iterator[None]:
-    """Set ``results.stop_reason`` on Ctrl-C, an OSError, or if nodes do not meet the requirements of the trial."""
+    """Set ``results.stop_reason`` on Ctrl-C, an OSError, or if nodes or the scheduler refused a job."""
     try:
         yield
     except KeyboardInterrupt as stop:
         results.stop_reason = INTERRUPTED
         if text := str(stop):  # the objects that a launcher could not remove
             results.display.warn(text)
-    except NodesRefused as refused:
-        results.stop_reason = f"preflight failed on {refused}"
-        results.display.warn(results.stop_reason)
+    except JobNotStarted as stop:  # the summary, which follows at once, shows the reason
+        results.stop_reason = str(stop)
     except OSError as error:
         path = results.run_dir.path
         results.stop_reason = f"{error.strerror or error}: {error.filename or path}"

@@ -46,6 +46,7 @@ SYMBOLS: dict[str, str] = {
     JobState.TIMEOUT: "⊘",
     JobState.CANCELLED: "–",
     JobState.REFUSED: "⊘",
+    JobState.REJECTED: "⊘",
 }
 MEANINGS: dict[str, str] = {
     Outcome.PASS: "measured; meets the threshold",

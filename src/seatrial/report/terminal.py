@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from seatrial.diagnose.job_failures import not_started
 from seatrial.model import BasisKind, DecisionValue, Finding, Outcome, Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.causes import CauseView, cause_text, causes
@@ -47,16 +50,22 @@ def summary(trial: Trial, console: Console) -> None:
     trial = sanitized(trial)
     run_text = f"{machine_size(trial)} · {launchers(trial) or 'no launcher'} · {trial.seconds:.1f} s"
     console.print(Text.assemble((f"seatrial {single_line(trial.name)}", "bold"), f" · {run_text}"))
-    console.print()
-    console.print(_table(trial, console.width))
-    _excluded(trial, console)
-    _scaling(trial, console)
-    console.print(_counts(trial))
-    if shown_causes := causes(trial):
+    refused_checks = {verdict.check for verdict in not_started(trial.results, trial.verdicts)}
+    nothing_started = refused_checks and all(measurement.skipped for measurement in trial.measurements)
+    if not nothing_started:
+        console.print()
+        console.print(_table(trial, refused_checks, console.width))
+        _excluded(trial, console)
+        _scaling(trial, console)
+        console.print(_counts(trial))
+    if refused_checks:
+        text = f"{plural(len(refused_checks), 'check')} not started: {single_line(trial.stop_reason)}"
+        console.print(Text(text), overflow="ellipsis", no_wrap=True)
+    if (shown_causes := causes(trial)) and not nothing_started:
         console.print(Text("\nCauses", "bold"))
     for number, cause in enumerate(shown_causes, 1):
-        _finding(number, cause.finding, console)
-        _explained(cause, console)
+        _finding(number, cause.finding, trial, console)
+        _explained(cause, refused_checks, console)
     unexplained = problems(trial)
     if unexplained and shown_causes:
         console.print(Text("\nNot explained by a cause", "bold"))
@@ -65,13 +74,14 @@ def summary(trial: Trial, console: Console) -> None:
     if findings := [finding for finding in trial.findings if not finding.explains]:
         console.print(Text("\nFindings", "bold"))
     for number, finding in enumerate(findings, 1):
-        _finding(number, finding, console)
+        _finding(number, finding, trial, console)
     for check, text in lax_thresholds(trial.verdicts):
         console.print(Text.assemble("\n", (LAX_THRESHOLD, "yellow"), f"  {check} {single_line(text)}"))
-    _decision(trial, console)
+    _decision(trial, console, has_measured=not nothing_started)
 
 
-def _table(trial: Trial, width: int) -> Table:
+def _table(trial: Trial, refused_checks: Set[str], width: int) -> Table:
+    """Return one row for each check, without those that were not started since their job was refused."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)  # not wrapped, so that it can be copied
     # on a narrow terminal the subjects wrap, so that the names of metrics fit into a line
@@ -79,8 +89,9 @@ def _table(trial: Trial, width: int) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for chapter in chapters(trial):
-        table.add_row(Text(chapter.title, "bold"))
-        for check in chapter.checks:
+        if checks := [check for check in chapter.checks if check.name not in refused_checks]:
+            table.add_row(Text(chapter.title, "bold"))
+        for check in checks:
             table.add_row(*_row(check))
     return table
 
@@ -161,10 +172,12 @@ def _shortened(evidence: str) -> str:
     return "\n".join(shown)
 
 
-def _finding(number: int, finding: Finding, console: Console) -> None:
+def _finding(number: int, finding: Finding, trial: Trial, console: Console) -> None:
+    """Print a finding; evidence that the reason of the decision contains is not repeated."""
     title = f"{single_line(finding.title)} · {single_line(finding.subject)} · {finding.confidence} confidence"
     _print_labelled(f"{number}.", Text(title), 3, console)
-    _field("evidence", finding.evidence, console)
+    if finding.evidence not in trial.decision.reason:
+        _field("evidence", finding.evidence, console)
     if finding.first_command:
         # not wrapped, so that it can be copied
         command = finding.first_command.strip().replace("\n", "\n" + " " * 13)
@@ -172,17 +185,18 @@ def _finding(number: int, finding: Finding, console: Console) -> None:
     _field("fix", finding.fix, console)
 
 
-def _explained(cause: CauseView, console: Console) -> None:
-    """Print the verdicts that a cause explains, one line for each group."""
+def _explained(cause: CauseView, refused_checks: Set[str], console: Console) -> None:
+    """Print the verdicts that a cause explains, one line for each group, without those on ``refused_checks``."""
     label = "explains"
-    for group in cause.groups[:MAX_LINES]:
+    groups = [group for group in cause.groups if group.first.check not in refused_checks]
+    for group in groups[:MAX_LINES]:
         first = group.first
         title = " ".join(filter(None, (group.title, first.metric)))
         summary = first.summary if len(group.verdicts) == 1 else ""
         text = f"{first.outcome} {title} on {group.subjects_text}"
         _field(label, f"{text}: {single_line(summary)}" if summary else text, console)
         label = ""
-    hidden_count = len(cause.groups) - MAX_LINES
+    hidden_count = len(groups) - MAX_LINES
     if hidden_count > 0:
         _field("", f"… and {plural(hidden_count, 'more group')} (see the report)", console)
     if cause.explained_earlier:
@@ -204,21 +218,22 @@ def _print_labelled(label: str, text: Text, indent: int, console: Console) -> No
     console.print(grid)
 
 
-def _decision(trial: Trial, console: Console) -> None:
+def _decision(trial: Trial, console: Console, *, has_measured: bool) -> None:
     decision = trial.decision
     text = Text(single_line(decision.reason))
     if cause := cause_text(trial):
         text.append(f"\nCause: {single_line(cause)}")
-    if decision.tested_hardware:
+    if decision.tested_hardware and has_measured:
         text.append(f"\nTested: {single_line(decision.tested_hardware)}", "dim")
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     value = Text(decision.value, STYLES[decision.value])
-    if decision.cpu_only:
+    if decision.cpu_only and has_measured:
         if decision.value is DecisionValue.ACCEPTED:
             value.stylize(CPU_ONLY_STYLE)
         value.append(" (CPU ONLY)", CPU_ONLY_STYLE)
     grid.add_row(value, text)
-    console.print()
+    if has_measured:
+        console.print()
     console.print(grid)
