@@ -24,6 +24,7 @@ from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.util.input_files import open_file
+from seatrial.util.secrets import secret_values
 
 # The first command after "Run first" in a message; a semicolon outside quotes ends it
 _FIRST_COMMAND = re.compile(r"\. Run first[^:;]{0,40}: ((?:'[^']*'|[^;'])+)")
@@ -126,8 +127,11 @@ def refreshed_findings(
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
-    """The findings of ``ordered_matches``; the evidence has the number of logs that show the same failure."""
-    all_matches = list(matches)
+    """The findings of ``ordered_matches``, without secrets of the logs.
+
+    The evidence has the number of logs that show the same failure.
+    """
+    all_matches, secrets = list(matches), secret_values()
     logs: dict[str, set[str]] = {}
     for match in all_matches:
         logs.setdefault(match.signature.id, set()).add(match.source.rpartition(":")[0])
@@ -137,7 +141,7 @@ def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
         finding = with_confirmations(_finding(match, _rank_name(match), _confidence(match)), match, near)
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
-        findings.append(finding)
+        findings.append(finding.without_secrets(secrets))
     return tuple(findings)
 
 
