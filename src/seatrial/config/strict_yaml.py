@@ -43,12 +43,8 @@ class StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "anchor", None) is not None:
-            raise yaml.composer.ComposerError(
-                None,
-                None,
-                "anchors and aliases are not supported: quote a value that begins with & or *",
-                event.start_mark,
-            )
+            problem = "anchors and aliases are not supported: quote a value that begins with & or *"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
         self._level += 1
         if self._level > MAX_LEVELS:
             raise yaml.composer.ComposerError(None, None, f"nested deeper than {MAX_LEVELS} levels", event.start_mark)
