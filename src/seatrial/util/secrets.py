@@ -37,7 +37,7 @@ _TOKEN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|glpat-[\w-]{16,}|xox[abeprs]-[\w-]{16,}|sk-[\w-]{20,}|nvapi-[\w-]{20,}|dckr_pat_[\w-]{16,}|npm_[A-Za-z0-9]{30,}"
     r"|pypi-[\w-]{30,}|AIza[\w-]{35}|wandb_v1_\w{20,}|eyJ[\w-]{4,}\.eyJ[\w-]{4,}\.[\w-]*)"
-    r"|(?<=hooks\.slack\.com/services/)[\w/]{20,}"
+    r"|(?<=hooks\.slack\.com/services/)[\w/]{8,}"
     r"|(?<=://)(?:[^\s/@:]*:[^\s/]+|(?!REDACTED)[^\s/@:]{16,})(?=@)"  # user:password, or a token, in a URL
 )
 _PRIVATE_KEY = re.compile(
