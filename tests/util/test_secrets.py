@@ -121,6 +121,7 @@ def test_arguments_in_a_list() -> None:
     )
     expected = ("train", "--password", REDACTED, f"--token={REDACTED}", f"DB_PASS={REDACTED}", "--key", "--verbose")
     assert redacted(arguments) == (*expected, "--wandb", REDACTED)
+    assert redacted([PEM, "next"]) == [f"{REDACTED}(private key)", "next"]
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ class _Redaction:
 
 
 def _is_secret_option(argument: str) -> bool:
-    return argument.startswith("--") and "=" not in argument and (argument == "--wandb" or is_secret_name(argument))
+    return argument == "--wandb" or bool(re.fullmatch(r"--[A-Za-z][\w.-]*", argument) and is_secret_name(argument))
 
 
 def _value_span(text: str, match: re.Match[str]) -> tuple[int, int] | None:
