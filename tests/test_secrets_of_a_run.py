@@ -137,6 +137,8 @@ def test_an_error_does_not_print_the_value_of_a_variable(tmp_path: Path) -> None
         ("SEATRIAL_SET_ENV__PLAIN", "!planted-value x"),
         ("SEATRIAL_SET_ENV__PLAIN", "planted-value\x07"),
         ("SEATRIAL_SET_ENV", "planted-value"),
+        ("SEATRIAL_SET_CHECKS__HOST.INVENTORY__EXPECT__CPUS", "planted-value"),
+        ("SEATRIAL_SET_LIMITS__STARTUP_S", "planted-value"),
     ):
         code, out, err = call("run", tmp_path / "t.yaml", "--out", tmp_path / "run", env={variable: value})
         assert (code, "planted-value" in out + err) == (2, False)

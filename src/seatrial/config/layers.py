@@ -78,15 +78,15 @@ class Source:
         is_option = origin.startswith("--") and origin != "--set" and self.origins.get(key) == origin
         return origin if is_option else f"{origin}: {key or 'trial'}"
 
-    def got(self, path: Iterable[str], value: object) -> str:
-        """Return the end of an error message with the rejected value; empty for the value of a variable.
+    def with_value(self, message: str, path: Iterable[str], value: object) -> str:
+        """Return an error message with the rejected value, but without the value of a variable.
 
-        Such a value may be a secret, and its name is in the message. Mappings may contain variables.
+        Such a value may be a secret, and the name of the variable is in the message. Mappings may contain variables.
         """
         parts = list(path)
-        if "env" in parts or isinstance(value, Mapping) or self.origin(parts).startswith("$"):
-            return ""
-        return f" (got {str(redacted(value))[:80]!r})"
+        if "env" in parts or self.origin(parts).startswith("$"):
+            return message.replace(repr(value), "the value")
+        return message if isinstance(value, Mapping) else f"{message} (got {str(redacted(value))[:80]!r})"
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def _validate_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
     elif isinstance(value, int) and value.bit_length() > 63:
         problem = f"expected an integer of at most 63 bits (got {value.bit_length()} bits)"
     elif isinstance(value, str) and path != ("description",) and _UNPRINTABLE.search(value):
-        problem = f"control characters and line breaks are not allowed{source.got(path, value)}"
+        problem = source.with_value("control characters and line breaks are not allowed", path, value)
     if problem:
         raise UsageError(f"{source.place(path)}: {problem}")
 
@@ -411,7 +411,7 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         message = _EXPECTED_TYPES.get(details["type"]) or details["msg"].removeprefix("Value error, ")
         # A missing key has no value: the input is the whole group. Some messages of validators show the value already
         if location and details["type"] != "missing" and "(got " not in message:
-            message += source.got(location, details["input"])
+            message = source.with_value(message, location, details["input"])
         if location:  # without a location, the rejected input is the whole file
             raise UsageError(f"{source.place(location)}: {message}") from error
         raise UsageError(f"{source.origin(location)}: {message}") from error
