@@ -99,7 +99,7 @@ def test_value_with_the_form_of_a_secret(value: str) -> None:
         ("postgres://me:p@ss@db/x", "postgres://REDACTED@db/x"),
         ("https://0123456789abcdef0123@sentry.example/1", "https://REDACTED@sentry.example/1"),
         ("https://hooks.slack.com/services/T00000000/B0000/abc", "https://hooks.slack.com/services/REDACTED"),
-        ("GET /blob?se=1&token=abc1", "GET /blob?se=1&token=REDACTED"),
+        ("GET /blob?se=1&token=abc123", "GET /blob?se=1&token=REDACTED"),
     ],
 )
 def test_forms_in_text(text: str, expected: str) -> None:
@@ -121,6 +121,8 @@ def test_arguments_in_a_list() -> None:
     )
     expected = ("train", "--password", REDACTED, f"--token={REDACTED}", f"DB_PASS={REDACTED}", "--key", "--verbose")
     assert redacted(arguments) == (*expected, "--wandb", REDACTED)
+    odd = ["$ecret9", "*abc", "no-way-in", "{abc", "<abc", "true-love", "%abc", "123456", "1.2.3-4"]
+    assert [redacted(["--password", value])[1] for value in odd] == [REDACTED] * len(odd)
     assert redacted([PEM, "next"]) == [f"{REDACTED}(private key)", "next"]
 
 
@@ -144,6 +146,7 @@ def test_arguments_in_a_list() -> None:
         ["--password", "--verbose"],
         "KEY_FILE=/run/secrets/key PASS_DIR=/x SSH_AUTH_SOCK=/run/x",
         "auth/munge: error: Invalid credential",
+        ["KeyError: 'loss_0'", "AuthException: code_1", "PASS: 12/12", "pass=99.5%", "key=0x1a", "key: a.b/c"],
     ],
 )
 def test_other_values_stay(document: Any) -> None:

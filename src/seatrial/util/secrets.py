@@ -26,7 +26,7 @@ _SECRET_NAME = re.compile(
 _OTHER_NAME = re.compile(
     r"^PWD$|(?:PUBLIC|SORT)_KEY$|(?:^|_)(?:BOS|CLS|EOS|FIRST|IMAGE|MASK|NEXT|PAD|PER|SEP|UNK)_TOKEN$|(?<!SECRET)_IDS?$"
     r"|(?<!WEBHOOK)_(?:URL|URI)$|_(?:ALGORITHM|BITS|BYTES|COLUMN|COUNT|DIR|ENABLED|ENDPOINT|FIELD|FILE|FOLDER|FORMAT"
-    r"|HOST|INDEX|INFO|LENGTH|METHOD|MODE|NAME|PATH|PLUGIN|PORT|PROVIDER|SERVER|SIZE|SOCK|SOCKET|TIMEOUT|TTL|TYPES?"
+    r"|HOST|INDEX|INFO|ERROR|EXCEPTION|LENGTH|METHOD|MODE|NAME|PATH|PLUGIN|PORT|PROVIDER|SERVER|SIZE|SOCK|SOCKET|TIMEOUT|TTL|TYPES?"
     r"|USER|USERNAME|VERSION)$"
 )
 _WORD_BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z])")
@@ -60,9 +60,9 @@ _NAME = re.compile(
     re.MULTILINE,
 )
 _WORD = re.compile(r"(?P<open>\\?[\"\'])(?P<quoted>[^\n]*?)(?P=open)|(?P<word>[^\s\"\']+)")
-_PLACEHOLDER = re.compile(
-    rf"[(\[]*(?:{REDACTED}|[$<{{%*…]|\.\.\.|[+-]?\d{{0,5}}(?:\.\d*)?(?![^\s,;)\]}}]))|(?:true|false|none|null|yes|no|disabled|offline|online)\b",
-    re.IGNORECASE,
+_PLACEHOLDER = re.compile(  # a variable of a shell or a template, an ellipsis, a short number, or a word
+    rf"[(\[]*(?:{REDACTED}|\$[({{]|<[^<>]*>|\{{\w*\}}|%\(|(?:\$[A-Za-z_]+|\$[A-Z0-9_]+|\*+|\.\.\.|…|[+-]?\d{{0,5}}(?:\.\d*)?"
+    r"|(?i:true|false|none|null|yes|no|disabled|offline|online))(?![^\s,;)\]}\"']))"
 )
 _RANDOM = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)(?:[^/]{16,}|[A-Za-z0-9+/=]{32,})")
 _NUMBER = re.compile(r"[+-]?[\d._]+(?:e[+-]?\d+)?", re.IGNORECASE)
@@ -201,11 +201,13 @@ def _value_span(text: str, match: re.Match[str]) -> tuple[int, int] | None:
 def _is_prose(name: str, sign: str, rest: str) -> bool:
     """Return whether the rest of the line after a secret name is a sentence instead of a value.
 
-    Then several words follow a colon, or one ordinary word follows a colon or a common name.
+    Then several words follow a colon, or an ordinary word or a result follows a colon or a common name.
     """
     first, *others = rest.split() or [""]
-    is_word = first.strip("'\".,;)").isalpha() and len(first) < 16
-    return (":" in sign and bool(others)) or (is_word and (":" in sign or name.upper() in _COMMON_WORDS))
+    word = first.strip("'\".,;)")
+    if name.upper() in _COMMON_WORDS and len(word) < 16:
+        return len(word) < 6 or not re.search(r"\d.*[A-Za-z]|[A-Za-z].*\d", word) or (":" in sign and bool(others))
+    return ":" in sign and (bool(others) or (word.isalpha() and len(word) < 16))
 
 
 def _printed_forms(value: str) -> set[str]:

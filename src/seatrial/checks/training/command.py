@@ -130,10 +130,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run; ``exit_code`` is None if the run was stopped at the time limit.
-
-    ``log_tail``: the end of ``log_text``, without secrets.
-    """
+    """Result of a run; ``exit_code``: None after a stop at the time limit; ``log_tail``: without secrets."""
 
     exit_code: int | None
     seconds: float
