@@ -203,6 +203,10 @@ def test_a_directory_of_another_user_keeps_its_modes(tmp_path: Path, monkeypatch
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume").chmod(0o2775)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(os, "getegid", lambda: grp.getgrnam("root").gr_gid)
+    config = REQUEST.config.model_copy(update={"group": "root"})
+    with pytest.raises(UsageError, match="volume is of another user or a mounted volume"):
+        RunDir.create(tmp_path / "volume", REQUEST.model_copy(update={"config": config}))
     run_dir = RunDir.create(tmp_path / "volume", REQUEST)
     (run_dir.path / "log").touch()
     assert (mode(run_dir.path), mode(run_dir.path / "log")) == (0o2775, 0o660)

@@ -204,12 +204,17 @@ def _group_id(request: Request) -> int | None:
 def _set_access(path: Path, group: int | None) -> None:
     """Give the directory to this user and the group, and set the umask. Raises OSError.
 
-    A directory of another user, and a mounted volume, keep their modes: of a Kubernetes volume, fsGroup decides.
+    A directory of another user, and a mounted volume, keep their modes: of a Kubernetes volume, fsGroup decides. With a
+    group they raise UsageError.
     """
     if path.stat().st_uid == os.geteuid() and not path.is_mount():
         if group is not None:
             os.chown(path, -1, group)
         path.chmod(0o700 if group is None else 0o2750)  # setgid: its files and directories get its group
+    elif group is not None:
+        raise UsageError(
+            f"--group: {path} is of another user or a mounted volume, and keeps its modes: give a new --out"
+        )
     _set_umask(path)
 
 
