@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from seatrial import worker
+from seatrial.checks.training.command import CHECK
 from seatrial.report import FORMATS
+from tests.checks.training.check_helpers import make_context
 from tests.processes import CPU_ONLY, call, load, run
 
 # Files that hold secrets: what starts the job or resumes the run, and the logs that processes of the user write
@@ -122,12 +125,27 @@ def test_all_files_are_private(finished: tuple[Path, list[str], str]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_in_the_log_of_a_command(tmp_path: Path, kind: str) -> None:
-    """Also if the cut of the log goes through the secret."""
+def test_each_kind_in_the_output_of_a_command(tmp_path: Path, kind: str) -> None:
+    """In the tail, which begins inside the secret, and in the error, which quotes the last line."""
     text, secret = KINDS[kind]
-    (tmp_path / "log").write_text(f"start\n{text.replace(chr(92) + 'n', chr(10))}\nend\n")
-    code, out, err = call("explain", tmp_path / "log")
-    assert secrets_in((out + err).encode(), [secret]) == [], code
+    text = text.replace("\\n", "\n")
+    begin = text.index(secret) + len(secret) // 2
+    filler = "x" * (600 - len(f"{text[begin:]}\n\n{text}"))
+    (tmp_path / "output").write_text(f"{text}\n{filler}\n{text}\n")
+    options = {"command": ["cat", str(tmp_path / "output")], "log": ["loss (?P<loss>[0-9.]+)"]}
+    measured = worker.measure(CHECK, make_context(tmp_path), options)
+    assert filler in str(measured.facts["log_tail"])
+    assert "last line" in str(measured.error)
+    assert secrets_in(measured.model_dump_json().encode(), [secret, secret[len(secret) // 2 :]]) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_in_a_log_that_is_explained(tmp_path: Path, kind: str) -> None:
+    text, secret = KINDS[kind]
+    (tmp_path / "log").write_text(f"Error: {text}\nRuntimeError: {text}\n")
+    _, out, err = call("explain", tmp_path / "log")
+    assert "Error: " in out
+    assert secrets_in((out + err).encode(), [secret]) == []
 
 
 def test_an_error_does_not_print_the_value_of_a_variable(tmp_path: Path) -> None:
