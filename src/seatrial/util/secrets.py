@@ -76,7 +76,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def secret_values(*documents: Any, vocabulary: Collection[str] = ()) -> dict[str, str]:
-    """Return the secrets in JSON documents and in the environment of this process: value → name, or form.
+    """Return the secrets in JSON documents and in the environment of this process: value → name; a form has none.
 
     Without values that occur in other text: shorter than _MIN_CHARACTERS, paths, numbers, ``vocabulary``, and the words
     of the documents outside variables and options. Variables are in mappings with the key ``env``, at any depth.
@@ -142,29 +142,29 @@ class _Redaction:
 
     def _text(self, text: str) -> str:
         if self._known:
-            text = self._known.sub(lambda match: f"{REDACTED}({self._names[match[0]]})", text)
+            text = self._known.sub(lambda match: _shown(self._names[match[0]]), text)
         if "PRIVATE KEY-----" in text:
-            text = _PRIVATE_KEY.sub(lambda match: f"{self._replaced(match[0], 'private key')}(private key)", text)
+            text = _PRIVATE_KEY.sub(lambda match: self._replaced(match[0]) + "(private key)", text)
         text = _AUTHORIZATION.sub(self._authorization, text)
-        text = _LOGIN.sub(lambda match: self._replaced_group(match, "password"), text)
-        text = _TOKEN.sub(lambda match: self._replaced(match[0], "token"), text)
+        text = _LOGIN.sub(self._replaced_group, text)
+        text = _TOKEN.sub(lambda match: self._replaced(match[0]), text)
         return self._named_values(text)
 
-    def _replaced(self, value: str, name: str) -> str:
+    def _replaced(self, value: str, name: str = "") -> str:
         self.found.setdefault(value.strip(), name)
         return REDACTED
 
-    def _replaced_group(self, match: re.Match[str], name: str) -> str:
+    def _replaced_group(self, match: re.Match[str]) -> str:
         """Return the text of the match with its group ``value`` replaced."""
         if _PLACEHOLDER.match(match["value"]):
             return match[0]
         end = match.end("value") - match.start()
-        return match[0][: match.start("value") - match.start()] + self._replaced(match["value"], name) + match[0][end:]
+        return match[0][: match.start("value") - match.start()] + self._replaced(match["value"]) + match[0][end:]
 
     def _authorization(self, match: re.Match[str]) -> str:
         scheme, value = (match["scheme"] or "").lower(), match["value"]
         is_prose = (scheme == "basic" and not _has_password(value)) or (scheme == "bearer" and value.isalpha())
-        return match[0] if is_prose else self._replaced_group(match, scheme or "authorization")
+        return match[0] if is_prose else self._replaced_group(match)
 
     def _named_values(self, text: str) -> str:
         pieces, done = [], 0
@@ -174,6 +174,10 @@ class _Redaction:
                 pieces += [text[done : span[0]], self._replaced(text[slice(*span)], match["name"])]
                 done = span[1]
         return "".join([*pieces, text[done:]])
+
+
+def _shown(name: str) -> str:
+    return f"{REDACTED}({name})" if name else REDACTED
 
 
 def _is_secret_option(argument: str) -> bool:
