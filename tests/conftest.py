@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 
 import pytest
@@ -69,6 +70,15 @@ def pytest_collection_finish() -> None:
     """Exclude the objects of imported modules, about a million, from garbage collection: they stay until the end."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def same_umask() -> Iterator[None]:
+    """Restore the umask after each test: opening a run directory sets that of the process."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    yield
+    os.umask(umask)
 
 
 @pytest.hookimpl(tryfirst=True)

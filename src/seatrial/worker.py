@@ -169,7 +169,6 @@ def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
                 measurement = measure(check, context, job.options.get(name, {}))
             if counts and not measurement.skipped:
                 measurement = _with_error_counts(measurement, counts, context)
-            measurement = _without_secrets(measurement, job)
             if job.retry:
                 measurement = _as_retry(measurement, check, job)
             journal.append({"measurement": measurement.model_dump(mode="json")})
@@ -183,8 +182,10 @@ def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
 def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurement:
     """Run one check and return its measurement, with ``error`` or ``skipped`` if the check raised an exception.
 
-    Observations before an exception are kept.
+    Observations before an exception are kept. Secrets of the options and of the environment are replaced: the process
+    that started the job does not know the environment of this node.
     """
+    secrets = secret_values({"options": [options, context.options_by_check]}, vocabulary={check.name, *check.metrics})
     started, monotonic_start = time.time(), time.monotonic()
     observations: list[Observation] = []
     error = skipped = None
@@ -194,18 +195,18 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
     except NotApplicable as reason:
         skipped = str(reason)
     except Exception as failure:
-        traceback.print_exc()
+        print(redacted(traceback.format_exc(), secrets), file=sys.stderr, end="")
         error = f"{type(failure).__name__}: {failure}"
     return Measurement(
         check=check.name,
         subject=context.node if check.scope in (Scope.CONTROL, Scope.NODE) else context.subject,
         rank=context.rank,
         metrics=tuple(_of_type(observations, Metric)),
-        facts={fact.name: fact.value for fact in _of_type(observations, Fact)},
+        facts=redacted({fact.name: fact.value for fact in _of_type(observations, Fact)}, secrets),
         series=tuple(_of_type(observations, Series)),
         artifacts=tuple(_of_type(observations, Artifact)),
-        error=error,
-        skipped=skipped,
+        error=redacted(error, secrets),
+        skipped=redacted(skipped, secrets),
         started=started,
         seconds=time.monotonic() - monotonic_start,
     )
@@ -226,12 +227,6 @@ def _with_error_counts(measurement: Measurement, counts: ErrorCounts, context: C
     metrics = (*measurement.metrics, *counts.metrics(context.subject, context.node))
     facts = {**measurement.facts, ERROR_COUNTERS: counts.fact()}
     return measurement.model_copy(update={"metrics": metrics, "facts": facts})
-
-
-def _without_secrets(measurement: Measurement, job: Job) -> Measurement:
-    values = secret_values(job.model_dump())
-    fields = {"facts": measurement.facts, "error": measurement.error, "skipped": measurement.skipped}
-    return measurement.model_copy(update=redacted(fields, values))
 
 
 def _as_retry(measurement: Measurement, check: Check, job: Job) -> Measurement:

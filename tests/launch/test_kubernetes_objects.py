@@ -225,6 +225,12 @@ def test_pod_runs_the_checks_of_its_job(tmp_path: Path) -> None:
     assert (attempt / "rank0.jsonl").read_bytes() == journal
 
 
+def test_the_group_of_the_volume_reads_the_results_only_with_a_group() -> None:
+    for group, mode in ((None, "700"), ("team", "750")):
+        rendered = kubernetes_objects(settings().model_copy(update={"group": group}), RANKS, Path("/runs/today"), 1)
+        assert f'mkdir -m {mode} "$SEATRIAL_RUN_DIR"' in arguments(rendered)[0]
+
+
 def test_names_are_unique_dns_labels_that_jobset_accepts() -> None:
     jobs = ["ranks", "ranks-retry2-on128", "a" * 60, "a" * 61]
     names = [object_name(run, job, attempt) for run in (RUN, RUN / "other") for job in jobs for attempt in (1, 12)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from seatrial.config.schema import Cluster, Config, Container, Environment, Slur
 from seatrial.discover.slurm import ControllerDown, NotConfigured, SlurmUnavailable
 from seatrial.launch import check_access, node_prefix
 from seatrial.launch.slurm import SlurmLauncher, require_client
+from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import Job, Preflight, UsageError
 from tests import paths
 
@@ -143,6 +145,12 @@ BROKEN = {
     "ends the shell with an error": "exit 3",
     "fails on an unset variable": "set -u; echo $NOT_SET",
 }
+
+
+@pytest.mark.parametrize("launcher", [SlurmLauncher, TorchrunLauncher])
+def test_umask_of_a_group(launcher: type[SlurmLauncher | TorchrunLauncher]) -> None:
+    script = launcher(Config(name="t", checks={}, group="team")).render(NODES, Path("/runs/today")).text
+    assert set(re.findall(r"umask[ =](\d+)", script, re.IGNORECASE)) == {"027"}
 
 
 @pytest.mark.parametrize("text", [*VALID.values(), *BROKEN.values()], ids=[*VALID, *BROKEN])

@@ -10,7 +10,7 @@ import pytest
 from seatrial.launch import submission
 from seatrial.launch.base import JobRefused, RenderedJob, WaitState
 from seatrial.launch.local import LocalJob
-from seatrial.model import CLUSTER, JobState, MissingNode, SeatrialError
+from seatrial.model import CLUSTER, JobState, MissingNode, NodeShortage, SeatrialError
 from tests.launch.scripted import GPU_CHECK, Scripted, job, run_scripted
 
 MEASURED = "start(0, GPU_CHECK); measured(0, GPU_CHECK); done(0); start(1, GPU_CHECK); measured(1, GPU_CHECK); done(1)"

@@ -21,7 +21,7 @@ from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run import INTERRUPTED, run
 from seatrial.pipeline.run_directory import RunDir, load_trial
 from tests import processes
-from tests.launch.scripted import HEAD, Scripted
+from tests.launch.scripted import HEAD, Scripted, clock_file
 from tests.pipeline.fixtures import SilentDisplay, request
 from tests.processes import Program, ranks_in_check, until
 
@@ -107,7 +107,8 @@ class ScriptLauncher(Scripted):
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
-        return RenderedJob(argv=(sys.executable, "-c", HEAD + self._by_job[job.name], str(folder)), text=job.name)
+        argv = (sys.executable, "-c", HEAD + self._by_job[job.name], str(folder), str(clock_file(run_dir)))
+        return RenderedJob(argv=argv, text=job.name)
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         if rendered.text == self._stopped_job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 from pathlib import Path
@@ -145,3 +146,67 @@ def test_path_that_is_no_run_directory(tmp_path: Path) -> None:
         RunDir.reopen(tmp_path)
     with pytest.raises(UsageError, match=r"^--out .* is a file: name a new or empty directory"):
         RunDir.create(tmp_path / "file", REQUEST)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_only_the_owner_reads_a_new_run_directory(tmp_path: Path) -> None:
+    os.umask(0o022)
+    run_dir = RunDir.create(tmp_path / "runs" / "out", REQUEST)
+    run_dir.save_measurement(measured())
+    (run_dir.path / "jobs").mkdir()
+    (run_dir.path / "jobs" / "log").touch()
+    assert mode(tmp_path / "runs") == 0o755, "the directory of all runs stays as the user wants it"
+    assert {mode(path) for path in (run_dir.path, run_dir.path / "jobs")} == {0o700}
+    assert {mode(path) for path in run_dir.path.rglob("*") if path.is_file()} == {0o600}
+
+
+def test_a_group_reads_all_but_the_files_with_secrets(tmp_path: Path) -> None:
+    group = grp.getgrall()[-1] if os.geteuid() == 0 else grp.getgrgid([*os.getgroups(), os.getegid()][0])
+    request = REQUEST.model_copy(update={"config": REQUEST.config.model_copy(update={"group": group.gr_name})})
+    run_dir = RunDir.create(tmp_path / "out", request)
+    (run_dir.path / "jobs").mkdir()
+    (run_dir.path / "jobs" / "log").touch()
+    assert {mode(path) for path in (run_dir.path, run_dir.path / "jobs")} == {0o2750}
+    assert {path.stat().st_gid for path in (run_dir.path, *run_dir.path.rglob("*"))} == {group.gr_gid}
+    modes = {path.name: mode(path) for path in run_dir.path.rglob("*") if path.is_file()}
+    assert modes == {"run.json": 0o600, "measurements.jsonl": 0o640, "log": 0o640}
+
+
+@pytest.mark.parametrize(("group", "is_root"), [("no-such-group", True), ("root", False)])
+def test_group_that_cannot_be_set_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, is_root: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if is_root else 12345)
+    monkeypatch.setattr(os, "getegid", lambda: 12345)
+    monkeypatch.setattr(os, "getgroups", lambda: [12345])
+    config = REQUEST.config.model_copy(update={"group": group})
+    request = REQUEST.model_copy(update={"config": config, "origins": {"group": "--group"}})
+    with pytest.raises(UsageError, match=f"--group {group}: .*Run first: id; getent group {group}"):
+        RunDir.create(tmp_path / "out", request)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_reopened_directory_keeps_its_modes(tmp_path: Path) -> None:
+    out = closed(RunDir.create(tmp_path / "out", REQUEST))
+    out.chmod(0o2770)  # by its owner, for a group
+    os.umask(0o022)
+    RunDir.reopen(out)
+    (out / "log").touch()
+    assert (mode(out), mode(out / "log")) == (0o2770, 0o660)
+
+
+def test_a_directory_of_another_user_keeps_its_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the root of a Kubernetes volume, which belongs to root and to the fsGroup of the pod."""
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume").chmod(0o2775)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(os, "getegid", lambda: grp.getgrnam("root").gr_gid)
+    config = REQUEST.config.model_copy(update={"group": "root"})
+    with pytest.raises(UsageError, match="volume is of another user or a mounted volume"):
+        RunDir.create(tmp_path / "volume", REQUEST.model_copy(update={"config": config}))
+    run_dir = RunDir.create(tmp_path / "volume", REQUEST)
+    (run_dir.path / "log").touch()
+    assert (mode(run_dir.path), mode(run_dir.path / "log")) == (0o2775, 0o660)

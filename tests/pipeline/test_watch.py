@@ -113,6 +113,8 @@ def test_another_job_has_its_log_only(
     slurm(monkeypatch, "1", running(log))
     read = status("1")
     assert (read.training, read.log_lines) == (None, ("hello",))
+    log.write_text("DB_PASS=hunter2\nhello\n")
+    assert status("1").log_lines == ("DB_PASS=REDACTED", "hello")
     log.unlink()
     assert status("1").notes[-1] == f"{log}: No such file or directory"
 

@@ -25,6 +25,7 @@ from seatrial.cli.readmit import readmit
 from seatrial.cli.watch import watch
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.util import signals
+from seatrial.util.secrets import redacted, secret_values
 from seatrial.util.text import printable
 
 app = typer.Typer(
@@ -102,8 +103,8 @@ def _add_rejected_value(error: Any) -> None:
 
 
 def _print_error(text: str, code: int) -> int:
-    """Print ``text`` on standard error, with control characters as escapes, and return ``code``."""
-    lines = "\n".join(map(printable, text.split("\n")))
+    """Print ``text`` on standard error, without secrets and with control characters as escapes; return ``code``."""
+    lines = "\n".join(map(printable, redacted(text, secret_values()).split("\n")))
     with contextlib.suppress(OSError):  # standard error is closed: the exit code still reports the error
         print(f"seatrial: {lines}", file=sys.stderr)
     return code

@@ -57,6 +57,10 @@ NoLocalizeOption = Annotated[
     bool,
     typer.Option("--no-localize", help="Do not search for slow nodes if a multi-node metric violates a threshold."),
 ]
+GroupOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Let this group read the run directory; by default only you can read it."),
+]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm, kubernetes or torchrun.")]
 SetOption = Annotated[
@@ -75,6 +79,7 @@ def collect_overrides(
     topology: str | None = None,
     min_nodes: int | None = None,
     no_localize: bool = False,
+    group: str | None = None,
 ) -> list[tuple[str, str, Any]]:
     """Return (option, key of the trial, value) of each setting in rising priority: --set, then the other options."""
     from seatrial.config.layers import parse_assignment
@@ -88,6 +93,7 @@ def collect_overrides(
         ("--exclude", "slurm.exclude", exclude),
         ("--topology", "cluster.topology", topology),
         ("--no-localize", "localize", False if no_localize else None),
+        ("--group", "group", group),
     ]
     given_flags = [(flag, key, value) for flag, key, value in flags if value is not None]
     return [("--set", *parse_assignment(text)) for text in assignments or ()] + given_flags

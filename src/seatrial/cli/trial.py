@@ -18,6 +18,7 @@ from seatrial.cli.options import (
     AsJson,
     ExcludeOption,
     GpusOption,
+    GroupOption,
     LauncherOption,
     MinNodesOption,
     NodelistOption,
@@ -60,6 +61,7 @@ def run(
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run directory: new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
+    group: GroupOption = None,
     time_limit: TimeLimitOption = None,
     no_localize: NoLocalizeOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
@@ -82,6 +84,7 @@ def run(
         exclude=exclude,
         topology=topology,
         no_localize=no_localize,
+        group=group,
     )
     if resume:
         _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, time_limit, dry_run)
@@ -210,6 +213,7 @@ def render(
     out: Annotated[
         Path | None, typer.Option(help="Run directory to create, on a shared filesystem (only torchrun).")
     ] = None,
+    group: GroupOption = None,
 ) -> None:
     """Print the exact commands, sbatch scripts or Kubernetes objects of a run."""
     if launcher == "oumi":
@@ -230,7 +234,7 @@ def render(
     if launcher in ("jobset", "trainjob"):
         launcher, set_ = "kubernetes", [*(set_ or ()), f"kubernetes.workload={launcher}"]
     overrides = collect_overrides(
-        launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology
+        launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology, group=group
     )
     resolved = resolve(trial, overrides)
     request = _request(resolved, only, skip)

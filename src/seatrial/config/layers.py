@@ -31,6 +31,7 @@ from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Threshold, UsageError
 from seatrial.util import data_files
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
+from seatrial.util.secrets import redacted
 
 ENV_PREFIX = "SEATRIAL_SET_"
 _YAML_SUFFIXES = (".yaml", ".yml")
@@ -77,6 +78,16 @@ class Source:
         key, origin = ".".join(path), self.origin(path)
         is_option = origin.startswith("--") and origin != "--set" and self.origins.get(key) == origin
         return origin if is_option else f"{origin}: {key or 'trial'}"
+
+    def with_value(self, message: str, path: Iterable[str], value: object) -> str:
+        """Return an error message with the rejected value, but without the value of a variable.
+
+        Such a value may be a secret, and the name of the variable is in the message. Mappings may contain variables.
+        """
+        parts = list(path)
+        if "env" in parts or self.origin(parts).startswith("$"):
+            return message.replace(repr(value), "the value")
+        return message if isinstance(value, Mapping) else f"{message} (got {str(redacted(value))[:80]!r})"
 
 
 @dataclass(frozen=True)
@@ -142,16 +153,22 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise UsageError(f"--set {text}: expected key=value, such as cluster.nodes=2")
-    if not value.strip() and not key.strip().startswith("env."):  # such as data.path=$UNSET
+    key = key.strip()
+    if not value.strip() and not key.startswith("env."):  # such as data.path=$UNSET
         raise UsageError(f"--set {text}: empty value; use null to unset")
-    return key.strip(), _parse_value(key.strip(), value, f"--set {text}")
+    return key, _parse_value(key, value, f"--set {key}" if ".env." in f".{key}" else f"--set {text}")
 
 
 def _parse_value(key: str, text: str, source: str) -> Any:
     """Return the text after an equals sign, parsed as YAML."""
     if text.lstrip().startswith((">", "<")):  # a threshold; in YAML these signs start a block of text
         return text.strip()
-    value = parse_yaml(text, source)
+    try:
+        value = parse_yaml(text, source)
+    except UsageError:
+        if ".env." in f".{key}" or source.startswith("$"):  # the problem may quote the value
+            raise UsageError(f"{source}: not valid YAML: put the value in quotes") from None
+        raise
     # environment variables of workers are text, even where YAML reads a number or a boolean
     return text if key.startswith("env.") and not isinstance(value, str) else value
 
@@ -342,7 +359,7 @@ def _validate_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
     elif isinstance(value, int) and value.bit_length() > 63:
         problem = f"expected an integer of at most 63 bits (got {value.bit_length()} bits)"
     elif isinstance(value, str) and path != ("description",) and _UNPRINTABLE.search(value):
-        problem = f"control characters and line breaks are not allowed (got {value[:80]!r})"
+        problem = source.with_value("control characters and line breaks are not allowed", path, value)
     if problem:
         raise UsageError(f"{source.place(path)}: {problem}")
 
@@ -396,7 +413,7 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         message = _EXPECTED_TYPES.get(details["type"]) or details["msg"].removeprefix("Value error, ")
         # A missing key has no value: the input is the whole group. Some messages of validators show the value already
         if location and details["type"] != "missing" and "(got " not in message:
-            message += f" (got {str(details['input'])[:80]!r})"
+            message = source.with_value(message, location, details["input"])
         if location:  # without a location, the rejected input is the whole file
             raise UsageError(f"{source.place(location)}: {message}") from error
         raise UsageError(f"{source.origin(location)}: {message}") from error

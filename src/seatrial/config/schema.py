@@ -182,6 +182,9 @@ class Config(Frozen):
     description: str = ""
     launcher: Literal["auto", "local", "slurm", "torchrun", "kubernetes"] = "auto"
     baseline: str | None = Field(default=None, description="a file of `seatrial baseline learn`")
+    group: str | None = Field(
+        default=None, min_length=1, description="a group that may read the run directory; by default only its owner may"
+    )
     cluster: Cluster = Cluster()
     limits: Limits = Limits()
     # on by default: a second measurement costs a minute, a node returned by mistake costs days
@@ -239,6 +242,11 @@ class Config(Frozen):
                 "seatrial in kubernetes.image and set environment.venv to null"
             )
         return self
+
+    @property
+    def umask(self) -> str:
+        """The umask of all processes that write to the run directory, in octal."""
+        return "027" if self.group else "077"
 
     @property
     def uses_slurm(self) -> bool:

@@ -26,7 +26,8 @@ def error_text(error: Exception) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error)
     mark = error.problem_mark
-    text = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    problem = str(error.problem).partition(" '!")[0]  # a value that begins with ! is a tag, and may be a secret
+    text = f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
     if error.context and error.context_mark:
         text += f" ({error.context}, line {error.context_mark.line + 1})"
     return f"{text}; indent with spaces instead of tabs" if "'\\t'" in str(error.problem) else text
@@ -42,9 +43,8 @@ class StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "anchor", None) is not None:
-            raise yaml.composer.ComposerError(
-                None, None, f"anchors and aliases are not supported (got {event.anchor!r})", event.start_mark
-            )
+            problem = "anchors and aliases are not supported: quote a value that begins with & or *"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
         self._level += 1
         if self._level > MAX_LEVELS:
             raise yaml.composer.ComposerError(None, None, f"nested deeper than {MAX_LEVELS} levels", event.start_mark)

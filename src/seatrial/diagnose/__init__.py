@@ -26,6 +26,7 @@ from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.util.input_files import open_file
+from seatrial.util.secrets import secret_values
 
 _EXIT_CODE = "exit_code"  # end of the names of metrics that are exit codes of programs
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
@@ -125,11 +126,11 @@ def refreshed_findings(
 
 
 def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Finding, ...]:
-    """The findings of ``ordered_matches``; the evidence has the number of logs that show the same failure.
+    """The findings of ``ordered_matches``, without secrets of the logs.
 
-    ``origins`` reads the logs while ``matches`` yields.
+    The evidence has the number of logs that show the same failure. ``origins`` reads the logs while ``matches`` yields.
     """
-    all_matches, origins = list(matches), origins or LogOrigins()
+    all_matches, origins, secrets = list(matches), origins or LogOrigins(), secret_values()
     logs: dict[str, set[str]] = {}
     for match in all_matches:
         logs.setdefault(match.signature.id, set()).add(match.source.rpartition(":")[0])
@@ -141,7 +142,7 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
         )
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
-        findings.append(finding)
+        findings.append(finding.without_secrets(secrets))
     return tuple(findings)
 
 

@@ -8,6 +8,7 @@ from itertools import islice
 
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.util.input_files import Readable
+from seatrial.util.secrets import redacted
 
 MAX_LINES = 5  # lines of a log that are reported
 _MAX_BYTES = 2**24  # bytes of a log that are searched, at about 30 MB/s
@@ -33,7 +34,7 @@ def _errors(file: Readable, source: str) -> Iterator[tuple[str, str]]:
             begin, end = text.rfind(b"\n", 0, match.start()) + 1, text.find(b"\n", match.start())
             line = text[begin:end].decode("utf-8", errors="replace").strip()
             line_number = lines_before + block.count(b"\n", 0, begin) + 1
-            yield f"{source}:{line_number}", line[:_MAX_TEXT]
+            yield f"{source}:{line_number}", redacted(line)[:_MAX_TEXT]
             position = end + 1
         lines_before += block.count(b"\n")
         bytes_before += len(block)

@@ -219,6 +219,7 @@ def _pod_script(settings: Config, job: Job, name: str, attempt: int) -> str:
         job=job,
         attempt=attempt,
         image=kubernetes_pod.image(settings.kubernetes),
+        mode="750" if settings.group else "700",
         requirements=requirements(settings),
         environment=script.environment(settings, job),
         port=rendezvous_port(name),

@@ -59,6 +59,7 @@ class SlurmLauncher:
             job=job,
             attempt=attempt,
             run_dir=str(run_dir),
+            umask=settings.umask,
             scratch=settings.slurm.scratch,
             sbatch_options=_sbatch_options(job, settings.slurm),
             requirements=requirements(settings),

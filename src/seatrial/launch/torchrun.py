@@ -37,6 +37,7 @@ class TorchrunLauncher:
             job=job,
             attempt=attempt,
             run_dir=str(run_dir),
+            umask=self._settings.umask,
             requirements=requirements(self._settings),
             environment=script.environment(self._settings, job),
             python=container.python_array(self._settings, job),

@@ -22,7 +22,7 @@ from seatrial.launch.submission import start_job
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
 from seatrial.util import signals
 from seatrial.util.files import atomic_write
-from seatrial.util.secrets import PRIVATE, redacted
+from seatrial.util.secrets import PRIVATE, redacted, secret_values
 from seatrial.util.text import and_more
 
 _POLL_S = 0.1
@@ -126,7 +126,7 @@ class _Attempt:
         job = self.job
         atomic_write(self.folder.parent / "job.json", job.model_dump_json(indent=2).encode(), mode=PRIVATE)
         rendered = launcher.render(job, run_dir, number)
-        shown = redacted(launcher.render(job.without_secrets(), run_dir, number).text)
+        shown = redacted(launcher.render(job.without_secrets(), run_dir, number).text, secret_values())
         (self.folder / "command.sh").write_text(shown + "\n", encoding="utf-8", errors="surrogateescape")
         started, started_monotonic = time.time(), time.monotonic()
         self.listener.job_started(job, number)

@@ -8,6 +8,8 @@ from pydantic import (
     ValidationError,
 )
 
+from seatrial.util.secrets import redacted
+
 
 class SeatrialError(Exception):
     """An error in the user's input or machine; the message names the value, its source and the expected value."""
@@ -22,9 +24,13 @@ class DiskFullError(SeatrialError):
 
 
 def first_validation_error(error: ValidationError) -> str:
-    """The key of the first validation error, its message and the value: ``cluster.nodes: … (got 'two')``."""
+    """The key of the first validation error, its message and the value: ``cluster.nodes: … (got 'two')``.
+
+    Without the values of variables, which may be secrets.
+    """
     first = error.errors()[0]
-    got = "" if first["type"] == "missing" else f" (got {reprlib.repr(first['input'])})"
+    is_variable = "env" in first["loc"]
+    got = "" if first["type"] == "missing" or is_variable else f" (got {reprlib.repr(redacted(first['input']))})"
     return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}{got}"
 
 

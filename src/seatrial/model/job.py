@@ -98,7 +98,7 @@ class Job(Frozen):
         return self.model_copy(update=changes)
 
     def without_secrets(self) -> "Job":
-        """The job for display: values that look like secrets are replaced."""
+        """The job for display: its secrets, and those of this process's environment, are replaced."""
         document = self.model_dump()
         return Job.model_validate(redacted(document, secret_values(document)))
 

@@ -17,6 +17,7 @@ from seatrial.model.measurement import Measurement
 from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
 from seatrial.model.verdict import Verdict
+from seatrial.util.secrets import redacted
 
 # Value in Trial.excluded_checks: the typical duration of the check does not fit into --time-limit
 TIME_LIMIT = "--time-limit"
@@ -69,6 +70,10 @@ class Finding(Frozen):
     explains: tuple[VerdictKey, ...] = ()
     action: Action | None = None
     confirmed_by: tuple["Finding", ...] = ()
+
+    def without_secrets(self, values: Mapping[str, str]) -> "Finding":
+        """The finding in which secrets are replaced; ``values``: see util.secrets.redacted."""
+        return Finding.model_validate(redacted(self.model_dump(), values))
 
 
 class Insight(Frozen):

@@ -21,7 +21,7 @@ from seatrial.model import Job
 from seatrial.pipeline.plan import Plan, make_plan
 from seatrial.pipeline.run_directory import Request
 from seatrial.pipeline.this_host import ThisHost, discover
-from seatrial.util.secrets import redacted
+from seatrial.util.secrets import redacted, secret_values
 
 
 def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:
@@ -65,4 +65,4 @@ def rendered_jobs(request: Request) -> tuple[tuple[Job, str], ...]:
 def rendered_job(settings: Config, job: Job, run_dir: Path) -> tuple[Job, str]:
     """Return a job and its command as text, both without secrets."""
     shown = job.without_secrets()
-    return shown, redacted(select_launcher(settings, job.placement).render(shown, run_dir).text)
+    return shown, redacted(select_launcher(settings, job.placement).render(shown, run_dir).text, secret_values())

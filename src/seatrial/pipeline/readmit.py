@@ -301,7 +301,7 @@ class Session:
         """Write the record so far, and return it. An error, such as a full disk, does not prevent further changes."""
         readmission = Readmission(
             run_id=self.folder.name,
-            command=secrets.redacted(("seatrial", *sys.argv[1:])),
+            command=secrets.redacted(("seatrial", *sys.argv[1:]), secrets.secret_values()),
             started=self.started,
             seconds=time.time() - self.started,
             trial=self.options.trial,

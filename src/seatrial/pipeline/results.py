@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, Measurement, MissingNode, Outcome, Session, Timing
 from seatrial.pipeline.plan import LOCALIZATION_JOB
@@ -78,7 +79,9 @@ class TrialResults:
     _counts: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._secret_values = secret_values(self.settings.model_dump())
+        checks = (catalog().get(name) for name in self.settings.checks)
+        metrics = {metric for check in checks if check for metric in check.metrics}
+        self.secrets = secret_values(self.settings.model_dump(), vocabulary=metrics)
 
     def job_started(self, job: Job, attempt: int) -> None:
         self.jobs.append(job)
@@ -88,10 +91,10 @@ class TrialResults:
         self.display.show_status(text)
 
     def show_waiting(self, state: str, seconds: float) -> None:
-        self.display.show_waiting(state, seconds)
+        self.display.show_waiting(redacted(state, self.secrets), seconds)
 
     def warn(self, text: str) -> None:
-        self.display.warn(text)
+        self.display.warn(redacted(text, self.secrets))
 
     def add_not_run(self, measurements: Iterable[Measurement]) -> None:
         """Add the ERROR or SKIP of checks that no job can run; show those with the same reason together."""
@@ -118,9 +121,9 @@ class TrialResults:
         if self.jobs and self.jobs[-1].retry:  # the ERROR measurements of run_job do not have the number of the retry
             measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
         if measurement.error:
-            measurement = measurement.model_copy(update={"error": redacted(measurement.error, self._secret_values)})
+            measurement = measurement.model_copy(update={"error": redacted(measurement.error, self.secrets)})
         if JOB_FAILURES in measurement.facts:
-            failures = redacted(measurement.facts[JOB_FAILURES], self._secret_values)
+            failures = redacted(measurement.facts[JOB_FAILURES], self.secrets)
             measurement = measurement.model_copy(update={"facts": {**measurement.facts, JOB_FAILURES: failures}})
         self.run_dir.save_measurement(measurement)
         if measurement.check not in self.settings.checks:
@@ -129,22 +132,24 @@ class TrialResults:
             (self.retries if measurement.retry else self.measurements).append(measurement)
         return measurement
 
-    def add_job_result(self, result: JobResult) -> None:
+    def add_job_result(self, result: JobResult) -> JobResult:
+        """Write the result of a job to disk and add it to the results; return it without secrets."""
         # messages of a scheduler can quote variables and arguments of the job
-        failures = redacted([each.model_dump() for each in result.failures], self._secret_values)
+        failures = redacted([each.model_dump() for each in result.failures], self.secrets)
         result = result.model_copy(
             update={
-                "cause": redacted(result.cause, self._secret_values),
+                "cause": redacted(result.cause, self.secrets),
                 "failures": tuple(JobFailure.model_validate(each) for each in failures),
             }
         )
         self.run_dir.save_job_result(result)
         self.job_results.append(result)
         if result.job == LOCALIZATION_JOB:  # a node lost in this job is not missing: the trial's checks measured it
-            return
+            return result
         self.add_missing_nodes(result.missing_nodes)
         if result.nodelist:
             self.lost_nodes += [node.name for node in result.missing_nodes if node.name not in self.lost_nodes]
+        return result
 
     def add_missing_nodes(self, nodes: Iterable[MissingNode]) -> None:
         """Add nodes of the trial that its jobs could not get, or lost; a node keeps its first reason."""

@@ -6,7 +6,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -47,8 +47,9 @@ from seatrial.pipeline.results import Display, JobNotStarted, TrialResults
 from seatrial.pipeline.resume import finished_record, load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, discover
-from seatrial.util import processes, secrets, signals
+from seatrial.util import processes, signals
 from seatrial.util.gc_pause import gc_paused
+from seatrial.util.secrets import redacted
 
 INTERRUPTED = "interrupted"
 
@@ -245,7 +246,7 @@ def _run_job(job: Job, results: TrialResults) -> None:
     run_dir = results.run_dir.path
     min_nodes = None if job.name == LOCALIZATION_JOB else settings.cluster.min_nodes
     for result in run_job(launcher, job, run_dir, settings.limits, catalog(), results, min_nodes):
-        results.add_job_result(result)
+        result = results.add_job_result(result)
         if result.refused:
             continue
         if result.state is JobState.COMPLETED and job.preflight is not None:
@@ -296,12 +297,11 @@ def _trial(
     """Return the record of the trial. ``process_start``: start of this process, in seconds of time.monotonic()."""
     request, settings = results.run_dir.request, results.settings
     config = settings.model_dump(mode="json")
-    secret_values = secrets.secret_values(config)
     gpu_error, nodes = this_host.gpu_error(settings), node_environments(results.run_dir.path, settings.container)
     session = Session(
         started=time.time() - (time.monotonic() - process_start),
         seconds=time.monotonic() - process_start,
-        command=secrets.redacted(("seatrial", *sys.argv[1:]), secret_values),
+        command=redacted(("seatrial", *sys.argv[1:]), results.secrets),
         stop_reason=results.stop_reason,
         overhead=tuple(results.timings),
     )
@@ -310,13 +310,13 @@ def _trial(
     return Trial(
         seatrial=__version__,
         name=settings.name,
-        command=secrets.redacted(request.command, secret_values),
+        command=redacted(request.command, results.secrets),
         host=socket.gethostname(),
         started=request.started,
         seconds=sum(session.seconds for session in sessions),
-        config=secrets.redacted(config, secret_values),
+        config=redacted(config, results.secrets),
         origins=request.origins,
-        environment=secrets.redacted(this_host.facts | {"nodes": nodes}, secret_values),
+        environment=redacted(this_host.facts | {"nodes": nodes}, results.secrets),
         jobs=tuple(job.without_secrets() for job in plan.jobs),
         excluded_checks=plan.excluded_checks,
         stop_reason=results.stop_reason,
@@ -329,7 +329,7 @@ def _trial(
         retries=tuple(results.retries),
         localization=tuple(results.localization),
         verdicts=assessment.verdicts,
-        findings=_without_secrets(assessment.findings, secret_values),
+        findings=tuple(finding.without_secrets(results.secrets) for finding in assessment.findings),
         insights=assessment.insights,
         telemetry=assessment.telemetry,
         timings=(*overhead, *_check_timings(results)),
@@ -357,11 +357,6 @@ def _check_timings(results: TrialResults) -> list[Timing]:
     localization_checks = [measurement.check for measurement in results.localization]
     seconds_by_name |= _check_seconds(localization_checks, results.localization)
     return [Timing(name=name, kind="check", seconds=seconds) for name, seconds in seconds_by_name.items()]
-
-
-def _without_secrets(findings: Iterable[Finding], secret_values: set[str]) -> tuple[Finding, ...]:
-    documents = (secrets.redacted(finding.model_dump(), secret_values) for finding in findings)
-    return tuple(map(Finding.model_validate, documents))
 
 
 def _write_reports(trial: Trial, results: TrialResults) -> Trial:

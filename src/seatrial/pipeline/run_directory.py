@@ -7,6 +7,7 @@ count. ``--resume`` reads both files, and the journal of each rank.
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import json
 import os
@@ -72,13 +73,18 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path, request: Request) -> RunDir:
-        """Create a run directory. Raises UsageError if ``path`` is not empty, not writable or in use."""
+        """Create a run directory that only this user, or also the group of the config, can read.
+
+        Raises UsageError if ``path`` is not empty, not writable or in use, or for a group that this user cannot set.
+        """
+        group = _group_id(request)
         if path_exists(path) and not is_folder(path):
             raise UsageError(f"--out {path} is a file: name a new or empty directory")
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
                 raise UsageError(f"--out {path} is not empty: use another directory, or continue with --resume {path}")
+            _set_access(path, group)
             text = request.model_dump_json(indent=2)
             atomic_write(path / "run.json", text.encode(), mode=PRIVATE)
             run_dir = cls(path.resolve(), request)
@@ -103,6 +109,7 @@ class RunDir:
             _check_format(path)
             request = Request.model_validate_json(text)
             _check_unchanged(path, text)
+            _set_umask(path)
             run_dir = cls(path.resolve(), request)
             remove_incomplete(run_dir.path)
             return run_dir
@@ -176,6 +183,44 @@ class RunDir:
     def _lock(self) -> None:
         if not journal.lock(self._journal.fileno(), self.path):
             raise UsageError(f"{self.path} is in use by another seatrial process")
+
+
+def _group_id(request: Request) -> int | None:
+    """Return the id of the group that may read the run directory, None without one. Raises UsageError."""
+    name = request.config.group
+    if name is None:
+        return None
+    try:
+        group = grp.getgrnam(name).gr_gid
+        if os.geteuid() == 0 or group in (os.getegid(), *os.getgroups()):
+            return group
+        problem = "this user is not a member of the group"
+    except KeyError:
+        problem = "no such group on this host"
+    origin = request.origins.get("group", "group")
+    raise UsageError(f"{origin} {name}: {problem}. Run first: id; getent group {shlex.quote(name)}")
+
+
+def _set_access(path: Path, group: int | None) -> None:
+    """Give the directory to this user and the group, and set the umask. Raises OSError.
+
+    A directory of another user, and a mounted volume, keep their modes: of a Kubernetes volume, fsGroup decides. With a
+    group they raise UsageError.
+    """
+    if path.stat().st_uid == os.geteuid() and not path.is_mount():
+        if group is not None:
+            os.chown(path, -1, group)
+        path.chmod(0o700 if group is None else 0o2750)  # setgid: its files and directories get its group
+    elif group is not None:
+        raise UsageError(
+            f"--group: {path} is of another user or a mounted volume, and keeps its modes: give a new --out"
+        )
+    _set_umask(path)
+
+
+def _set_umask(path: Path) -> None:
+    """Let the group do with new files what it may do with the run directory, and let others do nothing."""
+    os.umask(0o007 | ~path.stat().st_mode & 0o070)
 
 
 def _digest(text: str) -> str:

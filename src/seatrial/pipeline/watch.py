@@ -25,6 +25,7 @@ from seatrial.telemetry.files import latest_samples
 from seatrial.train.step_speed import CONFIG_FILE, INTERRUPTED, METRICS_FILE, STEPS_FILE, training_speed
 from seatrial.util import hostlist
 from seatrial.util.input_files import open_file, read_json, tail_lines
+from seatrial.util.secrets import redacted, secret_values
 from seatrial.util.text import error_text, plural
 
 _JOB_ID = re.compile(r"\d+(_\d+)?(\+\d+)?")  # 7, in an array 7_3, in a heterogeneous job 7+1
@@ -248,7 +249,8 @@ def _head(log: Path) -> str:
 
 
 def _last_lines(log: Path, count: int) -> list[str]:
-    return tail_lines(log, count, _LOG_TAIL_BYTES)
+    lines = tail_lines(log, count, _LOG_TAIL_BYTES)
+    return str(redacted("\n".join(lines), secret_values())).split("\n") if lines else []
 
 
 def _latest_attempt(run_dir: Path) -> Path | None:

@@ -1,74 +1,247 @@
-"""Finds secrets in settings, by the name of a variable or by the form of a value, and replaces them."""
+"""Finds secrets by the name of their variable, option or key, by their form and by their value, and replaces them."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
+from urllib.parse import quote
 
 REDACTED = "REDACTED"
 PRIVATE = 0o600  # mode of the files from which the job reads its secrets
 
-_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|(?:^|_)(?:KEY|PAT)$|_AUTH$", re.IGNORECASE)
-_MIN_CHARACTERS = 6  # a shorter value can occur in other text by chance, so it is replaced only in its own variable
-# Sources: documentation of Hugging Face, GitHub, AWS, GitLab, Slack, OpenAI, and RFC 7519 (JWT)
-_VALUE = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
-    r"|glpat-[\w-]{16,}|xox[abeprs]-[\w-]{16,}|sk-[\w-]{20,}|eyJ[\w-]{4,}\.eyJ[\w-]{4,}\.[\w-]*)"
-    r"|(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"  # user:password of a URL
+_MIN_CHARACTERS = 8  # a shorter value can occur in other text by chance, so it is replaced only beside its name
+# Whole parts of a name between underscores, and words at the end of a part, such as PGPASSWORD
+_SECRET_NAME = re.compile(
+    r"(?:(?:^|_)(?:AUTH|AUTHORIZATION|CLIENT_KEY_DATA|CONN(?:ECTION)?_STR(?:ING)?|COOKIE|CREDENTIALS?|CREDS?"
+    r"|DOCKERCONFIGJSON|DSN|JWT|KEY|PASS|PAT|PW|PWD|SSHPASS|WEBHOOK)|PASSWORDS?|PASSWD|PASSPHRASE|PASSCODE|SECRETS?|TOKEN|API_?KEYS?)\d*(?=_|$)"
 )
-_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
+# Names that describe a secret without containing it, and special tokens of tokenizers
+_OTHER_NAME = re.compile(
+    r"^PWD$|(?:PUBLIC|SORT)_KEY$|(?:^|_)(?:BOS|CLS|EOS|FIRST|IMAGE|MASK|NEXT|PAD|PER|SEP|UNK)_TOKEN$|(?<!SECRET)_IDS?$"
+    r"|(?<!WEBHOOK)_(?:URL|URI)$|_(?:ALGORITHM|BITS|BYTES|COLUMN|COUNT|DIR|ENABLED|ENDPOINT|FIELD|FILE|FOLDER|FORMAT"
+    r"|HOST|INDEX|INFO|ERROR|EXCEPTION|LENGTH|METHOD|MODE|NAME|PATH|PLUGIN|PORT|PROVIDER|SERVER|SIZE|SOCK|SOCKET|TIMEOUT|TTL|TYPES?"
+    r"|USER|USERNAME|VERSION)$"
+)
+_WORD_BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z])")
+_COMMON_WORDS = {"AUTH", "KEY", "PASS", "PAT", "PW", "TOKEN"}  # names that also occur in other text
+# Sources: documentation of Hugging Face, GitHub, AWS, GitLab, Slack, OpenAI, NVIDIA NGC, Docker, npm, PyPI, Google and
+# Weights & Biases, and RFC 7519 (JWT)
+_TOKEN = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|glpat-[\w-]{16,}|xox[abeprs]-[\w-]{16,}|sk-[\w-]{20,}|nvapi-[\w-]{20,}|dckr_pat_[\w-]{16,}|npm_[A-Za-z0-9]{30,}"
+    r"|pypi-[\w-]{30,}|AIza[\w-]{35}|wandb_v1_\w{20,}|eyJ[\w-]{4,}\.eyJ[\w-]{4,}\.[\w-]*)"
+    r"|(?<=hooks\.slack\.com/services/)[\w/]{8,}"
+    r"|(?<=://)(?:[^\s/@:]*:[^\s/]+|(?!REDACTED)[^\s/@:]{16,})(?=@)"  # user:password, or a token, in a URL
+)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)"
+    r"|(?:^[A-Za-z0-9+/=]+\s+)+-----END [A-Z0-9 ]*PRIVATE KEY-----",  # its start is cut off
+    re.DOTALL | re.MULTILINE,
+)
+_AUTHORIZATION = re.compile(  # RFC 9110
+    r"(?:(?P<header>\bauthorization[\"']?\s*[:=]\s*[\"']?)(?:\w+\s+)?|\b(?P<scheme>bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})",
+    re.IGNORECASE,
+)
+_LOGIN = re.compile(  # a line of netrc, and an option of curl
+    r"(?:\blogin\s+\S+\s+password\s+|^\s*password\s+(?=\S+$)|(?<!\S)(?:-u|--user)[ =][\w.@-]+:)(?P<value>\S+)",
+    re.MULTILINE,
+)
+# A name before ``=``, before ``:`` (JSON, YAML, a header), or of an option before a space
+_NAME = re.compile(
+    r"(?:(?P<start>^(?:export |declare -x )?)|(?P<quote>\\?[\"\'])|(?<![\w.-]))(?P<dashes>--?)?"
+    r"(?P<name>[A-Za-z_][\w.-]*+)(?P<sign>=|(?P<close>\\?[\"\'])?[ \t]*:[ \t]*|(?(dashes)[ \t]+|(?!)))",
+    re.MULTILINE,
+)
+_WORD = re.compile(r"(?P<open>\\?[\"\'])(?P<quoted>[^\n]*?)(?P=open)|(?P<word>[^\s\"\']+)")
+_PLACEHOLDER = re.compile(  # a variable of a shell or a template, an ellipsis, a short number, or a word
+    rf"[(\[]*(?:{REDACTED}|\$[({{]|<[^<>]*>|\{{\w*\}}|%\(|(?:\$[A-Za-z_]+|\$[A-Z0-9_]+|\*+|\.\.\.|…|[+-]?\d{{0,5}}(?:\.\d*)?"
+    r"|(?i:true|false|none|null|yes|no|disabled|offline|online))(?![^\s,;)\]}\"']))"
+)
+_RANDOM = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)(?:[^/]{16,}|[A-Za-z0-9+/=]{32,})")
+_NUMBER = re.compile(r"[+-]?[\d._]+(?:e[+-]?\d+)?", re.IGNORECASE)
 
 
-def secret_values(document: Any) -> set[str]:
-    """Return the values of secret variables in a document, without those shorter than _MIN_CHARACTERS.
+@lru_cache(10_000)
+def is_secret_name(name: str) -> bool:
+    """Return whether the value of a variable, option or key with this name is a secret."""
+    words = _WORD_BORDER.sub("_", name).upper().strip("_")
+    return bool(_SECRET_NAME.search(words)) and not _OTHER_NAME.search(words)
 
-    Variables are in mappings with the key ``env``, at any depth.
+
+def secret_values(*documents: Any, vocabulary: Collection[str] = ()) -> dict[str, str]:
+    """Return the secrets in JSON documents and in the environment of this process: value → name; a form has none.
+
+    Without values that occur in other text: shorter than _MIN_CHARACTERS, paths, numbers, ``vocabulary``, and the words
+    of the documents outside variables and options. Variables are in mappings with the key ``env``, at any depth.
     """
-    return {value for name, value in _variables(document) if _NAME.search(name) and len(value) >= _MIN_CHARACTERS}
-
-
-def redacted(document: Any, values: Collection[str] = ()) -> Any:
-    """Return a JSON document, or a text, in which REDACTED replaces secrets.
-
-    Secrets are values of variables with a secret name, values with the form of a secret, and ``values``. An argument
-    ``NAME=VALUE`` counts as a variable. Tuples stay tuples.
-    """
-    if isinstance(document, str):
-        return _redacted_text(document, values)
-    if isinstance(document, Mapping):
-        return {
-            key: _redacted_variables(value, values) if key == "env" else redacted(value, values)
-            for key, value in document.items()
-        }
-    if isinstance(document, list | tuple):
-        return type(document)(redacted(item, values) for item in document)
-    return document
-
-
-def _redacted_text(text: str, values: Collection[str]) -> str:
-    assignment = _ASSIGNMENT.fullmatch(text)
-    if assignment and _NAME.search(assignment["name"].rpartition(".")[2]) and assignment["value"]:
-        return f"{assignment['name']}={REDACTED}"
-    for value in values:
-        text = text.replace(value, REDACTED)
-    return _VALUE.sub(REDACTED, text)
-
-
-def _redacted_variables(variables: Any, values: Collection[str]) -> Any:
-    if not isinstance(variables, Mapping):
-        return redacted(variables, values)
+    redaction = _Redaction({})
+    redaction.redact([{"env": dict(os.environ)}, *documents])
+    words = {*vocabulary, *_words(documents)}
     return {
-        name: REDACTED if isinstance(value, str) and value and _NAME.search(name) else redacted(value, values)
-        for name, value in variables.items()
+        value: name
+        for value, name in redaction.found.items()
+        if len(value) >= _MIN_CHARACTERS
+        and value not in words
+        and not (_is_path(value) or _NUMBER.fullmatch(value) or _PLACEHOLDER.match(value))
     }
 
 
-def _variables(document: Any) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each variable in a mapping of key ``env``."""
-    items = document.items() if isinstance(document, Mapping) else enumerate(document)
-    for key, value in items:
+def redacted(document: Any, values: Mapping[str, str] | None = None) -> Any:
+    """Return a JSON document, or a text, in which REDACTED replaces secrets, with the name if it is not beside it.
+
+    Secrets are values of variables, options and keys with a secret name, values with the form of a secret, and
+    ``values`` (value → name). Tuples stay tuples.
+    """
+    return _Redaction(values or {}).redact(document)
+
+
+class _Redaction:
+    """Redacts documents. ``found``: the secrets that names and forms revealed, each with its name."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.found: dict[str, str] = {}
+        self._names = {form: name for value, name in values.items() for form in _printed_forms(value)}
+        longest_first = sorted(self._names, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def redact(self, document: Any) -> Any:
+        if isinstance(document, str):
+            return self._text(document)
+        if isinstance(document, Mapping):
+            return {key: self._entry(key, value) for key, value in document.items()}
+        if isinstance(document, list | tuple):
+            return type(document)(self._items(document))
+        return document
+
+    def _entry(self, key: Any, value: Any) -> Any:
         if key == "env" and isinstance(value, Mapping):
-            yield from ((name, text) for name, text in value.items() if isinstance(text, str))
-        elif isinstance(value, Mapping | list | tuple):
-            yield from _variables(value)
+            return {name: self._variable(str(name), text) for name, text in value.items()}
+        is_word = isinstance(value, str) and len(value) >= _MIN_CHARACTERS and not re.search(r"\s", value)
+        is_variable = is_word and str(key).upper() not in _COMMON_WORDS
+        return self._variable(str(key), value) if is_variable else self.redact(value)
+
+    def _items(self, items: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+        option = ""
+        for item in items:
+            if option and isinstance(item, str) and not item.startswith("-") and not _PLACEHOLDER.match(item):
+                yield self._replaced(item, option)
+            else:
+                yield self.redact(item)
+            option = item.lstrip("-") if isinstance(item, str) and _is_secret_option(item) else ""
+
+    def _variable(self, name: str, value: Any) -> Any:
+        is_secret = isinstance(value, str) and value and is_secret_name(name) and not _is_path(value)
+        return self.redact(value) if not is_secret or value.startswith(REDACTED) else self._replaced(value, name)
+
+    def _text(self, text: str) -> str:
+        if self._known:
+            text = self._known.sub(lambda match: _shown(self._names[match[0]]), text)
+        if "PRIVATE KEY-----" in text:
+            text = _PRIVATE_KEY.sub(lambda match: self._replaced(match[0]) + "(private key)", text)
+        text = _AUTHORIZATION.sub(self._authorization, text)
+        text = _LOGIN.sub(self._replaced_group, text)
+        text = _TOKEN.sub(lambda match: self._replaced(match[0]), text)
+        return self._named_values(text)
+
+    def _replaced(self, value: str, name: str = "") -> str:
+        self.found.setdefault(value.strip(), name)
+        return REDACTED
+
+    def _replaced_group(self, match: re.Match[str]) -> str:
+        """Return the text of the match with its group ``value`` replaced."""
+        if _PLACEHOLDER.match(match["value"]):
+            return match[0]
+        end = match.end("value") - match.start()
+        return match[0][: match.start("value") - match.start()] + self._replaced(match["value"]) + match[0][end:]
+
+    def _authorization(self, match: re.Match[str]) -> str:
+        scheme, value = (match["scheme"] or "").lower(), match["value"]
+        is_prose = (scheme == "basic" and not _has_password(value)) or (scheme == "bearer" and value.isalpha())
+        return match[0] if is_prose else self._replaced_group(match)
+
+    def _named_values(self, text: str) -> str:
+        pieces, done = [], 0
+        for match in _NAME.finditer(text):
+            is_secret = is_secret_name(match["name"]) or _is_secret_option(match[0].rstrip("= "))
+            if match.start() >= done and is_secret and (span := _value_span(text, match)):
+                pieces += [text[done : span[0]], self._replaced(text[slice(*span)], match["name"])]
+                done = span[1]
+        return "".join([*pieces, text[done:]])
+
+
+def _shown(name: str) -> str:
+    return f"{REDACTED}({name})" if name else REDACTED
+
+
+def _is_secret_option(argument: str) -> bool:
+    return argument == "--wandb" or bool(re.fullmatch(r"--[A-Za-z][\w.-]*", argument) and is_secret_name(argument))
+
+
+def _value_span(text: str, match: re.Match[str]) -> tuple[int, int] | None:
+    """Return begin and end of the value after a secret name; None if it is a path, a placeholder or other text."""
+    begin, sign, encloses = match.end(), match["sign"], match["quote"] and not match["close"]
+    word = _WORD.match(text, begin)
+    if word is None:
+        return None
+    value, span = (word["word"], word.span("word")) if word["word"] else (word["quoted"], word.span("quoted"))
+    if not value or _PLACEHOLDER.match(value) or _is_path(value) or (sign.isspace() and value.startswith("-")):
+        return None
+    # to the quote that encloses name and value ('NAME=two words'), else to the end of the line
+    end = text.find(match["quote"] if encloses else "\n", begin)
+    end = len(text) if end < 0 else end
+    if not match["dashes"] and not match["close"] and _is_prose(match["name"], sign, text[begin:end]):
+        return None
+    is_line = sign == "=" and match["start"] is not None and not match["dashes"]  # as in the output of env
+    return (begin, end) if encloses or is_line else span
+
+
+def _is_prose(name: str, sign: str, rest: str) -> bool:
+    """Return whether the rest of the line after a secret name is a sentence instead of a value.
+
+    Then several words follow a colon, or an ordinary word or a result follows a colon or a common name.
+    """
+    first, *others = rest.split() or [""]
+    word = first.strip("'\".,;)")
+    if name.upper() in _COMMON_WORDS and len(word) < 16:
+        return len(word) < 6 or not re.search(r"\d.*[A-Za-z]|[A-Za-z].*\d", word) or (":" in sign and bool(others))
+    return ":" in sign and (bool(others) or (word.isalpha() and len(word) < 16))
+
+
+def _printed_forms(value: str) -> set[str]:
+    """Return the value as it is, in JSON, in quotes of a shell, and in a URL."""
+    in_shell = shlex.quote(value)
+    return {value, json.dumps(value)[1:-1], in_shell[1:-1] if in_shell != value else value, quote(value, safe="")}
+
+
+def _has_password(text: str) -> bool:
+    """Return whether the text is USER:PASSWORD in base64 (RFC 7617)."""
+    try:
+        return b":" in base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+
+
+def _is_path(value: str) -> bool:
+    """Return whether each part of the value between colons is a path. A random text can begin with a slash too."""
+    return all(re.match(r"(?:~|\.{1,2})?/", part) and not _RANDOM.search(part) for part in value.split(":"))
+
+
+def _words(document: Any) -> Iterator[str]:
+    """Yield the keys and values of a document outside variables and options."""
+    if isinstance(document, str):
+        yield document
+    elif isinstance(document, Mapping):
+        for key, value in document.items():
+            yield str(key)
+            if key not in ("env", "options"):
+                yield from _words(value)
+    elif isinstance(document, list | tuple):
+        for item in document:
+            yield from _words(item)

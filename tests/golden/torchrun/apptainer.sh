@@ -4,6 +4,7 @@
 # The nodes must share the run directory. When the script has ended on all nodes: seatrial run --resume RUN_DIR.
 # shellcheck disable=SC2016 # single quotes are intended
 set -euo pipefail
+umask 077
 
 export SEATRIAL_RUN_DIR=/shared/runs/today
 job=$SEATRIAL_RUN_DIR/jobs/ranks

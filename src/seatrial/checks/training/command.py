@@ -28,6 +28,7 @@ from seatrial.train import trainer_state
 from seatrial.train.trainer_state import LoggedStep, TrainerState
 from seatrial.util import processes
 from seatrial.util.failures import exit_reason
+from seatrial.util.secrets import redacted, secret_values
 
 RUN_METRICS = {
     "exit_code": "code",
@@ -54,7 +55,7 @@ _UNSET = {
 }
 _POLL_S = 0.5
 _PROGRESS_INTERVAL_S = 15  # seconds in the progress line are a multiple of this, so that the line changes rarely
-_TAIL_CHARS = 600
+_TAIL_CHARS, _REDACTED_CHARS = 600, 20_000
 
 
 class CommandOptions(Options):
@@ -129,15 +130,12 @@ class Run:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run; ``exit_code`` is None if the run was stopped at the time limit."""
+    """Result of a run; ``exit_code``: None after a stop at the time limit; ``log_tail``: without secrets."""
 
     exit_code: int | None
     seconds: float
     log_text: str
-
-    @property
-    def log_tail(self) -> str:
-        return self.log_text.strip()[-_TAIL_CHARS:]
+    log_tail: str
 
 
 def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
@@ -252,16 +250,17 @@ def run_all(runs: Sequence[Run], limit_s: float, context: Context) -> list[tuple
         for child in children:
             processes.stop(child)
     return [
-        (
-            run,
-            RunResult(
-                children[number].poll() if number in seconds_by_number else None,
-                seconds_by_number.get(number, limit_s),
-                run.log.read_text(encoding="utf-8", errors="replace"),
-            ),
-        )
-        for number, run in enumerate(runs)
+        (run, _run_result(run, child, seconds_by_number.get(number), limit_s))
+        for number, (run, child) in enumerate(zip(runs, children, strict=True))
     ]
+
+
+def _run_result(run: Run, child: processes.Child, seconds: float | None, limit_s: float) -> RunResult:
+    text = run.log.read_text(encoding="utf-8", errors="replace")
+    end = text.strip()[-_REDACTED_CHARS:]
+    # redacted before the cut: half a secret has neither its value nor its form
+    tail = redacted(end, secret_values({"env": run.env, "options": run.argv}))[-_TAIL_CHARS:]
+    return RunResult(None, limit_s, text, tail) if seconds is None else RunResult(child.poll(), seconds, text, tail)
 
 
 def end_reason(exit_code: int | None) -> str:
@@ -323,7 +322,7 @@ def log_entries(text: str, patterns: Sequence[str], log: Path) -> list[dict[str,
             last = next((line for line in reversed(lines) if line.strip()), "")
             raise SeatrialError(
                 f"options.log: {pattern.pattern!r} matches none of the {len(lines)} lines of {log}; last line: "
-                f"{last:.200}"
+                f"{redacted(last):.200}"
             )
         for number, match in matches:
             values = {name: _number(value, pattern, log) for name, value in match.groupdict().items() if value}
