@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -88,6 +87,8 @@ class ProbeJobs:
 
         Raises SlurmUnavailable after this time, SeatrialError if the job never starts.
         """
+        from concurrent.futures import ThreadPoolExecutor, wait
+
         started, pending = time.monotonic(), PendingJob(self.placement)
         with ThreadPoolExecutor(1) as executor:
             result = executor.submit(slurm.run_command, argv, self.wait_s + run_s)
