@@ -28,14 +28,14 @@ from typing import Any
 import yaml
 from pydantic import Field, TypeAdapter, model_validator
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.guard.changes import Intent, intents
 from tests.guard.observed import Observed, observe
 from tests.guard.shapes import GROUPS, shapes
 
 from seatrial.model import Frozen, Trial
 
+ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "golden" / "guard"
 CHANGED = ROOT / "tests" / "golden" / "changed-outcomes.yaml"
 MUTATIONS = "l"  # letter of the group of mutations
@@ -138,14 +138,9 @@ class Comparison:
         if not allowing:
             self.differences.append(difference)
 
-    def unused(self, *, with_all_mutations: bool) -> list[Entry]:
-        """The entries that allow no difference; without all mutations only those that can be no mutation's."""
-        may_be_of_mutation = (MUTATIONS, "*")
-        return [
-            entry
-            for entry in self.entries
-            if not self.needed[entry.key] and (with_all_mutations or not entry.key.startswith(may_be_of_mutation))
-        ]
+    def unused(self, groups: Collection[str]) -> list[Entry]:
+        """The entries for ``groups`` that allow no difference; the group of a key is its first character."""
+        return [entry for entry in self.entries if entry.key[0] in groups and not self.needed[entry.key]]
 
 
 def changes(before: Observed, after: Observed) -> Changes:
@@ -259,7 +254,7 @@ def main() -> int:
         write()
         return 0
     comparison = compare(options.groups or GROUPS, read_entries(), mutation_step=0 if options.groups else 1)
-    unused = [] if options.groups else comparison.unused(with_all_mutations=True)
+    unused = comparison.unused(options.groups or (*GROUPS, MUTATIONS, "*"))
     for difference in comparison.differences[:_MAX_SHOWN]:
         print(difference)
     for entry in unused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import random
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -15,12 +15,13 @@ from typing import Literal, get_args
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
+from seatrial.checks.base import SubjectKind
 from seatrial.model import EXEMPT, NOT_REPORTED, Measurement, Metric, Trial
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import FIXTURES, RESULTS
 
 Kind = Literal["dropped", "does_not_apply", "cannot_be_read", "times_0.5", "times_2"]
-_KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 _FACTORS: dict[Kind, float] = {"times_0.5": 0.5, "times_2": 2.0}
 _REASON = "the guard says so"
 
@@ -163,16 +164,14 @@ def intents(key: str, trial: Trial, count: int) -> list[Intent]:
             if metric.name in judged:
                 possible += [
                     Intent(check.name, metric.subject, metric.name, kind)
-                    for kind in _KINDS
+                    for kind in KINDS
                     if (kind not in _FACTORS or metric.value)
                     and (kind != "does_not_apply" or _may_be_exempt(check.required_per, metric.name))
                 ]
     return random.Random(key).sample(possible, min(count, len(possible)))
 
 
-def _may_be_exempt(required_per: dict[str, str], metric: str) -> bool:
+def _may_be_exempt(required_per: Mapping[str, SubjectKind], metric: str) -> bool:
     """Whether today's records can say that a metric does not apply to one subject, see judge/groups.py."""
-    kind = next((kind for pattern, kind in required_per.items() if fnmatchcase(metric, pattern)), "")
+    kind = next((kind for pattern, kind in required_per.items() if fnmatchcase(metric, pattern)), None)
     return kind in ("rank", "gpu")
-
-

@@ -7,22 +7,23 @@ numbers: all healthy devices reach the same share of what they can, with the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from benchmarks import network_decisions
 from benchmarks.judging import scale_trial
 from benchmarks.network_decisions import CHECKS, FAULTS, GPUS, H100, H200, Draw, Machine
+from pydantic import JsonValue
 
+from benchmarks import network_decisions
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.hardware.links import Links, TcpInterfaces, network_to_busbw_ratio
 from seatrial.model import CLUSTER, Decision, DecisionValue, Measurement, Metric, MissingNode, Trial
 from seatrial.pipeline.plan import NodeGpus, make_plan
-from tests.guard.changes import Change, only_checks, record, retries, slowed, with_facts, with_metrics
+from tests.guard.changes import Change, only_checks, record, retries, slowed, times, with_facts, with_metrics
 
 SHARE = 0.97  # of the bound of the network that healthy collectives reach
 SPREAD = (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.992, 1.008)  # samples relative to their median
@@ -132,12 +133,16 @@ def _devices(nodes: int) -> tuple[Measurement, ...]:
 def _over_tcp(measurement: Measurement, nodes: list[str]) -> Measurement:
     """The measurement on nodes with one Ethernet interface, over sockets."""
     if measurement.check == INVENTORY:
-        interface = {"name": "eth0", "state": "up", "speed_mbit_s": int(TCP_GBPS * 1e3)}
+        interface: JsonValue = {"name": "eth0", "state": "up", "speed_mbit_s": int(TCP_GBPS * 1e3)}
         return with_facts(measurement, rdma={"devices": []}, nics={"interfaces": [interface]})
     if measurement.check == "collectives.transport" and measurement.metrics:
-        facts = {"transports": {"P2P/CUMEM": GPUS, "NET/Socket": GPUS}, "sockets_expected": "yes"}
-        interfaces = {"socket_interfaces": {node: ["eth0"] for node in nodes}}
-        return with_metrics(with_facts(measurement, **facts, **interfaces), slowed(0.0, "rdma_without_gpudirect"))
+        over_tcp = with_facts(
+            measurement,
+            transports={"P2P/CUMEM": GPUS, "NET/Socket": GPUS},
+            socket_interfaces={node: ["eth0"] for node in nodes},
+            sockets_expected="yes",
+        )
+        return with_metrics(over_tcp, slowed(0.0, "rdma_without_gpudirect"))
     return measurement
 
 
@@ -240,8 +245,69 @@ class ClusterShape(NamedTuple):
     trial: Trial
 
 
+_OTHER_SUBJECTS = {"on another GPU": "node0003/gpu9", "on another node": "node0099/gpu7"}
+_CONTRADICTING = ("device.gemm", "collectives.all_gather")  # a check of each GPU and one of all ranks together
+
+
+def _contradictions() -> Iterator[ClusterShape]:
+    """Records in which one check does not fit to the plan or to the other checks."""
+    trial = only_checks(healthy("infiniband", 4), (INVENTORY, "collectives.transport", *_CONTRADICTING))
+    for check in _CONTRADICTING:
+        of_check = [each for each in trial.measurements if each.check == check]
+        first, last = of_check[0], of_check[-1]
+        skipped = last.model_copy(update={"metrics": (), "skipped": "no GPU"})
+        renamed = {name: _with_subject(last, subject) for name, subject in _OTHER_SUBJECTS.items()}
+        for name, changed in {
+            "a rank missing": of_check[:-1],
+            "a rank twice": [*of_check, last],
+            "two ranks on one GPU": [*of_check[:-1], _with_subject(last, of_check[-2].subject)],
+            **{name: [*of_check[:-1], each] for name, each in renamed.items()},
+            "a rank skipped": [*of_check[:-1], skipped],
+            "skipped beside metrics": [*of_check[:-1], last.model_copy(update={"skipped": "no GPU"})],
+            "all ranks skipped": [each.model_copy(update={"metrics": (), "skipped": "no GPU"}) for each in of_check],
+            "another world size": [with_facts(each, world_size=24) for each in of_check],
+            "a metric of an unknown GPU": [
+                with_metrics(first, lambda metric: replace(metric, subject="node0099/gpu0")),
+                *of_check[1:],
+            ],
+            "two values of one metric": [
+                first.model_copy(update={"metrics": (*first.metrics, *(times(each, 2.0) for each in first.metrics))}),
+                *of_check[1:],
+            ],
+            "an unknown metric unit": [
+                with_metrics(first, lambda metric: replace(metric, unit="furlongs")),
+                *of_check[1:],
+            ],
+        }.items():
+            others = [each for each in trial.measurements if each.check != check]
+            yield ClusterShape(f"{check} {name}", trial.model_copy(update={"measurements": (*others, *changed)}))
+        planned = {
+            "in no job": tuple(
+                job.with_checks(tuple(name for name in job.checks if name != check)) for job in trial.jobs
+            ),
+            "in a job of nodes": tuple(
+                job.model_copy(update={"placement": "nodes"}) if check in job.checks else job for job in trial.jobs
+            ),
+            "in a job of fewer ranks": tuple(
+                job.model_copy(update={"ranks_per_node": 4}) if check in job.checks else job for job in trial.jobs
+            ),
+        }
+        for name, jobs in planned.items():
+            yield ClusterShape(f"{check} {name}", trial.model_copy(update={"jobs": jobs}))
+
+
+def _with_subject(measurement: Measurement, subject: str) -> Measurement:
+    """The measurement on another GPU, with the metrics of its own GPU."""
+    old = measurement.subject
+    moved = with_metrics(
+        measurement, lambda metric: replace(metric, subject=subject) if metric.subject == old else metric
+    )
+    return moved.model_copy(update={"subject": subject})
+
+
 def shapes() -> Iterator[ClusterShape]:
-    """All clusters with all faults."""
+    """All clusters with all faults, and records that contradict themselves."""
+    yield from _contradictions()
     for nodes in NODES:
         for network in NETWORKS:
             trial = healthy(network, nodes)

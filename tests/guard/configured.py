@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
+from seatrial.hardware.references import skus
 from seatrial.judge import site_baseline
 from seatrial.model import (
     JUDGED_INSTEAD,
@@ -40,7 +42,7 @@ LEARNED_FROM = (
 )
 JUDGED_BY_BASELINE = "2026-11-22-2xh200-restructured/final-acceptance"
 BASELINE_CHECKS = ("device.gemm", "device.memory", "transfer.peers", "collectives.all_reduce", "collectives.gpu_pairs")
-OTHER_MODEL = "NVIDIA B200"
+GPUS, MODEL, OTHER_MODEL = 2, "NVIDIA H200", "NVIDIA B200"  # GPUS, MODEL: of BASE
 
 
 def shapes() -> Iterator[tuple[str, Trial]]:
@@ -50,6 +52,7 @@ def shapes() -> Iterator[tuple[str, Trial]]:
         trial, check = only_checks(whole, (*CONTEXT, name)), catalog()[name]
         yield from _thresholds(trial, check)
         yield from _changed_options(trial, check)
+        yield from _near_limits(trial, check)
         if settings.get("expect"):
             skipped = _skipped(trial, name)
             yield f"{name} skipped with a threshold", skipped
@@ -82,6 +85,7 @@ def _thresholds(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
     for metric, rule in _judged_metrics(trial, check):
         op = rule.expect.op if rule.expect else ">"
         is_lower = op[0] == ">"
+        bound = ">" if is_lower else "<"
         wide = 0.5 * metric.value if is_lower else 2 * metric.value + 1
         tight = (1.02 if is_lower else 0.98) * metric.value or (1.0 if is_lower else -1.0)
         family, _, size = metric.name.rpartition(".")
@@ -90,6 +94,8 @@ def _thresholds(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
             "laxer": f"{op} {wide:.9g} {metric.unit}",
             "of another unit": f"{op} {wide:.9g} furlongs",
             "impossible": f"{op} {100 * metric.value + 1 if is_lower else -1:.9g} {metric.unit}",
+            "at the value": f"{bound} {metric.value!r} {metric.unit}",
+            "at the value, or equal": f"{bound}= {metric.value!r} {metric.unit}",
             "very lax": f"{op} {0.001 * metric.value if is_lower else 1e6 * metric.value + 1e6:.9g} {metric.unit}",
         }
         with_threshold = partial(with_settings, trial, check.name)
@@ -101,6 +107,28 @@ def _thresholds(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
         if family and size.endswith("iB"):
             other = with_threshold(expect={f"{family}.3GiB": texts["laxer"]})
             yield f"{check.name} {metric.name} size not timed", other
+
+
+def _near_limits(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
+    """Values a little below and above the shares of the published value below which a rule fails and warns."""
+    sku = next(sku for sku in skus() if MODEL in sku.nvml_names)
+    for metric, rule in _judged_metrics(trial, check):
+        for published in sku.expected.get(rule.reference or "", ()):
+            if published.gpus > GPUS:
+                continue
+            fails = published.required or rule.fail_below * published.value
+            for limit, value in {"fail": fails, "warn": rule.warn_below * published.value}.items():
+                for side, factor in {"below": 1 - 1e-6, "above": 1 + 1e-6}.items():
+                    change = partial(_with_value, name=metric.name, value=factor * value)
+                    changed = (
+                        with_metrics(each, change) if each.check == check.name else each for each in trial.measurements
+                    )
+                    name = f"{check.name} {metric.name} {side} the limit of {limit}, {published.gpus} GPUs"
+                    yield name, trial.model_copy(update={"measurements": tuple(changed)})
+
+
+def _with_value(metric: Metric, name: str, value: float) -> Metric:
+    return replace(metric, value=value, samples=()) if metric.name == name else metric
 
 
 def _changed_options(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
@@ -141,32 +169,32 @@ def _sizes(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 def _selections(trial: Trial) -> Iterator[tuple[str, Trial]]:
     """--only, --skip and --time-limit, as the plan applies them."""
-    selections: dict[str, Mapping[str, tuple[str, ...]]] = {
-        "--only collectives": {"only": ("collectives.*", "host.inventory")},
-        "--skip train": {"skip": ("train.*",)},
-        "--only and --skip": {"only": ("collectives.*",), "skip": ("collectives.pairs",)},
+    plan = partial(make_plan, Config.model_validate(trial.config), catalog(), NodeGpus(2, expected_gpus=2))
+    plans = {
+        "--only collectives": plan(only=("collectives.*", "host.inventory")),
+        "--skip train": plan(skip=("train.*",)),
+        "--only and --skip": plan(only=("collectives.*",), skip=("collectives.pairs",)),
+        "--time-limit 20": plan(time_limit_s=20),
+        "--time-limit 40": plan(time_limit_s=40),
     }
-    config, gpus = Config.model_validate(trial.config), NodeGpus(2, expected_gpus=2)
-    plans = {name: make_plan(config, catalog(), gpus, **selection) for name, selection in selections.items()}
-    plans |= {f"--time-limit {s}": make_plan(config, catalog(), gpus, time_limit_s=s) for s in (60, 100)}
-    for name, plan in plans.items():
-        kept = tuple(each for each in trial.measurements if each.check not in plan.excluded_checks)
-        update = {"excluded_checks": plan.excluded_checks, "jobs": plan.jobs}
+    for name, selected in plans.items():
+        kept = tuple(each for each in trial.measurements if each.check not in selected.excluded_checks)
+        update = {"excluded_checks": selected.excluded_checks, "jobs": selected.jobs}
         yield name, trial.model_copy(update={**update, "measurements": kept})
         yield f"{name}, but measured", trial.model_copy(update=update)
 
 
 def baseline_shapes() -> Iterator[tuple[str, Trial]]:
-    """A run and a cluster judged with baselines learned from other runs and from the run itself."""
-    learned = _learned()
+    """A run and a cluster judged with baselines of other runs and of the run itself."""
+    good = _good_baseline()
     run = only_checks(record(JUDGED_BY_BASELINE), (*CONTEXT, *BASELINE_CHECKS))
     itself = site_baseline.learned_run("run", run.host, run.started, run.measurements)
     baselines = {
-        **_baselines(learned),
-        "of this run": learned.model_copy(update={"learned_from": (itself,)}),
-        "of this run, override": learned.model_copy(update={"learned_from": (itself,), "override": True}),
-        "of this run and others": learned.model_copy(update={"learned_from": (itself, *learned_runs())}),
-        "of unknown runs": learned.model_copy(update={"learned_from": ("runs/1", "runs/2", "runs/3")}),
+        **_baselines(good),
+        "of this run": good.model_copy(update={"learned_from": (itself,)}),
+        "of this run, override": good.model_copy(update={"learned_from": (itself,), "override": True}),
+        "of this run and others": good.model_copy(update={"learned_from": (itself, *learned_runs())}),
+        "of unknown runs": good.model_copy(update={"learned_from": ("runs/1", "runs/2", "runs/3")}),
     }
     slow = run.model_copy(
         update={"measurements": tuple(with_metrics(each, slowed(0.85, "*")) for each in run.measurements)}
@@ -177,26 +205,35 @@ def baseline_shapes() -> Iterator[tuple[str, Trial]]:
     cluster = only_checks(clusters.healthy("infiniband", 2), (*CONTEXT, "collectives.all_gather"))
     values = ({"gpus": 16, "nodes": 2, "fabric": fabric} for fabric in ("ib-8x400", "roce-8x400"))
     for update in values:
-        between = _changed(learned, 1.0, **update)
+        between = _changed(good, 1.6, **update)
         yield f"baseline between nodes, {update['fabric']}", cluster.model_copy(update={"baseline": between})
 
 
-def _learned() -> Baseline:
-    """The baseline of three runs; under other names, so that the record under test is none of them."""
-    trials = {name: rejudge(record(name)) for name in LEARNED_FROM}
-    return site_baseline.learn("guard", trials, catalog())
+def _good_baseline() -> Baseline:
+    """A baseline a little above the published values, without the judge, which decides what can be learned."""
+    sku = next(sku for sku in skus() if MODEL in sku.nvml_names)
+    expected = {
+        key: tuple(
+            each.model_copy(update={"gpu": MODEL, "runs": 3, "required": None, "value": 1.01 * each.value})
+            for each in published
+            if each.gpus <= GPUS
+        )
+        for key, published in sku.expected.items()
+    }
+    expected = {key: values for key, values in expected.items() if values}
+    return Baseline(name="guard", learned_from=learned_runs(), expected=expected)
 
 
-def _baselines(learned: Baseline) -> dict[str, Baseline]:
+def _baselines(good: Baseline) -> dict[str, Baseline]:
     return {
-        "good": learned,
-        "good, override": learned.model_copy(update={"override": True}),
-        "of few runs": _changed(learned, 1.0, runs=1),
-        "too high": _changed(learned, 1.15),
-        "lax": _changed(learned, 0.5),
-        "lax, override": _changed(learned, 0.5).model_copy(update={"override": True}),
-        "beyond physical limits": _changed(learned, 20.0),
-        "of another model": _changed(learned, 1.0, gpu=OTHER_MODEL),
+        "good": good,
+        "good, override": good.model_copy(update={"override": True}),
+        "of few runs": _changed(good, 1.0, runs=1),
+        "too high": _changed(good, 1.15),
+        "lax": _changed(good, 0.5),
+        "lax, override": _changed(good, 0.5).model_copy(update={"override": True}),
+        "beyond physical limits": _changed(good, 20.0),
+        "of another model": _changed(good, 1.0, gpu=OTHER_MODEL),
     }
 
 
@@ -210,16 +247,10 @@ def _changed(baseline: Baseline, factor: float, **update: str | int) -> Baseline
 
 
 def baselines() -> Iterator[tuple[str, Observed]]:
-    """The values that are learned, and whether a run can be judged with a file of each baseline."""
-    learned = _learned()
-    values = {
-        f"{key} {value.gpu} {value.gpus} {value.nodes} {value.fabric}": f"{value.value:.6g} {value.unit} {value.runs}"
-        for key, listed in learned.expected.items()
-        for value in listed
-    }
-    yield "learned baseline", values
+    """The values that are learned from three runs, and whether a run can be judged with a file of each baseline."""
+    yield "learned baseline", _learned_values()
     run = only_checks(record(JUDGED_BY_BASELINE), (*CONTEXT, "device.gemm"))
-    for name, baseline in _baselines(learned).items():
+    for name, baseline in _baselines(_good_baseline()).items():
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "site.yaml"
             file.write_text(site_baseline.dump(baseline), encoding="utf-8")
@@ -228,3 +259,15 @@ def baselines() -> Iterator[tuple[str, Observed]]:
             except UsageError:
                 decision = "refused"
         yield f"baseline file {name}", {"decision": decision}
+
+
+def _learned_values() -> Observed:
+    try:
+        learned = site_baseline.learn("guard", {name: rejudge(record(name)) for name in LEARNED_FROM}, catalog())
+    except UsageError:
+        return {"refused": "UsageError"}
+    return {
+        f"{key} {value.gpu} {value.gpus} {value.nodes} {value.fabric}": f"{value.value:.6g} {value.unit} {value.runs}"
+        for key, listed in learned.expected.items()
+        for value in listed
+    }

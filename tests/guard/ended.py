@@ -43,7 +43,9 @@ def shapes() -> Iterator[tuple[str, Trial]]:
         yield f"{name}, then resumed", _diagnosed(cluster.model_copy(update=update))
     for cause in causes():
         if cause.message:
-            failure = JobFailure(cause=cause.id, message="message", nodes=("node0001",), first_command="kubectl get pods")
+            failure = JobFailure(
+                cause=cause.id, message="message", nodes=("node0001",), first_command="kubectl get pods"
+            )
             result = _result(cluster, JobState.FAILED, "pods did not start", failures=(failure,))
             yield f"pods do not start: {cause.id}", _diagnosed(_with_failed_job(cluster, result))
     twice = (*one.measurements, *(each for each in one.measurements if each.check == last[0]))
@@ -66,7 +68,9 @@ def _results(trial: Trial) -> dict[str, JobResult]:
         "hung job": _result(trial, JobState.HUNG, "no heartbeat for 60 s in collectives.all_reduce", "rank 5"),
         "cancelled job": _result(trial, JobState.CANCELLED, "interrupted"),
         "failed rank": _result(trial, JobState.FAILED, "killed by signal 9 (SIGKILL)", "node0002/gpu1"),
-        "refused node": _result(trial, JobState.REFUSED, "torch cannot use GPU 3. Run first: nvidia-smi -L", "node0001"),
+        "refused node": _result(
+            trial, JobState.REFUSED, "torch cannot use GPU 3. Run first: nvidia-smi -L", "node0001"
+        ),
         "lost node": _result(trial, JobState.FAILED, "node failure", "node0003", missing_nodes=missing),
     }
 
@@ -128,10 +132,10 @@ def _cut_journals(trial: Trial) -> Iterator[tuple[str, Trial]]:
     request = Request(config=config, origins={}, only=(), skip=(), command=(), started=0.0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        run_dir: RunDir | None = RunDir.create(path, request)
+        run_dir = RunDir.create(path, request)
         for measurement in trial.measurements:
             run_dir.save_measurement(measurement)
-        run_dir = None  # ends its lock
+        del run_dir  # ends its lock
         lines = (path / JOURNAL).read_bytes().splitlines(keepends=True)
         for cut in range(JOURNAL_CUTS):
             complete, half = divmod(cut * 2 * len(lines) // JOURNAL_CUTS, 2)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 from seatrial.model import Trial
-from tests.guard import clusters, configured, ended, retried, tools
+from tests.guard import caused, clusters, configured, ended, retried, tools
 from tests.guard.changes import record, record_paths
 from tests.guard.observed import Observed
 
@@ -32,7 +32,7 @@ GROUPS: Mapping[str, Callable[[], MadeShapes]] = {
     "g": ended.shapes,
     "h": lambda: _records("h"),
     "i": lambda: chain(tools.tables(), tools.figures()),
-    "j": lambda: chain(_records("j"), tools.drills()),
+    "j": lambda: chain(_records("j"), caused.shapes(), tools.drills()),
     "k": lambda: chain(tools.hook_exit_codes(), tools.readmit_exit_codes()),
 }
 

@@ -6,12 +6,12 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import TypedDict, get_args
+from typing import Required, TypedDict, get_args
 from unittest.mock import patch
 
 from benchmarks import published_figures
-
 from seatrial.cli.options import EXIT_CODES
 from seatrial.discover import nccl_tests_output, nvbandwidth_output
 from seatrial.drill import catalog as drill_catalog
@@ -23,7 +23,7 @@ from seatrial.model import DecisionValue, Outcome, Verdict
 from seatrial.node_state import change as node_changes
 from seatrial.node_state import drain_limit
 from seatrial.pipeline import judge_nccl_tests, judge_nvbandwidth
-from seatrial.pipeline.benchmark_hardware import hardware_options
+from seatrial.pipeline.benchmark_hardware import HardwareOptions, hardware_options
 from seatrial.pipeline.readmit import Readmission
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.util import data_files
@@ -35,46 +35,51 @@ NCCL_TESTS, NVBANDWIDTH = FIXTURES / "nccl-tests", FIXTURES / "nvbandwidth"
 DRILLS = "drills/"  # start of the names of records of drills
 
 
-class Hardware(TypedDict, total=False):
-    """The options of `seatrial judge` on hardware."""
+class _Source(TypedDict, total=False):
+    """The source of a table of nccl-tests, with its options of `seatrial judge`."""
 
+    file: Required[str]
     gpus: str
     nodes: int
     nics: str
-    fabric: str
     algorithm: str
-
-
-# Options for every table: none, one node, and several nodes with fabric and algorithm
-_OPTIONS: tuple[Hardware, ...] = (
-    {},
-    {"gpus": "8xH200", "nodes": 1},
-    {"gpus": "8xH100", "nodes": 2, "nics": "8x400", "fabric": "ib"},
-    {"gpus": "8xH100", "nodes": 2, "nics": "8x400", "fabric": "roce", "algorithm": "Ring"},
-    {"gpus": "8xA100 SXM 80GB", "nodes": 4, "nics": "1x100", "fabric": "tcp"},
-)
 
 
 def tables() -> Iterator[tuple[str, Observed]]:
     """All tables of nccl-tests and nvbandwidth, with the options of their source and with others."""
-    sources = data_files.parse((NCCL_TESTS / "published" / "sources.yaml").read_text(encoding="utf-8"))
-    own_options = {str(entry["file"]): _own_options(entry) for entry in sources}
     for path in sorted(NCCL_TESTS.rglob("*.txt")):
         nccl_tests = nccl_tests_output.parse(path.read_text(encoding="utf-8").splitlines())
-        for number, options in enumerate((own_options.get(path.name, {}), *_OPTIONS)):
-            judged = judge_nccl_tests.judge_output(nccl_tests, hardware_options(**options), "file")
+        for number, options in enumerate((_source_options().get(path.name, HardwareOptions()), *_nccl_tests_options())):
+            judged = judge_nccl_tests.judge_output(nccl_tests, options, "file")
             yield f"nccl-tests {path.stem} {number}", judgement(judged)
     for path in sorted(NVBANDWIDTH.glob("*.txt")):
         nvbandwidth = nvbandwidth_output.parse(path.read_text(encoding="utf-8").splitlines())
-        models: tuple[Hardware, ...] = ({}, {"gpus": "8xH100"}, {"gpus": "8xA100 SXM 80GB"})
-        for number, options in enumerate(models):
-            judged = judge_nvbandwidth.judge_output(nvbandwidth, hardware_options(**options), "file")
+        for number, gpus in enumerate((None, "8xH100", "8xA100 SXM 80GB")):
+            judged = judge_nvbandwidth.judge_output(nvbandwidth, hardware_options(gpus), "file")
             yield f"nvbandwidth {path.stem} {number}", judgement(judged)
 
 
-def _own_options(entry: Hardware) -> Hardware:
-    names = ("gpus", "nodes", "nics", "fabric", "algorithm")
-    return Hardware(**{name: entry[name] for name in names if name in entry})  # type: ignore[literal-required, typeddict-item]
+@cache
+def _source_options() -> dict[str, HardwareOptions]:
+    sources: list[_Source] = data_files.parse((NCCL_TESTS / "published" / "sources.yaml").read_text(encoding="utf-8"))
+    return {
+        each["file"]: hardware_options(
+            each.get("gpus"), each.get("nodes"), each.get("nics"), algorithm=each.get("algorithm")
+        )
+        for each in sources
+    }
+
+
+@cache
+def _nccl_tests_options() -> tuple[HardwareOptions, ...]:
+    """Options for every table: none, one node, and several nodes with fabric and algorithm."""
+    return (
+        HardwareOptions(),
+        hardware_options("8xH200", 1),
+        hardware_options("8xH100", 2, "8x400", "ib"),
+        hardware_options("8xH100", 2, "8x400", "roce", "Ring"),
+        hardware_options("8xA100 SXM 80GB", 4, "1x100", "tcp"),
+    )
 
 
 def figures() -> Iterator[tuple[str, Observed]]:
@@ -114,7 +119,10 @@ def hook_exit_codes() -> Iterator[tuple[str, Observed]]:
     for caller, kind in itertools.product(callers, kinds):
         yield f"hook {caller} {kind}", {"changes the node's state": str(changes_node_state(caller, kind))}
         for fail_closed, state in itertools.product((False, True), ("none", "free", "used up")):
-            yield f"hook run {caller} {kind} fail_closed={fail_closed} drains={state}", _hook(caller, kind, fail_closed, state)
+            yield (
+                f"hook run {caller} {kind} fail_closed={fail_closed} drains={state}",
+                _hook(caller, kind, fail_closed, state),
+            )
 
 
 def _hook(caller: Caller, kind: Kind, fail_closed: bool, state: str) -> Observed:
