@@ -11,7 +11,7 @@ from tests.guard.observed import Observed, observe
 from tests.guard.shapes import GROUPS
 
 # Group → the least number of its shapes
-SHAPES = {"a": 56, "c": 100, "d": 138, "e": 30, "f": 400, "g": 100, "h": 4, "i": 300, "j": 120, "k": 150}
+SHAPES = {"a": 56, "c": 100, "d": 126, "e": 30, "f": 400, "g": 100, "h": 4, "i": 300, "j": 120, "k": 150}
 FAILED: Observed = {"verdict device.gemm n0/gpu0 tflops.bf16": "FAIL, SKU: fail < 600 TFLOP/s", "decision": "REJECTED"}
 
 
