@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -36,6 +36,7 @@ def record_paths() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+@lru_cache(maxsize=4)
 def record(name: str) -> Trial:
     path = record_paths()[name]
     if path.suffix != ".xz":
