@@ -30,6 +30,7 @@ LONGEST = (
     "tests/checks/faults/test_train_failure.py",
     "tests/train/hf/test_run.py",
     "tests/train/test_checkpoint.py",
+    "tests/test_guard.py",
     "tests/launch/test_crashes.py",
     "tests/test_bad_input.py",
     "tests/pipeline/test_run.py",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import exp, inf, pi, sqrt
 from statistics import NormalDist, median
 
@@ -51,6 +52,7 @@ def rejected_share(slowdown: float, limit: float, noise: float, samples: float) 
     return both_bad + third_decides
 
 
+@cache
 def detectable_slowdown(limit: float, noise: float, samples: float) -> float:
     """Return the smallest slowdown that is rejected in 99 % of trials, at most 1."""
     low, high = 1 - limit, 1.0

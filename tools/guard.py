@@ -1,0 +1,269 @@
+"""Compares what the judge says of many records with golden files: outcomes, limits, decisions, findings, insights.
+
+    python tools/guard.py               # all shapes and 2,000 mutations
+    python tools/guard.py --groups c d  # the shapes of some groups, without mutations
+    python tools/guard.py --write       # replaces the golden files by what the judge of this checkout says
+
+A shape is a record or another input of the judge (tests/guard); a mutation is the intent to change one metric of one.
+tests/golden/changed-outcomes.yaml lists the differences that are wanted, each with ``key`` (SHAPE: OBSERVATION),
+``before``, ``after`` (null: not there) and ``reason``; ``*`` in the first three stands for any text. No entry may turn
+FAIL, ERROR or UNJUDGED into PASS, WARN or SKIP, nor remove the last of them from a check, and none may be unused.
+tests/test_guard.py compares all shapes and every twentieth mutation. Exits with 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, TypeAdapter, model_validator
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.guard.changes import Intent, intents
+from tests.guard.observed import Observed, observe
+from tests.guard.shapes import GROUPS, shapes
+
+from seatrial.model import Frozen, Trial
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "tests" / "golden" / "guard"
+CHANGED = ROOT / "tests" / "golden" / "changed-outcomes.yaml"
+MUTATIONS = "l"  # letter of the group of mutations
+MUTATION_COUNT = 2000
+# Group → mutations of each of its records, of which MUTATION_COUNT are drawn
+_MUTATIONS_PER_SHAPE = {"a": 8, "c": 4, "d": 4, "e": 4, "f": 1, "g": 1, "h": 20, "j": 4}
+_BAD = ("FAIL", "ERROR", "UNJUDGED", "REJECTED", "INCOMPLETE")
+_GOOD = ("PASS", "WARN", "SKIP", "ACCEPTED")
+_MAX_SHOWN = 40  # differences
+_WHOLE_SHAPE = "shape"  # observation of a shape that is not made any more
+Changes = Mapping[str, str | None]  # observation → its value, None if it is not there
+
+
+class Difference(Frozen):
+    """One observation of a shape that differs from the golden file. None: not there."""
+
+    shape: str
+    observation: str
+    before: str | None
+    after: str | None
+    refusal: str = ""  # why no entry can allow it
+
+    @property
+    def key(self) -> str:
+        return f"{self.shape}: {self.observation}"
+
+    def __str__(self) -> str:
+        refusal = f"\n  not allowed: {self.refusal}" if self.refusal else ""
+        return f"{self.key}\n  before: {self.before}\n  after:  {self.after}{refusal}"
+
+
+class Entry(Frozen):
+    """A wanted difference, as listed in changed-outcomes.yaml."""
+
+    key: str = Field(pattern=rf"^[{''.join(GROUPS)}{MUTATIONS}*]")
+    before: str | None
+    after: str | None
+    reason: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _keeps_bad_outcomes(self) -> Entry:
+        if _first_word(self.before) in _BAD and _first_word(self.after) in _GOOD:
+            raise ValueError(f"{self.key}: turns {_first_word(self.before)} into {_first_word(self.after)}")
+        return self
+
+    def allows(self, difference: Difference) -> bool:
+        pairs = ((self.key, difference.key), (self.before, difference.before), (self.after, difference.after))
+        return not difference.refusal and all(_matches(pattern, text) for pattern, text in pairs)
+
+
+class Mutation(Frozen):
+    """An intent, and what it changes in the observations of its shape."""
+
+    shape: str
+    intent: Intent
+    changes: Changes
+
+
+def _first_word(text: str | None) -> str:
+    return re.split(r"[ ,;]", text or "", maxsplit=1)[0]
+
+
+def _matches(pattern: str | None, text: str | None) -> bool:
+    if pattern is None or text is None:
+        return pattern is text
+    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), text, re.DOTALL) is not None
+
+
+@dataclass
+class Comparison:
+    """The differences from the golden files that ``entries`` do not allow, and how often each entry was needed."""
+
+    entries: Sequence[Entry]
+    differences: list[Difference] = field(default_factory=list)
+    needed: Counter[str] = field(default_factory=Counter)  # key of the entry
+    compared: int = 0  # shapes and mutations
+
+    def add(self, shape: str, before: Observed, after: Observed, known: Collection[Changes] = ()) -> Changes:
+        """Compare the observations of a shape; return what changed. ``known``: changes that are listed already."""
+        self.compared += 1
+        changed = changes(before, after)
+        for observation, value in changed.items():
+            old = before.get(observation)
+            if any(observation in each and each[observation] == value for each in known):
+                continue
+            self.add_difference(
+                Difference(
+                    shape=shape,
+                    observation=observation,
+                    before=old,
+                    after=value,
+                    refusal=_refusal(observation, old, value, after),
+                )
+            )
+        return changed
+
+    def add_difference(self, difference: Difference) -> None:
+        allowing = [entry for entry in self.entries if entry.allows(difference)]
+        self.needed.update(entry.key for entry in allowing)
+        if not allowing:
+            self.differences.append(difference)
+
+    def unused(self, groups: Collection[str]) -> list[Entry]:
+        """The entries for ``groups`` that allow no difference; the group of a key is its first character."""
+        return [entry for entry in self.entries if entry.key[0] in groups and not self.needed[entry.key]]
+
+
+def changes(before: Observed, after: Observed) -> Changes:
+    names = dict.fromkeys((*before, *after))
+    return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
+
+
+def _refusal(observation: str, before: str | None, after: str | None, observed: Observed) -> str:
+    """Why a difference is never allowed; empty if it is no loosening."""
+    if _first_word(before) not in _BAD:
+        return ""
+    if _first_word(after) in _GOOD:
+        return f"{_first_word(before)} became {_first_word(after)}"
+    kind, _, rest = observation.partition(" ")
+    check = rest.partition(" ")[0]
+    still_bad = (
+        name.startswith(f"verdict {check} ") and _first_word(value) in _BAD for name, value in observed.items()
+    )
+    if after is None and kind == "verdict" and not any(still_bad):
+        return f"the only {_first_word(before)} of {check} is gone"
+    return ""
+
+
+def read_entries() -> tuple[Entry, ...]:
+    """The entries of changed-outcomes.yaml. Raises ValidationError."""
+    return TypeAdapter(tuple[Entry, ...]).validate_python(yaml.safe_load(CHANGED.read_text(encoding="utf-8")) or ())
+
+
+def compare(groups: Iterable[str], entries: Sequence[Entry], mutation_step: int = 0) -> Comparison:
+    """Compare all shapes of ``groups`` and every ``mutation_step``-th mutation of them; 0: no mutation."""
+    comparison = Comparison(entries)
+    mutations: dict[str, list[tuple[int, Mutation]]] = {}
+    if mutation_step:
+        for number, line in enumerate(read(MUTATIONS)):
+            if number % mutation_step == 0:
+                mutation = Mutation.model_validate(line)
+                mutations.setdefault(mutation.shape, []).append((number, mutation))
+    for letter in groups:
+        golden: dict[str, Observed] = {line["shape"]: line["observed"] for line in read(letter)}
+        for name, made in shapes(letter):
+            shape = f"{letter}/{name}"
+            if (before := golden.pop(shape, None)) is None:
+                continue  # a record that was added later
+            changed = comparison.add(shape, before, _observed(made))
+            for number, mutation in mutations.get(shape, ()):
+                assert isinstance(made, Trial)
+                intent = mutation.intent
+                text = f"{MUTATIONS}/{number} {shape}, {intent.check} {intent.subject} {intent.metric} {intent.kind}"
+                after = observe(intent.apply(made))
+                comparison.add(text, _patched(before, mutation.changes), after, (changed,))
+        for shape in golden:
+            lost = Difference(shape=shape, observation=_WHOLE_SHAPE, before="made", after=None)
+            comparison.add_difference(lost)
+    return comparison
+
+
+def _observed(made: Trial | Observed) -> Observed:
+    return observe(made) if isinstance(made, Trial) else made
+
+
+def _patched(observed: Observed, changed: Changes) -> Observed:
+    return {name: value for name, value in {**observed, **changed}.items() if value is not None}
+
+
+def write() -> None:
+    """Replace all golden files."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    drawn: list[tuple[str, Intent]] = []
+    for letter in GROUPS:
+        observed = []
+        for name, made in shapes(letter):
+            shape = f"{letter}/{name}"
+            observed.append({"shape": shape, "observed": _observed(made)})
+            if isinstance(made, Trial):
+                drawn += ((shape, intent) for intent in intents(shape, made, _MUTATIONS_PER_SHAPE[letter]))
+        _write(letter, observed)
+    chosen: dict[str, list[Intent]] = {}
+    for shape, intent in random.Random(0).sample(drawn, min(MUTATION_COUNT, len(drawn))):
+        chosen.setdefault(shape, []).append(intent)
+    _write(MUTATIONS, _mutations(chosen))
+
+
+def _mutations(chosen: Mapping[str, Sequence[Intent]]) -> Iterator[dict[str, object]]:
+    for letter in GROUPS:
+        for name, made in shapes(letter):
+            shape = f"{letter}/{name}"
+            if isinstance(made, Trial) and shape in chosen:
+                before = observe(made)
+                for intent in chosen[shape]:
+                    changed = changes(before, observe(intent.apply(made)))
+                    yield Mutation(shape=shape, intent=intent, changes=changed).model_dump()
+
+
+def read(letter: str) -> Iterator[dict[str, Any]]:
+    """The lines of a golden file."""
+    with lzma.open(FOLDER / f"{letter}.jsonl.xz", "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def _write(letter: str, lines: Iterable[Mapping[str, object]]) -> None:
+    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    (FOLDER / f"{letter}.jsonl.xz").write_bytes(lzma.compress(text.encode(), preset=9))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, help="only these groups, without mutations")
+    parser.add_argument("--write", action="store_true", help="replace the golden files")
+    options = parser.parse_args()
+    if options.write:
+        write()
+        return 0
+    comparison = compare(options.groups or GROUPS, read_entries(), mutation_step=0 if options.groups else 1)
+    unused = comparison.unused(options.groups or (*GROUPS, MUTATIONS, "*"))
+    for difference in comparison.differences[:_MAX_SHOWN]:
+        print(difference)
+    for entry in unused:
+        print(f"{CHANGED.name}: no longer needed: {entry.key}")
+    for entry in comparison.entries:
+        print(f"{comparison.needed[entry.key]} differences allowed by {entry.key}: {entry.reason}")
+    print(f"{comparison.compared} shapes and mutations compared, {len(comparison.differences)} differences")
+    return 1 if comparison.differences or unused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
