@@ -208,9 +208,10 @@ def test_corruption_in_either_measurement_fails() -> None:
         if verdict.metric
     }
     assert outcomes == {"speed": Outcome.WARN, "wrong": Outcome.FAIL}
-    in_retry = [verdict for verdict in verdicts([first(9)], [second(11, wrong=3)]) if verdict.metric == "wrong"]
-    assert [verdict.outcome for verdict in in_retry] == [Outcome.PASS, Outcome.FAIL]
-    assert Reason.FAILED_IN_RETRY_ONLY in in_retry[1].reasons
+    for retries in ([second(11, wrong=3)], [second(11), third(11, wrong=3)], [second(11, wrong=2), third(11, wrong=3)]):
+        in_retry = [verdict for verdict in verdicts([first(9)], retries) if verdict.metric == "wrong"]
+        assert [verdict.outcome for verdict in in_retry] == [Outcome.PASS, Outcome.FAIL]
+        assert Reason.FAILED_IN_RETRY_ONLY in in_retry[1].reasons
 
 
 def test_retry_of_a_collective_needs_all_ranks() -> None:

@@ -94,9 +94,10 @@ def combined_verdicts(
         else:
             yield _combined(verdict, _Attempts(key, first, second, third, judge))
     yield from _moved_faults(first_verdicts, second, is_performance)
-    for verdict in second.verdicts.values():  # a metric that is not a performance metric FAILs if any measurement fails
-        is_new = verdict.outcome is _FAIL and (verdict.metric, verdict.subject) not in bad_first
-        if is_new and not is_performance[verdict.metric]:
+    # a metric that is not a performance metric FAILs if any measurement fails
+    retried = (item for retry in (third, second) for item in retry.verdicts.items())
+    for key, verdict in {key: verdict for key, verdict in retried if verdict.outcome is _FAIL}.items():
+        if key not in bad_first and not is_performance[verdict.metric]:
             yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
 
 
