@@ -62,8 +62,8 @@ def _results(trial: Trial) -> dict[str, JobResult]:
     """Ends of the job of ranks."""
     missing = (MissingNode(name="node0003", state="DOWN+NOT_RESPONDING"),)
     return {
-        "rejected job": _result(trial, JobState.FAILED, REJECTED),
-        "pending job": _result(trial, JobState.FAILED, PENDING),
+        "rejected job": _result(trial, JobState.REJECTED, REJECTED),
+        "pending job": _result(trial, JobState.REJECTED, PENDING),
         "time limit of the job": _result(trial, JobState.TIMEOUT, "still running after 600 s, its time limit"),
         "hung job": _result(trial, JobState.HUNG, "no heartbeat for 60 s in collectives.all_reduce", "rank 5"),
         "cancelled job": _result(trial, JobState.CANCELLED, "interrupted"),
@@ -104,10 +104,14 @@ def _ranks_job(trial: Trial) -> Job:
 
 
 def _with_failed_job(trial: Trial, result: JobResult) -> Trial:
-    """The trial in which a job ended before its last checks, which have an ERROR with the cause."""
+    """The trial in which a job ended before its last checks.
+
+    They have an ERROR with the cause; if the scheduler rejected the job, they have no measurement.
+    """
     kept = tuple(each for each in trial.measurements if each.check not in LATE_CHECKS)
     error = f"{result.failed_subject}: {result.cause}"
-    errors = tuple(Measurement(check=name, subject=result.failed_subject, error=error) for name in LATE_CHECKS)
+    late_checks = () if result.state is JobState.REJECTED else LATE_CHECKS
+    errors = tuple(Measurement(check=name, subject=result.failed_subject, error=error) for name in late_checks)
     update = {"measurements": (*kept, *errors), "results": (result,), "missing_nodes": result.missing_nodes}
     return trial.model_copy(update=update)
 
