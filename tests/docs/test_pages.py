@@ -33,7 +33,7 @@ def name(page: Path) -> str:
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=name)
 def test_commands_give_the_shown_output(page: Path, tmp_path: Path) -> None:
-    for folder in ("benchmarks", "configs", "deploy", "docs"):
+    for folder in ("benchmarks", "configs", "deploy", "docs", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     run_here(blocks(page), tmp_path)
 
