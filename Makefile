@@ -2,7 +2,7 @@
 #   make trial   run seatrial on this machine
 #   make test    lint, types, and all tests except those of test-training and test-cluster
 #   make test-training   trains small models and measures, mostly with several ranks
-#   make docs   the pages of docs/ as a site in build/site
+#   make docs   the pages of docs/, and pages made from the data of seatrial, as a site in build/site
 #   make wheelhouse   download all wheels for machines without a network (docs/install.md)
 # and, as root with Debian's slurm-wlm, munge, iproute2 and iptables:
 #   make test-cluster    tests on a real Slurm of two nodes
@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 TRIAL_SETUP := $(VENV)/.installed-trial
+DOCS_SETUP := $(VENV)/.installed-docs
 WHEELHOUSE := wheelhouse
 PYTEST := $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 
@@ -55,14 +56,18 @@ setup: $(SETUP)
 
 $(SETUP): pyproject.toml constraints.txt
 	sh tools/setup.sh $(VENV) test
-	touch $@ $(TRIAL_SETUP)
+	touch $@ $(TRIAL_SETUP) $(DOCS_SETUP)
 
 $(TRIAL_SETUP): pyproject.toml constraints.txt
 	sh tools/setup.sh $(VENV) trial
 	touch $@
 
-docs: $(SETUP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+$(DOCS_SETUP): pyproject.toml constraints.txt
+	sh tools/setup.sh $(VENV) docs
+	touch $@
+
+docs: $(DOCS_SETUP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 wheelhouse: $(TRIAL_SETUP)
 	$(BIN)/python tools/wheelhouse.py $(WHEELHOUSE)

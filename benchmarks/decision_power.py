@@ -30,6 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.judging import RECORD, scale_trial
+from tools.records import record_path
 
 from seatrial.analysis.power import detectable_slowdown, rejected_share
 from seatrial.checks import catalog
@@ -144,7 +145,7 @@ class Noise:
         windows: dict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
         for name in HEALTHY_RUNS:
             values = defaultdict(list)
-            for measurement in load_trial(RECORD.parent.parent / f"{name}.trial.json").measurements:
+            for measurement in load_trial(record_path(name)).measurements:
                 for metric in measurement.metrics if measurement.check in CHECKS else ():
                     values[measurement.check, metric.name].append(metric.value)
                     if len(metric.samples) > 1 and metric.value > 0:

@@ -22,6 +22,9 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools.records import record_path
+
 from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
@@ -32,7 +35,7 @@ from seatrial.model import CLUSTER, Job, Measurement, Metric, Scope, Trial
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.util.gc_pause import gc_paused
 
-RECORD = Path(__file__).parent.parent / "docs/results/2026-11-22-4xh200/acceptance.trial.json"
+RECORD = record_path("2026-11-22-4xh200/acceptance")
 MAX_CPU_S, MAX_GIB = 5.0, 1.0  # thresholds for 1,024 nodes of 8 GPUs
 
 

@@ -27,8 +27,8 @@ from pydantic import JsonValue
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.decision_power import HEALTHY_RUNS, lower_bound
-from benchmarks.judging import RECORD
 from benchmarks.published_figures import FIGURES, OPERATIONS, judged
+from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Cluster, Config
@@ -148,7 +148,7 @@ def healthy_shares() -> Mapping[str, tuple[float, ...]]:
 @cache
 def window_noise() -> tuple[np.ndarray, ...]:
     """Windows of the bandwidths in the healthy H200 runs, relative to their median."""
-    trials = (load_trial(RECORD.parent.parent / f"{name}.trial.json") for name in HEALTHY_RUNS)
+    trials = (load_trial(record_path(name)) for name in HEALTHY_RUNS)
     metrics = (
         metric
         for trial in trials

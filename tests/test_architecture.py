@@ -1,4 +1,4 @@
-"""Limits of the architecture: imports go downwards, the base install needs no torch, files stay small."""
+"""Limits of the architecture: imports go downwards, the base install needs no torch, no file is a monster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -90,28 +89,8 @@ def test_the_command_line_imports_neither_torch_nor_transformers() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_functions_and_files_stay_small() -> None:
-    all_nodes = [node for path in SOURCES for node in nodes(path)]
-    functions = [node for node in all_nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lengths = [(function.end_lineno or function.lineno) - function.lineno + 1 for function in functions]
-    assert median(lengths) <= 10
-    assert max(lengths) <= 60
-    assert max(path.read_text().count("\n") for path in SOURCES) <= 450
-
-
-def _test_file(source: Path) -> Path:
-    """The test file of a module; modules with declarations only share one file per folder."""
-    if source.parent.parent.name == "drill":  # a drill is itself a test; docs/results has its results
-        return ROOT / "tests" / "drill" / "test_catalog.py"
-    folder = ROOT / "tests" / source.parent.relative_to(ROOT / "src" / "seatrial")
-    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    declares = not any(isinstance(node, definitions) for node in nodes(source))
-    own = folder / f"test_{source.stem.lstrip('_')}.py"
-    return folder / "test_declarations.py" if declares and not own.exists() else own
-
-
-def test_every_module_has_a_test_file_of_its_name() -> None:
-    """``src/seatrial/PACKAGE/_module.py``: ``tests/PACKAGE/test_module.py``."""
-    modules = [path for path in SOURCES if path.name not in ("__init__.py", "__main__.py")]
-    without = {str(path.relative_to(ROOT / "src" / "seatrial")) for path in modules if not _test_file(path).exists()}
-    assert without == set(), "make a test file of this name"
+def test_functions_and_files_are_readable_in_one_go() -> None:
+    definitions = (node for path in SOURCES for node in nodes(path))
+    functions = [node for node in definitions if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert max((function.end_lineno or function.lineno) - function.lineno + 1 for function in functions) <= 100
+    assert max(path.read_text().count("\n") for path in SOURCES) <= 800

@@ -45,7 +45,6 @@ def _large(path: Path) -> None:
 FILES = {
     "judge": "trial.json",
     "report": "trial.json",
-    "migrate": "trial.json",
     "baseline learn --out OUT": "trial.json",
     "judge RECORD --baseline": "site.yaml",
     "run --dry-run": "trial.yaml",

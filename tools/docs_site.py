@@ -1,6 +1,7 @@
 """Hooks of mkdocs (mkdocs.yml): they make a site of pages that are written for GitHub.
 
-Links may lead to files outside of docs/: these files become part of the site, below source/.
+Links may lead to files outside of docs/: these files become part of the site, below source/. The site has further
+pages, made from the data of seatrial: metrics, reference values, known failures, results of the drills.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+from tools import drills_page, metrics_page, references_page, troubleshooting_page
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+GENERATED = {
+    path: text
+    for each in (metrics_page, references_page, troubleshooting_page, drills_page)
+    for path, text in each.pages().items()
+}
 # A block of code, which may contain "[8, 8](S(0))", or a link with a path
 CODE_OR_LINK = re.compile(
     r"^ *```.*?^ *```|\[(?P<text>[^\]]*)\]\((?![a-z]+:|#|<)(?P<path>[^)\s#]+)(?P<anchor>#[^)]*)?\)",
@@ -32,11 +39,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the files outside of docs/ that pages link to, and those that these link to."""
-    pages = [Path(str(file.abs_src_path)) for file in files.documentation_pages()]
+    """Add the generated pages, the files outside of docs/ that pages link to, and those that these link to."""
+    for path, text in GENERATED.items():
+        files.append(File.generated(config, path, content=text))
+    pages = [(DOCS / file.src_uri, file.content_string) for file in files.documentation_pages()]
     while pages:
-        page = pages.pop()
-        for link in CODE_OR_LINK.finditer(page.read_text(encoding="utf-8")):
+        page, text = pages.pop()
+        for link in CODE_OR_LINK.finditer(text):
             if link["path"] is None:
                 continue
             target = _target(page, link)
@@ -47,13 +56,13 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             )
             files.append(file)
             if target.suffix == ".md":
-                pages.append(target)
+                pages.append((target, file.content_string))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Return the page with links inside the site, and with the indent of lists that Python-Markdown reads."""
-    source = Path(str(page.file.abs_src_path))
+    source = Path(page.file.abs_src_path or DOCS / page.file.src_uri)
     folder = os.path.dirname(page.file.src_uri)
 
     def inside_site(link: re.Match[str]) -> str:
@@ -81,7 +90,7 @@ def _existing(entries: list[Any]) -> list[Any]:
         title, value = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
         if isinstance(value, list):
             kept += [{title: pages}] if (pages := _existing(value)) else []
-        elif (DOCS / value).exists():
+        elif (DOCS / value).exists() or value in GENERATED:
             kept.append(entry)
     return kept
 
@@ -89,7 +98,7 @@ def _existing(entries: list[Any]) -> list[Any]:
 def _target(page: Path, link: re.Match[str]) -> Path:
     """The file that a link of a page leads to: of a folder its README.md, or the folder if it has none."""
     target = (page.parent / link["path"]).resolve()
-    if not target.exists():
+    if not target.exists() and os.path.relpath(target, DOCS) not in GENERATED:
         raise PluginError(f"{page.relative_to(ROOT)} links to {link['path']}, which does not exist")
     return target / "README.md" if (target / "README.md").is_file() else target
 

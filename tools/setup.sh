@@ -1,14 +1,16 @@
 #!/bin/sh
-# Makes or completes a virtual environment with pinned versions: setup.sh VENV trial|test
+# Makes or completes a virtual environment with pinned versions: setup.sh VENV trial|docs|test
 #   trial   what `make trial` needs: seatrial with torch
+#   docs    what `make docs` needs: seatrial without torch, mkdocs
 #   test    also the Hugging Face libraries, DeepSpeed, linters and test tools
 # pip's own variables apply: PIP_EXTRA_INDEX_URL, PIP_NO_INDEX, PIP_FIND_LINKS (docs/install.md)
 set -eu
 venv=$1
 case $2 in
     trial) extras=train ;;
+    docs) extras=docs ;;
     test) extras=all ;;
-    *) echo "setup: unknown set '$2': expected trial or test" >&2; exit 2 ;;
+    *) echo "setup: unknown set '$2': expected trial, docs or test" >&2; exit 2 ;;
 esac
 
 for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do

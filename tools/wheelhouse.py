@@ -28,7 +28,7 @@ def main() -> int:
     try:
         _pip("wheel", "--no-deps", "--wheel-dir", str(partial), str(ROOT))
         (wheel,) = partial.glob("seatrial-*.whl")
-        _download(partial, f"{wheel}[train,hf]")
+        _download(partial, f"{wheel}[train,hf,docs]")
         (partial / "requirements.txt").write_text(requirements(sorted(partial.glob("*.whl"))))
         _download(partial, *BUILD_TOOLS)
     except subprocess.CalledProcessError as error:

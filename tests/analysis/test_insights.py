@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tools.records import record_path
 
 from seatrial.analysis import trial_insights
 from seatrial.analysis.collective import NVLINK, PORT
@@ -27,7 +28,6 @@ from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import render
 from tests.hardware.test_links import gpus, hosts, path, port
-from tests.paths import RESULTS
 
 SIZES = tuple(2.0**power for power in (20, 25, 30, 33))
 IB = path("P2P/CUMEM", "NET/IB/GDRDMA")
@@ -255,7 +255,7 @@ def test_cpu_run_has_no_insights() -> None:
 
 
 def shipped_trial() -> Trial:
-    return load_trial(RESULTS / "2026-11-21-4xh200" / "acceptance.trial.json")
+    return load_trial(record_path("2026-11-21-4xh200/acceptance"))
 
 
 def trial_with_override() -> Trial:
@@ -289,7 +289,7 @@ def test_lax_threshold_is_in_the_terminal_summary(capsys: pytest.CaptureFixture[
 
 
 def test_rejudging_keeps_every_verdict_of_a_shipped_trial() -> None:
-    trial = load_trial(RESULTS / "2026-11-23-2xh200" / "quick-1.trial.json")
+    trial = load_trial(record_path("2026-11-23-2xh200/quick-1"))
     rejudged = rejudge(trial)
     before, after = (
         Counter((verdict.check, verdict.subject, verdict.metric, verdict.outcome) for verdict in each.verdicts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from tools.records import record_path
 
 from seatrial.analysis.known_references import reference_metrics, unjudged_metrics, values_by_metric
 from seatrial.checks import catalog
@@ -13,8 +13,7 @@ from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.hardware.references import skus
 from seatrial.model import Baseline, Reason, ReferenceValue, Threshold, Trial
 from seatrial.pipeline.rejudge import rejudge
-from seatrial.pipeline.upgrade import upgrade
-from tests.paths import RESULTS
+from seatrial.util.input_files import read_text
 
 NO_REFERENCE = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
 
@@ -31,8 +30,8 @@ def unjudged(*checks: str, gpu: str = "NVIDIA B200", gpus: int = 8, nodes: int =
     "gpu", ["NVIDIA B200", "NVIDIA GB200", "NVIDIA H100 80GB HBM3", "NVIDIA Unknown", "NVIDIA H200"]
 )
 def test_predicted_metrics_are_those_without_a_reference_in_the_verdicts(gpu: str) -> None:
-    text = (RESULTS / "2026-11-23-2xh200/acceptance.trial.json").read_text()
-    trial = rejudge(Trial.model_validate(upgrade(json.loads(text.replace("NVIDIA H200", gpu)))))
+    text = read_text(record_path("2026-11-23-2xh200/acceptance"))
+    trial = rejudge(Trial.model_validate_json(text.replace("NVIDIA H200", gpu)))
     planned = [check for job in trial.jobs for check in job.checks]
     config = Config.model_validate(trial.config)
     predicted = {(each.check, each.metric) for each in unjudged_metrics(config, catalog(), planned, [gpu] * 2, None)}

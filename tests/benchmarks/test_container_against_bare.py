@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from benchmarks.container_against_bare import figures, main, summary
+from tools.records import record_path
 
 from seatrial.pipeline.run_directory import load_trial
-from tests.paths import RESULTS
 
-RECORD = RESULTS / "2026-11-27-2xh100" / "quick.trial.json"
+RECORD = record_path("2026-11-27-2xh100/quick")
 FAKE = """#!/bin/sh
 while [ $# -gt 1 ]; do [ "$1" = --out ] && out=$2; shift; done
 mkdir "$out" && cp "$0.trial.json" "$out/trial.json"

@@ -27,7 +27,6 @@ COMMANDS = [
     "explain",
     "drill",
     "schema",
-    "migrate",
     "init",
     "watch",
     "readmit",
@@ -51,7 +50,7 @@ def test_every_help_text_has_an_example_that_starts_with_its_command(command: tu
 
 
 def test_the_shell_completes_commands() -> None:
-    environment = {"_SEATRIAL_COMPLETE": "complete_bash", "COMP_WORDS": "seatrial mig", "COMP_CWORD": "1"}
+    environment = {"_SEATRIAL_COMPLETE": "complete_bash", "COMP_WORDS": "seatrial sch", "COMP_CWORD": "1"}
     done = subprocess.run(
         [Path(sys.executable).with_name("seatrial")],
         env={**os.environ, **environment},
@@ -59,7 +58,7 @@ def test_the_shell_completes_commands() -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["migrate"]
+    assert done.stdout.split() == ["schema"]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ try:
     main()
 finally:
     packages = ["analysis", "diagnose", "drill", "judge", "report", "pipeline.run", "pipeline.preview"]
-    packages += ["pipeline.upgrade", "launch.torchrun", OTHER]
+    packages += ["launch.torchrun", OTHER]
     heavy = {"jsonschema", "numpy", "pynvml", "rich", "torch", *(f"seatrial.{name}" for name in packages)}
     from seatrial.checks import Check
     loaded = {name for name, module in sys.modules.items() if isinstance(vars(module).get("CHECK"), Check)}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import JsonValue
+from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
@@ -21,9 +22,7 @@ from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reaso
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.fakes.slurm import NO_CONFIGURATION
-from tests.paths import ROOT
 
-RESULTS = ROOT / "docs" / "results"
 GPU1 = "n0/gpu1"
 
 
@@ -206,7 +205,7 @@ def test_thousands_of_suspects() -> None:
 
 
 def test_record_with_a_disabled_link_names_the_variable() -> None:
-    trial = rejudge(load_trial(RESULTS / "2026-11-23-2xh200" / "p2p-disabled.trial.json"))
+    trial = rejudge(load_trial(record_path("2026-11-23-2xh200/p2p-disabled")))
     (finding,) = trial.findings
     assert finding.title == "NCCL_P2P_DISABLE=1 is set"
     assert len(finding.explains) == sum(verdict.outcome is Outcome.FAIL for verdict in trial.verdicts) == 2
@@ -222,8 +221,8 @@ def record_with_a_foreign_process() -> tuple[Trial, list[Measurement]]:
 
     The run had no gpu.inventory: its measurement is that of acceptance.trial.json, with one process and its count.
     """
-    busy = load_trial(RESULTS / "2026-11-23-2xh200" / "busy-gpu.trial.json")
-    acceptance = load_trial(RESULTS / "2026-11-23-2xh200" / "acceptance.trial.json")
+    busy = load_trial(record_path("2026-11-23-2xh200/busy-gpu"))
+    acceptance = load_trial(record_path("2026-11-23-2xh200/acceptance"))
     (inventory,) = (each for each in acceptance.measurements if each.check == "gpu.inventory")
     process: JsonValue = [{"gpu": 1, "pid": 1800, "name": "python3", "memory": 10 * 2**30}]
     metrics = tuple(
@@ -249,7 +248,7 @@ def test_record_with_a_busy_gpu_has_one_finding_that_names_the_process() -> None
 
 def test_record_with_two_channels_names_the_variable() -> None:
     """The record with NCCL_P2P_DISABLE=1, in which the variable is replaced."""
-    trial = load_trial(RESULTS / "2026-11-23-2xh200" / "p2p-disabled.trial.json")
+    trial = load_trial(record_path("2026-11-23-2xh200/p2p-disabled"))
     text = (
         trial.model_dump_json()
         .replace("NCCL_P2P_DISABLE", "NCCL_MAX_NCHANNELS")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose, refreshed_findings
@@ -12,7 +13,6 @@ from seatrial.diagnose.failed_rank import failed_rank_finding
 from seatrial.model import JobResult, JobState, Outcome, Verdict, VerdictKey
 from seatrial.pipeline.run_directory import load_trial
 from tests.diagnose.test_log_origin import run_directory
-from tests.paths import ROOT
 
 RANK = "rank 1 (n0/gpu1, pid 4711)"
 HANG = "no heartbeat for 15 s; last status: train.ddp; process state T. Run first, on its node: dmesg -T | tail"
@@ -85,7 +85,7 @@ def test_other_results_have_no_failed_rank(state: JobState, subject: str, tmp_pa
 
 
 def test_finding_is_kept_when_a_record_is_judged_again(tmp_path: Path) -> None:
-    record = load_trial(ROOT / "docs" / "results" / "2026-11-23-2xh200" / "p2p-disabled.trial.json")
+    record = load_trial(record_path("2026-11-23-2xh200/p2p-disabled"))
     finding = failed_rank_finding(result(JobState.HUNG, HANG), tmp_path)
     assert finding
     trial = record.model_copy(update={"findings": (finding,)})

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from tools.docs_site import GENERATED
 
 from seatrial.checks import catalog
 from seatrial.cli.app import app
@@ -23,7 +24,6 @@ from tests.paths import ROOT
 DOCS = ROOT / "docs"
 FENCED = re.compile(r"^ *```.*?^ *```", re.M | re.S)
 PAGES = sorted(DOCS.rglob("*.md"))
-WRITTEN = [page for page in PAGES if page.parent.name != "troubleshooting"]  # by hand
 RUN_HERE = [page for page in PAGES if any(block.marker == "run" for block in blocks(page))]
 
 
@@ -33,7 +33,7 @@ def name(page: Path) -> str:
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=name)
 def test_commands_give_the_shown_output(page: Path, tmp_path: Path) -> None:
-    for folder in ("benchmarks", "configs", "deploy", "docs"):
+    for folder in ("benchmarks", "configs", "deploy", "docs", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     run_here(blocks(page), tmp_path)
 
@@ -41,7 +41,7 @@ def test_commands_give_the_shown_output(page: Path, tmp_path: Path) -> None:
 def test_commands_are_run_or_the_page_says_why_not() -> None:
     unmarked = [
         f"{name(page)}: {block.text.splitlines()[0]}"
-        for page in WRITTEN
+        for page in PAGES
         for block in blocks(page)
         if block.language in COMMAND_LANGUAGES and not block.marker
     ]
@@ -53,7 +53,7 @@ def test_commands_are_run_or_the_page_says_why_not() -> None:
 def test_commands_and_their_options_exist() -> None:
     options = _options_of_commands()
     wrong = []
-    for page in [*WRITTEN, ROOT / "README.md"]:
+    for page in [*PAGES, ROOT / "README.md"]:
         for line in _lines_of_code(page):
             for words in re.findall(r"(?:^|[ /(])seatrial ([a-z][^|>;&#`]*)", line):
                 command = next((known for known in options if f"{words} ".startswith(f"{known} ")), None)
@@ -79,20 +79,21 @@ def test_the_pages_form_a_site(tmp_path: Path) -> None:
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(build, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    misread = [name(page) for page in PAGES if _html(page, tmp_path).count("<pre>") not in _code_blocks(page)]
+    pages = {name(page): page.read_text() for page in PAGES} | GENERATED
+    misread = [page for page, text in pages.items() if _html(page, tmp_path).count("<pre>") not in _code_blocks(text)]
     assert misread == [], "code blocks of the page and of the site differ: a list item or a fence has another indent"
+    assert max(map(len, GENERATED.values())) < 100_000
 
 
-def _code_blocks(page: Path) -> range:
+def _code_blocks(text: str) -> range:
     """The possible numbers of code blocks: those with fences, and code by indent, of which several can be one block."""
-    text = page.read_text()
     fenced = len(re.findall(r"^ *```", text, re.M)) // 2
     return range(fenced, fenced + len(re.findall(r"\n\n {4,}\S", re.sub(FENCED, "", text))) + 1)
 
 
-def _html(page: Path, site: Path) -> str:
-    relative = page.relative_to(DOCS).with_suffix(".html")
-    return (site / relative.with_name("index.html" if relative.stem == "README" else relative.name)).read_text()
+def _html(page: str, site: Path) -> str:
+    path = (site / page).with_suffix(".html")
+    return (path.with_name("index.html") if path.stem == "README" else path).read_text()
 
 
 def _lines_of_code(page: Path) -> Iterator[str]:

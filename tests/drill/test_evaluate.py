@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.records import record_path
 
 from seatrial.drill.base import Drill, DrillResult, DrillTrial, Expected
 from seatrial.drill.evaluate import Evidence, evaluate, finding_cause
 from seatrial.model import Decision, DecisionValue, Finding, Outcome, Trial, Verdict
 from seatrial.model.trial import Action
 from seatrial.pipeline.run_directory import load_trial
-from tests.paths import ROOT
 
-RECORD = load_trial(ROOT / "docs" / "results" / "2026-11-23-2xh200" / "p2p-disabled.trial.json")
+RECORD = load_trial(record_path("2026-11-23-2xh200/p2p-disabled"))
 EXPECTED = Expected(
     check="collectives.*",
     metric="busbw.*",

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import lzma
 import random
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import Literal, get_args
 
 from pydantic import JsonValue
+from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.checks.base import SubjectKind
 from seatrial.model import EXEMPT, NOT_REPORTED, Measurement, Metric, Trial
 from seatrial.pipeline.run_directory import load_trial
-from tests.paths import FIXTURES, RESULTS
 
 Kind = Literal["dropped", "does_not_apply", "cannot_be_read", "times_0.5", "times_2"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -26,25 +23,9 @@ _FACTORS: dict[Kind, float] = {"times_0.5": 0.5, "times_2": 2.0}
 _REASON = "the guard says so"
 
 
-@cache
-def record_paths() -> dict[str, Path]:
-    """Name → file of each record: ``2026-11-22-4xh200/acceptance``, wherever it lies and whether it is compressed."""
-    found = {}
-    for root in (RESULTS, FIXTURES / "records"):
-        for path in (*root.rglob("*trial.json"), *root.rglob("*trial.json.xz")):
-            found[str(path.relative_to(root)).removesuffix(".xz").removesuffix(".json").removesuffix(".trial")] = path
-    return dict(sorted(found.items()))
-
-
 @lru_cache(maxsize=4)
 def record(name: str) -> Trial:
-    path = record_paths()[name]
-    if path.suffix != ".xz":
-        return load_trial(path)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trial.json"
-        file.write_bytes(lzma.decompress(path.read_bytes()))
-        return load_trial(file)
+    return load_trial(record_path(name))
 
 
 def only_checks(trial: Trial, names: Collection[str]) -> Trial:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
+from tools.records import record_paths
+
 from seatrial.model import Trial
 from tests.guard import caused, clusters, configured, ended, retried, tools
-from tests.guard.changes import record, record_paths
+from tests.guard.changes import record
 from tests.guard.observed import Observed
 
 LAUNCHERS = "launchers/"  # start of the names of records of each launcher

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Required, TypedDict, get_args
 from unittest.mock import patch
 
+from tools.records import record_paths
+
 from benchmarks import published_figures
 from seatrial.cli.options import EXIT_CODES
 from seatrial.discover import nccl_tests_output, nvbandwidth_output
@@ -27,7 +29,7 @@ from seatrial.pipeline.benchmark_hardware import HardwareOptions, hardware_optio
 from seatrial.pipeline.readmit import Readmission
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.util import data_files
-from tests.guard.changes import record, record_paths
+from tests.guard.changes import record
 from tests.guard.observed import Observed, judgement
 from tests.paths import FIXTURES
 

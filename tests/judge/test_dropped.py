@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import pytest
+from tools.records import record_path
 
 from seatrial.checks.gpu.inventory import CHECK
 from seatrial.model import DecisionValue, Metric, Outcome, Reason, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
-from tests.paths import RESULTS
 
-RECORD = RESULTS / "2026-11-22-4xh200/acceptance.trial.json"
+RECORD = record_path("2026-11-22-4xh200/acceptance")
 GPUS = tuple(f"vm/gpu{index}" for index in range(4))
 
 

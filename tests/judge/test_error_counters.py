@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tools.records import record_path
 
 from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
@@ -14,9 +15,8 @@ from seatrial.judge import judge
 from seatrial.judge.error_counters import insights, verdicts
 from seatrial.model import CLUSTER, ERROR_COUNTERS, Measurement, Outcome, Reason, Verdict
 from seatrial.pipeline.run_directory import load_trial
-from tests.paths import RESULTS
 
-RECORD = RESULTS / "2026-11-22-2xh200/transfer-host-1.trial.json"
+RECORD = record_path("2026-11-22-2xh200/transfer-host-1")
 CHECK = catalog()["transfer.peers"]
 HEALTHY: dict[str, Any] = {"counters_read": 13}
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.judge.groups import SHAPE_FACTS
@@ -31,9 +32,8 @@ from seatrial.model import (
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.judge.test_rules import FOUR, SPEED, check, measured, verdicts
-from tests.paths import RESULTS
 
-RECORD = load_trial(RESULTS / "2026-11-22-4xh200/acceptance.trial.json")
+RECORD = load_trial(record_path("2026-11-22-4xh200/acceptance"))
 MEASURED = [name for name in RECORD.config["checks"] if any(m.check == name and m.metrics for m in RECORD.measurements)]
 DELETED = object()
 INVALID: tuple[Any, ...] = (None, "", True, 1, [], "nonsense", DELETED)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from statistics import median
 
 import pytest
 from pydantic import JsonValue
+from tools.records import record_path, record_paths
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
@@ -16,10 +18,9 @@ from seatrial.model import Insight, Measurement, Metric, Outcome, Reason, Thresh
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import render
-from tests.paths import RESULTS
 
 # An earlier version of the check, in which the streams of transfer.peers were not synchronized within a window
-EARLIER = "2026-11-21-4xh200/acceptance.trial.json"
+EARLIER = "2026-11-21-4xh200/acceptance"
 SUPPORTED_GPUS = (
     "NVIDIA A100-SXM4-40GB",
     "NVIDIA A100-SXM4-80GB",
@@ -113,7 +114,7 @@ def test_cpu_has_no_insight() -> None:
 
 
 def test_insights_of_a_recorded_trial_are_in_each_report() -> None:
-    trial = rejudge(load_trial(RESULTS / EARLIER))
+    trial = rejudge(load_trial(record_path(EARLIER)))
     for text in ("663.6 TFLOP/s (67.1 %)", "670.2 TFLOP/s (67.7 %)", "676.8 TFLOP/s (68.4 %)", "peak 4800 GB/s"):
         for format in ("html", "markdown", "json"):
             assert text in render(trial, format), (text, format)
@@ -153,7 +154,7 @@ def test_peaks_are_without_sparsity() -> None:
 def test_reference_values_of_the_h200_match_the_recorded_trials(
     key: str, metric: str, excluded: tuple[str, ...]
 ) -> None:
-    runs = [run for run in sorted(RESULTS.glob("2026-11-21-*/*.trial.json")) if not str(run).endswith(excluded or "-")]
+    runs = [run for name, run in record_paths().items() if re.match(r"2026-11-21-\dx", name) and name not in excluded]
     values = [
         measured.value
         for run in runs

@@ -7,18 +7,18 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
+from tools.records import record_path
 
 from seatrial.model import BasisKind, DecisionValue, Metric, Outcome, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
-from tests.paths import RESULTS
 
 TOKENS, NATIVE = "tokens_per_second_per_gpu", "tokens_per_second_per_gpu.native"
 
 
 @pytest.fixture(scope="module")
 def accepted() -> Trial:
-    return load_trial(RESULTS / "2026-11-22-2xh200-restructured/final-acceptance.trial.json")
+    return load_trial(record_path("2026-11-22-2xh200-restructured/final-acceptance"))
 
 
 def scaled(trial: Trial, check: str, pattern: str, factor: float, **settings: Any) -> Trial:

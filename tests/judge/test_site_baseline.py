@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import JsonValue
+from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
@@ -32,9 +32,8 @@ from seatrial.model import (
     UsageError,
 )
 from seatrial.pipeline import rejudge as pipeline
-from seatrial.pipeline.upgrade import upgrade
+from seatrial.util.input_files import read_text
 from tests.baselines import learned_runs
-from tests.paths import RESULTS
 from tests.processes import call as command
 from tests.report import samples
 
@@ -200,8 +199,8 @@ def test_damaged_file_raises(tmp_path: Path, content: str, text: str) -> None:
 @pytest.fixture(scope="module")
 def renamed() -> Trial:
     """An accepted run on H200, as a run on B200: most of its metrics have no published value."""
-    record = RESULTS / "2026-11-22-2xh200-restructured/final-acceptance.trial.json"
-    return Trial.model_validate(upgrade(json.loads(record.read_text().replace("NVIDIA H200", "NVIDIA B200"))))
+    text = read_text(record_path("2026-11-22-2xh200-restructured/final-acceptance"))
+    return Trial.model_validate_json(text.replace("NVIDIA H200", "NVIDIA B200"))
 
 
 def site_file(folder: Path, *runs: Trial) -> Path:

@@ -106,7 +106,7 @@ def test_json_reports(document: dict[str, object], tmp_path: Path) -> None:
         (b"hello\nworld\n", "no results"),
         (bytes(range(256)), "binary"),
         (b"\x1f\x8b\x08\x00truncated", "cannot read"),
-        (gzip.compress(b'{"a": 1}', mtime=0), "not JSON of nccl-tests"),
+        (gzip.compress(b'{"a": 1}', mtime=0), "is not a trial.json"),
         (gzip.compress(GOOD.read_bytes(), mtime=0)[:-30], "cannot read"),
         (gzip.compress(b" " * 2**20 * 20 + b"\n", mtime=0), "no results"),
         (b'{"a": 1}', "is not a trial.json"),

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 from pydantic import JsonValue
+from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.config.schema import Cluster, Config
@@ -18,7 +17,7 @@ from seatrial.pipeline.durations import (
 )
 from seatrial.pipeline.plan import NodeGpus, make_plan
 from seatrial.pipeline.planned_jobs import resolve
-from tests.paths import ROOT
+from seatrial.util.input_files import read_json
 
 WITHOUT_DURATION = {"train.command"}  # the user's own training
 
@@ -69,7 +68,7 @@ def test_typical_durations_are_near_those_of_the_latest_record() -> None:
     changed = {"train.fsdp", "train.throughput", "train.checkpoint", "train.failure", "train.parity"}
     changed |= {name for name, check in catalog().items() if check.operation}  # and collectives.transport
     changed |= {"collectives.transport"}
-    record = json.loads((ROOT / "docs/results/2026-11-23-2xh200/acceptance.trial.json").read_text())
+    record = read_json(record_path("2026-11-23-2xh200/acceptance"))
     timings = {timing["name"]: timing["seconds"] for timing in record["timings"] if timing["kind"] == "check"}
     compared = {name: s for name, s in timings.items() if s > 1 and name in catalog().keys() - changed}
     assert len(compared) > 8

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.records import record_paths
 
+from seatrial.checks import catalog
 from seatrial.model import Trial, UsageError
 from seatrial.pipeline.run_directory import RunDir, load_trial
 from tests.pipeline.fixtures import request
 from tests.report import samples
-
-SHIPPED = Path(__file__).parents[2] / "docs" / "results"
 
 
 def record(**changes: Any) -> str:
@@ -98,32 +101,41 @@ def test_record_is_loaded_by_folder_or_file(tmp_path: Path) -> None:
     assert isinstance(loaded, Trial)
 
 
-VERSION_1 = [
-    path for path in sorted(SHIPPED.glob("*/*.trial.json")) if '"schema_version": "1"' in path.read_text()[:99]
-]
+@pytest.mark.parametrize("version", ["1", "2", "4", None, {}])
+def test_a_record_of_another_schema_names_its_version_and_its_writer(tmp_path: Path, version: Any) -> None:
+    (tmp_path / "trial.json").write_text(record(schema_version=version, seatrial="0.0.9", left_out={}))
+    with pytest.raises(UsageError) as error:
+        load_trial(tmp_path)
+    assert f"schema_version is {version!r}, expected 3: use the version of seatrial that wrote it ('0.0.9')" in str(
+        error.value
+    )
 
 
-def test_number_of_version_1_records() -> None:
-    assert len(VERSION_1) == 18
+def test_every_metric_of_a_committed_record_is_declared_by_its_check() -> None:
+    undeclared = {
+        (name, measurement.check, metric.name)
+        for name, path in record_paths().items()
+        for measurement in load_trial(path).measurements
+        for metric in measurement.metrics
+        if not any(fnmatchcase(metric.name, declared) for declared in catalog()[measurement.check].metrics)
+    }
+    assert undeclared == set()
 
 
-@pytest.mark.parametrize("path", VERSION_1, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_version_1_record_is_upgraded(path: Path) -> None:
-    old = json.loads(path.read_text(encoding="utf-8"))
-    trial = load_trial(path)
-    assert (old["schema_version"], trial.schema_version) == ("1", "2")
-    assert [verdict.fix for verdict in trial.verdicts] == [verdict["remedy"] for verdict in old["verdicts"]]
-    assert [verdict.detail for verdict in trial.verdicts] == [verdict["reason"] for verdict in old["verdicts"]]
-    assert trial.decision.cpu_only is old["decision"]["scope"].startswith("REHEARSAL")
-    assert [finding.fix for finding in trial.findings] == [finding["remedy"] for finding in old["findings"]]
+def test_rewritten_records_have_the_digest_of_their_original() -> None:
+    for name, path in record_paths().items():
+        assert re.fullmatch(r"|schema [12], sha256 [0-9a-f]{64}", load_trial(path).rewritten_from), name
 
 
-def test_damaged_version_1_record_gives_one_message(tmp_path: Path) -> None:
-    damages: tuple[dict[str, Any], ...] = ({"verdicts": ["FAIL"]}, {"verdicts": {}}, {"decision": "ACCEPTED"})
-    for changes in damages:
-        (tmp_path / "trial.json").write_text(record(schema_version="1", **changes))
-        with pytest.raises(UsageError, match="of this version"):
-            load_trial(tmp_path)
+@pytest.mark.parametrize("cut", [0, 40])
+def test_a_gzipped_record_is_loaded_if_it_is_whole(tmp_path: Path, cut: int) -> None:
+    packed = gzip.compress(record().encode())
+    (tmp_path / "trial.json.gz").write_bytes(packed[: len(packed) - cut])
+    if cut:
+        with pytest.raises(UsageError, match="is damaged: is truncated or damaged"):
+            load_trial(tmp_path / "trial.json.gz")
+    else:
+        assert load_trial(tmp_path / "trial.json.gz").name == samples.accepted().name
 
 
 def test_another_file_of_a_run_is_not_a_damaged_record(tmp_path: Path) -> None:

@@ -11,12 +11,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tools.records import record_path
 
 from seatrial.model import DecisionValue
-from tests.paths import RESULTS
 from tests.pipeline.mutations import KINDS, Record, decision, evidence, judged, lost_or_bad, mutations
-
-FOLDER = RESULTS / "2026-11-22-2xh200-restructured"
 
 
 def bounded(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -28,7 +26,9 @@ def bounded(examples: int) -> Callable[[Callable[..., None]], Callable[..., None
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
     """The quick trial, which is judged in a tenth of the time, seven times as often as the acceptance."""
-    quick, acceptance = (Record.load(FOLDER / f"final-{name}.trial.json") for name in ("quick", "acceptance"))
+    quick, acceptance = (
+        Record.load(record_path(f"2026-11-22-2xh200-restructured/final-{name}")) for name in ("quick", "acceptance")
+    )
     assert quick.judged.decision.value is acceptance.judged.decision.value is DecisionValue.ACCEPTED
     return [*[quick] * 7, acceptance]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.records import record_path
 
 from seatrial.model import Decision, DecisionValue, Finding, Outcome, SeatrialError, Trial, Verdict
 from seatrial.model.trial import VerdictKey
@@ -18,9 +19,8 @@ from seatrial.node_state.drain_limit import prepare
 from seatrial.pipeline import readmit
 from seatrial.pipeline.readmit import Options, Readmission, Session, choose_partners, nodes_at_fault
 from seatrial.pipeline.run_directory import load_trial
-from tests.paths import ROOT
 
-RECORD = load_trial(ROOT / "docs" / "results" / "2026-11-23-2xh200" / "p2p-disabled.trial.json")
+RECORD = load_trial(record_path("2026-11-23-2xh200/p2p-disabled"))
 ACCEPTED, REJECTED, INCOMPLETE = DecisionValue.ACCEPTED, DecisionValue.REJECTED, DecisionValue.INCOMPLETE
 POOL = [Partner(node=name, why="idle") for name in ("p1", "p2", "p3", "p4")]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tools.records import record_path
 
 from seatrial.config.schema import Config
 from seatrial.model import DecisionValue, MissingNode, Outcome, UsageError
 from seatrial.pipeline.rejudge import learn, load_baseline, rejudge
 from seatrial.pipeline.run_directory import load_trial
-from tests.paths import RESULTS
 from tests.report import samples
 
-ACCEPTED = RESULTS / "2026-11-23-2xh200" / "quick-1.trial.json"
-RECORD = RESULTS / "2026-11-22-4xh200" / "fabric-1.trial.json"
+ACCEPTED = record_path("2026-11-23-2xh200/quick-1")
+RECORD = record_path("2026-11-22-4xh200/fabric-1")
 
 
 def test_rejudge_is_idempotent() -> None:

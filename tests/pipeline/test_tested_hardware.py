@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tools.records import record_path
 
 from seatrial.config.schema import Config
 from seatrial.model import DecisionValue, Job, Measurement, Trial
@@ -13,11 +14,10 @@ from seatrial.pipeline.rejudge import rejudge, with_derived_hardware
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.tested_hardware import cpu_only, device_conflict
 from seatrial.pipeline.tested_hardware import tested_hardware as hardware
-from tests.paths import RESULTS
 from tests.pipeline.fixtures import JOB
 
 ON_GPUS = JOB.model_copy(update={"device": "cuda"})
-RECORD = RESULTS / "2026-11-22-2xh200-restructured/final-quick.trial.json"
+RECORD = record_path("2026-11-22-2xh200-restructured/final-quick")
 
 
 def config(launcher: str = "local", **cluster: int) -> Config:

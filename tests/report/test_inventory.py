@@ -83,12 +83,12 @@ def test_checks_are_printed_with_their_rules_and_needs() -> None:
     assert "FAIL unless >= 1 count, if trained = yes" in out.getvalue()
 
 
-def test_a_check_without_rules_has_its_title() -> None:
+def test_metrics_without_a_rule_are_printed_with_their_units() -> None:
     name, check = next((name, check) for name, check in catalog().items() if check.rules)
     target, out = console()
     print_checks({name: replace(check, rules=())}, target)
-    assert check.title in " ".join(out.getvalue().split())
-    assert not any(rule.metric in out.getvalue() for rule in check.rules)
+    _, _, recorded = " ".join(out.getvalue().split()).partition("no rule: ")
+    assert recorded.split(", ") == [f"{metric} ({unit})" if unit else metric for metric, unit in check.metrics.items()]
 
 
 def test_checks_as_json_has_every_field_of_a_check() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
+from tools import references_page
 
 from seatrial.analysis.known_references import ReferenceMetric, UnjudgedMetric
 from seatrial.hardware.references import Sku
@@ -53,7 +54,7 @@ def test_json_has_every_metric_and_value() -> None:
 
 def test_the_page_has_a_column_for_each_model_with_values_and_names_the_others() -> None:
     other = Sku(name="NVIDIA None", nvml_names=("NVIDIA N",))
-    page = known_references.page([SKU, other], [GEMM, REDUCE])
+    page = references_page.page([SKU, other], [GEMM, REDUCE])
     assert "| metric | Test |\n" in page
     assert r"| `collectives.reduce` `busbw.1GiB` \* | 2, 8 GPUs; 2×8 GPUs (efa) |" in page
     assert "on: NVIDIA None." in page

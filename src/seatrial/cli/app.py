@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from seatrial import __version__
-from seatrial.cli import files, machine, site, training, trial
+from seatrial.cli import machine, site, training, trial
 from seatrial.cli.drill import drill
 from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.explain import explain
@@ -79,7 +79,6 @@ for command in (
     explain,
     drill,
     trial.schema,
-    files.migrate,
     site.init,
     watch,
     readmit,

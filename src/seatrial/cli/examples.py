@@ -63,5 +63,4 @@ EXAMPLES = {
         "readmit n[7-8] --partner n[1-3] --undrain --drain --state-dir /shared/seatrial",
         "readmit node7 --launcher kubernetes --set kubernetes.image=IMAGE --condition --undrain",
     ),
-    "migrate": _examples("migrate mytrial.yaml", "migrate --dry-run site.yaml"),
 }

@@ -36,7 +36,7 @@ def explain(
     """Find known failures in logs; print cause, first command to run and fix of each, the earliest failure first.
 
     Reads plain text and the output of journalctl (also -o json), dmesg, kubectl logs and docker, gzipped or not. In
-    directories it reads all text files except source code. docs/troubleshooting.md lists all known failures.
+    directories it reads all text files except source code.
     Dumps of torch's flight recorder (comm_lib_trace_rank_0, nccl_trace_rank_0, or JSON) show which rank did not arrive
     in a collective.
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from seatrial.config import node_selection, renames, slurm_options
+from seatrial.config import node_selection, slurm_options
 from seatrial.config.argument_paths import is_folder
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_unit_error
 from seatrial.config.schema import CheckSettings, Config
@@ -251,7 +251,7 @@ def _split_key(key: str, schemas: Mapping[str, CheckSchema]) -> tuple[str, ...]:
     name_and_setting = key.removeprefix("checks.")
     name = ".".join(name_and_setting.split(".")[:2])  # a check name has two parts, such as device.gemm
     if name not in schemas:
-        raise UsageError(f"{key}: unknown check{renames.hint('checks', name) or nearest(name, schemas)}")
+        raise UsageError(f"{key}: unknown check{nearest(name, schemas)}")
     setting = name_and_setting.removeprefix(name).removeprefix(".")
     parts = setting.split(".", 1) if setting.startswith(("expect.", "options.")) else [setting]
     return ("checks", name, *(part for part in parts if part))
@@ -316,7 +316,7 @@ def _validate_trial(tree: Tree, source: Source, schemas: Mapping[str, CheckSchem
 def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[str, CheckSchema]) -> Tree:
     """Return the settings of a check unchanged. Raises UsageError if they do not fit the schema of the check."""
     if name not in schemas:
-        hint = renames.hint("checks", name) or f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
+        hint = f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
         raise UsageError(f"{source.origin(['checks', name])}: unknown check {name!r}{hint}")
     path = ("checks", name)
     option_model, metrics = schemas[name].options, schemas[name].metrics
@@ -336,8 +336,7 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
         unit = declared_unit(metric, metrics)
         if problem := metric_error(metric, options, metrics) or threshold_unit_error(threshold, unit):
             key_path = (*path, "expect", metric)
-            hint = renames.hint("metrics", metric, name)
-            raise UsageError(f"{source.origin(key_path)}: {'.'.join(key_path)}: {problem}{hint}")
+            raise UsageError(f"{source.origin(key_path)}: {'.'.join(key_path)}: {problem}")
     return settings
 
 
@@ -370,7 +369,7 @@ def _validate_keys(tree: Mapping[str, Any], model: type[BaseModel], source: Sour
         if field is None:
             name = ".".join((*path, key))
             valid = ", ".join(model.model_fields) or "none"
-            hint = _rename_hint(model, path, key) or nearest(key, model.model_fields)
+            hint = nearest(key, model.model_fields)
             raise UsageError(f"{source.origin([*path, key])}: unknown key {name!r}{hint} (valid: {valid})")
         if inner := _nested_model(field.annotation):
             in_list = isinstance(value, list)
@@ -384,16 +383,6 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
     types = () if get_origin(annotation) is dict else (annotation, *get_args(annotation))
     models = [each for each in types if isinstance(each, type) and issubclass(each, BaseModel)]
     return models[0] if len(models) == 1 else None
-
-
-def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str:
-    """Return the end of an error message with the new name of a renamed key; empty if it was not renamed."""
-    if path and path[0] == "checks":
-        return renames.hint("options", key, path[1])
-    # the key run_name and the groups data and learning_rate are in training configs only
-    is_training = "run_name" in model.model_fields or (path and path[0] in ("data", "learning_rate"))
-    section = "training" if is_training else "trial"
-    return renames.hint(section, ".".join((*path, key)))
 
 
 _EXPECTED_TYPES = {  # type of pydantic's error → message in the words of YAML

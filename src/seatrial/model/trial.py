@@ -153,7 +153,8 @@ class Trial(Frozen):
     that ran seatrial, and of the nodes.
     """
 
-    schema_version: Literal["2"] = "2"
+    schema_version: Literal["3"] = "3"
+    rewritten_from: str = Field(default="", description="schema version and SHA-256 of the original record")
     seatrial: str = Field(description="version of seatrial")
     name: str
     command: tuple[str, ...]

@@ -40,7 +40,7 @@ _NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
 _NCCL_TESTS_JSON = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:')
 _EXPECTED = (
     "expected a run directory or trial.json of seatrial, or the output of nccl-tests (*_perf) or nvbandwidth, as text "
-    "or JSON; the output of a benchmark may be compressed with gzip, trial.json may not"
+    "or JSON; each may be compressed with gzip"
 )
 
 
@@ -121,8 +121,8 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
     ``-`` is standard input. If the result is None, the caller calls load_trial, which reads the record or reports the
     error.
 
-    Raises UsageError for a binary file and for an error while reading. JSON of another program in a plain file may be a
-    record, so the result is None; on standard input or in gzip it is a UsageError.
+    Raises UsageError for a binary file and for an error while reading. JSON of another program in a file may be a
+    record, so the result is None; on standard input it is a UsageError.
     """
     if path == STDIN:
         if sys.stdin is None:  # Python's value for a closed stream
@@ -145,8 +145,7 @@ def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFi
     """
     try:
         stream: Any = io.BufferedReader(HeadThenRest(with_limit(file, name, is_stdin=is_stdin)))
-        is_gzip = stream.peek(2)[:2] == GZIP_MAGIC
-        if is_gzip:
+        if stream.peek(2)[:2] == GZIP_MAGIC:
             stream = LimitedGzip(stream, name)
         head = stream.read(_HEAD_BYTES)
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -156,10 +155,10 @@ def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFi
     is_json = head.lstrip().startswith(b"{")
     is_report = is_json and (_NVBANDWIDTH_JSON.match(head) or _NCCL_TESTS_JSON.match(head) or _is_whole_report(head))
     if is_json and not is_report:
-        if is_gzip or is_stdin:
+        if is_stdin:
             raise UsageError(
                 f"{name} is not JSON of nccl-tests or nvbandwidth; {_EXPECTED}. A record of seatrial cannot be read "
-                "from standard input or gzip: use the path of trial.json or of the run directory"
+                "from standard input: use the path of trial.json or of the run directory"
             )
         return None
     return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(HeadThenRest(stream, head))), head)

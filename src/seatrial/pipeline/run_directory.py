@@ -30,7 +30,6 @@ from seatrial.util.journal import Journal
 from seatrial.util.secrets import PRIVATE
 from seatrial.util.text import and_more
 
-VERSIONS = ("1", "2")  # supported schema versions of trial.json; upgrade() converts to the last
 _JOURNAL = "measurements.jsonl"
 # A JSON object with any of these keys is taken for a trial.json
 _RECORD_KEYS = {"schema_version", "seatrial", "measurements", "verdicts", "seconds"}
@@ -319,15 +318,13 @@ def load_trial(path: Path) -> Trial:
         hint = f"; it is in progress: seatrial watch {file.parent}"
     text = ""
     try:
-        from seatrial.pipeline.upgrade import upgrade  # upgrade.py imports checks, which this module does not need
-
         text = read_text(file, MAX_RECORD_BYTES)
         document = parse_json(text)
         if isinstance(document, dict) and not document.keys() & _RECORD_KEYS:
             keys = and_more([reprlib.repr(key) for key in document], 3) or "no keys"
             raise UsageError(f"{file} is not a trial.json: it is a JSON object with {keys}, without 'seatrial'")
         _check_version(document, file)
-        return Trial.model_validate(upgrade(document))
+        return Trial.model_validate(document)
     except FileNotFoundError as error:
         if file == path:
             raise UsageError(f"cannot read {file}: {error.strerror}{hint}") from error
@@ -339,7 +336,7 @@ def load_trial(path: Path) -> Trial:
             f"{file} is not a trial.json of this version: {first_validation_error(error)}{hint}"
         ) from error
     except (ValueError, OverflowError) as error:
-        if not file.name.endswith("trial.json") and not text.lstrip().startswith("{"):  # such as report.html
+        if not file.name.endswith(("trial.json", ".gz")) and not text.lstrip().startswith("{"):  # such as report.html
             raise UsageError(f"{file} is not a trial.json; give the run directory") from error
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
 
@@ -370,9 +367,10 @@ def _directories_with(name: str, folder: Path) -> list[Path]:
 
 def _check_version(document: object, file: Path) -> None:
     """Raise UsageError for a record of another schema version."""
-    if isinstance(document, dict) and (version := document.get("schema_version", VERSIONS[-1])) not in VERSIONS:
+    expected = Trial.model_fields["schema_version"].default
+    if isinstance(document, dict) and (version := document.get("schema_version", expected)) != expected:
         writer = reprlib.repr(document.get("seatrial", "unknown"))
         raise UsageError(
             f"{file} is not a trial.json of this version: schema_version is {reprlib.repr(version)}, expected "
-            f"{' or '.join(VERSIONS)}: use the version of seatrial that wrote it ({writer})"
+            f"{expected}: use the version of seatrial that wrote it ({writer})"
         )

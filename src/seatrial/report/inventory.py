@@ -119,15 +119,19 @@ def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
-    """Print each check with its title, scope, needs and rules."""
+    """Print each check with its title, scope, needs, rules, and the metrics without a rule."""
     console.print(f"{SCOPES}\n", highlight=False)
     for check in checks.values():
         console.print(f"[bold]{check.name}[/]  {escape(check.title)}", highlight=False)
         scope = f"{check.phase}, scope {check.scope}, {_needs(check)}, at most {check.limit_s:.0f} s"
         console.print(scope if check.rules else f"{scope}, no rules", highlight=False)
         for rule in check.rules:
-            console.print(Padding(f"[bold]{rule.metric}[/]  {_rule(rule)}", (0, 0, 0, 2)), highlight=False)
+            console.print(Padding(f"[bold]{rule.metric}[/]  {rule_text(rule)}", (0, 0, 0, 2)), highlight=False)
             console.print(Padding(escape(rule.meaning), (0, 0, 0, 6)), highlight=False)
+        judged = {rule.metric for rule in check.rules}
+        recorded = [f"{name} ({unit})" if unit else name for name, unit in check.metrics.items() if name not in judged]
+        if recorded:
+            console.print(Padding(escape(f"no rule: {', '.join(recorded)}"), (0, 0, 0, 2)), highlight=False)
         console.print()
 
 
@@ -192,7 +196,7 @@ def _needs(check: Check) -> str:
     return f"requires {' and '.join(parts)}" if parts else "no requirements"
 
 
-def _rule(rule: Rule) -> str:
+def rule_text(rule: Rule) -> str:
     """The outcome of a violation and the limit: ``FAIL unless >= 90% of the reference value …``, with conditions."""
     condition = ""
     if rule.applies_if:

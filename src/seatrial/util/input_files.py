@@ -65,8 +65,11 @@ def read_bytes(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
 
 
 def read_text(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
-    """The content of a regular UTF-8 file of at most ``max_bytes``."""
-    return read_bytes(path, max_bytes).decode("utf-8")
+    """The content of a regular UTF-8 file of at most ``max_bytes``, unpacked if it is gzipped."""
+    content = read_bytes(path, max_bytes)
+    if content.startswith(GZIP_MAGIC):
+        content = gunzip(content, min(max_bytes, len(content) * MAX_GZIP_RATIO + _GZIP_ALLOWANCE))
+    return content.decode("utf-8")
 
 
 def read_json(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:

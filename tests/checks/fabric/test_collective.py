@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tools.records import record_path
 
 from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.operations import OPERATIONS
@@ -26,7 +27,6 @@ from seatrial.model import JUDGED_INSTEAD, NOT_REQUESTED, DecisionValue, Fact, O
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.checks.fabric.verdicts import outcomes
-from tests.paths import RESULTS
 
 
 def modes(device: str, /, **options: object) -> _Modes:
@@ -113,7 +113,7 @@ def single_operations(trial: Trial) -> list[float]:
 
 
 def test_one_in_fifty_slow_operations_is_rejected() -> None:
-    trial = load_trial(RESULTS / "2026-11-23-2xh200/acceptance.trial.json")
+    trial = load_trial(record_path("2026-11-23-2xh200/acceptance"))
     times = single_operations(trial)
     slow = [time * (10 if index % 50 == 7 else 1) for index, time in enumerate(times)]
     assert with_operations(trial, times).decision.value is DecisionValue.ACCEPTED
@@ -127,7 +127,7 @@ def test_one_in_fifty_slow_operations_is_rejected() -> None:
     ["2026-11-21-2xh200/acceptance", "2026-11-22-2xh200-restructured/after-acceptance", "2026-11-22-4xh200/acceptance"],
 )
 def test_healthy_nodes_pass_the_limit_on_p99(path: str) -> None:
-    trial = load_trial(RESULTS / f"{path}.trial.json")
+    trial = load_trial(record_path(path))
     judged = with_operations(trial, single_operations(trial))
     (verdict,) = [verdict for verdict in judged.verdicts if verdict.metric == "p99_ratio.1GiB" and verdict.value]
     assert verdict.outcome is Outcome.PASS

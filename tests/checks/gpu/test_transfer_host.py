@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import JsonValue
+from tools.records import record_path
 
 from seatrial.checks.gpu.transfer_host import BUFFERS_PER_COPY, CHECK
 from seatrial.hardware.references import References, skus
@@ -13,7 +14,6 @@ from seatrial.model import Measurement, Metric, Outcome
 from seatrial.pipeline.run_directory import load_trial
 from tests.bench.cluster import TWO, Scenario, run
 from tests.checks.gpu import driver
-from tests.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_concurrent_bandwidth_is_not_compared_with_reference_values() -> None:
 
 
 def shipped(record: str) -> list[Measurement]:
-    trial = load_trial(ROOT / "docs" / "results" / record)
+    trial = load_trial(record_path(record))
     return [measurement for measurement in trial.measurements if measurement.check == CHECK.name]
 
 
@@ -99,9 +99,7 @@ def scaled(measurement: Measurement, factor: float, *names: str) -> Measurement:
 
 
 @pytest.mark.parametrize("name", [f"{direction}_concurrent" for direction in BUFFERS_PER_COPY])
-@pytest.mark.parametrize(
-    "record", ["2026-11-22-4xh200/acceptance.trial.json", "2026-11-22-2xh200/transfer-host-1.trial.json"]
-)
+@pytest.mark.parametrize("record", ["2026-11-22-4xh200/acceptance", "2026-11-22-2xh200/transfer-host-1"])
 @pytest.mark.parametrize(("share", "factor"), [("one", 0.01), ("one", 0.0), ("all", 0.01), ("all", 0.0)])
 def test_slow_concurrent_copies_fail(name: str, record: str, share: str, factor: float) -> None:
     good, *others = shipped(record)
@@ -116,7 +114,7 @@ def test_slow_concurrent_copies_fail(name: str, record: str, share: str, factor:
 
 @pytest.mark.parametrize(("factor", "outcome"), [(0.3, Outcome.FAIL), (0.5, Outcome.WARN), (0.9, Outcome.PASS)])
 def test_one_gpu_below_its_peers_in_a_concurrent_copy(factor: float, outcome: Outcome) -> None:
-    good, *others = shipped("2026-11-22-4xh200/acceptance.trial.json")
+    good, *others = shipped("2026-11-22-4xh200/acceptance")
     verdicts = judge_check(CHECK, [scaled(good, factor, "h2d_concurrent"), *others], {}, "t", References(None, skus()))
     of_metric = {verdict.subject: verdict for verdict in verdicts if verdict.metric == "h2d_concurrent"}
     assert of_metric.pop(good.subject).outcome is outcome
@@ -126,8 +124,7 @@ def test_one_gpu_below_its_peers_in_a_concurrent_copy(factor: float, outcome: Ou
 def test_gpus_that_all_share_one_link_do_not_fail() -> None:
     """The designs with the lowest rates: one PCIe link of 55 GB/s for all GPUs."""
     measurements = [
-        scaled(measurement, 55 / 4 / 41, "h2d_concurrent")
-        for measurement in shipped("2026-11-22-4xh200/acceptance.trial.json")
+        scaled(measurement, 55 / 4 / 41, "h2d_concurrent") for measurement in shipped("2026-11-22-4xh200/acceptance")
     ]
     verdicts = judge_check(CHECK, measurements, {}, "t", References(None, skus()))
     assert {v.outcome for v in verdicts if v.metric == "h2d_concurrent"} == {Outcome.PASS}
