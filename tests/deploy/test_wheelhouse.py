@@ -140,4 +140,4 @@ def test_root_is_told_before_apt_installs(tmp_path: Path) -> None:
 def test_an_unknown_set_is_refused(tmp_path: Path) -> None:
     code, message = setup(tmp_path, str(tmp_path / "venv"), "all")
     assert code == 2
-    assert "expected trial or test" in message
+    assert "expected trial, docs or test" in message
