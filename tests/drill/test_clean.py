@@ -9,7 +9,7 @@ import pytest
 
 from seatrial.drill import catalog, clean
 from seatrial.drill.clean import clean_drills, list_alarms, run_clean, upper_bound
-from seatrial.drill.cpu.cpu_hog import LIMIT
+from seatrial.drill.cpu import CPU_LIMIT
 from seatrial.drill.injection import Injection
 from seatrial.model import UsageError
 from tests.drill.test_evaluate import RECORD, VERDICT, finding
@@ -36,7 +36,7 @@ def test_clean_runs_have_the_checks_thresholds_and_limits_of_all_drills_and_no_f
     assert first.trial.settings == {
         "checks": {
             "host.inventory": {"expect": {"memlock_unlimited": "== 1 bool"}},
-            "host.load": {"expect": {"cpu_busy": LIMIT}},
+            "host.load": {"expect": {"cpu_busy": CPU_LIMIT}},
         }
     }
     assert (first.fault, first.prepare) == ("", DRILL.prepare)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from seatrial.drill.cluster._nodes import CLUSTER_VARIABLE
+from seatrial.drill.cluster_nodes import CLUSTER_VARIABLE
 from tests.rig.cluster import Cluster
 
 

@@ -1,1 +1,0 @@
-"""Drills on several nodes of Slurm, without GPUs."""

@@ -1,1 +1,0 @@
-"""Drills on one machine without GPUs."""

@@ -1,1 +1,0 @@
-"""Drills that need GPUs."""
