@@ -106,7 +106,7 @@ def test_a_record_of_another_schema_names_its_version_and_its_writer(tmp_path: P
     (tmp_path / "trial.json").write_text(record(schema_version=version, seatrial="0.0.9", left_out={}))
     with pytest.raises(UsageError) as error:
         load_trial(tmp_path)
-    assert f"schema_version is {version!r}, expected 3: use the version of seatrial that wrote it ('0.0.9')" in str(
+    assert f"schema_version is {version!r}, expected 3: use the build of seatrial that wrote it ('0.0.9')" in str(
         error.value
     )
 

@@ -16,7 +16,7 @@ from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.slurm import command_error
 from seatrial.launch.base import Launcher, RenderedJob
 from seatrial.launch.local import LocalJob, LocalLauncher
-from seatrial.model import CLUSTER, DecisionValue, Job, JobState, Outcome, Reason, Trial, VerdictKey
+from seatrial.model import CLUSTER, DecisionValue, Job, JobState, Outcome, Reason, Trial, UsageError, VerdictKey
 from seatrial.pipeline.planned_jobs import resolve
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run import run
@@ -151,3 +151,23 @@ def test_jobs_that_ran_are_judged_and_resume_goes_on(
     assert not [finding for finding in resumed.findings if finding.cause == "job_rejected"]
     assert {verdict.check for verdict in resumed.verdicts if verdict.outcome is Outcome.ERROR} <= {SPEED}
     assert Reason.NOT_MEASURED not in {reason for verdict in resumed.verdicts for reason in verdict.reasons}
+
+
+def test_a_wrong_setting_of_slurm_is_corrected_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = two_jobs(tmp_path / "out")
+    run_dir.change_slurm([("--set", "slurm.partition", "gpux")])
+    with monkeypatch.context() as patch:
+        patch.setattr("seatrial.pipeline.run.select_launcher", lambda settings, placement: Rejecting())
+        rejected = run(run_dir, SilentDisplay())
+    assert [result.state for result in rejected.results] == [JobState.REJECTED]
+    run_dir._journal._file.close()
+    reopened = RunDir.reopen(tmp_path / "out")
+    with pytest.raises(UsageError, match=r"partitio.*Extra inputs are not permitted"):
+        reopened.change_slurm([("--set", "slurm.partitio", "gpu")])
+    reopened.change_slurm([("--set", "slurm.partition", "gpu")])
+    resumed = run_with(monkeypatch, reopened, lambda _: Scripted(*[ALL_RANKS] * 2))
+    assert resumed.config["slurm"]["partition"] == "gpu"
+    assert resumed.origins["slurm.partition"] == "--set"
+    assert [result.state for result in resumed.results[1:]] == [JobState.COMPLETED, JobState.COMPLETED]
+    with pytest.raises(UsageError, match="were measured with other settings"):
+        RunDir.reopen(tmp_path / "out").change_slurm([("--set", "slurm.partition", "debug")])

@@ -59,7 +59,10 @@ NoLocalizeOption = Annotated[
 ]
 GroupOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Let this group read the run directory; by default only you can read it."),
+    typer.Option(
+        metavar="NAME",
+        help="Let this group read the results; files with the trial's secrets stay readable by you only.",
+    ),
 ]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm, kubernetes or torchrun.")]

@@ -35,7 +35,7 @@ from seatrial.cli.options import (
     collect_overrides,
 )
 from seatrial.cli.output import print_json, print_lines, print_result, stderr
-from seatrial.model import TIME_LIMIT, Outcome, SeatrialError, UsageError
+from seatrial.model import TIME_LIMIT, JobState, Outcome, SeatrialError, UsageError
 from seatrial.util.gc_pause import gc_ignores_imports
 
 if TYPE_CHECKING:
@@ -87,8 +87,11 @@ def run(
         group=group,
     )
     if resume:
-        _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, time_limit, dry_run)
+        others = [key for _, key, _ in overrides if not key.startswith("slurm.")]
+        _require_no_options_with_resume(trial != "quick", others, only, skip, out, time_limit, dry_run)
         run_dir = RunDir.reopen(resume)
+        if overrides:
+            run_dir.change_slurm(overrides)
     else:
         request = _request(resolve(trial, overrides), only, skip, time_limit)
         if dry_run:
@@ -117,7 +120,9 @@ def _print_end(result: Trial, run_dir: RunDir, as_json: bool, new_report: Path |
     print_result(result, as_json, new_report)
     if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
-            print(f"To measure the missing checks: seatrial run --resume {run_dir.path}", file=sys.stderr)
+            is_rejected = bool(result.results) and result.results[-1].state is JobState.REJECTED
+            correction = " --set slurm.KEY=VALUE (only if a setting was wrong)" if is_rejected else ""
+            print(f"To measure the missing checks: seatrial run --resume {run_dir.path}{correction}", file=sys.stderr)
 
 
 def _request(
@@ -139,7 +144,10 @@ def _request(
 
 def _require_no_options_with_resume(*options: object) -> None:
     if any(options):
-        raise UsageError("--resume continues with the settings of the run directory: give no trial and no other option")
+        raise UsageError(
+            "--resume continues with the settings of the run directory: give no trial and no other option than "
+            "--set slurm.KEY=VALUE, after a rejected job"
+        )
 
 
 def new_run_folder(name: str) -> Path:

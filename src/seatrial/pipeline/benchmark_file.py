@@ -149,7 +149,7 @@ def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFi
             stream = LimitedGzip(stream, name)
         head = stream.read(_HEAD_BYTES)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UsageError(f"cannot read {name}: {error}") from error
+        raise UsageError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
     if b"\0" in head and not head.startswith(_UTF16_MARKS):
         raise UsageError(f"{name} is a binary file; {_EXPECTED}")
     is_json = head.lstrip().startswith(b"{")

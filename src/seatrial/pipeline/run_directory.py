@@ -13,9 +13,10 @@ import json
 import os
 import reprlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -120,6 +121,25 @@ class RunDir:
             raise UsageError(f"--resume {path}: run.json is damaged: {error.errors()[0]['msg']}") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"--resume {path}: run.json is damaged: {error}") from error
+
+    def change_slurm(self, overrides: Sequence[tuple[str, str, Any]]) -> None:
+        """Change settings slurm.* (origin, key, value) of a run that has measured nothing: Slurm rejected its jobs.
+
+        Raises UsageError for an invalid setting, or if there are measurements, which were made with other settings.
+        """
+        if not all(measurement.skipped for measurement in self.recover().measurements):
+            raise UsageError(f"--resume {self.path}: its checks were measured with other settings: start a new run")
+        config = self.request.config.model_dump()
+        config["slurm"] |= {key.removeprefix("slurm."): value for _, key, value in overrides}
+        origins = {**self.request.origins, **{key: origin for origin, key, _ in overrides}}
+        try:
+            update = {"config": Config.model_validate(config), "origins": origins}
+        except ValidationError as error:
+            raise UsageError(f"--resume {self.path}: {first_validation_error(error)}") from error
+        self.request = self.request.model_copy(update=update)
+        text = self.request.model_dump_json(indent=2)
+        self._journal.append({"request": _digest(text)})
+        atomic_write(self.path / "run.json", text.encode(), mode=PRIVATE)
 
     def remove_if_unused(self) -> None:
         """Remove the directory if it holds only the request, so that the same --out can be used again."""
@@ -254,10 +274,10 @@ def _check_format(path: Path) -> None:
 
 
 def _check_unchanged(path: Path, text: str) -> None:
-    """Raise UsageError if ``text``, the content of run.json, does not have the digest in measurements.jsonl."""
+    """Raise UsageError if ``text``, the content of run.json, has none of the digests in measurements.jsonl."""
     records, _warnings = journal.read(path / _JOURNAL)
     digests = [record["request"] for record in records if "request" in record]
-    if digests != [_digest(text)]:
+    if _digest(text) not in digests:
         reason = "was changed since the trial started" if digests else "has no matching measurements.jsonl"
         raise UsageError(f"--resume {path}: run.json {reason}; start a new run: seatrial run")
 
@@ -368,9 +388,9 @@ def _directories_with(name: str, folder: Path) -> list[Path]:
 def _check_version(document: object, file: Path) -> None:
     """Raise UsageError for a record of another schema version."""
     expected = Trial.model_fields["schema_version"].default
-    if isinstance(document, dict) and (version := document.get("schema_version", expected)) != expected:
+    if isinstance(document, dict) and (version := document.get("schema_version")) != expected:
         writer = reprlib.repr(document.get("seatrial", "unknown"))
         raise UsageError(
             f"{file} is not a trial.json of this version: schema_version is {reprlib.repr(version)}, expected "
-            f"{expected}: use the version of seatrial that wrote it ({writer})"
+            f"{expected}: use the build of seatrial that wrote it ({writer}), or measure again"
         )

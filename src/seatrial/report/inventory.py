@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -129,7 +130,11 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
             console.print(Padding(f"[bold]{rule.metric}[/]  {rule_text(rule)}", (0, 0, 0, 2)), highlight=False)
             console.print(Padding(escape(rule.meaning), (0, 0, 0, 6)), highlight=False)
         judged = {rule.metric for rule in check.rules}
-        recorded = [f"{name} ({unit})" if unit else name for name, unit in check.metrics.items() if name not in judged]
+        recorded = [
+            f"{name} ({unit})" if unit else name
+            for name, unit in check.metrics.items()
+            if name not in judged and not any(fnmatchcase(metric, name) for metric in judged)
+        ]
         if recorded:
             console.print(Padding(escape(f"no rule: {', '.join(recorded)}"), (0, 0, 0, 2)), highlight=False)
         console.print()

@@ -14,6 +14,7 @@ import os
 import select
 import stat
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,12 +159,13 @@ class LimitedGzip(gzip.GzipFile):
 class PipeReader(io.RawIOBase):
     """A pipe, terminal or device, which may never end: reading raises ValueError beyond MAX_PIPE_BYTES.
 
-    ``read`` returns what has arrived. If nothing arrives for SILENT_S, a line on stderr says once what is awaited.
-    ``name`` is for the messages.
+    ``read`` returns what has arrived. If the pipe is silent for SILENT_S, or does not end in this time, a line on
+    stderr says once what is awaited. ``name`` is for the messages.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file, self._name, self._bytes, self._is_silence_reported = file, name, 0, False
+        self._file, self._name, self._bytes = file, name, 0
+        self._started, self._is_wait_reported = time.monotonic(), False
 
     def readable(self) -> bool:
         """Return True, as io.BufferedReader requires."""
@@ -171,10 +173,11 @@ class PipeReader(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Read into ``buffer``; return the number of bytes, 0 at the end."""
-        if not self._is_silence_reported and not self._has_data(SILENT_S):
-            self._is_silence_reported = True
-            text = f"no data for {SILENT_S:g} s; still waiting until the program that writes it ends, or for Ctrl-D"
-            print(f"seatrial: {self._name}: {text}", file=sys.stderr, flush=True)
+        if not self._is_wait_reported and (not self._has_data(SILENT_S) or time.monotonic() > self._started + SILENT_S):
+            self._is_wait_reported = True
+            so_far = f"{self._bytes / 2**20:.0f} MiB" if self._bytes else "no data"
+            end = f"until the program that writes it ends, for Ctrl-D, or until {MAX_PIPE_BYTES / 2**30:g} GiB"
+            print(f"seatrial: {self._name}: {so_far} so far; still waiting {end}", file=sys.stderr, flush=True)
         size = 0
         while size < len(buffer) and (size == 0 or self._has_data(0)):
             data = os.read(self._file.fileno(), len(buffer) - size)
