@@ -37,7 +37,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 def failure(record: Trial) -> str:
     """The failed subject and the cause of the only job."""
     (result,) = record.results
-    assert result.cause in record.decision.reason or record.measurements
+    assert result.cause_without_command in record.decision.reason or record.measurements
     return f"{result.failed_subject}: {result.cause}"
 
 
@@ -51,7 +51,7 @@ def test_node_with_different_munge_key(make_cluster: Callable[..., Cluster], tri
     # depends on whether srun or the controller detects the node first, and on whether that marks it DOWN in time
     first = reason.rpartition("Run first: ")[2]
     if re.search(r"node1 is (DOWN|IDLE)\+NOT_RESPONDING", reason):
-        assert "1 of 2 nodes are usable" in reason
+        assert "1 of 2 nodes of partition gpu are usable" in reason
         assert first == "scontrol show job 1; sinfo -R"
     else:
         assert reason.startswith("node1: srun cannot start a task on this node: Zero Bytes")
