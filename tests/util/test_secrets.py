@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ SECRET_NAMES = (
     "WANDB_API_KEY NGC_API_KEY apikey accountKey x-api-key KEY KAGGLE_KEY GITHUB_PAT REDISCLI_AUTH DOCKER_AUTH_CONFIG "
     "AZURE_STORAGE_CONNECTION_STRING SLACK_WEBHOOK SLACK_WEBHOOK_URL SENTRY_DSN LDAP_BIND_PW VAULT_SECRET_ID SLURM_JWT "
     "SMTP_CREDENTIALS CLIENT_SECRET client-secret NPM_TOKEN NPMTOKEN API_KEY_2 PASSWORD1 RESTIC_PASSPHRASE "
-    "client-key-data SEATRIAL_SET_ENV__HF_TOKEN"
+    "client-key-data SEATRIAL_SET_ENV__HF_TOKEN DBPASS GITHUB_TOKENS"
 )
 
 
@@ -36,7 +37,7 @@ OTHER_NAMES = (
     "COMPASS CUDA_BYPASS PASSTHROUGH PATH PATTERN KEYBOARD KEYRING MONKEY HOTKEYS TOKENIZERS_PARALLELISM MAX_TOKENS "
     "tokens_per_second PWD OLDPWD SSH_AUTH_SOCK XAUTHORITY GIT_AUTHOR_NAME AWS_ACCESS_KEY_ID POSTGRES_PASSWORD_FILE "
     "OS_AUTH_URL OS_AUTH_TYPE SSH_PUBLIC_KEY EOS_TOKEN pad_token flops_per_token time_to_first_token SECRETARY "
-    "SSH_CONNECTION NCCL_DEBUG AuthType NUM_PASSES CREDITS"
+    "SSH_CONNECTION NCCL_DEBUG AuthType NUM_PASSES CREDITS P_KEY partition_key cache_key SLURM_STEP_KEY TOTAL_TOKENS"
 )
 
 
@@ -100,6 +101,18 @@ def test_value_with_the_form_of_a_secret(value: str) -> None:
         ("https://0123456789abcdef0123@sentry.example/1", "https://REDACTED@sentry.example/1"),
         ("https://hooks.slack.com/services/T00000000/B0000/abc", "https://hooks.slack.com/services/REDACTED"),
         ("GET /blob?se=1&token=abc123", "GET /blob?se=1&token=REDACTED"),
+        ("[default]\naws_secret_access_key = aB/c1+d\n", "[default]\naws_secret_access_key = REDACTED\n"),
+        ('api_key = "abc1"  # mine', 'api_key = "REDACTED"  # mine'),
+        ("  db.password = two", "  db.password = REDACTED"),
+        ("{'tokens': ['abc123def']}", "{'tokens': [REDACTED]}"),
+        ('{"api_keys": ["abc1", "abc2"], "n": 1}', '{"api_keys": [REDACTED], "n": 1}'),
+        ('[{"name": "DB_PASSWORD", "value": "abc1"}]', '[{"name": "DB_PASSWORD", "value": "REDACTED"}]'),
+        ('{"name":"DB_PASSWORD","value":"abc1"}', '{"name":"DB_PASSWORD","value":"REDACTED"}'),
+        ("- name: DB_PASSWORD\n  value: abc1\n", "- name: DB_PASSWORD\n  value: REDACTED\n"),
+        ("https://abcdef123456:@github.com/o/r", "https://REDACTED@github.com/o/r"),
+        ("key=AbCdEf0123456789AbCdEf", "key=REDACTED"),
+        (f"x = '{'a1' * 300}' password: '{'b1' * 300}', n", f"x = '{'a1' * 300}' password: 'REDACTED', n"),
+        ("SECRET=" + "a1 " * 300 + "\nnext", "SECRET=REDACTED\nnext"),
     ],
 )
 def test_forms_in_text(text: str, expected: str) -> None:
@@ -147,10 +160,43 @@ def test_arguments_in_a_list() -> None:
         "KEY_FILE=/run/secrets/key PASS_DIR=/x SSH_AUTH_SOCK=/run/x",
         "auth/munge: error: Invalid credential",
         ["KeyError: 'loss_0'", "AuthException: code_1", "PASS: 12/12", "pass=99.5%", "key=0x1a", "key: a.b/c"],
+        ["key: default_pg/0//0//worker/123abcd", "TCPStore get key=default_pg/0//cpu//store_based_barrier_key:1"],
+        ["key=layers.0.weight2", "P_KEY: 0x8001", "partition key: 0xffff", "SLURM_STEP_KEY=1234567", "PASS=abc123def"],
+        ["host key: SHA256:AbCdEf0123456789AbCdEf0123456789AbCdEf01234", f"cache key={'0a' * 32}"],
+        ["rdma://gpu-node-0001.example@mlx5_0", "rdma://gpu0001:18515@mlx5_0", "sk-learn-estimators-version-1"],
+        ["if password == x:", "{'tokens': ['Hello', 'world']}", "tokens: [128000, 9906]", '{"key": "example.com/gpu"}'],
+        [{"name": "all_reduce", "value": "abc"}, {"tokens": ["Hello", "tokenizers"]}, {"key": "layers.0.weight2"}],
     ],
 )
 def test_other_values_stay(document: Any) -> None:
     assert redacted(document) == document
+
+
+def test_variables_of_kubernetes_and_lists() -> None:
+    token = "AbCdEf0123456789AbCdEf"
+    assert redacted({"name": "DB_PASSWORD", "value": "abc"}) == {"name": "DB_PASSWORD", "value": REDACTED}
+    assert redacted({"tokens": [token], "passwords": ("hunter-two",)}) == {
+        "tokens": [REDACTED],
+        "passwords": (REDACTED,),
+    }
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("token: x1 ", "key: x1 ", "key:x1,", "token:/a:", "password: 'x1 ", "'key=x1 ", "tokens: ['x', ", "NAME ,"),
+        *("\n", " ", "\\", "login ", "A\n", "Zm9v" * 16 + "\n", "eyJ-", "sk-", "basic ", "://a:", "-----BEGIN "),
+    ],
+)
+def test_time_is_linear(part: str) -> None:
+    for text in (
+        "error: " + part * (400_000 // len(part)),
+        f"{part * (400_000 // len(part))}-----END PRIVATE KEY-----x",
+        f"password=/{part * (400_000 // len(part))}",
+    ):
+        begin = time.process_time()
+        redacted(text)
+        assert time.process_time() - begin < 2, "quadratic: 10 s and more"
 
 
 def test_known_values_are_replaced_everywhere() -> None:
@@ -171,8 +217,24 @@ def test_values_of_inherited_variables_are_known(monkeypatch: pytest.MonkeyPatch
     assert redacted(text, secret_values()) == f'a {REDACTED}(WANDB_API_KEY) "{REDACTED}(TWO_SECRET)" north-by-northwest'
 
 
+def test_parts_of_inherited_secrets_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:pass%40word-9z@db/x")
+    monkeypatch.setenv("GIT_REMOTE", "https://0123456789abcdef:@github.com/o/r")
+    monkeypatch.setenv("SIGNING_SECRET", f"{PEM}\n  second line of secret\nshort")
+    values = secret_values()
+    assert redacted("a pass@word-9z b pass%40word-9z c 0123456789abcdef", values) == "a REDACTED b REDACTED c REDACTED"
+    assert redacted("[rank0]: b3BlbnNzaC1rZXktdjEA\n[rank0]: second line of secret\n[rank0]: short", values) == (
+        f"[rank0]: {REDACTED}(SIGNING_SECRET)\n[rank0]: {REDACTED}(SIGNING_SECRET)\n[rank0]: short"
+    )
+    assert redacted("-----BEGIN PRIVATE KEY-----\nb3RoZXI\n", values) == f"{REDACTED}(private key)"
+
+
 @pytest.mark.parametrize(
-    "value", ["/shared/models/base", "123456789012", "1.25e+10", "all_reduce", "kubernetes", "$OTHER_VAR"]
+    "value",
+    [
+        *("/shared/models/base", "123456789012", "1.25e+10", "all_reduce", "kubernetes", "$OTHER_VAR", "production"),
+        *("password", "node0001", "gpu-node-0001", "mlx5_0:1", "mlx5_bond_0", "0000:1b:00.0"),
+    ],
 )
 def test_ordinary_values_of_secret_variables_are_not_replaced_in_text(value: str) -> None:
     document = {"launcher": "kubernetes", "env": {"MY_KEY": value}}

@@ -11,20 +11,23 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 REDACTED = "REDACTED"
 PRIVATE = 0o600  # mode of the files from which the job reads its secrets
 
+_AHEAD = 200  # characters after a name that decide whether a value follows; bounds the time for a long line
 _MIN_CHARACTERS = 8  # a shorter value can occur in other text by chance, so it is replaced only beside its name
 # Whole parts of a name between underscores, and words at the end of a part, such as PGPASSWORD
 _SECRET_NAME = re.compile(
     r"(?:(?:^|_)(?:AUTH|AUTHORIZATION|CLIENT_KEY_DATA|CONN(?:ECTION)?_STR(?:ING)?|COOKIE|CREDENTIALS?|CREDS?"
-    r"|DOCKERCONFIGJSON|DSN|JWT|KEY|PASS|PAT|PW|PWD|SSHPASS|WEBHOOK)|PASSWORDS?|PASSWD|PASSPHRASE|PASSCODE|SECRETS?|TOKEN|API_?KEYS?)\d*(?=_|$)"
+    r"|DOCKERCONFIGJSON|DSN|JWT|KEY|(?:DB|SSH)?PASS|PAT|PW|PWD|WEBHOOK"
+    r"|(?:ACCESS|API|AUTH|GITHUB|GITLAB|HF|REFRESH)_TOKENS)|PASSWORDS?|PASSWD|PASSPHRASE|PASSCODE|SECRETS?|TOKEN|API_?KEYS?)\d*(?=_|$)"
 )
 # Names that describe a secret without containing it, and special tokens of tokenizers
 _OTHER_NAME = re.compile(
-    r"^PWD$|(?:PUBLIC|SORT)_KEY$|(?:^|_)(?:BOS|CLS|EOS|FIRST|IMAGE|MASK|NEXT|PAD|PER|SEP|UNK)_TOKEN$|(?<!SECRET)_IDS?$"
+    r"^PWD$|(?:^|_)(?:CACHE|P|PARTITION|PUBLIC|SORT|STEP)_KEY$"
+    r"|(?:^|_)(?:BOS|CLS|EOS|FIRST|IMAGE|MASK|NEXT|PAD|PER|SEP|UNK)_TOKEN$|(?<!SECRET)_IDS?$"
     r"|(?<!WEBHOOK)_(?:URL|URI)$|_(?:ALGORITHM|BITS|BYTES|COLUMN|COUNT|DIR|ENABLED|ENDPOINT|FIELD|FILE|FOLDER|FORMAT"
     r"|HOST|INDEX|INFO|ERROR|EXCEPTION|LENGTH|METHOD|MODE|NAME|PATH|PLUGIN|PORT|PROVIDER|SERVER|SIZE|SOCK|SOCKET|TIMEOUT|TTL|TYPES?"
     r"|USER|USERNAME|VERSION)$"
@@ -35,14 +38,14 @@ _COMMON_WORDS = {"AUTH", "KEY", "PASS", "PAT", "PW", "TOKEN"}  # names that also
 # Weights & Biases, and RFC 7519 (JWT)
 _TOKEN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
-    r"|glpat-[\w-]{16,}|xox[abeprs]-[\w-]{16,}|sk-[\w-]{20,}|nvapi-[\w-]{20,}|dckr_pat_[\w-]{16,}|npm_[A-Za-z0-9]{30,}"
-    r"|pypi-[\w-]{30,}|AIza[\w-]{35}|wandb_v1_\w{20,}|eyJ[\w-]{4,}\.eyJ[\w-]{4,}\.[\w-]*)"
+    r"|glpat-[\w-]{16,}|xox[abeprs]-[\w-]{16,}|sk-(?=[\w-]{0,80}\d[A-Za-z])[\w-]{20,}|nvapi-[\w-]{20,}|dckr_pat_[\w-]{16,}"
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|AIza[\w-]{35}|wandb_v1_\w{20,}|(?<!-)eyJ[\w-]{4,}\.eyJ[\w-]{4,}\.[\w-]*)"
     r"|(?<=hooks\.slack\.com/services/)[\w/]{8,}"
-    r"|(?<=://)(?:[^\s/@:]*:[^\s/]+|(?!REDACTED)[^\s/@:]{16,})(?=@)"  # user:password, or a token, in a URL
+    r"|(?<=://)(?<!rdma://)(?:[^\s/@:]*:[^\s/]*|(?!REDACTED)[^\s/@:]{16,})(?=@)"  # user:password, or a token, in a URL
 )
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)"
-    r"|(?:^[A-Za-z0-9+/=]+\s+)+-----END [A-Z0-9 ]*PRIVATE KEY-----",  # its start is cut off
+    r"|(?:^[A-Za-z0-9+/=]++\s++)++(?:-----END [A-Z0-9 ]*PRIVATE KEY-----)?",  # its start is cut off, or other text
     re.DOTALL | re.MULTILINE,
 )
 _AUTHORIZATION = re.compile(  # RFC 9110
@@ -50,22 +53,30 @@ _AUTHORIZATION = re.compile(  # RFC 9110
     re.IGNORECASE,
 )
 _LOGIN = re.compile(  # a line of netrc, and an option of curl
-    r"(?:\blogin\s+\S+\s+password\s+|^\s*password\s+(?=\S+$)|(?<!\S)(?:-u|--user)[ =][\w.@-]+:)(?P<value>\S+)",
+    r"(?:\blogin\s+\S+\s+password\s+|^[ \t]*password[ \t]+(?=\S+$)|(?<!\S)(?:-u|--user)[ =][\w.@-]+:)(?P<value>\S+)",
     re.MULTILINE,
 )
-# A name before ``=``, before ``:`` (JSON, YAML, a header), or of an option before a space
+# A name before ``=``, ``:`` (JSON, YAML, a header) or ``"value":`` (Kubernetes), or of an option before a space
 _NAME = re.compile(
     r"(?:(?P<start>^(?:export |declare -x )?)|(?P<quote>\\?[\"\'])|(?<![\w.-]))(?P<dashes>--?)?"
-    r"(?P<name>[A-Za-z_][\w.-]*+)(?P<sign>=|(?P<close>\\?[\"\'])?[ \t]*:[ \t]*|(?(dashes)[ \t]+|(?!)))",
+    r"(?P<name>[A-Za-z_][\w.-]*+)(?P<sign>=|[ \t]+=[ \t]*(?!=)"
+    r"|(?P<close>\\?[\"\'])?(?:,?\s*\\?[\"\']?value\\?[\"\']?)?[ \t]*:[ \t]*|(?(dashes)[ \t]+|(?!)))"
+    r"(?P<list>\[(?=\\?[\"\']))?",
     re.MULTILINE,
 )
-_WORD = re.compile(r"(?P<open>\\?[\"\'])(?P<quoted>[^\n]*?)(?P=open)|(?P<word>[^\s\"\']+)")
+_WORD = re.compile(r"(?P<open>\\?[\"\'])(?P<quoted>[^\n]*?)(?:(?P=open)|\Z)|(?P<word>[^\s\"\']+)")
 _PLACEHOLDER = re.compile(  # a variable of a shell or a template, an ellipsis, a short number, or a word
     rf"[(\[]*(?:{REDACTED}|\$[({{]|<[^<>]*>|\{{\w*\}}|%\(|(?:\$[A-Za-z_]+|\$[A-Z0-9_]+|\*+|\.\.\.|…|[+-]?\d{{0,5}}(?:\.\d*)?"
     r"|(?i:true|false|none|null|yes|no|disabled|offline|online))(?![^\s,;)\]}\"']))"
 )
 _RANDOM = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)(?:[^/]{16,}|[A-Za-z0-9+/=]{32,})")
-_NUMBER = re.compile(r"[+-]?[\d._]+(?:e[+-]?\d+)?", re.IGNORECASE)
+_RANDOM_KEY = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)(?:[A-Za-z0-9+=-]{20,}|[A-Za-z0-9+/=]{40,})")
+_USER = re.compile(r"\A[^:\n]*:(?=.)|:\Z")  # before a password, or with an empty password
+_LONG_LINE = re.compile(r"^[ \t]*((?!-----)\S.{15,})$", re.MULTILINE)  # without markers such as BEGIN PRIVATE KEY
+_ORDINARY = re.compile(  # a number, a word, a host or a device such as mlx5_0:1, or a PCI address
+    r"[+-]?[\d._]+(?:[eE][+-]?\d+)?|[a-z]{1,15}|[a-z]+\d?(?:[-_][a-z]+)*[-_]?\d{1,5}(?::\d+)?"
+    r"|(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+)
 
 
 @lru_cache(10_000)
@@ -78,18 +89,20 @@ def is_secret_name(name: str) -> bool:
 def secret_values(*documents: Any, vocabulary: Collection[str] = ()) -> dict[str, str]:
     """Return the secrets in JSON documents and in the environment of this process: value → name; a form has none.
 
-    Without values that occur in other text: shorter than _MIN_CHARACTERS, paths, numbers, ``vocabulary``, and the words
+    Without values that occur in other text: shorter than _MIN_CHARACTERS, paths, ordinary words, ``vocabulary``, and words
     of the documents outside variables and options. Variables are in mappings with the key ``env``, at any depth.
+    The password of USER:PASSWORD and long lines, before which a launcher can print a prefix, are secrets too.
     """
     redaction = _Redaction({})
     redaction.redact([{"env": dict(os.environ)}, *documents])
     words = {*vocabulary, *_words(documents)}
     return {
-        value: name
+        part: name
         for value, name in redaction.found.items()
-        if len(value) >= _MIN_CHARACTERS
-        and value not in words
-        and not (_is_path(value) or _NUMBER.fullmatch(value) or _PLACEHOLDER.match(value))
+        for part in (value, unquote(_USER.sub("", value)), *_LONG_LINE.findall(value))
+        if len(part) >= _MIN_CHARACTERS
+        and part not in words
+        and not (_is_path(part) or _ORDINARY.fullmatch(part) or _PLACEHOLDER.match(part))
     }
 
 
@@ -115,7 +128,8 @@ class _Redaction:
         if isinstance(document, str):
             return self._text(document)
         if isinstance(document, Mapping):
-            return {key: self._entry(key, value) for key, value in document.items()}
+            names = {"value": document["name"]} if "name" in document else {}  # as variables of Kubernetes
+            return {key: self._entry(names.get(key, key), value) for key, value in document.items()}
         if isinstance(document, list | tuple):
             return type(document)(self._items(document))
         return document
@@ -123,8 +137,10 @@ class _Redaction:
     def _entry(self, key: Any, value: Any) -> Any:
         if key == "env" and isinstance(value, Mapping):
             return {name: self._variable(str(name), text) for name, text in value.items()}
+        if isinstance(value, list | tuple) and is_secret_name(singular := str(key).rstrip("sS")):
+            return type(value)(self._entry(singular, item) for item in value)
         is_word = isinstance(value, str) and len(value) >= _MIN_CHARACTERS and not re.search(r"\s", value)
-        is_variable = is_word and str(key).upper() not in _COMMON_WORDS
+        is_variable = is_word and (str(key).upper() not in _COMMON_WORDS or _RANDOM_KEY.fullmatch(value))
         return self._variable(str(key), value) if is_variable else self.redact(value)
 
     def _items(self, items: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
@@ -144,7 +160,9 @@ class _Redaction:
         if self._known:
             text = self._known.sub(lambda match: _shown(self._names[match[0]]), text)
         if "PRIVATE KEY-----" in text:
-            text = _PRIVATE_KEY.sub(lambda match: self._replaced(match[0]) + "(private key)", text)
+            text = _PRIVATE_KEY.sub(
+                lambda match: self._replaced(match[0]) + "(private key)" if "-----" in match[0] else match[0], text
+            )
         text = _AUTHORIZATION.sub(self._authorization, text)
         text = _LOGIN.sub(self._replaced_group, text)
         text = _TOKEN.sub(lambda match: self._replaced(match[0]), text)
@@ -155,11 +173,10 @@ class _Redaction:
         return REDACTED
 
     def _replaced_group(self, match: re.Match[str]) -> str:
-        """Return the text of the match with its group ``value`` replaced."""
+        """Return the text of the match with its group ``value``, which ends it, replaced."""
         if _PLACEHOLDER.match(match["value"]):
             return match[0]
-        end = match.end("value") - match.start()
-        return match[0][: match.start("value") - match.start()] + self._replaced(match["value"]) + match[0][end:]
+        return match[0].removesuffix(match["value"]) + self._replaced(match["value"])
 
     def _authorization(self, match: re.Match[str]) -> str:
         scheme, value = (match["scheme"] or "").lower(), match["value"]
@@ -169,8 +186,9 @@ class _Redaction:
     def _named_values(self, text: str) -> str:
         pieces, done = [], 0
         for match in _NAME.finditer(text):
-            is_secret = is_secret_name(match["name"]) or _is_secret_option(match[0].rstrip("= "))
-            if match.start() >= done and is_secret and (span := _value_span(text, match)):
+            name = match["name"].rstrip("sS") if match["list"] else match["name"]
+            is_secret = is_secret_name(name) or _is_secret_option(match[0].rstrip("= "))
+            if match.start() >= done and is_secret and (span := _value_span(text, match, name)):
                 pieces += [text[done : span[0]], self._replaced(text[slice(*span)], match["name"])]
                 done = span[1]
         return "".join([*pieces, text[done:]])
@@ -184,22 +202,27 @@ def _is_secret_option(argument: str) -> bool:
     return argument == "--wandb" or bool(re.fullmatch(r"--[A-Za-z][\w.-]*", argument) and is_secret_name(argument))
 
 
-def _value_span(text: str, match: re.Match[str]) -> tuple[int, int] | None:
+def _value_span(text: str, match: re.Match[str], name: str) -> tuple[int, int] | None:
     """Return begin and end of the value after a secret name; None if it is a path, a placeholder or other text."""
     begin, sign, encloses = match.end(), match["sign"], match["quote"] and not match["close"]
-    word = _WORD.match(text, begin)
-    if word is None:
-        return None
-    value, span = (word["word"], word.span("word")) if word["word"] else (word["quoted"], word.span("quoted"))
+    ahead = text[begin : begin + _AHEAD]
+    word = _WORD.match(ahead)
+    value = word["word"] or word["quoted"] if word else ""
     if not value or _PLACEHOLDER.match(value) or _is_path(value) or (sign.isspace() and value.startswith("-")):
         return None
-    # to the quote that encloses name and value ('NAME=two words'), else to the end of the line
-    end = text.find(match["quote"] if encloses else "\n", begin)
-    end = len(text) if end < 0 else end
-    if not match["dashes"] and not match["close"] and _is_prose(match["name"], sign, text[begin:end]):
+    rest = value if match["list"] else ahead.partition(match["quote"] if encloses else "\n")[0]
+    is_field = match["close"] and not match["list"] and name.upper() != "KEY"
+    if not match["dashes"] and not is_field and _is_prose(name, sign, rest):
         return None
-    is_line = sign == "=" and match["start"] is not None and not match["dashes"]  # as in the output of env
-    return (begin, end) if encloses or is_line else span
+    # to the quote that encloses name and value ('NAME=two words'), or to the end of the line, as in the output of env
+    is_line = (
+        match["start"] is not None and not match["dashes"] and (sign == "=" or ("=" in sign and ahead[0] not in "'\""))
+    )
+    if closing := "]" if match["list"] else match["quote"] if encloses else "\n" if is_line else "":
+        end = text.find(closing, begin)
+        return begin, end if end >= 0 else len(text)
+    word = _WORD.match(text, begin)
+    return word.span("word" if word["word"] else "quoted") if word else None
 
 
 def _is_prose(name: str, sign: str, rest: str) -> bool:
@@ -208,7 +231,9 @@ def _is_prose(name: str, sign: str, rest: str) -> bool:
     Then several words follow a colon, or an ordinary word or a result follows a colon or a common name.
     """
     first, *others = rest.split() or [""]
-    word = first.strip("'\".,;)")
+    word = first.strip("'\".,;)]}")
+    if name.upper() in ("KEY", "PASS"):
+        return not _RANDOM_KEY.fullmatch(word)
     if name.upper() in _COMMON_WORDS and len(word) < 16:
         return len(word) < 6 or not re.search(r"\d.*[A-Za-z]|[A-Za-z].*\d", word) or (":" in sign and bool(others))
     return ":" in sign and (bool(others) or (word.isalpha() and len(word) < 16))
@@ -230,7 +255,7 @@ def _has_password(text: str) -> bool:
 
 def _is_path(value: str) -> bool:
     """Return whether each part of the value between colons is a path. A random text can begin with a slash too."""
-    return all(re.match(r"(?:~|\.{1,2})?/", part) and not _RANDOM.search(part) for part in value.split(":"))
+    return all(re.match(r"(?:~|\.{1,2})?/", part) and not _RANDOM.search(part[:_AHEAD]) for part in value.split(":"))
 
 
 def _words(document: Any) -> Iterator[str]:
