@@ -72,8 +72,7 @@ _RANDOM = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)(?:[^/]{16,}|[A-Za-z0-9+/=]
 _RANDOM_KEY = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)(?:[A-Za-z0-9+=-]{20,}|[A-Za-z0-9+/=]{40,})")
 _LONG_LINE = re.compile(r"^[ \t]*((?!-----)\S.{15,})$", re.MULTILINE)  # without markers such as BEGIN PRIVATE KEY
 _ORDINARY = re.compile(  # a number, a word, a host or a device such as mlx5_0:1, or a PCI address
-    r"[+-]?[\d._]+(?:[eE][+-]?\d+)?|[a-z]{1,15}|[a-z]+\d?(?:[-_][a-z]+)*[-_]?\d{1,5}(?::\d+)?"
-    r"|(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+    r"[+-]?[\d._]+(?:[eE][+-]?\d+)?|[a-z]{1,15}|[a-z]+\d?(?:[-_][a-z]+)*[-_]?\d{1,5}(?::\d+)?|[\dA-Fa-f:]{5,14}\.\d"
 )
 
 
@@ -200,8 +199,7 @@ def _value_span(text: str, match: re.Match[str], name: str) -> tuple[int, int] |
     """Return begin and end of the value after a secret name; None if it is a path, a placeholder or other text."""
     begin, sign, encloses = match.end(), match["sign"], match["quote"] and not match["close"]
     ahead = text[begin : begin + _AHEAD]
-    word = _WORD.match(ahead)
-    value = word["word"] or word["quoted"] if word else ""
+    value = word["word"] or word["quoted"] if (word := _WORD.match(ahead)) else ""
     if not value or _PLACEHOLDER.match(value) or _is_path(value) or (sign.isspace() and value.startswith("-")):
         return None
     rest = value if match["list"] else ahead.partition(match["quote"] if encloses else "\n")[0]
