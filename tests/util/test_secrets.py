@@ -102,7 +102,7 @@ def test_value_with_the_form_of_a_secret(value: str) -> None:
         ("https://hooks.slack.com/services/T00000000/B0000/abc", "https://hooks.slack.com/services/REDACTED"),
         ("GET /blob?se=1&token=abc123", "GET /blob?se=1&token=REDACTED"),
         ("[default]\naws_secret_access_key = aB/c1+d\n", "[default]\naws_secret_access_key = REDACTED\n"),
-        ('api_key = "abc1"  # mine', 'api_key = "REDACTED"  # mine'),
+        ('  api_key = "abc1"  # mine', '  api_key = "REDACTED"  # mine'),
         ("  db.password = two", "  db.password = REDACTED"),
         ("{'tokens': ['abc123def']}", "{'tokens': [REDACTED]}"),
         ('{"api_keys": ["abc1", "abc2"], "n": 1}', '{"api_keys": [REDACTED], "n": 1}'),
@@ -174,7 +174,7 @@ def test_other_values_stay(document: Any) -> None:
 
 def test_variables_of_kubernetes_and_lists() -> None:
     token = "AbCdEf0123456789AbCdEf"
-    assert redacted({"name": "DB_PASSWORD", "value": "abc"}) == {"name": "DB_PASSWORD", "value": REDACTED}
+    assert redacted({"name": "DB_PASSWORD", "value": "hunter-two"}) == {"name": "DB_PASSWORD", "value": REDACTED}
     assert redacted({"tokens": [token], "passwords": ("hunter-two",)}) == {
         "tokens": [REDACTED],
         "passwords": (REDACTED,),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import re
@@ -71,11 +70,9 @@ _PLACEHOLDER = re.compile(  # a variable of a shell or a template, an ellipsis, 
 )
 _RANDOM = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)(?:[^/]{16,}|[A-Za-z0-9+/=]{32,})")
 _RANDOM_KEY = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)(?:[A-Za-z0-9+=-]{20,}|[A-Za-z0-9+/=]{40,})")
-_USER = re.compile(r"\A[^:\n]*:(?=.)|:\Z")  # before a password, or with an empty password
 _LONG_LINE = re.compile(r"^[ \t]*((?!-----)\S.{15,})$", re.MULTILINE)  # without markers such as BEGIN PRIVATE KEY
 _ORDINARY = re.compile(  # a number, a word, a host or a device such as mlx5_0:1, or a PCI address
-    r"[+-]?[\d._]+(?:[eE][+-]?\d+)?|[a-z]{1,15}|[a-z]+\d?(?:[-_][a-z]+)*[-_]?\d{1,5}(?::\d+)?"
-    r"|(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+    r"[+-]?[\d._]+(?:[eE][+-]?\d+)?|[a-z]{1,15}|[a-z]+\d?(?:[-_][a-z]+)*[-_]?\d{1,5}(?::\d+)?|[\dA-Fa-f:]{5,14}\.\d"
 )
 
 
@@ -89,9 +86,9 @@ def is_secret_name(name: str) -> bool:
 def secret_values(*documents: Any, vocabulary: Collection[str] = ()) -> dict[str, str]:
     """Return the secrets in JSON documents and in the environment of this process: value → name; a form has none.
 
-    Without values that occur in other text: shorter than _MIN_CHARACTERS, paths, ordinary words, ``vocabulary``, and words
+    With the password of USER:PASSWORD, and with each long line, before which a launcher can print a prefix. Without
+    values that occur in other text: shorter than _MIN_CHARACTERS, paths, ordinary words, ``vocabulary``, and the words
     of the documents outside variables and options. Variables are in mappings with the key ``env``, at any depth.
-    The password of USER:PASSWORD and long lines, before which a launcher can print a prefix, are secrets too.
     """
     redaction = _Redaction({})
     redaction.redact([{"env": dict(os.environ)}, *documents])
@@ -99,7 +96,7 @@ def secret_values(*documents: Any, vocabulary: Collection[str] = ()) -> dict[str
     return {
         part: name
         for value, name in redaction.found.items()
-        for part in (value, unquote(_USER.sub("", value)), *_LONG_LINE.findall(value))
+        for part in (value, unquote(value.rstrip(":").split(":", 1)[-1]), *_LONG_LINE.findall(value))
         if len(part) >= _MIN_CHARACTERS
         and part not in words
         and not (_is_path(part) or _ORDINARY.fullmatch(part) or _PLACEHOLDER.match(part))
@@ -158,7 +155,7 @@ class _Redaction:
 
     def _text(self, text: str) -> str:
         if self._known:
-            text = self._known.sub(lambda match: _shown(self._names[match[0]]), text)
+            text = self._known.sub(lambda match: f"{REDACTED}({self._names[match[0]]})".removesuffix("()"), text)
         if "PRIVATE KEY-----" in text:
             text = _PRIVATE_KEY.sub(
                 lambda match: self._replaced(match[0]) + "(private key)" if "-----" in match[0] else match[0], text
@@ -194,10 +191,6 @@ class _Redaction:
         return "".join([*pieces, text[done:]])
 
 
-def _shown(name: str) -> str:
-    return f"{REDACTED}({name})" if name else REDACTED
-
-
 def _is_secret_option(argument: str) -> bool:
     return argument == "--wandb" or bool(re.fullmatch(r"--[A-Za-z][\w.-]*", argument) and is_secret_name(argument))
 
@@ -206,18 +199,15 @@ def _value_span(text: str, match: re.Match[str], name: str) -> tuple[int, int] |
     """Return begin and end of the value after a secret name; None if it is a path, a placeholder or other text."""
     begin, sign, encloses = match.end(), match["sign"], match["quote"] and not match["close"]
     ahead = text[begin : begin + _AHEAD]
-    word = _WORD.match(ahead)
-    value = word["word"] or word["quoted"] if word else ""
+    value = word["word"] or word["quoted"] if (word := _WORD.match(ahead)) else ""
     if not value or _PLACEHOLDER.match(value) or _is_path(value) or (sign.isspace() and value.startswith("-")):
         return None
     rest = value if match["list"] else ahead.partition(match["quote"] if encloses else "\n")[0]
-    is_field = match["close"] and not match["list"] and name.upper() != "KEY"
-    if not match["dashes"] and not is_field and _is_prose(name, sign, rest):
+    is_field = match["dashes"] or (match["close"] and not match["list"] and name.upper() != "KEY")
+    if not is_field and _is_prose(name, sign, rest):
         return None
     # to the quote that encloses name and value ('NAME=two words'), or to the end of the line, as in the output of env
-    is_line = (
-        match["start"] is not None and not match["dashes"] and (sign == "=" or ("=" in sign and ahead[0] not in "'\""))
-    )
+    is_line = "=" in sign and match["start"] is not None and not match["dashes"]
     if closing := "]" if match["list"] else match["quote"] if encloses else "\n" if is_line else "":
         end = text.find(closing, begin)
         return begin, end if end >= 0 else len(text)
@@ -249,7 +239,7 @@ def _has_password(text: str) -> bool:
     """Return whether the text is USER:PASSWORD in base64 (RFC 7617)."""
     try:
         return b":" in base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         return False
 
 
