@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from pydantic import JsonValue
@@ -14,7 +15,7 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.judge.plausibility import validate_thresholds
-from seatrial.model import ERROR_COUNTERS, GPUS_USED, Baseline, Measurement, Trial, UsageError
+from seatrial.model import Baseline, Measurement, Trial, UsageError
 from tests.guard import clusters, configured
 from tests.guard.changes import (
     Change,
@@ -40,6 +41,7 @@ COUNTERS: Mapping[str, JsonValue] = {
     "an unreadable counter": {"counters_read": 12, "unreadable": {"gpu0 xid": "timeout"}},
     "no counters": {"counters_read": 0},
     "malformed": {"counters_read": "twelve"},
+    "not recorded": None,
 }
 
 
@@ -82,22 +84,18 @@ def _plans() -> Iterator[tuple[str, Trial]]:
     yield "on GPUs, none expected", _planned(run, {"gpus_per_node": 0}, expected_gpus=0)
     yield "fewer ranks than GPUs", _planned(run, {"gpus_per_node": 4}, expected_gpus=4)
     yield "on GPUs, ranks measured", _changed(run, lambda each: _renamed(each, "/gpu", "/rank"))
-    listed = _changed(run, lambda each: with_facts(each, **{GPUS_USED: [0, 1, 2, 3]}))
+    listed = _changed(run, lambda each: with_facts(each, gpus_used=[0, 1, 2, 3]))
     yield "fewer ranks than usable GPUs", _planned(listed, {"gpus_per_node": None}, expected_gpus=None)
     yield "wrong placement", _planned(one_gpu, {}, placement="nodes")
     yield "fewer nodes measured", _changed(two_nodes, lambda each: _renamed(each, "node0001/gpu", "node0000/gpu1"))
+    yield "a GPU on another node", _changed(two_nodes, lambda each: _renamed(each, "node0001/gpu5", "node0000/gpu8"))
     transport = only_checks(clusters.healthy("infiniband", 2), (TRANSPORT,))
     yield "TCP configured, RDMA used", _planned(transport, {"fabric": {"kind": "tcp"}})
 
 
 def _counters() -> Iterator[tuple[str, Trial]]:
     for name, fact in COUNTERS.items():
-        yield f"counters: {name}", _changed(_run(), lambda each, fact=fact: with_facts(each, **{ERROR_COUNTERS: fact}))
-    without = _changed(
-        _run(),
-        lambda each: each.model_copy(update={"facts": {k: v for k, v in each.facts.items() if k != ERROR_COUNTERS}}),
-    )
-    yield "counters not recorded", without
+        yield f"counters: {name}", _changed(_run(), partial(with_facts, error_counters=fact))
 
 
 def _values() -> Iterator[tuple[str, Trial]]:
@@ -108,8 +106,7 @@ def _values() -> Iterator[tuple[str, Trial]]:
 
     yield "negative", with_change(lambda metric: times(replace(metric, samples=()), -1.0))
     yield "another unit", with_change(lambda metric: replace(metric, unit="GFLOP/s"))
-    other = with_settings(_run(), GEMM, expect={METRIC: "> 400000 GFLOP/s"}, override=True)
-    yield "threshold in another unit", other
+    yield "threshold in another unit", with_settings(_run(), GEMM, expect={METRIC: "> 4e5 GFLOP/s"}, override=True)
     baseline = configured.changed_baseline(configured.good_baseline(), 1.0, unit="GFLOP/s")
     yield "baseline in another unit", _run().model_copy(update={"baseline": baseline})
 
@@ -131,6 +128,8 @@ def _thresholds() -> Iterator[tuple[str, Observed]]:
             for model in (configured.MODEL, configured.OTHER_MODEL, ""):
                 gpus = [model] * configured.GPUS if model else []
                 yield f"thresholds {name}, {model or 'unknown GPUs'}", _start(trial, gpus)
+    high = with_settings(_run(), GEMM, expect={METRIC: "> 900 TFLOP/s"})
+    yield "threshold above the published value", _start(high, [configured.MODEL])
     good, changed = configured.good_baseline(), configured.changed_baseline
     for name, baseline in {
         "good": good,
