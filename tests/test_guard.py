@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 from tools import guard
@@ -11,7 +13,7 @@ from tests.guard.observed import Observed, observe
 from tests.guard.shapes import GROUPS
 
 # Group → the least number of its shapes
-SHAPES = {"a": 56, "c": 100, "d": 126, "e": 30, "f": 400, "g": 100, "h": 4, "i": 300, "j": 120, "k": 150}
+SHAPES = {"a": 56, "c": 100, "d": 126, "e": 30, "f": 400, "g": 100, "h": 4, "i": 300, "j": 120, "k": 150, "m": 150}
 FAILED: Observed = {"verdict device.gemm n0/gpu0 tflops.bf16": "FAIL, SKU: fail < 600 TFLOP/s", "decision": "REJECTED"}
 
 
@@ -61,26 +63,116 @@ def test_an_entry_is_unused_only_if_its_group_was_compared() -> None:
     assert compared(FAILED, of_mutation).unused("l") == [of_mutation]
 
 
-@pytest.mark.parametrize("before", ["FAIL, rule: == 0", "ERROR", "UNJUDGED; PASS, rule: == 0"])
-@pytest.mark.parametrize("after", ["PASS, rule: == 0", "WARN", "SKIP"])
-def test_no_entry_may_turn_a_bad_outcome_into_a_good_one(before: str, after: str) -> None:
-    with pytest.raises(ValidationError, match="turns"):
-        entry("c/shape: verdict a b c", before, after)
-    wide = entry("*", "*", "*")
-    comparison = guard.Comparison([wide])
-    comparison.add("c/shape", {"verdict a b c": before}, {"verdict a b c": after})
-    assert [each.refusal for each in comparison.differences] == [
-        f"{before.split(',')[0].split(';')[0]} became {after.split(',')[0]}"
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [
+        ("*", "PASS", "WARN"),
+        ("*: decision", "REJECTED", "INCOMPLETE"),
+        ("c/*", "PASS", "WARN"),
+        ("c/*: *", "PASS", "WARN"),
+        ("c/shape: verdict a * c", "PASS", "WARN"),
+        ("c/shape: verdict a b c", "*", "WARN"),
+        ("c/shape: verdict a b c", "PASS", "*"),
+        ("c/*: shape", "made", None),
+    ],
+)
+def test_a_wildcard_stands_for_names_of_shapes_of_one_group_only(key: str, before: str, after: str | None) -> None:
+    with pytest.raises(ValidationError, match=r"pattern|any text|entry of its own"):
+        entry(key, before, after)
+
+
+def test_values_of_an_entry_are_compared_literally() -> None:
+    literal = entry("c/*: without threshold a", "busbw.*", "busbw.* other than 1GiB")
+    for after, differs in (("busbw.* other than 1GiB", False), ("busbw.8GiB other than 1GiB", True)):
+        comparison = guard.Comparison([literal])
+        comparison.add("c/shape", {"without threshold a": "busbw.*"}, {"without threshold a": after})
+        assert bool(comparison.differences) is differs
+
+
+@pytest.mark.parametrize(
+    ("observation", "before", "after"),
+    [
+        *(
+            (name, before, after)
+            for name in ("verdict a b c", "result 0 verdict a b c", "result 0", "outcome")
+            for before in ("FAIL, rule: == 0", "ERROR", "UNJUDGED; PASS, rule: == 0")
+            for after in ("PASS, rule: == 0", "WARN", "SKIP", "not modelled")
+        ),
+        ("decision", "REJECTED", "ACCEPTED"),
+        ("decision", "refused", "ACCEPTED"),
+        ("decision", "another value", "ACCEPTED"),
+        ("exit code", "1", "0"),
+        ("exit code", "3", "0"),
+        ("bad", "failed, exit code 1", "limited, exit code 0"),
+        ("refused", "UsageError", "no"),
+        ("nodes at fault", "n1", ""),
+        ("measured again 1", "device.gemm", ""),
+    ],
+)
+def test_no_entry_may_allow_that_the_judge_becomes_laxer(observation: str, before: str, after: str) -> None:
+    with pytest.raises(ValidationError, match=r"became ACCEPTED|is now"):
+        entry(f"c/shape: {observation}", before, after)
+    comparison = guard.Comparison(())
+    comparison.add("c/shape", {observation: before}, {observation: after})
+    (difference,) = comparison.differences
+    assert difference.refusal
+
+
+@pytest.mark.parametrize(
+    ("observation", "before"),
+    [
+        *((name, outcome) for name in ("verdict a b c", "result 0 verdict a b") for outcome in ("FAIL", "UNJUDGED")),
+        ("refused", "UsageError"),
+        ("exit code", "3"),
+        ("nodes at fault", "n1"),
+    ],
+)
+def test_what_is_bad_may_not_vanish(observation: str, before: str) -> None:
+    allowing = entry(f"c/shape: {observation}", before, None)
+    comparison = guard.Comparison([allowing])
+    comparison.add("c/shape", {observation: before}, {"verdict a other c": "FAIL"})
+    assert [(each.observation, bool(each.refusal)) for each in comparison.differences] == [
+        (observation, True),
+        ("verdict a other c", False),
     ]
 
 
-def test_a_bad_outcome_may_move_but_not_vanish() -> None:
+def test_a_bad_verdict_may_move_to_another_metric_of_its_check_and_subject() -> None:
     key = "verdict device.gemm n0/gpu0 tflops.bf16"
-    wide = entry("*", "*", None), entry("*", None, "*")
-    moved = {"verdict device.gemm n0 tflops.bf16": "FAIL", "decision": "REJECTED"}
-    assert compared(moved, *wide).differences == []
-    (vanished,) = compared({"decision": "REJECTED"}, *wide).differences
-    assert (vanished.observation, bool(vanished.refusal)) == (key, True)
+    allowing = entry(f"c/*: {key}", FAILED[key], None)
+
+    def refused(after: Observed, before: Observed = FAILED) -> bool:
+        comparison = guard.Comparison([allowing])
+        comparison.add("c/shape", before, after)
+        return any(each.refusal for each in comparison.differences)
+
+    assert not refused({"verdict device.gemm n0/gpu0 tflops": "FAIL", "decision": "REJECTED"})
+    assert not refused({"refused": "UsageError"})
+    assert refused({"decision": "REJECTED"})
+    assert refused({"verdict device.gemm n0/gpu0 tflops": "PASS", "decision": "REJECTED"})
+    assert refused({"verdict device.gemm n0 tflops": "FAIL", "decision": "REJECTED"})
+    assert refused({"verdict device.memory n0/gpu0 copy": "FAIL", "decision": "REJECTED"})
+    other: Observed = {"verdict device.gemm n0/gpu0 tflops.fp8": "FAIL", "decision": "REJECTED"}
+    assert refused(other, FAILED | other), "the other verdict was there before"
+
+
+def test_an_entry_with_a_wildcard_that_allows_nothing_is_unused() -> None:
+    wide = entry("c/other*: decision", "REJECTED", "INCOMPLETE")
+    assert compared(FAILED | {"decision": "INCOMPLETE"}, wide).unused("c") == [wide]
+
+
+def test_golden_files_are_never_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "FOLDER", tmp_path)
+    guard.write("k")
+    written = (tmp_path / "k.jsonl.xz").read_bytes()
+    assert len([*guard.read("k")]) >= SHAPES["k"]
+    monkeypatch.setattr(guard, "shapes", lambda letter: iter(()))
+    with pytest.raises(FileExistsError, match="never rewritten"):
+        guard.write("k")
+    monkeypatch.setattr("sys.argv", ["guard.py", "--write", "k"])
+    with pytest.raises(SystemExit, match="2"):
+        guard.main()
+    assert (tmp_path / "k.jsonl.xz").read_bytes() == written
 
 
 def test_a_mutation_does_not_list_again_what_changed_in_its_shape() -> None:
@@ -88,6 +180,15 @@ def test_a_mutation_does_not_list_again_what_changed_in_its_shape() -> None:
     changed = comparison.add("c/shape", FAILED, FAILED | {"decision": "INCOMPLETE"})
     comparison.add("l/0 c/shape", FAILED, FAILED | {"decision": "INCOMPLETE", "reason": "new"}, (changed,))
     assert [each.observation for each in comparison.differences] == ["decision", "reason"]
+
+
+def test_a_mutation_that_is_good_now_is_listed_although_its_shape_changed_to_the_same_value() -> None:
+    comparison = guard.Comparison(())
+    changed = comparison.add("c/shape", {"verdict a b c": "PASS, rule: < 1"}, {"verdict a b c": "PASS, rule: < 9"})
+    comparison.add(
+        "l/0 c/shape", {"verdict a b c": "FAIL, rule: < 1"}, {"verdict a b c": "PASS, rule: < 9"}, (changed,)
+    )
+    assert [each.shape for each in comparison.differences if each.refusal] == ["l/0 c/shape"]
 
 
 def test_each_kind_of_intent_changes_the_record() -> None:

@@ -2,12 +2,12 @@
 
     python tools/guard.py               # all shapes and 2,000 mutations
     python tools/guard.py --groups c d  # the shapes of some groups, without mutations
-    python tools/guard.py --write       # replaces the golden files by what the judge of this checkout says
+    python tools/guard.py --write m     # makes the golden file of a group that has none; it rewrites none
 
 A shape is a record or another input of the judge (tests/guard); a mutation is the intent to change one metric of one.
 tests/golden/changed-outcomes.yaml lists the differences that are wanted, each with ``key`` (SHAPE: OBSERVATION),
-``before``, ``after`` (null: not there) and ``reason``; ``*`` in the first three stands for any text. No entry may turn
-FAIL, ERROR or UNJUDGED into PASS, WARN or SKIP, nor remove the last of them from a check, and none may be unused.
+``before``, ``after`` (null: not there) and ``reason``; ``*`` in SHAPE stands for any text. No entry may allow that the
+judge becomes laxer (see ``_refusal``), and none may be unused.
 tests/test_guard.py compares all shapes and every twentieth mutation. Exits with 1 if anything differs.
 """
 
@@ -42,8 +42,9 @@ MUTATIONS = "l"  # letter of the group of mutations
 MUTATION_COUNT = 2000
 # Group → mutations of each of its records, of which MUTATION_COUNT are drawn
 _MUTATIONS_PER_SHAPE = {"a": 8, "c": 4, "d": 4, "e": 4, "f": 1, "g": 1, "h": 20, "j": 4}
-_BAD = ("FAIL", "ERROR", "UNJUDGED", "REJECTED", "INCOMPLETE")
-_GOOD = ("PASS", "WARN", "SKIP", "ACCEPTED")
+_BAD = ("FAIL", "ERROR", "UNJUDGED", "REJECTED", "INCOMPLETE", "UsageError", "refused")
+_VERDICT_PLACE = re.compile(r"(result \d+ )?verdict \S+ \S+")  # check and subject of a verdict
+_EXIT_CODE = re.compile(r"(.* )?exit code [1-9]\d*")
 _MAX_SHOWN = 40  # differences
 _WHOLE_SHAPE = "shape"  # observation of a shape that is not made any more
 Changes = Mapping[str, str | None]  # observation → its value, None if it is not there
@@ -70,20 +71,34 @@ class Difference(Frozen):
 class Entry(Frozen):
     """A wanted difference, as listed in changed-outcomes.yaml."""
 
-    key: str = Field(pattern=rf"^[{''.join(GROUPS)}{MUTATIONS}*]")
+    key: str = Field(pattern=rf"^[{''.join(GROUPS)}{MUTATIONS}]/.*: [^*]+$")
     before: str | None
     after: str | None
     reason: str = Field(min_length=1)
 
+    @property
+    def _shape_and_observation(self) -> tuple[str, str]:
+        shape, _, observation = self.key.rpartition(": ")
+        return shape, observation
+
     @model_validator(mode="after")
-    def _keeps_bad_outcomes(self) -> Entry:
-        if _first_word(self.before) in _BAD and _first_word(self.after) in _GOOD:
-            raise ValueError(f"{self.key}: turns {_first_word(self.before)} into {_first_word(self.after)}")
+    def _is_narrow(self) -> Entry:
+        shape, observation = self._shape_and_observation
+        if "*" in (self.before, self.after):
+            raise ValueError(f"{self.key}: * stands for any text in the name of the shape only")
+        if observation == _WHOLE_SHAPE and "*" in shape:
+            raise ValueError(f"{self.key}: each shape that is not made any more needs an entry of its own")
+        if self.after is not None and (refusal := _refusal(observation, self.before, self.after, {}, {})):
+            raise ValueError(f"{self.key}: {refusal}")
         return self
 
     def allows(self, difference: Difference) -> bool:
-        pairs = ((self.key, difference.key), (self.before, difference.before), (self.after, difference.after))
-        return not difference.refusal and all(_matches(pattern, text) for pattern, text in pairs)
+        shape, observation = self._shape_and_observation
+        return (
+            not difference.refusal
+            and (observation, self.before, self.after) == (difference.observation, difference.before, difference.after)
+            and re.fullmatch(re.escape(shape).replace(r"\*", ".*"), difference.shape) is not None
+        )
 
 
 class Mutation(Frozen):
@@ -96,12 +111,6 @@ class Mutation(Frozen):
 
 def _first_word(text: str | None) -> str:
     return re.split(r"[ ,;]", text or "", maxsplit=1)[0]
-
-
-def _matches(pattern: str | None, text: str | None) -> bool:
-    if pattern is None or text is None:
-        return pattern is text
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), text, re.DOTALL) is not None
 
 
 @dataclass
@@ -119,16 +128,11 @@ class Comparison:
         changed = changes(before, after)
         for observation, value in changed.items():
             old = before.get(observation)
-            if any(observation in each and each[observation] == value for each in known):
+            refusal = _refusal(observation, old, value, before, after)
+            if not refusal and any(observation in each and each[observation] == value for each in known):
                 continue
             self.add_difference(
-                Difference(
-                    shape=shape,
-                    observation=observation,
-                    before=old,
-                    after=value,
-                    refusal=_refusal(observation, old, value, after),
-                )
+                Difference(shape=shape, observation=observation, before=old, after=value, refusal=refusal)
             )
         return changed
 
@@ -148,20 +152,34 @@ def changes(before: Observed, after: Observed) -> Changes:
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
 
 
-def _refusal(observation: str, before: str | None, after: str | None, observed: Observed) -> str:
-    """Why a difference is never allowed; empty if it is no loosening."""
-    if _first_word(before) not in _BAD:
+def _refusal(observation: str, before: str | None, after: str | None, all_before: Observed, all_after: Observed) -> str:
+    """Why a difference is never allowed: the judge became laxer; empty if it did not.
+
+    A bad verdict may vanish only if the same check and subject has a new one, or if the record is now refused.
+    """
+    if observation == "decision" and after == "ACCEPTED":
+        return f"the decision {before} became ACCEPTED"
+    if not _is_bad(observation, before) or _is_bad(observation, after):
         return ""
-    if _first_word(after) in _GOOD:
-        return f"{_first_word(before)} became {_first_word(after)}"
-    kind, _, rest = observation.partition(" ")
-    check = rest.partition(" ")[0]
-    still_bad = (
-        name.startswith(f"verdict {check} ") and _first_word(value) in _BAD for name, value in observed.items()
+    if after is None and ("refused" in all_after or _has_new_verdict(observation, all_before, all_after)):
+        return ""
+    return f"{observation} was {_first_word(before)}, and is now {_first_word(after) or 'empty or not there'}"
+
+
+def _is_bad(observation: str, text: str | None) -> bool:
+    if observation == "nodes at fault" or observation.startswith("measured again "):
+        return bool(text)
+    return _first_word(text) in _BAD or _EXIT_CODE.fullmatch(f"{observation} {text}") is not None
+
+
+def _has_new_verdict(observation: str, before: Observed, after: Observed) -> bool:
+    """Whether the check and the subject of a verdict have a bad verdict that they did not have before."""
+    place = _VERDICT_PLACE.match(observation)
+    return place is not None and any(
+        _is_bad(name, value) and not _is_bad(name, before.get(name))
+        for name, value in after.items()
+        if (other := _VERDICT_PLACE.match(name)) and other.group() == place.group()
     )
-    if after is None and kind == "verdict" and not any(still_bad):
-        return f"the only {_first_word(before)} of {check} is gone"
-    return ""
 
 
 def read_entries() -> tuple[Entry, ...]:
@@ -205,22 +223,33 @@ def _patched(observed: Observed, changed: Changes) -> Observed:
     return {name: value for name, value in {**observed, **changed}.items() if value is not None}
 
 
-def write() -> None:
-    """Replace all golden files."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    drawn: list[tuple[str, Intent]] = []
-    for letter in GROUPS:
-        observed = []
-        for name, made in shapes(letter):
-            shape = f"{letter}/{name}"
-            observed.append({"shape": shape, "observed": _observed(made)})
-            if isinstance(made, Trial):
-                drawn += ((shape, intent) for intent in intents(shape, made, _MUTATIONS_PER_SHAPE[letter]))
-        _write(letter, observed)
-    chosen: dict[str, list[Intent]] = {}
-    for shape, intent in random.Random(0).sample(drawn, min(MUTATION_COUNT, len(drawn))):
-        chosen.setdefault(shape, []).append(intent)
-    _write(MUTATIONS, _mutations(chosen))
+def write(letter: str) -> None:
+    """Make the golden file of a group that has none. Raises FileExistsError if it has one."""
+    path = _golden_file(letter)
+    if path.exists():
+        raise FileExistsError(f"golden files are never rewritten: to make {path.name} anew, delete it by hand")
+    lines = (
+        _mutations(_drawn_intents())
+        if letter == MUTATIONS
+        else ({"shape": f"{letter}/{name}", "observed": _observed(made)} for name, made in shapes(letter))
+    )
+    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    path.write_bytes(lzma.compress(text.encode(), preset=9))
+
+
+def _drawn_intents() -> dict[str, list[Intent]]:
+    """Shape → the intents of its mutations."""
+    possible = [
+        (f"{letter}/{name}", intent)
+        for letter, count in _MUTATIONS_PER_SHAPE.items()
+        for name, made in shapes(letter)
+        if isinstance(made, Trial)
+        for intent in intents(f"{letter}/{name}", made, count)
+    ]
+    drawn: dict[str, list[Intent]] = {}
+    for shape, intent in random.Random(0).sample(possible, min(MUTATION_COUNT, len(possible))):
+        drawn.setdefault(shape, []).append(intent)
+    return drawn
 
 
 def _mutations(chosen: Mapping[str, Sequence[Intent]]) -> Iterator[dict[str, object]]:
@@ -236,25 +265,27 @@ def _mutations(chosen: Mapping[str, Sequence[Intent]]) -> Iterator[dict[str, obj
 
 def read(letter: str) -> Iterator[dict[str, Any]]:
     """The lines of a golden file."""
-    with lzma.open(FOLDER / f"{letter}.jsonl.xz", "rt", encoding="utf-8") as file:
+    with lzma.open(_golden_file(letter), "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
-def _write(letter: str, lines: Iterable[Mapping[str, object]]) -> None:
-    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
-    (FOLDER / f"{letter}.jsonl.xz").write_bytes(lzma.compress(text.encode(), preset=9))
+def _golden_file(letter: str) -> Path:
+    return FOLDER / f"{letter}.jsonl.xz"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, help="only these groups, without mutations")
-    parser.add_argument("--write", action="store_true", help="replace the golden files")
+    parser.add_argument("--write", choices=(*GROUPS, MUTATIONS), help="make the golden file of a group that has none")
     options = parser.parse_args()
     if options.write:
-        write()
+        try:
+            write(options.write)
+        except FileExistsError as error:
+            parser.error(str(error))
         return 0
     comparison = compare(options.groups or GROUPS, read_entries(), mutation_step=0 if options.groups else 1)
-    unused = comparison.unused(options.groups or (*GROUPS, MUTATIONS, "*"))
+    unused = comparison.unused(options.groups or (*GROUPS, MUTATIONS))
     for difference in comparison.differences[:_MAX_SHOWN]:
         print(difference)
     for entry in unused:

@@ -50,7 +50,7 @@ def shapes() -> Iterator[tuple[str, Trial]]:
     whole = record(BASE)
     for name, settings in whole.config["checks"].items():
         trial, check = only_checks(whole, (*CONTEXT, name)), catalog()[name]
-        yield from _thresholds(trial, check)
+        yield from thresholds(trial, check)
         yield from _changed_options(trial, check)
         yield from _near_limits(trial, check)
         if settings.get("expect"):
@@ -81,7 +81,7 @@ def _judged_metrics(trial: Trial, check: Check) -> Iterator[_Judged]:
         yield from [_Judged(measured[rule.metric], rule) for rule in rules if rule.metric in measured][:1]
 
 
-def _thresholds(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
+def thresholds(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
     for metric, rule in _judged_metrics(trial, check):
         op = rule.expect.op if rule.expect else ">"
         is_lower = op[0] == ">"
@@ -186,7 +186,7 @@ def _selections(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 def baseline_shapes() -> Iterator[tuple[str, Trial]]:
     """A run and a cluster judged with baselines of other runs and of the run itself."""
-    good = _good_baseline()
+    good = good_baseline()
     run = only_checks(record(JUDGED_BY_BASELINE), (*CONTEXT, *BASELINE_CHECKS))
     itself = site_baseline.learned_run("run", run.host, run.started, run.measurements)
     baselines = {
@@ -205,11 +205,11 @@ def baseline_shapes() -> Iterator[tuple[str, Trial]]:
     cluster = only_checks(clusters.healthy("infiniband", 2), (*CONTEXT, "collectives.all_gather"))
     values = ({"gpus": 16, "nodes": 2, "fabric": fabric} for fabric in ("ib-8x400", "roce-8x400"))
     for update in values:
-        between = _changed(good, 1.6, **update)
+        between = changed_baseline(good, 1.6, **update)
         yield f"baseline between nodes, {update['fabric']}", cluster.model_copy(update={"baseline": between})
 
 
-def _good_baseline() -> Baseline:
+def good_baseline() -> Baseline:
     """A baseline a little above the published values, without the judge, which decides what can be learned."""
     sku = next(sku for sku in skus() if MODEL in sku.nvml_names)
     expected = {
@@ -228,16 +228,16 @@ def _baselines(good: Baseline) -> dict[str, Baseline]:
     return {
         "good": good,
         "good, override": good.model_copy(update={"override": True}),
-        "of few runs": _changed(good, 1.0, runs=1),
-        "too high": _changed(good, 1.15),
-        "lax": _changed(good, 0.5),
-        "lax, override": _changed(good, 0.5).model_copy(update={"override": True}),
-        "beyond physical limits": _changed(good, 20.0),
-        "of another model": _changed(good, 1.0, gpu=OTHER_MODEL),
+        "of few runs": changed_baseline(good, 1.0, runs=1),
+        "too high": changed_baseline(good, 1.15),
+        "lax": changed_baseline(good, 0.5),
+        "lax, override": changed_baseline(good, 0.5).model_copy(update={"override": True}),
+        "beyond physical limits": changed_baseline(good, 20.0),
+        "of another model": changed_baseline(good, 1.0, gpu=OTHER_MODEL),
     }
 
 
-def _changed(baseline: Baseline, factor: float, **update: str | int) -> Baseline:
+def changed_baseline(baseline: Baseline, factor: float, **update: str | int) -> Baseline:
     """The baseline with all values multiplied, and with other fields of all values."""
     expected = {
         key: tuple(value.model_copy(update={"value": factor * value.value, **update}) for value in values)
@@ -250,7 +250,7 @@ def baselines() -> Iterator[tuple[str, Observed]]:
     """The values that are learned from three runs, and whether a run can be judged with a file of each baseline."""
     yield "learned baseline", _learned_values()
     run = only_checks(record(JUDGED_BY_BASELINE), (*CONTEXT, "device.gemm"))
-    for name, baseline in _baselines(_good_baseline()).items():
+    for name, baseline in _baselines(good_baseline()).items():
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "site.yaml"
             file.write_text(site_baseline.dump(baseline), encoding="utf-8")

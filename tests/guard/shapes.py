@@ -8,7 +8,7 @@ from itertools import chain
 from tools.records import record_paths
 
 from seatrial.model import Trial
-from tests.guard import caused, clusters, configured, ended, retried, tools
+from tests.guard import caused, clusters, configured, contradictions, ended, retried, tools
 from tests.guard.changes import record
 from tests.guard.observed import Observed
 
@@ -36,6 +36,7 @@ GROUPS: Mapping[str, Callable[[], MadeShapes]] = {
     "i": lambda: chain(tools.tables(), tools.figures()),
     "j": lambda: chain(_records("j"), caused.shapes(), tools.drills()),
     "k": lambda: chain(tools.hook_exit_codes(), tools.readmit_exit_codes()),
+    "m": contradictions.shapes,
 }
 
 
