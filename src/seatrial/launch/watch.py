@@ -160,7 +160,7 @@ class _Attempt:
             return AttemptEnd(JobState.REFUSED, cause, 0.0)
         excluded = f"submitted without {self.job.exclude}, lost in an earlier job: " if self.job.exclude else ""
         with (self.folder / "launcher.err").open("a", encoding="utf-8") as log:
-            log.write(f"{redacted(str(error))}\n")
+            log.write(f"{redacted(str(error), secret_values())}\n")
         failures = error.failures if isinstance(error, JobRefused) else ()
         return AttemptEnd(JobState.REJECTED, RootCause(CLUSTER, f"{excluded}{error}", None, failures=failures), 0.0)
 
