@@ -53,6 +53,12 @@ def test_ranks_without_compute_times_or_with_few_steps_are_not_compared(compute:
     assert slowdowns([RankTimes("CPU", compute, (), ())] * 3) == {}
 
 
+def test_steps_without_a_compute_time_on_each_rank_do_not_count() -> None:
+    slow, other = RankTimes("CPU", (3.0,) * 9, (), ()), RankTimes("CPU", (1.0,) * 8 + (0.0,), (), ())
+    assert (slowdowns([slow, other])[0].low, slowdowns([slow, other])[0].steps) == (3, 8)
+    assert slowdowns([slow, RankTimes("CPU", (1.0,) * 5 + (0.0,) * 4, (), ())]) == {}
+
+
 def test_only_the_last_steps_count_where_ranks_have_different_numbers() -> None:
     long = RankTimes("CPU", (9.0,) * 10 + (1.0,) * 8, (), ())
     assert slowdowns([long, RankTimes("CPU", (1.0,) * 8, (), ())])[0].ratio == 1

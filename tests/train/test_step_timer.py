@@ -52,13 +52,23 @@ def test_times_of_two_steps(seconds: list[float], monkeypatch: pytest.MonkeyPatc
 def test_waiting_for_a_core_is_neither_compute_nor_wait_for_data(
     seconds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # open, first mark, before and after the batch, at its end, begin, forward, last gradient, end
-    waited = iter([0.0, 0.0, 0.0, 1.5, 1.5, 1.5, 1.5, 3.0, 3.0])
+    # first mark, before and after the batch, at its end, begin, forward, last gradient, end: each is read twice
+    waited = iter([0.0, *(wait for wait in (0.0, 0.0, 1.5, 1.5, 1.5, 1.5, 3.0, 3.0) for _ in range(2))])
     monkeypatch.setattr(step_timer._SchedulerWait, "seconds", lambda _self: next(waited))
     seconds += [10, 10, 12, 12, 13, 16, 17, 20]
     timer = step_timer.StepTimer(CPU)
     step(timer)
     assert timer.read() == step_timer.StepTimes(seconds=10, forward=3, compute=2.5, data_wait=0.5)
+
+
+def test_time_is_read_again_after_a_loss_of_the_core(seconds: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a short pass would have a negative duration: the wait after its end would be subtracted."""
+    waited = iter([0.0, 0.0, 0.0, 0.0, 7.0, 7.0])
+    monkeypatch.setattr(step_timer._SchedulerWait, "seconds", lambda _self: next(waited))
+    seconds += [10, 11, 18]
+    clock = step_timer.Clock(CPU)
+    start, end = clock.now(), clock.now()
+    assert clock.seconds(start, end) == 1
 
 
 def test_time_in_which_this_thread_waits_for_a_core_only_rises() -> None:

@@ -83,8 +83,8 @@ class Slowdown:
 def slowdowns(ranks: Sequence[RankTimes]) -> dict[int, Slowdown]:
     """Index in ``ranks`` → Slowdown of the rank, compared with the other ranks on the same device model.
 
-    Ranks without such peers or without compute times are missing. So are all ranks of a device model if one of them
-    has compute times of fewer than MIN_STEPS steps.
+    Ranks without such peers or without compute times are missing. So are all ranks of a device model if fewer than
+    MIN_STEPS steps have a compute time above 0 on each of them.
     """
     indices_by_device: dict[str, list[int]] = {}
     for index, rank in enumerate(ranks):
@@ -92,19 +92,21 @@ def slowdowns(ranks: Sequence[RankTimes]) -> dict[int, Slowdown]:
             indices_by_device.setdefault(rank.device, []).append(index)
     slowdown_by_index: dict[int, Slowdown] = {}
     for indices in indices_by_device.values():
-        steps = min(len(ranks[index].compute_s) for index in indices)
-        if len(indices) < 2 or steps < MIN_STEPS:
+        if len(indices) < 2:
             continue
+        steps = min(len(ranks[index].compute_s) for index in indices)
         seconds_by_step = [[ranks[index].compute_s[step] for index in indices] for step in range(-steps, 0)]
-        ratios_by_step = [_ratios_to_median_of_others(seconds) for seconds in seconds_by_step]
+        ratios_by_step = [_ratios_to_median_of_others(seconds) for seconds in seconds_by_step if min(seconds) > 0]
+        if len(ratios_by_step) < MIN_STEPS:
+            continue
         for index, ratios in zip(indices, zip(*ratios_by_step, strict=True), strict=True):
             low, high = median_interval(ratios) or (min(ratios), max(ratios))
-            slowdown_by_index[index] = Slowdown(median(ratios), low, high, steps)
+            slowdown_by_index[index] = Slowdown(median(ratios), low, high, len(ratios))
     return slowdown_by_index
 
 
 def _ratios_to_median_of_others(seconds: Sequence[float]) -> list[float]:
-    """Each value divided by the median of the other values; 1 where this median is 0. Sorts the values only once."""
+    """Each value divided by the median of the other values. Sorts the values only once."""
     ordered = sorted(seconds)
     index_in_ordered = {value: index for index, value in enumerate(ordered)}
     other_count = len(seconds) - 1
@@ -113,6 +115,5 @@ def _ratios_to_median_of_others(seconds: Sequence[float]) -> list[float]:
     for value in seconds:
         skipped = index_in_ordered[value]
         middle_values = [ordered[index if index < skipped else index + 1] for index in middle_indices]
-        median_of_others = sum(middle_values) / 2
-        ratios.append(value / median_of_others if median_of_others > 0 else 1.0)
+        ratios.append(2 * value / sum(middle_values))
     return ratios

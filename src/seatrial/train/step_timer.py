@@ -85,10 +85,17 @@ class Clock:
     def now(self) -> TimePoint:
         """On a GPU, the end of the work that has been queued so far; on a CPU, the current time."""
         if self._device.type != "cuda":
-            return TimePoint(perf_counter(), self.core_wait_s())
+            return self.cpu_now()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return TimePoint(event, 0.0)
+
+    def cpu_now(self) -> TimePoint:
+        """The current time. It is read again if the thread lost its core between the two readings."""
+        before = self.core_wait_s()
+        while (point := TimePoint(perf_counter(), self.core_wait_s())).core_wait_s != before:
+            before = point.core_wait_s
+        return point
 
     def core_wait_s(self) -> float:
         """Seconds that this thread has waited for a CPU core; 0 with a GPU, or if the kernel does not count them."""
@@ -181,9 +188,10 @@ class StepTimer:
     @contextmanager
     def data_wait(self) -> Iterator[None]:
         """Context manager around the wait for the batch; starts a step."""
-        started, core_wait_before = perf_counter(), self._clock.core_wait_s()
+        started = self._clock.cpu_now()
         yield
-        batch_wait_s = perf_counter() - started - (self._clock.core_wait_s() - core_wait_before)
+        ended = self._clock.cpu_now()
+        batch_wait_s = ended.time - started.time - (ended.core_wait_s - started.core_wait_s)
         self._marks = _StepMarks(self._previous_end, self._clock.now(), batch_wait_s)
 
     def begin(self) -> None:
