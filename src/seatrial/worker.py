@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,7 @@ from seatrial.checks.base import Check, Context
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import (
     ERROR_COUNTERS,
+    Absent,
     Artifact,
     Fact,
     Frozen,
@@ -190,7 +191,7 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
     observations: list[Observation] = []
     error = skipped = None
     try:
-        for observation in check.measure(context, check.options.model_validate(options)):
+        for observation in check.observe(context, check.options.model_validate(options)):
             observations.append(observation)  # noqa: PERF402 - list() would lose the observations before an error
     except NotApplicable as reason:
         skipped = str(reason)
@@ -201,7 +202,11 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
         check=check.name,
         subject=context.node if check.scope in (Scope.CONTROL, Scope.NODE) else context.subject,
         rank=context.rank,
-        metrics=tuple(_of_type(observations, Metric)),
+        metrics=tuple(
+            replace(each, evidence=redacted(each.evidence, secrets)) if each.evidence else each
+            for each in _of_type(observations, Metric)
+        ),
+        absent=tuple(replace(each, reason=redacted(each.reason, secrets)) for each in _of_type(observations, Absent)),
         facts=redacted({fact.name: fact.value for fact in _of_type(observations, Fact)}, secrets),
         series=tuple(_of_type(observations, Series)),
         artifacts=tuple(_of_type(observations, Artifact)),

@@ -1,4 +1,4 @@
-"""The catalog of checks: each file in a folder of this package declares one check."""
+"""The catalog of checks: each file in a folder of this package declares one check, or several with one engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class _Catalog(Mapping[str, Check]):
     @cached_property
     def _all(self) -> dict[str, Check]:
         phases = list(Phase)
-        checks = sorted(map(_load_check, _modules()), key=lambda check: (phases.index(check.phase), check.name))
+        checks = [check for module in _modules() for check in _load_checks(module)]
+        checks.sort(key=lambda check: (phases.index(check.phase), check.name))
         self._loaded = {check.name: check for check in checks}
         return self._loaded
 
@@ -53,7 +54,7 @@ def _check_in_file_of_its_name(name: str) -> Check | None:
     """
     file_names = (name.rpartition(".")[2], name.replace(".", "_"))
     candidates = (module for module in _modules() if module.rpartition(".")[2] in file_names)
-    return next((check for check in map(_load_check, candidates) if check.name == name), None)
+    return next((check for module in candidates for check in _load_checks(module) if check.name == name), None)
 
 
 @cache
@@ -68,9 +69,9 @@ def _modules() -> list[str]:
     ]
 
 
-def _load_check(module_name: str) -> Check:
+def _load_checks(module_name: str) -> tuple[Check, ...]:
     module = import_module(module_name)
-    check = getattr(module, "CHECK", None)
-    if not isinstance(check, Check):
+    checks = getattr(module, "CHECKS", None) or (getattr(module, "CHECK", None),)
+    if not all(isinstance(check, Check) for check in checks):
         raise SeatrialError(f"{module.__file__} declares no check: expected CHECK = Check(...) at its end")
-    return check
+    return tuple(checks)

@@ -26,6 +26,14 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
+from seatrial.checks import declare
+from seatrial.checks.declare import (
+    Comparison,
+    FindingTemplate,
+    SubjectKind as SubjectKind,
+    answers,
+    possible_values,
+)
 from seatrial.hardware.links import FactRole
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import (
@@ -54,16 +62,6 @@ SkipCondition = Literal[
     "no command",
     "only mode cuda_graph requested, no GPU",
     "a reason that the record cannot verify",
-]
-# The subjects that must each have a value of a metric
-SubjectKind = Literal[
-    "rank",  # each rank of a CLUSTER check
-    "pair",  # each pair of ranks on a node
-    "ordered pair",  # each pair of ranks on a node, in both directions
-    "node",  # each node
-    "rail",  # each rail
-    "gpu",  # each GPU in the fact gpus_used of a NODE check
-    "port",  # each port in the fact ports_used of a CLUSTER check
 ]
 # Name of the fact that a check yields if it is skipped because this machine has no Slurm. Its value is the reason. If
 # Slurm starts the jobs of the trial, the judge does not accept this SKIP.
@@ -144,35 +142,6 @@ def _no_facts(_options: Any) -> dict[str, JsonValue]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FindingTemplate:
-    """The finding for a FAIL or WARN on a metric of one subject, which may be a pair.
-
-    ``first_command`` may contain ``{node}``, the node of the subject, and ``{pair}``, both ends of a pair.
-    ``whole_node_title``: if set, a node has one finding for all its failed subjects, with this title if all subjects of
-    the node failed; if empty, each failed subject has its own finding. ``max_locatable_fact``: name of the fact that
-    states how many slow subjects (slow nodes, if ``whole_node_title`` is set) can be located at most.
-    """
-
-    title: str
-    first_command: str
-    whole_node_title: str = ""
-    max_locatable_fact: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What a metric compares: its value is the speed of a ``part`` of the cluster divided by that of similar parts.
-
-    ``inter_node``: whether the part is a path between nodes. ``is_speedup``: the value is the speed with the part
-    divided by the speed without it; the threshold detects an unused part, not a slow part.
-    """
-
-    part: str
-    inter_node: bool = False
-    is_speedup: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Implementations:
     """Several implementations of the same work.
 
@@ -247,9 +216,10 @@ class Check:
     title: str
     phase: Phase
     scope: Scope
-    metrics: Mapping[str, str]  # name or family → unit
-    rules: tuple[Rule, ...]
-    measure: Callable[[Context, Any], Iterator[Observation]]
+    measure: Callable[[Context, Any], Iterator[Any]]
+    declared: tuple[declare.metric, ...] = ()
+    metrics: Mapping[str, str] = field(default_factory=dict)  # name or family → unit
+    rules: tuple[Rule, ...] = ()
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
     # Rights that the check needs and an ordinary user lacks, such as "root, to read the kernel log"; shown before runs
@@ -301,6 +271,7 @@ class Check:
     # Several implementations of the same work: if one is slow, its software is at fault; if all are slow, the machine
     # is at fault
     implementations: Implementations | None = None
+    varying_metrics: frozenset[str] = frozenset()
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
     # Whether this check is the search for slow nodes. A run starts that check automatically when a metric that was
@@ -310,6 +281,8 @@ class Check:
 
     def __post_init__(self) -> None:
         """Raises SeatrialError for a rule that requires an undeclared fact, or a value that the fact cannot have."""
+        if self.declared:
+            self._derive()
         for rule in self.rules:
             for name, required in (*rule.applies_if.items(), *rule.reference_if.items()):
                 condition = f"check {self.name}, rule on {rule.metric}: requires the fact {name} = {required!r}"
@@ -318,6 +291,37 @@ class Check:
                 if not self.rule_facts[name].accepts(required):
                     values = self.rule_facts[name].values
                     raise SeatrialError(f"{condition}; rule_facts allows {values}: correct the rule or the values")
+
+    def _derive(self) -> None:
+        """Set what the declared metrics say."""
+        declared = self.declared
+        names = [each.name for each in declared]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise SeatrialError(f"check {self.name} declares twice: {', '.join(sorted(twice))}")
+        rules = tuple(rule for each in declared for rule in each.rules)
+        facts = {name for rule in rules for name in rule.applies_if}
+        for name, derived in {
+            "metrics": {each.name: each.unit for each in declared},
+            "rules": rules,
+            "required_per": {each.name: each.per for each in declared if each.per},
+            "performance_metrics": tuple(each.name for each in declared if each.speed),
+            "may_exceed_100": tuple(each.name for each in declared if each.may_exceed_100),
+            "bounds": {each.name: each.bound for each in declared if each.bound},
+            "comparisons": {each.name: each.comparison for each in declared if each.comparison},
+            "finding_templates": {each.name: each.finding for each in declared if each.finding},
+            "key_metric": next((each.name for each in declared if each.key), ""),
+            "rule_facts": {name: RuleFact(possible_values(name).pattern) for name in facts},
+            "varying_metrics": frozenset(each.name for each in declared if each.varies_by_device),
+        }.items():
+            object.__setattr__(self, name, derived)
+
+    def observe(self, context: Context, options: Options) -> Iterator[Observation]:
+        """Measure, and yield the observations for the record. Raises what ``measure`` raises, and see ``answers``."""
+        given = self.measure(context, options)
+        if not self.declared:
+            return given
+        of_scope = {Scope.NODE: context.node, Scope.GPU: context.subject}.get(self.scope, CLUSTER)
+        return answers(given, self.declared, self.name, {None: of_scope, "rank": context.subject})
 
     @property
     def reads_error_counters(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 
 from pydantic import JsonValue
@@ -12,7 +12,7 @@ from seatrial.hardware.bounds import MetricLookup
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.judge.groups import MeasurementGroup, fact_text, gpu_model
 from seatrial.judge.plausibility import metric_shape
-from seatrial.model import Outcome
+from seatrial.model import Outcome, Rule
 
 RuleFacts = Mapping[str, RuleFact]
 
@@ -64,15 +64,19 @@ def unmet_condition(name: str, required: str, fact: RuleFact, value: str) -> tup
 class PeerApplicability:
     """The device models to which a rule applies, computed once for all measurement groups of a check."""
 
-    def __init__(self, groups: Sequence[MeasurementGroup], applies_if: Mapping[str, str], declared: RuleFacts) -> None:
-        self._groups, self._applies_if, self._declared = groups, applies_if, declared
+    def __init__(
+        self, groups: Sequence[MeasurementGroup], rule: Rule, declared: RuleFacts, varying_metrics: Set[str]
+    ) -> None:
+        self._groups, self._rule, self._declared, self._varying = groups, rule, declared, varying_metrics
 
     @cached_property
     def _subject_by_model(self) -> dict[tuple[str, str], str]:
         return {
             _device_model(group.facts): group.subject
             for group in reversed(self._groups)
-            if group.is_per_gpu and not mismatched_facts(self._applies_if, group.facts)
+            if group.is_per_gpu
+            and not mismatched_facts(self._rule.applies_if, group.facts)
+            and self._rule.metric in group.metrics
         }
 
     def applicable_peer(self, group: MeasurementGroup, mismatched: Sequence[str]) -> str:
@@ -82,7 +86,8 @@ class PeerApplicability:
         its GPU may be lost, so any subject with a GPU is a peer. There is no peer if a mismatched fact varies by
         device, such as a fact about optional NVLink bridges. Checks of nodes have no peers, since nodes may differ.
         """
-        if not group.is_per_gpu or any(self._declared[name].varies_by_device for name in mismatched):
+        varies = self._rule.metric in self._varying
+        if not group.is_per_gpu or varies or any(self._declared[name].varies_by_device for name in mismatched):
             return ""
         model = _device_model(group.facts)
         if model in self._subject_by_model:

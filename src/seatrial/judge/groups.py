@@ -22,6 +22,7 @@ from seatrial.model import (
     NOT_REPORTED,
     NOT_REQUESTED,
     PORTS_USED,
+    Absent,
     Measurement,
     Metric,
     Scope,
@@ -86,8 +87,19 @@ class MeasurementGroup:
                         self.metrics[name] = [metric]
                     else:
                         same_name.append(metric)
+        self._absent: dict[str, dict[str, Absent]] = {}
+        for measurement in measurements:
+            for absent in measurement.absent:
+                self._absent.setdefault(absent.metric, {})[absent.subject] = absent
         self.is_per_gpu, self.required_per = check.scope is Scope.GPU, required_per
         self._measurements, self._disagreements = measurements, dict[str, str]()
+
+    def absent(self, metric: str) -> Mapping[str, Absent]:
+        """Subject → why it has no value of ``metric``; "" stands for all subjects of the group."""
+        if (absent := self._absent.get(metric)) is None and self._absent:
+            absent = next((each for name, each in self._absent.items() if fnmatchcase(metric, name)), {})
+            self._absent[metric] = absent
+        return absent or {}
 
     @cached_property
     def ranks_and_nodes(self) -> tuple[int, int]:
@@ -147,7 +159,12 @@ class MeasurementGroup:
             expected = _SUBJECTS[kind]([value.subject for value in self._measurements])
         if kind == "gpu" and not expected:
             return f"the fact {GPUS_USED} lists no GPU"
-        measured = {value.subject for value in self.metrics[metric]}.union(self.exempt_subjects(metric))
+        absent = self.absent(metric)
+        if "" in absent:
+            return ""
+        measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent)
+        if metric in self.metrics:
+            measured |= self.exempt_subjects(metric).keys()
         if kind == "pair":  # in either order
             measured |= {opposite_direction(subject) for subject in measured}
         missing = [subject for subject in expected if subject not in measured]

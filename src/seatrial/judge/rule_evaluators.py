@@ -14,7 +14,7 @@ from seatrial.hardware.references import NO_PEERS, PeerGroup, References
 from seatrial.judge.groups import MeasurementGroup, PeerGroups
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.samples import violation
-from seatrial.judge.thresholds import PASS_OR_SKIP, RuleEvaluator, evidence_facts, measured_evidence
+from seatrial.judge.thresholds import PASS_OR_SKIP, RuleEvaluator, evidence_facts, evidence_text, measured_evidence
 from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Rule, Verdict
 
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
@@ -77,7 +77,8 @@ class RuleEvaluators:
             return verdict
         if verdict.outcome is _SKIP or verdict.fix:
             return verdict
-        rule, evidence = self._rule, measured_evidence(metric) + evidence_facts(self._rule, group.facts)
+        rule, evidence = self._rule, measured_evidence(metric) + evidence_text(metric)
+        evidence += evidence_facts(rule, group.facts)
         # The rule's meaning is that of a bad value, and does not fit a value that is too high
         meaning = "" if _TOO_HIGH.intersection(verdict.reasons) else rule.meaning
         return replace(verdict, meaning=meaning, evidence=evidence, fix=rule.fix)

@@ -33,6 +33,7 @@ from seatrial.model import (
     JUDGED_INSTEAD,
     NOT_REPORTED,
     NOT_REQUESTED,
+    Absent,
     Basis,
     BasisKind,
     Measurement,
@@ -42,6 +43,7 @@ from seatrial.model import (
     Rule,
     Threshold,
     Verdict,
+    Why,
 )
 
 # Reasons of verdicts for which there is no absolute reference value
@@ -85,7 +87,7 @@ def judge_check(
     for rule in rules:
         rule_trial = "" if rule in check_rules else trial
         evaluators = RuleEvaluators(check, rule, rule_trial, references, peers.get(rule.metric), override=override)
-        applicability = PeerApplicability(groups, rule.applies_if, check.rule_facts)
+        applicability = PeerApplicability(groups, rule, check.rule_facts, check.varying_metrics)
         other_size = _threshold_on_other_size(rule, expect, trial)
         changed = _changed_options(rule, check, options or {})
         evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
@@ -135,7 +137,13 @@ def _sizes_not_timed(check: Check, judged_sizes: Mapping[str, str]) -> Iterator[
 def _judged_instead(measurements: Sequence[Measurement]) -> Mapping[str, str]:
     """Size that was not timed → size that is judged instead; empty without a valid fact JUDGED_INSTEAD."""
     facts = (common_fact(measurement.facts, JUDGED_INSTEAD) for measurement in measurements)
-    return next((fact for fact in facts if fact), {})
+    absent = (each for measurement in measurements for each in measurement.absent if each.instead)
+    sizes = {_size(each.metric): _size(each.instead) for each in absent}
+    return next((fact for fact in facts if fact), sizes)
+
+
+def _size(metric: str) -> str:
+    return metric.rpartition(".")[2]
 
 
 def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: str) -> Iterator[Rule]:
@@ -233,12 +241,15 @@ class _RuleEvaluation:
                 return
             self._evaluated_kinds.add(kind)
         metrics = group.metrics.get(name, ())
-        if not metrics and not group.failed:  # an error has its own verdict
-            self._add_missing_metric(group)
-        elif metrics and group.required_per[name]:
+        absent = group.absent(name)
+        if not metrics and not group.failed and not absent:  # an error has its own verdict
+            self._add_missing_metric(group, "")
+        if not group.failed:
+            self._add_absent(group, absent)
+        if (metrics or absent) and group.required_per[name]:
             if missing := group.missing_subjects(name):
                 self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
-            for subject, reason in group.exempt_subjects(name).items():
+            for subject, reason in group.exempt_subjects(name).items() if metrics else ():
                 self._add_verdict(subject, Outcome.SKIP, Reason.NOT_APPLICABLE, reason)
         if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, contradiction)
@@ -291,10 +302,28 @@ class _RuleEvaluation:
                 return invalid
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
 
-    def _add_missing_metric(self, group: MeasurementGroup) -> None:
+    def _add_absent(self, group: MeasurementGroup, absent: Mapping[str, Absent]) -> None:
+        """Add a verdict on each subject without a value; one for the group if all have the same reason."""
+        if not group.metrics.get(self._rule.metric) and len({(each.why, each.reason) for each in absent.values()}) == 1:
+            absent = {"": next(iter(absent.values()))} if not group.missing_subjects(self._rule.metric) else absent
+        for each_subject, each in absent.items():
+            subject = each_subject or group.subject
+            if each.why is Why.NOT_REQUESTED:
+                self._add_missing_metric(group, each.reason)
+            elif each.why is Why.UNREADABLE:
+                self._add_verdict(subject, Outcome.ERROR, Reason.METRIC_MISSING, each.reason)
+            elif peer := self._applicability.applicable_peer(group, ()):
+                detail = f"{each.reason}, but the rule applies to {peer}"
+                self._add_verdict(subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
+            elif each.why is Why.NOT_PERMITTED:
+                self._add_verdict(subject, Outcome.UNJUDGED, Reason.FACT_UNREADABLE, each.reason)
+            else:
+                self._add_verdict(subject, Outcome.SKIP, Reason.NOT_APPLICABLE, each.reason)
+
+    def _add_missing_metric(self, group: MeasurementGroup, not_requested: str) -> None:
         """Add an ERROR; a SKIP if the options omit this size and the trial has a threshold on another size."""
         rule, subject = self._rule, group.subject
-        not_requested = _reason_in_fact(group, NOT_REQUESTED, rule.metric)
+        not_requested = not_requested or _reason_in_fact(group, NOT_REQUESTED, rule.metric)
         if not_requested and self._other_size:
             metric, basis = self._other_size
             detail, reasons = f"{not_requested}; the threshold is on {metric}", (Reason.THRESHOLD_ON_OTHER_SIZE,)

@@ -438,6 +438,22 @@ def measured_evidence(metric: Metric) -> str:
     return f"{text}, {len(samples)} samples from {low} to {high}"
 
 
+def evidence_text(metric: Metric) -> str:
+    """The evidence that the check gave with the value, as JSON of at most ``_MAX_FACT_CHARS`` characters each."""
+    evidence = metric.evidence
+    if evidence in (None, [], {}):
+        return ""
+    named = evidence if isinstance(evidence, dict) else {"": evidence}
+    return "".join(
+        f"; {name}: {_shortened(value)}" if name else f"; {_shortened(value)}" for name, value in named.items() if value
+    )
+
+
+def _shortened(value: JsonValue) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_FACT_CHARS else f"{text[:_MAX_FACT_CHARS]}…"
+
+
 def evidence_facts(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
     """The facts that the rule lists as evidence, as JSON of at most ``_MAX_FACT_CHARS`` characters each."""
     texts = {name: json.dumps(facts[name], ensure_ascii=False) for name in rule.evidence_facts if facts.get(name)}

@@ -20,6 +20,7 @@ from seatrial.model.measurement import (
     NOT_REPORTED,
     NOT_REQUESTED,
     PORTS_USED,
+    Absent,
     Artifact,
     Fact,
     Measurement,
@@ -28,6 +29,7 @@ from seatrial.model.measurement import (
     Phase,
     Scope,
     Series,
+    Why,
 )
 from seatrial.model.outcome import WORST_FIRST, BasisKind, Outcome, Reason, worst
 from seatrial.model.rule import Baseline, LearnedRun, ParsedThreshold, ReferenceValue, Rule, Threshold
@@ -69,6 +71,7 @@ __all__ = [
     "PORTS_USED",
     "TIME_LIMIT",
     "WORST_FIRST",
+    "Absent",
     "Artifact",
     "Baseline",
     "Basis",
@@ -114,6 +117,7 @@ __all__ = [
     "UsageError",
     "Verdict",
     "VerdictKey",
+    "Why",
     "first_validation_error",
     "format_bytes",
     "format_value",

@@ -57,6 +57,28 @@ class Metric:
     unit: str
     subject: str
     samples: tuple[FiniteFloat, ...] = ()
+    # shown if the value violates a limit; not written if there is none, since a large record has a million metrics
+    evidence: JsonValue = Field(default=None, exclude_if=lambda evidence: evidence is None)
+
+
+class Why(StrEnum):
+    """Why a metric has no value."""
+
+    DOES_NOT_APPLY = "does not apply"
+    NOT_PERMITTED = "not permitted"  # this user may not read it
+    UNREADABLE = "cannot be read"
+    NOT_REQUESTED = "not requested"  # not in the options, or the network is too slow
+
+
+@dataclass(config=ConfigDict(extra="forbid", defer_build=True), frozen=True, slots=True, kw_only=True)
+class Absent:
+    """A metric without a value, and the reason. ``instead``: the metric that its rules judge instead."""
+
+    metric: str
+    why: Why
+    reason: str
+    subject: str = ""  # empty: all subjects of the measurement
+    instead: str = ""
 
 
 class Fact(Frozen):
@@ -90,7 +112,7 @@ class Artifact(Frozen):
     title: str
 
 
-Observation = Metric | Fact | Series | Artifact
+Observation = Metric | Absent | Fact | Series | Artifact
 
 
 class Measurement(Frozen):
@@ -100,6 +122,7 @@ class Measurement(Frozen):
     subject: str
     rank: int | None = None
     metrics: tuple[Metric, ...] = ()
+    absent: tuple[Absent, ...] = ()
     facts: dict[str, JsonValue] = {}
     series: tuple[Series, ...] = ()
     artifacts: tuple[Artifact, ...] = ()

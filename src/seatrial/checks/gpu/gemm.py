@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
-from seatrial.model import Fact, Observation, Phase, Rule, Scope
+from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.model import Fact, Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.timing import DeviceTiming
@@ -38,25 +39,21 @@ class GemmOptions(Options):
     min_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: GemmOptions) -> Iterator[Observation]:
+def measure(context: Context, options: GemmOptions) -> Iterator[Answer]:
     """Yield TFLOP/s and maximum relative error per dtype, and a fact with the reason for each unsupported dtype."""
     from seatrial.bench import compute, rank
 
     size = options.size or (GPU_MATRIX_SIZE if context.on_gpu else CPU_MATRIX_SIZE)
     yield from facts(rank.describe_device(context.device))
     timings: dict[str, DeviceTiming] = {}
-    unsupported: dict[str, str] = {}
     for dtype in compute.DTYPES:
         if reason := compute.unsupported_reason(dtype, context.device):
-            unsupported[dtype] = reason
-        yield Fact(name=f"has_{dtype}", value=f"no: {reason}" if reason else "yes")
-        if not reason:
-            context.progress(dtype)
-            timings[dtype] = compute.time_matmul(dtype, size, context.device, options.seconds, options.min_seconds)
-            error = compute.relative_error(dtype, size, context.device)
-            yield timings[dtype].metric(f"tflops.{dtype}", compute.flops(size) / 1e12, "TFLOP/s", context.subject)
-            yield metric(f"relative_error.{dtype}", error, "ratio", context.subject)
-    yield Fact(name="unsupported_types", value=unsupported)
+            yield absent((f"tflops.{dtype}", f"relative_error.{dtype}"), reason)
+            continue
+        context.progress(dtype)
+        timings[dtype] = compute.time_matmul(dtype, size, context.device, options.seconds, options.min_seconds)
+        yield value(f"tflops.{dtype}", timings[dtype].rates(compute.flops(size) / 1e12))
+        yield value(f"relative_error.{dtype}", compute.relative_error(dtype, size, context.device))
     yield Fact(name="timing", value={dtype: timing.describe() for dtype, timing in timings.items()})
     counts = "; ".join(f"{dtype}: {len(timing.windows)} × {timing.per_window}" for dtype, timing in timings.items())
     yield Fact(
@@ -73,38 +70,36 @@ _FIX = (
     "replace it"
 )
 CHECK = Check(
+    measure=measure,
     name="device.gemm",
     title="Matrix multiplication: throughput and accuracy",
     phase=Phase.DEVICE,
     scope=Scope.GPU,
-    metrics={"tflops.*": "TFLOP/s", "relative_error.*": "ratio"},
-    rules=(
+    limit_s=300.0,
+    options=GemmOptions,
+    declared=(
         *(
-            Rule(
-                metric=f"relative_error.{dtype}",
-                expect=f"<= {limit} ratio",
-                applies_if={f"has_{dtype}": "yes"},
-                meaning="relative error above the rounding error of the dtype: this device computes wrong results",
-                fix="do not train on this device; run device.digests, then dcgmi diag -r 3 -i INDEX; replace the GPU",
+            metric(
+                f"relative_error.{dtype}",
+                f"<= {limit} ratio",
+                "relative error above the rounding error of the dtype: this device computes wrong results",
+                "do not train on this device; run device.digests, then dcgmi diag -r 3 -i INDEX; replace the GPU",
             )
             for dtype, limit in MAX_RELATIVE_ERROR.items()
         ),
         *(
-            Rule(
-                metric=f"tflops.{dtype}",
+            metric(
+                f"tflops.{dtype}",
+                (">= 0.90 reference", ">= 0.90 peers") if dtype != "fp32" else "recorded",
+                "matrix products dominate training time: all ranks wait for the slowest GPU",
+                _FIX,
+                unit="TFLOP/s",
+                when="backend == cuda",
                 reference=f"gemm.{dtype}",
-                peer_fail_below=0.90,
-                applies_if={"backend": "cuda", f"has_{dtype}": "yes"},
-                meaning="matrix products dominate training time: all ranks wait for the slowest GPU",
-                fix=_FIX,
+                bound=dtype,
+                speed=True,
             )
-            for dtype in ("bf16", "fp16", "tf32", "fp8")
+            for dtype in MAX_RELATIVE_ERROR
         ),
     ),
-    rule_facts={"backend": RuleFact("cuda|cpu"), **{f"has_{dtype}": RuleFact() for dtype in MAX_RELATIVE_ERROR}},
-    measure=measure,
-    limit_s=300.0,
-    options=GemmOptions,
-    performance_metrics=("tflops.*",),
-    bounds={f"tflops.{dtype}": dtype for dtype in MAX_RELATIVE_ERROR},
 )

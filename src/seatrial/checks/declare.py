@@ -1,0 +1,397 @@
+"""The form in which a check declares its metrics, and in which its ``measure`` answers for each of them.
+
+A metric is declared once: name, unit, rules, meaning, fix, which subjects must answer, and the cause that a bad value
+shows. ``measure`` yields, for each declared metric and each of its subjects, one of ``value``, ``absent`` (does not
+apply), ``forbidden`` (this user may not read it) and ``unreadable``. What is missing is an ERROR.
+
+A rule is a text:
+
+| text | a value is good if it is |
+| --- | --- |
+| ``== 0 errors``, ``<= 120 s``, ``yes``, ``no`` | as stated |
+| ``>= 0.90 reference`` | at least this share of the reference value of this model and shape |
+| ``>= 0.90 peers`` | at least this share of the median of the same model in this run |
+| ``>= 0.05 bound`` | at least this share of the physical bound |
+| ``>= 0.95 opposite`` | at least this share of the value of the opposite direction (WARN) |
+| ``> 0.75 METRIC / gpus`` | above this share of METRIC of the same GPU, divided by the GPUs of the node |
+| ``recorded`` | not judged |
+
+``when`` restricts a rule: ``FACT == VALUE``, ``nodes >= 2``, ``nodes < 16`` and ``OPTION is the default``, joined by
+``and``. Where a fact differs, the rule is SKIP; for another number of nodes it gives no verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from math import isfinite
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from pydantic import JsonValue
+
+from seatrial.model import (
+    Absent,
+    Artifact,
+    Fact,
+    Metric,
+    Observation,
+    Outcome,
+    Rule,
+    SeatrialError,
+    Series,
+    Threshold,
+    Why,
+)
+from seatrial.model.trial import Action
+
+Severity = Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR]
+# The subjects that must each have a value of a metric
+SubjectKind = Literal[
+    "rank",  # each rank of a CLUSTER check
+    "pair",  # each pair of ranks on a node
+    "ordered pair",  # each pair of ranks on a node, in both directions
+    "node",  # each node
+    "rail",  # each rail
+    "gpu",  # each GPU in the fact gpus_used of a NODE check
+    "port",  # each port in the fact ports_used of a CLUSTER check
+]
+_SHARE = re.compile(r"(>=|>) (\d+(?:\.\d+)?) (reference|peers|bound|opposite|(\S+) / gpus)")
+_NODES = re.compile(r"nodes (>=|<) (\d+)")
+_FACT = re.compile(r"(\w+) == (.+)")
+_DEFAULT = re.compile(r"(\w+) is the default")
+# Fact that rules may require → regular expression of its possible values, where these are not "yes" and "no"
+_FACT_VALUES = {
+    "architecture": r"\w+",
+    "backend": "nccl|gloo|cuda|cpu",
+    "data": "generated|rows",
+    "device": "cuda|cpu",
+    "layers": r"all|\d+",
+    "link": r"(NVLink|unknown link|NV\d+|PIX|PXB|PHB|NODE|SYS)( \+ (NVLink|unknown link|NV\d+|PIX|PXB|PHB|NODE|SYS))*",
+    "load": "bf16|fp16|fp32",
+    "nvlink": "yes|no|unknown",
+    "parallelism": "(ddp|fsdp2|zero3|single)( and (ddp|fsdp2|zero3|single))*",
+    "paths_from": "options|run directory",
+    "scheduler": "slurm|none",
+    "settings": "shipped|changed",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """The cause that a FAIL or WARN of a metric shows; title and fix are the metric's meaning and fix by default.
+
+    ``place``: where the cause is. ``explains``: patterns of checks whose bad verdicts at the same place follow from it.
+    ``wrong_results``: verdicts of any kind follow from it, not only low speed. The other fields: see diagnose.Cause.
+    """
+
+    id: str
+    place: Literal["gpu", "port", "node", "rank", "cluster"]
+    first_command: str
+    action: Action
+    explains: tuple[str, ...] = ()
+    title: str = ""
+    fix: str = ""
+    wrong_results: bool = False
+    report_warning: bool = False
+    consequence_of: tuple[str, ...] = ()
+    signatures: tuple[str, ...] = ()
+    rank_command: str = ""
+    paths_fact: str = ""
+    processes_fact: str = ""
+    process_command: str = ""
+    explained_by_job_failure: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingTemplate:
+    """The finding for a FAIL or WARN on a metric of one subject, which may be a pair.
+
+    ``first_command`` may contain ``{node}``, the node of the subject, and ``{pair}``, both ends of a pair.
+    ``whole_node_title``: if set, a node has one finding for all its failed subjects, with this title if all subjects of
+    the node failed; if empty, each failed subject has its own finding. ``max_locatable_fact``: name of the fact that
+    states how many slow subjects (slow nodes, if ``whole_node_title`` is set) can be located at most.
+    """
+
+    title: str
+    first_command: str
+    whole_node_title: str = ""
+    max_locatable_fact: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a metric compares: its value is the speed of a ``part`` of the cluster divided by that of similar parts.
+
+    ``inter_node``: whether the part is a path between nodes. ``is_speedup``: the value is the speed with the part
+    divided by the speed without it; the threshold detects an unused part, not a slow part.
+    """
+
+    part: str
+    inter_node: bool = False
+    is_speedup: bool = False
+
+
+@dataclass(frozen=True)
+class rule:
+    """A further rule on a metric, with another condition, limit or outcome.
+
+    An empty meaning or fix is that of the metric.
+
+    ``text``: the rule, or several that a value must all meet; ``outcome``: of a violation. ``warn``: rules whose
+    violation is a WARN, beside those of ``text``. ``when``: the condition of all.
+    """
+
+    text: str | tuple[str, ...]
+    meaning: str = ""
+    fix: str = ""
+    _: KW_ONLY
+    outcome: Severity = Outcome.FAIL
+    warn: str | tuple[str, ...] = ()
+    when: str = ""
+
+
+@dataclass(frozen=True)
+class metric:
+    """A metric, or a family of metrics such as ``busbw.*``, with its first rule (see ``rule``).
+
+    ``also``: rules with other conditions or outcomes. ``unit``: needed where no rule states it. ``reference``: key of
+    the reference value in data/skus and baselines; without such a value the metric is UNJUDGED, or with
+    ``reference_optional`` SKIP. ``signed``: a negative value that meets the rule is no measurement error. ``per``: the
+    subjects that must each answer; None: at least one. ``speed``: a bad value counts only if a second measurement
+    confirms it. ``may_exceed_100``: a value in % above 100 is no error. ``varies_by_device``: it need not apply to each
+    of several equal GPUs. ``bound``: its upper bound, a key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of
+    hardware.links. ``key``: shown in summaries.
+
+    Raises SeatrialError for a text that cannot be parsed, and for different units.
+    """
+
+    name: str
+    text: str | tuple[str, ...] = "recorded"
+    meaning: str = ""
+    fix: str = ""
+    _: KW_ONLY
+    outcome: Severity = Outcome.FAIL
+    warn: str | tuple[str, ...] = ()
+    when: str = ""
+    also: tuple[rule, ...] = ()
+    unit: str = ""
+    reference: str = ""
+    reference_optional: bool = False
+    signed: bool = False
+    per: SubjectKind | None = None
+    speed: bool = False
+    may_exceed_100: bool = False
+    varies_by_device: bool = False
+    bound: str = ""
+    key: bool = False
+    cause: Cause | None = None
+    finding: FindingTemplate | None = None
+    comparison: Comparison | None = None
+    rules: tuple[Rule, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        given: tuple[metric | rule, ...] = (self, *self.also)
+        rules = tuple(rule for each in given for rule in self._rules(each))
+        units = dict.fromkeys(filter(None, (self.unit, *(rule.expect.unit for rule in rules if rule.expect))))
+        if len(units) > 1:
+            raise SeatrialError(f"metric {self.name}: declared in different units: {', '.join(units)}")
+        object.__setattr__(self, "rules", rules)
+        object.__setattr__(self, "unit", next(iter(units), ""))
+
+    def _rules(self, limit: metric | rule) -> Iterator[Rule]:
+        """One rule for all shares of reference value, peers and bound, and one for each threshold."""
+        common = {
+            **_condition(self.name, limit.when),
+            "metric": self.name,
+            "meaning": limit.meaning or self.meaning,
+            "fix": limit.fix or self.fix,
+            "may_be_negative": self.signed,
+        }
+        shares: dict[str, Any] = {}
+        for level, texts in (("fail", limit.text), ("warn", limit.warn)):
+            outcome = limit.outcome if level == "fail" else Outcome.WARN
+            for text in (texts,) if isinstance(texts, str) else texts:
+                if match := _SHARE.fullmatch(text):
+                    shares |= self._share(match, level)
+                elif text != "recorded":
+                    yield Rule(**common, expect=_threshold(self.name, text), outcome_if_violated=outcome)
+        if shares:
+            yield Rule(**common, **shares, reference_optional=self.reference_optional)
+
+    def _share(self, text: re.Match[str], level: str) -> dict[str, Any]:
+        """The fields of Rule for a share of a base."""
+        share, base = float(text[2]), text[3]
+        if base == "reference":
+            if not self.reference:
+                raise SeatrialError(f"metric {self.name}: {text[0]!r} needs reference=KEY")
+            return {"reference": self.reference, f"{level}_below": share}
+        if base == "peers":
+            return {"peer_fail_below": share} if level == "fail" else {"compare_with_peers": True, "warn_below": share}
+        if base in ("bound", "opposite"):
+            return {{"bound": "share_of_peak", "opposite": "asymmetry_limit"}[base]: share}
+        return {"single_metric": text[4], "single_fail_below": share}
+
+
+def _threshold(name: str, text: str) -> Threshold:
+    try:
+        return Threshold.parse({"yes": "== 1 bool", "no": "== 0 bool"}.get(text, text))
+    except ValueError as error:
+        raise SeatrialError(f"metric {name}: {error}") from None
+
+
+def _condition(name: str, when: str) -> dict[str, Any]:
+    """The fields of Rule for a condition."""
+    facts: dict[str, str] = {}
+    defaults: list[str] = []
+    nodes: dict[str, int] = {}
+    for part in when.split(" and ") if when else ():
+        if match := _NODES.fullmatch(part):
+            nodes |= {"min_nodes": int(match[2])} if match[1] == ">=" else {"max_nodes": int(match[2]) - 1}
+        elif match := _DEFAULT.fullmatch(part):
+            defaults.append(match[1])
+        elif match := _FACT.fullmatch(part):
+            facts[match[1]] = match[2]
+        else:
+            raise SeatrialError(f"metric {name}: {part!r} is no condition: expected FACT == VALUE or nodes >= NUMBER")
+    return {**nodes, "applies_if": facts, "default_options": tuple(defaults)}
+
+
+@cache
+def possible_values(fact: str) -> re.Pattern[str]:
+    """The values that a fact may have on which rules depend."""
+    return re.compile(_FACT_VALUES.get(fact, "yes|no"))
+
+
+class Value(NamedTuple):
+    """A measured value of a declared metric. ``subject``: None for the subject of the check's scope."""
+
+    name: str
+    value: float
+    samples: tuple[float, ...]
+    subject: str | None
+    evidence: JsonValue
+
+
+class NoValue(NamedTuple):
+    """Declared metrics without a value; ``names`` may contain patterns. ``subject``: None for all subjects.
+
+    Of a metric ``per`` rank, None is this rank: each rank answers for itself.
+    """
+
+    names: tuple[str, ...]
+    why: Why
+    reason: str
+    subject: str | None
+    instead: str = ""
+
+
+Answer = Value | NoValue | Fact | Series | Artifact  # what ``measure`` yields
+
+
+def value(
+    name: str, measured: float | Sequence[float], subject: str | None = None, *, evidence: JsonValue = None
+) -> Value:
+    """A value, or the median of several samples. ``evidence``: shown if the value violates its rule."""
+    if isinstance(measured, Sequence):
+        return Value(name, median(measured), tuple(measured), subject, evidence)
+    return Value(name, measured, (), subject, evidence)
+
+
+def absent(names: str | Iterable[str], reason: str, subject: str | None = None, *, instead: str = "") -> NoValue:
+    """The metrics do not apply, and why; ``names``: names or patterns. ``instead``: the metric to judge instead."""
+    return _no_value(names, Why.DOES_NOT_APPLY, reason, subject)._replace(instead=instead)
+
+
+def forbidden(names: str | Iterable[str], reason: str, subject: str | None = None) -> NoValue:
+    """The metrics apply, but this user may not read them."""
+    return _no_value(names, Why.NOT_PERMITTED, reason, subject)
+
+
+def unreadable(names: str | Iterable[str], reason: str, subject: str | None = None) -> NoValue:
+    """The metrics apply, but could not be measured."""
+    return _no_value(names, Why.UNREADABLE, reason, subject)
+
+
+def not_requested(names: str | Iterable[str], reason: str) -> NoValue:
+    """The metrics are not measured, because of the options or of a slow network."""
+    return _no_value(names, Why.NOT_REQUESTED, reason, None)
+
+
+def _no_value(names: str | Iterable[str], why: Why, reason: str, subject: str | None) -> NoValue:
+    return NoValue((names,) if isinstance(names, str) else tuple(names), why, reason, subject)
+
+
+def answers(
+    given: Iterable[Answer], declared: Sequence[metric], check: str, own: Mapping[SubjectKind | None, str]
+) -> Iterator[Observation]:
+    """What ``measure`` yields, as observations of the record; facts, series and artifacts pass unchanged.
+
+    ``own``: kind of subjects → the subject of answers that name none; None: of metrics without such a kind. A pattern
+    of ``absent`` and the like stands for the metrics that have no answer yet. Raises SeatrialError for an undeclared
+    metric, for two answers on one metric and subject, and for a value that is not a finite number.
+    """
+    known: dict[str, metric] = {}  # by name; a large cluster has a million values of few names
+    answered: dict[str, dict[str, str]] = {}  # metric → subject ("": all) → the answer
+    for each in given:
+        if isinstance(each, Value):
+            if (found := known.get(each.name)) is None:
+                found = known[each.name] = declaration(declared, each.name, check)
+            subject = own.get(found.per, own[None]) if each.subject is None else each.subject
+            before = answered.setdefault(each.name, {})
+            if earlier := before.get(subject) or before.get(""):
+                _refuse(check, each.name, subject, "a value", earlier)
+            if not isfinite(each.value):
+                raise SeatrialError(f"check {check}: {each.name} on {subject} is {each.value}, not a finite number")
+            before[subject] = "a value"
+            yield Metric(
+                name=each.name,
+                value=each.value,
+                unit=found.unit,
+                subject=subject,
+                samples=each.samples,
+                evidence=each.evidence,
+            )
+        elif isinstance(each, NoValue):
+            for name, is_pattern in _names(declared, each.names, check):
+                per = declaration(declared, name, check).per
+                subject = each.subject or (own.get(per, "") if per else "")
+                before = answered.setdefault(name, {})
+                if is_pattern and before:
+                    continue
+                if subject in before or "" in before or (before and not subject):
+                    _refuse(check, name, subject or "all subjects", each.reason, next(iter(before.values())))
+                before[subject] = each.reason
+                yield Absent(metric=name, why=each.why, reason=each.reason, subject=subject, instead=each.instead)
+        else:
+            yield each
+
+
+def _refuse(check: str, metric: str, subject: str, answer: str, before: str) -> None:
+    raise SeatrialError(f"check {check}: two answers for {metric} on {subject}: {before}; {answer}")
+
+
+def declaration(declared: Sequence[metric], name: str, check: str) -> metric:
+    """The declaration of ``name``: of exactly this name, else of a family. Raises SeatrialError without one."""
+    exact = (each for each in declared if each.name == name)
+    family = (each for each in declared if fnmatchcase(name, each.name))
+    found = next(exact, None) or next(family, None)
+    if found is None:
+        raise SeatrialError(f"check {check} declares no metric {name}")
+    return found
+
+
+def _names(declared: Sequence[metric], patterns: Sequence[str], check: str) -> Iterator[tuple[str, bool]]:
+    """The declared names that match ``patterns``, each with whether it matches as a pattern."""
+    for pattern in patterns:
+        is_pattern = "*" in pattern and all(each.name != pattern for each in declared)
+        if not is_pattern:
+            declaration(declared, pattern, check)
+            yield pattern, False
+        elif not (matching := [each.name for each in declared if fnmatchcase(each.name, pattern)]):
+            raise SeatrialError(f"check {check} declares no metric {pattern}")
+        else:
+            yield from ((name, True) for name in matching)
