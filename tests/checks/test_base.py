@@ -112,8 +112,8 @@ def test_check_that_may_skip_itself_declares_when(name: str) -> None:
     measure = getattr(check.measure, "func", check.measure)  # of a partial
     source = inspect.getsource(sys.modules[measure.__module__])
     skips_itself = "raise NotApplicable" in source or "@needs_slurm" in source or "options.settings()" in source
-    assert not skips_itself or check.skip_allowed_if or check.needs != Needs()
-    assert skips_itself or not check.skip_allowed_if
+    assert not skips_itself or check.skip_if or check.needs != Needs()
+    assert skips_itself or not check.skip_if
 
 
 @pytest.mark.parametrize(

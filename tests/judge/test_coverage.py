@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.base import Check, Needs, SkipCondition
+from seatrial.checks.base import Check, Needs, SkipIf
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
 from seatrial.judge.recorded_plan import RecordedPlan
@@ -51,7 +51,7 @@ def check(
     name: str = "a",
     scope: Scope = Scope.CLUSTER,
     needs: Needs | None = None,
-    skip_allowed_if: tuple[SkipCondition, ...] = (),
+    skip_if: tuple[SkipIf, ...] = (),
 ) -> Check:
     return Check(
         name=name,
@@ -63,7 +63,7 @@ def check(
         measure=not_called,
         limit_s=1,
         needs=needs or Needs(),
-        skip_allowed_if=skip_allowed_if,
+        skip_if=skip_if,
     )
 
 
@@ -124,7 +124,7 @@ def test_check_skipped_on_some_subjects_is_an_error() -> None:
     (error,) = errors(*(on(rank) for rank in range(3)), on(3, skipped="no GPU here"))
     assert "3 of 4" in error
     assert "n1/rank3: no GPU here" in error
-    may_skip = check(skip_allowed_if=("no GPU",))
+    may_skip = check(skip_if=(SkipIf.NO_GPU,))
     assert errors(*(on(rank, skipped="no GPU here") for rank in range(4)), judged=may_skip) == []
 
 
@@ -239,7 +239,7 @@ def test_skipped_check_with_metrics_is_an_error() -> None:
         *(on(rank, skipped="no GPU") for rank in range(3)),
         on(3, skipped="no GPU").model_copy(update={"metrics": metrics}),
     ]
-    (error,) = errors(*measured, judged=check(skip_allowed_if=("no GPU",)), reason=Reason.PLAN_MISMATCH)
+    (error,) = errors(*measured, judged=check(skip_if=(SkipIf.NO_GPU,)), reason=Reason.PLAN_MISMATCH)
     assert "n1/rank3 has 1 metrics" in error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.checks.base import SLURM_ABSENT, Needs
+from seatrial.checks.base import SLURM_ABSENT, Needs, SkipIf
 from seatrial.config.schema import Config
 from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.model import GPUS_USED, Measurement, Reason
@@ -67,14 +67,14 @@ def test_device_of_a_job_is_compared_with_its_subjects() -> None:
 
 def test_skip_that_the_plan_contradicts_is_an_error() -> None:
     skipped = [on(rank, skipped="one node") for rank in range(4)]
-    for condition in ("one node", "one rank per node", "no Slurm"):
+    for condition in (SkipIf.ONE_NODE, SkipIf.ONE_RANK_PER_NODE, SkipIf.NO_SLURM):
         (error,) = errors(
-            *skipped, judged=check(skip_allowed_if=(condition,)), settings=config("slurm"), reason=Reason.PLAN_MISMATCH
+            *skipped, judged=check(skip_if=(condition,)), settings=config("slurm"), reason=Reason.PLAN_MISMATCH
         )
         assert "one node" in error
-    assert errors(*skipped, judged=check(skip_allowed_if=("no Slurm",))) == []
-    assert errors(*skipped, judged=check(skip_allowed_if=("no command",))) == []
-    assert errors(*skipped, judged=check(skip_allowed_if=("a reason that the record cannot verify",))) == []
+    assert errors(*skipped, judged=check(skip_if=(SkipIf.NO_SLURM,))) == []
+    assert errors(*skipped, judged=check(skip_if=(SkipIf.NO_COMMAND,))) == []
+    assert errors(*skipped, judged=check(skip_if=(SkipIf.UNVERIFIED,))) == []
 
 
 def test_a_plan_for_fewer_nodes_needs_min_nodes() -> None:
@@ -127,7 +127,7 @@ def test_a_shared_folder_is_missing_only_in_pods_without_claim_and_paths(
 
 def test_no_slurm_is_an_error_if_slurm_starts_the_jobs() -> None:
     """Also for a check that Slurm's settings may exclude, which the record does not contain."""
-    isolation = check(skip_allowed_if=("no Slurm", "a reason that the record cannot verify"))
+    isolation = check(skip_if=(SkipIf.NO_SLURM, SkipIf.UNVERIFIED))
     skipped = [on(rank, skipped="one job per node") for rank in range(4)]
     absent = [each.model_copy(update={"facts": {SLURM_ABSENT: "no slurm.conf"}}) for each in skipped]
     assert errors(*skipped, judged=isolation, settings=config("slurm")) == []

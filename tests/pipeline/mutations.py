@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from seatrial.checks import catalog
+from seatrial.checks.base import SkipIf
 from seatrial.model import BasisKind, Outcome, Scope, Trial, UsageError, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
@@ -217,7 +218,7 @@ def lost_or_bad(record: Record, number: int, index: int, verdict: Verdict) -> di
     }
     if catalog()[check].scope is not Scope.CONTROL:  # a CONTROL check may name any node of the scheduler
         found["metric of an unknown GPU"] = with_metric(subject="elsewhere/gpu7")
-    if "a reason that the record cannot verify" not in catalog()[check].skip_allowed_if:
+    if SkipIf.UNVERIFIED not in catalog()[check].skip_if:
         skipped = [{**item, "metrics": [], "skipped": "no reason"} for item in measurements if item["check"] == check]
         found["skipped on all ranks"] = document | {"measurements": of_others + skipped}
     if document["jobs"][job]["placement"] == "ranks":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check
+from seatrial.checks.base import Check, SkipIf
 from seatrial.config.schema import Config
 from seatrial.hardware.references import MODEL_SEPARATOR, Reference, References, Sku, skus
 from seatrial.judge.plausibility import metric_lookup, metric_shape
@@ -106,7 +106,7 @@ def _facts(metric: ReferenceMetric, check: Check, config: Config, gpus: Sequence
         return {}
     nodes = 1 if metric.is_per_node else config.cluster.nodes
     ranks = len(gpus) * nodes
-    if check.needs.min_ranks > ranks or ("one node" in check.skip_allowed_if and config.cluster.nodes == 1):
+    if check.needs.min_ranks > ranks or (SkipIf.ONE_NODE in check.skip_if and config.cluster.nodes == 1):
         return {}
     lookup = metric_lookup(check, metric.name, metric.key)
     # In checks with scope CLUSTER only training metrics have no bound. Their reference values are for all ranks

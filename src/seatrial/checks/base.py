@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -30,9 +31,11 @@ from seatrial.checks import declare
 from seatrial.checks.declare import (
     Comparison,
     FindingTemplate,
-    SubjectKind as SubjectKind,
     answers,
     possible_values,
+)
+from seatrial.checks.declare import (
+    SubjectKind as SubjectKind,
 )
 from seatrial.hardware.links import FactRole
 from seatrial.hardware.network_time import TcpNetwork
@@ -50,19 +53,20 @@ from seatrial.model import (
     Topology,
 )
 
-# Conditions under which a check may skip itself. The judge verifies a condition with the plan in the record. It accepts
-# the last condition without verification, since that one depends on the hardware or on Slurm's settings, which the plan
-# does not contain
-SkipCondition = Literal[
-    "no GPU",
-    "no Slurm",
-    "no Kubernetes",
-    "one node",
-    "one rank per node",
-    "no command",
-    "only mode cuda_graph requested, no GPU",
-    "a reason that the record cannot verify",
-]
+
+class SkipIf(Enum):
+    """A condition under which a check may raise NotApplicable; the judge verifies it with the plan in the record."""
+
+    NO_GPU = auto()
+    NO_SLURM = auto()
+    NO_KUBERNETES = auto()
+    ONE_NODE = auto()
+    ONE_RANK_PER_NODE = auto()
+    NO_COMMAND = auto()
+    ONLY_CUDA_GRAPHS = auto()  # the only mode, and no GPU
+    UNVERIFIED = auto()  # depends on hardware or settings that the plan does not contain
+
+
 # Name of the fact that a check yields if it is skipped because this machine has no Slurm. Its value is the reason. If
 # Slurm starts the jobs of the trial, the judge does not accept this SKIP.
 SLURM_ABSENT = "slurm_absent"
@@ -232,7 +236,7 @@ class Check:
     #   "variants"  the training runs of train/variants.py
     child_tasks: tuple[Literal["gpu", "all", "variants"], ...] = ()
     # Conditions under which ``measure`` may raise NotApplicable; if none of them holds, the outcome is ERROR, not SKIP
-    skip_allowed_if: tuple[SkipCondition, ...] = ()
+    skip_if: tuple[SkipIf, ...] = ()
     # Metrics, or families, that vary between runs: if one violates its threshold, the check is measured again before
     # the outcome is set (judge/retry.py). Other metrics, such as those of data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from seatrial.checks.base import SLURM_ABSENT, Check, SkipCondition
+from seatrial.checks.base import SLURM_ABSENT, Check, SkipIf
 from seatrial.config.schema import Config
 from seatrial.model import CLUSTER, GPUS_USED, Job, Measurement
 from seatrial.util.text import and_more
@@ -58,7 +58,7 @@ class RecordedPlan:
         return True
 
     def allows_skip(self, check: Check, measured: Iterable[Measurement]) -> bool:
-        """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skip_allowed_if``.
+        """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skip_if``.
 
         False if the check found no Slurm although Slurm starts the jobs.
         """
@@ -69,20 +69,20 @@ class RecordedPlan:
             nodes = min((job.expected_nodes for job in self._jobs), default=nodes)
         options = self._config.checks[check.name].options
         no_gpu = all(job.device == "cpu" for job in self._jobs)
-        is_met: Mapping[SkipCondition, bool] = {
-            "no GPU": no_gpu,
-            "no Slurm": not self._config.uses_slurm,
-            "no Kubernetes": self._config.launcher != "kubernetes",
-            "one node": nodes == 1,
-            "one rank per node": ranks in (None, 1),
-            "no command": not options.get("command"),
-            "only mode cuda_graph requested, no GPU": no_gpu and options.get("modes") == ["cuda_graph"],
-            "a reason that the record cannot verify": True,
+        is_met: Mapping[SkipIf, bool] = {
+            SkipIf.NO_GPU: no_gpu,
+            SkipIf.NO_SLURM: not self._config.uses_slurm,
+            SkipIf.NO_KUBERNETES: self._config.launcher != "kubernetes",
+            SkipIf.ONE_NODE: nodes == 1,
+            SkipIf.ONE_RANK_PER_NODE: ranks in (None, 1),
+            SkipIf.NO_COMMAND: not options.get("command"),
+            SkipIf.ONLY_CUDA_GRAPHS: no_gpu and options.get("modes") == ["cuda_graph"],
+            SkipIf.UNVERIFIED: True,
         }
         too_few_ranks = check.needs.min_ranks > 1 and (ranks is None or nodes * ranks < check.needs.min_ranks)
         no_folder = check.needs.shared_folder and not self._config.has_shared_folder(check.name)
         needs_lacking = (check.needs.gpus and no_gpu) or too_few_ranks or no_folder
-        return needs_lacking or any(map(is_met.__getitem__, check.skip_allowed_if))
+        return needs_lacking or any(map(is_met.__getitem__, check.skip_if))
 
     @property
     def _ranks_per_node(self) -> int | None:

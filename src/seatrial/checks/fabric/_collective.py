@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, facts, metric
+from seatrial.checks.base import Check, Context, Needs, SkipIf, facts, metric
 from seatrial.checks.fabric import _nccl_log, _results
 from seatrial.checks.fabric._busbw_rules import CHANNELS_PER_PEER, NET_PEER_CHANNELS, POINT_TO_POINT_OPERATIONS
 from seatrial.checks.fabric._sizes import (
@@ -105,7 +105,7 @@ def collective_check(
         limit_s=600.0,  # gigabytes over a slow network take minutes
         needs=Needs(min_ranks=2),
         options=CollectiveOptions,
-        skip_allowed_if=("only mode cuda_graph requested, no GPU",),
+        skip_if=(SkipIf.ONLY_CUDA_GRAPHS,),
         operation=name,
         timed_sizes=partial(timed_sizes, name),
         omitted_sizes=partial(omitted_sizes, name),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Comparison, Context, Needs, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Needs, RuleFact, SkipIf, facts, metric
+from seatrial.checks.declare import Comparison
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     BACKEND,
@@ -181,5 +182,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=EachNodeOptions,
-    skip_allowed_if=("one node", "one rank per node"),
+    skip_if=(SkipIf.ONE_NODE, SkipIf.ONE_RANK_PER_NODE),
 )

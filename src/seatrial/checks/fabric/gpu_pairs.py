@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, SkipIf, facts, metric
+from seatrial.checks.declare import Comparison, FindingTemplate
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     BACKEND,
@@ -383,5 +384,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=GpuPairOptions,
-    skip_allowed_if=("one rank per node",),
+    skip_if=(SkipIf.ONE_RANK_PER_NODE,),
 )

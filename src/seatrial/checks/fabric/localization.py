@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts, metric
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     BACKEND,
@@ -222,6 +222,6 @@ CHECK = Check(
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=LocalizationOptions,
-    skip_allowed_if=("a reason that the record cannot verify",),
+    skip_if=(SkipIf.UNVERIFIED,),
     localizes=True,
 )

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Comparison, Context, Needs, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
+from seatrial.checks.declare import Comparison
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._results import BANDWIDTH_BOUNDS, wrong_data_rule
 from seatrial.discover import gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.base import Check, Context, Options, SkipIf, facts
 from seatrial.checks.fabric import ports
 from seatrial.checks.fabric._compute_ports import read_node_ports, select_compute_ports
 from seatrial.model import NotApplicable, Observation, Phase, Scope
@@ -31,6 +31,6 @@ CHECK = Check(
     rule_facts=ports.CHECK.rule_facts,
     measure=measure,
     may_exceed_100=ports.CHECK.may_exceed_100,
-    skip_allowed_if=("a reason that the record cannot verify",),
+    skip_if=(SkipIf.UNVERIFIED,),
     limit_s=60,
 )

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, SkipIf, facts, metric
+from seatrial.checks.declare import Comparison, FindingTemplate
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     BACKEND,
@@ -267,5 +268,5 @@ CHECK = Check(
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=PairOptions,
-    skip_allowed_if=("one node",),
+    skip_if=(SkipIf.ONE_NODE,),
 )

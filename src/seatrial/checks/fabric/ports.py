@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import Check, Context, FindingTemplate, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, FindingTemplate, Options, RuleFact, SkipIf, facts, metric
 from seatrial.checks.fabric._compute_ports import (
     ComputePorts,
     kind_text,
@@ -316,6 +316,6 @@ CHECK = Check(
             title="RDMA ports of a node are slow or down", first_command="on {node}: ibstat; mlxlink -d DEVICE -m -c"
         ),
     },
-    skip_allowed_if=("a reason that the record cannot verify",),  # the record cannot show that there is no compute port
+    skip_if=(SkipIf.UNVERIFIED,),  # the record cannot show that there is no compute port
     limit_s=60,
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from seatrial.checks.base import Check, Comparison, Context, Needs, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Needs, RuleFact, SkipIf, facts, metric
+from seatrial.checks.declare import Comparison
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     BACKEND,
@@ -111,5 +112,5 @@ CHECK = Check(
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=GroupOptions,
-    skip_allowed_if=("one node",),
+    skip_if=(SkipIf.ONE_NODE,),
 )

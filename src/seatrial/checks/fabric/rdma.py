@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Needs, RuleFact, SkipIf, facts, metric
+from seatrial.checks.declare import Comparison, FindingTemplate
 from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths
 from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
@@ -353,5 +354,5 @@ CHECK = Check(
     limit_s=300,
     needs=Needs(min_ranks=2),
     options=RdmaOptions,
-    skip_allowed_if=("one node", "a reason that the record cannot verify"),
+    skip_if=(SkipIf.ONE_NODE, SkipIf.UNVERIFIED),
 )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, RuleFact, ScalingMetrics, facts, metric, ratios
+from seatrial.checks.base import Check, Context, Needs, RuleFact, ScalingMetrics, SkipIf, facts, metric, ratios
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     BACKEND,
@@ -301,5 +301,5 @@ CHECK = Check(
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=GroupOptions,
-    skip_allowed_if=("one node",),
+    skip_if=(SkipIf.ONE_NODE,),
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts, metric
 from seatrial.model import EXEMPT, NotApplicable, Observation, Outcome, Phase, Rule, Scope
 
 GPU_SIZE, CPU_SIZE = 4096, 512  # rows and columns
@@ -165,6 +165,6 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=DigestOptions,
-    skip_allowed_if=("a reason that the record cannot verify",),  # if all devices differ in model or libraries
+    skip_if=(SkipIf.UNVERIFIED,),  # if all devices differ in model or libraries
     required_per={"digest_mismatches": "rank"},
 )

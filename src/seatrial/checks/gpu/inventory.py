@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Options, RuleFact, SkipIf, facts, metric
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
@@ -446,5 +446,5 @@ CHECK = Check(
     required_per=dict.fromkeys(sorted(_PER_GPU_METRICS), "gpu"),
     fact_roles={"gpus": "gpus"},
     limit_s=120.0,  # without persistence mode, NVML initializes GPUs one by one, several seconds each
-    skip_allowed_if=("no GPU",),
+    skip_if=(SkipIf.NO_GPU,),
 )

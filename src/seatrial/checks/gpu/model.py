@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, facts, metric
+from seatrial.checks.base import Check, Context, Options, SkipIf, facts, metric
 from seatrial.discover import gpu
 from seatrial.model import NotApplicable, Observation, Phase, Rule, Scope
 
@@ -57,5 +57,5 @@ CHECK = Check(
     ),
     measure=measure,
     limit_s=120,
-    skip_allowed_if=("a reason that the record cannot verify",),
+    skip_if=(SkipIf.UNVERIFIED,),
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts, metric
 from seatrial.hardware.links import BIDIRECTIONAL
 from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
 
@@ -105,7 +105,7 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(gpus=True, min_ranks=2),
     options=PeerOptions,
-    skip_allowed_if=("one rank per node",),
+    skip_if=(SkipIf.ONE_RANK_PER_NODE,),
     performance_metrics=("unidirectional", "bidirectional"),
     bounds={"unidirectional": "nvlink", "bidirectional": BIDIRECTIONAL},
     required_per={"*": "ordered pair"},

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import PERMISSION_DENIED, Check, Context, RuleFact, facts, metrics
+from seatrial.checks.base import PERMISSION_DENIED, Check, Context, RuleFact, SkipIf, facts, metrics
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,
     kubectl,
@@ -416,5 +416,5 @@ CHECK = Check(
     measure=measure,
     limit_s=600,
     options=KubernetesOptions,
-    skip_allowed_if=("no Kubernetes",),
+    skip_if=(SkipIf.NO_KUBERNETES,),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, RuleFact, facts, metrics
+from seatrial.checks.base import Check, Context, RuleFact, SkipIf, facts, metrics
 from seatrial.checks.kubernetes._cluster import requested_devices
 from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods
 from seatrial.config.kubernetes import GPU_RESOURCE
@@ -327,5 +327,5 @@ CHECK = Check(
     measure=measure,
     limit_s=1800,
     options=ProbeOptions,
-    skip_allowed_if=("no Kubernetes",),
+    skip_if=(SkipIf.NO_KUBERNETES,),
 )

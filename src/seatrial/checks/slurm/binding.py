@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, RuleFact, metrics
+from seatrial.checks.base import Check, Context, RuleFact, SkipIf, metrics
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
@@ -299,5 +299,5 @@ CHECK = Check(
     measure=measure,
     limit_s=900,
     options=BindingOptions,
-    skip_allowed_if=("no Slurm",),
+    skip_if=(SkipIf.NO_SLURM,),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metrics
+from seatrial.checks.base import Check, Context, Options, RuleFact, SkipIf, facts, metrics
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
@@ -183,5 +183,5 @@ CHECK = Check(
     },
     measure=measure,
     limit_s=300,
-    skip_allowed_if=("no Slurm",),
+    skip_if=(SkipIf.NO_SLURM,),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import SLURM_ABSENT, Check, Context, Options, RuleFact, facts, metrics
+from seatrial.checks.base import SLURM_ABSENT, Check, Context, Options, RuleFact, SkipIf, facts, metrics
 from seatrial.checks.slurm._probe_jobs import NO_CLIENT, NO_CLUSTER
 from seatrial.discover import gpu as discover
 from seatrial.discover import slurm
@@ -131,5 +131,5 @@ CHECK = Check(
     rule_facts={"gpus_expected": RuleFact(reason="cluster.gpus_per_node is not set")},
     measure=measure,
     limit_s=300,
-    skip_allowed_if=("no Slurm", "no GPU"),
+    skip_if=(SkipIf.NO_SLURM, SkipIf.NO_GPU),
 )

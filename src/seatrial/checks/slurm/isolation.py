@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, RuleFact, metrics
+from seatrial.checks.base import Check, Context, RuleFact, SkipIf, metrics
 from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import JobRecord, Partition, Settings
@@ -173,5 +173,5 @@ CHECK = Check(
     limit_s=900,
     options=IsolationOptions,
     # The record cannot show that Slurm runs one job per node
-    skip_allowed_if=("no Slurm", "a reason that the record cannot verify"),
+    skip_if=(SkipIf.NO_SLURM, SkipIf.UNVERIFIED),
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, RuleFact, facts, metrics
+from seatrial.checks.base import Check, Context, RuleFact, SkipIf, facts, metrics
 from seatrial.checks.slurm._probe_jobs import POLL_S, ProbeJobs, SubmitOptions, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
@@ -275,5 +275,5 @@ CHECK = Check(
     measure=measure,
     limit_s=1800,
     options=JobsOptions,
-    skip_allowed_if=("no Slurm",),
+    skip_if=(SkipIf.NO_SLURM,),
 )

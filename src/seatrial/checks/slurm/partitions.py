@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, facts, metrics
+from seatrial.checks.base import Check, Context, Options, SkipIf, facts, metrics
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Partition
@@ -106,5 +106,5 @@ CHECK = Check(
     measure=measure,
     limit_s=300,
     options=PartitionsOptions,
-    skip_allowed_if=("no Slurm",),
+    skip_if=(SkipIf.NO_SLURM,),
 )

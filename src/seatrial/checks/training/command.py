@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from seatrial.checks.base import Check, Context, Options, RuleFact
+from seatrial.checks.base import Check, Context, Options, RuleFact, SkipIf
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu
 from seatrial.model import Artifact, Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError, Series
@@ -444,6 +444,6 @@ CHECK = Check(
     measure=measure,
     limit_s=2100,  # above the default of train_limit_s, whose message names the command
     options=CommandOptions,
-    skip_allowed_if=("no command",),
+    skip_if=(SkipIf.NO_COMMAND,),
     performance_metrics=("wall_seconds", "train_runtime", *SPEEDS),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Options, SkipIf
 from seatrial.checks.training import command
 from seatrial.checks.training.command import Run
 from seatrial.model import (
@@ -202,6 +202,6 @@ CHECK = Check(
     measure=measure,
     limit_s=2100,  # train_limit_s, plus data preparation and loading the result
     options=OumiOptions,
-    skip_allowed_if=("no command",),
+    skip_if=(SkipIf.NO_COMMAND,),
     performance_metrics=("wall_seconds", "train_runtime"),
 )
