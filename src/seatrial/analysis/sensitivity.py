@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 from seatrial.analysis.collective import NVLINK, Collective, build_collective
-from seatrial.checks.base import Check, Comparison
+from seatrial.checks.base import Check
+from seatrial.checks.declare import Comparison
 from seatrial.config.schema import Config
 from seatrial.hardware.links import HIERARCHICAL_ALGORITHMS, Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.hardware.references import Reference, References

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import Check, Context, FindingTemplate, Options, RuleFact, SkipIf, facts, metric
+from seatrial.checks.base import Check, Context, Options, RuleFact, SkipIf, facts, metric
+from seatrial.checks.declare import FindingTemplate
 from seatrial.checks.fabric._compute_ports import (
     ComputePorts,
     kind_text,
