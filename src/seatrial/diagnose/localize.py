@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from seatrial.checks.base import Check, FindingTemplate
+from seatrial.checks.base import Check
+from seatrial.checks.declare import FindingTemplate
 from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
