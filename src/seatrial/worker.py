@@ -186,7 +186,7 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
     Observations before an exception are kept. Secrets of the options and of the environment are replaced: the process
     that started the job does not know the environment of this node.
     """
-    secrets = secret_values({"options": [options, context.options_by_check]}, vocabulary={check.name, *check.metrics})
+    secrets = secret_values({"options": [options, context.options_by_check]}, vocabulary={check.name, *check.units})
     started, monotonic_start = time.time(), time.monotonic()
     observations: list[Observation] = []
     error = skipped = None

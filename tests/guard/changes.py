@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -13,8 +13,8 @@ from pydantic import JsonValue
 from tools.records import record_path
 
 from seatrial.checks import catalog
-from seatrial.checks.base import SubjectKind
-from seatrial.model import EXEMPT, NOT_REPORTED, Measurement, Metric, Trial
+from seatrial.checks.base import Check
+from seatrial.model import Absent, Measurement, Metric, Trial, Why
 from seatrial.pipeline.run_directory import load_trial
 
 Kind = Literal["dropped", "does_not_apply", "cannot_be_read", "times_0.5", "times_2"]
@@ -119,17 +119,14 @@ class Intent:
             measurement,
             lambda metric: metric if not self._is_meant(metric) else times(metric, factor) if factor else None,
         )
-        if self.kind == "does_not_apply":
-            return _with_reason(changed, EXEMPT, self.subject, {self.metric: _REASON})
-        return _with_reason(changed, NOT_REPORTED, self.metric, _REASON) if self.kind == "cannot_be_read" else changed
+        whys = {"does_not_apply": Why.DOES_NOT_APPLY, "cannot_be_read": Why.UNREADABLE}
+        if (why := whys.get(self.kind)) is None:
+            return changed
+        absent = Absent(metric=self.metric, why=why, reason=_REASON, subject=self.subject)
+        return changed.model_copy(update={"absent": (*changed.absent, absent)})
 
     def _is_meant(self, metric: Metric) -> bool:
         return (metric.name, metric.subject) == (self.metric, self.subject)
-
-
-def _with_reason(measurement: Measurement, fact: str, name: str, reason: JsonValue) -> Measurement:
-    listed = measurement.facts.get(fact)
-    return with_facts(measurement, **{fact: {**(listed if isinstance(listed, dict) else {}), name: reason}})
 
 
 def intents(key: str, trial: Trial, count: int) -> list[Intent]:
@@ -148,12 +145,12 @@ def intents(key: str, trial: Trial, count: int) -> list[Intent]:
                     Intent(check.name, metric.subject, metric.name, kind)
                     for kind in KINDS
                     if (kind not in _FACTORS or metric.value)
-                    and (kind != "does_not_apply" or _may_be_exempt(check.required_per, metric.name))
+                    and (kind != "does_not_apply" or _may_be_exempt(check, metric.name))
                 ]
     return random.Random(key).sample(possible, min(count, len(possible)))
 
 
-def _may_be_exempt(required_per: Mapping[str, SubjectKind], metric: str) -> bool:
-    """Whether today's records can say that a metric does not apply to one subject, see judge/groups.py."""
-    kind = next((kind for pattern, kind in required_per.items() if fnmatchcase(metric, pattern)), None)
-    return kind in ("rank", "gpu")
+def _may_be_exempt(check: Check, metric: str) -> bool:
+    """Whether a mutation may say that the metric does not apply to one subject: it has values of ranks or GPUs."""
+    declared = check.declaration(metric)
+    return declared is not None and declared.per in ("rank", "gpu")

@@ -144,7 +144,7 @@ class _SampledMetrics:
             if rule.reference and not rule.compare_with_peers:
                 metrics: list[_WithFacts] = []
                 self.by_rule.append((rule, metrics))
-                self._by_metric.setdefault(rule.metric, []).append(({**rule.applies_if, **rule.reference_if}, metrics))
+                self._by_metric.setdefault(rule.metric, []).append(({**rule.when, **rule.reference_when}, metrics))
 
     def add(self, measurement: Measurement) -> None:
         facts = measurement.facts

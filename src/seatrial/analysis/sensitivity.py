@@ -25,15 +25,18 @@ def comparison_insights(
     measurements: Sequence[Measurement], checks: Mapping[str, Check], links: Links
 ) -> Iterator[Insight]:
     """Yield the smallest fault that each applicable rule on a comparison detects, once for all nodes."""
-    with_comparisons = {name: check for name, check in checks.items() if check.comparisons}
+    with_comparisons = {
+        name: check for name, check in checks.items() if any(each.comparison for each in check.declared)
+    }
     insights: dict[tuple[str, str], Insight] = {}
     for measurement in measurements:
         if measurement.check not in with_comparisons or not measurement.metrics:
             continue
         check, names = with_comparisons[measurement.check], {metric.name for metric in measurement.metrics}
         for rule in check.rules:
-            comparison = check.comparisons.get(rule.metric)
-            applies = all(measurement.facts.get(fact) == value for fact, value in rule.applies_if.items())
+            declared = check.declaration(rule.metric)
+            comparison = declared.comparison if declared else None
+            applies = all(measurement.facts.get(fact) == value for fact, value in rule.when.items())
             if comparison and rule.expect and rule.metric in names and applies:
                 shortfall = 1.0 if comparison.is_speedup else 1 - rule.expect.value
                 text = f"{rule.metric} {rule.expect}: {_detectable(comparison, shortfall, links)}"

@@ -17,35 +17,23 @@ its network port. A SKU is a GPU model; its file in data/skus has the rates of t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from seatrial.checks import declare
-from seatrial.checks.declare import (
-    Comparison,
-    FindingTemplate,
-    answers,
-    possible_values,
-)
-from seatrial.checks.declare import (
-    SubjectKind as SubjectKind,
-)
+from seatrial.checks.declare import Answer, answers, find, metric
 from seatrial.hardware.links import FactRole
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import (
     CLUSTER,
     Fact,
     Frozen,
-    Metric,
     Observation,
-    Outcome,
     Phase,
     Rule,
     Scope,
@@ -67,12 +55,7 @@ class SkipIf(Enum):
     UNVERIFIED = auto()  # depends on hardware or settings that the plan does not contain
 
 
-# Name of the fact that a check yields if it is skipped because this machine has no Slurm. Its value is the reason. If
-# Slurm starts the jobs of the trial, the judge does not accept this SKIP.
-SLURM_ABSENT = "slurm_absent"
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
-# Values that any fact in Check.rule_facts may have: the machine lacks the property, or the user may not read it
-NOT_SUPPORTED, PERMISSION_DENIED = "not_supported", "permission_denied"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,18 +93,6 @@ class Context:
             return f"{self.node}/rank{self.rank}"
         index = self.device.partition(":")[2] if self.nvml_index is None else self.nvml_index
         return f"{self.node}/gpu{index}"
-
-
-def metric(name: str, value: float | Sequence[float], unit: str, subject: str = CLUSTER) -> Metric:
-    """A metric with one value, or with the median of several samples as its value."""
-    if isinstance(value, Sequence):
-        return Metric(name=name, value=median(value), unit=unit, subject=subject, samples=tuple(value))
-    return Metric(name=name, value=value, unit=unit, subject=subject)
-
-
-def metrics(units: Mapping[str, str], values: Mapping[str, float], subject: str = CLUSTER) -> Iterator[Metric]:
-    """One metric for each entry of ``values``, with its unit from ``units``."""
-    return (metric(name, value, units[name], subject) for name, value in values.items())
 
 
 def ratios(samples: Sequence[float], base: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
@@ -185,33 +156,6 @@ class Needs:
     shared_folder: bool = False
 
 
-@dataclass(frozen=True)
-class RuleFact:
-    """A fact that rules depend on: its possible values, and the outcome of a rule that requires another value.
-
-    ``values``: regular expression of the possible values; NOT_SUPPORTED and PERMISSION_DENIED are always possible.
-    ``no``, NOT_SUPPORTED and PERMISSION_DENIED may have the suffix ``: REASON``. ``reason``: why a rule does not apply,
-    used for values without REASON; ``{}`` in it stands for the value. ``not_supported``, ``permission_denied``: outcome
-    of rules on this fact if the fact has this value. Any other value that a rule does not require makes it SKIP.
-    ``varies_by_device``: whether the fact may differ between GPUs of one model, as the presence of NVLink bridges does.
-    """
-
-    values: str = "yes|no"
-    reason: str = ""
-    not_supported: Literal[Outcome.SKIP, Outcome.UNJUDGED, Outcome.ERROR] = Outcome.SKIP
-    permission_denied: Literal[Outcome.SKIP, Outcome.UNJUDGED, Outcome.ERROR] = Outcome.UNJUDGED
-    varies_by_device: bool = False
-
-    def accepts(self, value: JsonValue) -> bool:
-        """Whether the fact may have this value."""
-        if not isinstance(value, str):
-            return False
-        without_reason = value.partition(": ")[0]
-        if without_reason in (NOT_SUPPORTED, PERMISSION_DENIED):
-            return True
-        return bool(re.fullmatch(self.values, "no" if without_reason == "no" else value))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """The declaration of one check."""
@@ -220,10 +164,8 @@ class Check:
     title: str
     phase: Phase
     scope: Scope
-    measure: Callable[[Context, Any], Iterator[Any]]
-    declared: tuple[declare.metric, ...] = ()
-    metrics: Mapping[str, str] = field(default_factory=dict)  # name or family → unit
-    rules: tuple[Rule, ...] = ()
+    declared: tuple[metric, ...]
+    measure: Callable[[Context, Any], Iterator[Answer]]
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
     # Rights that the check needs and an ordinary user lacks, such as "root, to read the kernel log"; shown before runs
@@ -237,21 +179,11 @@ class Check:
     child_tasks: tuple[Literal["gpu", "all", "variants"], ...] = ()
     # Conditions under which ``measure`` may raise NotApplicable; if none of them holds, the outcome is ERROR, not SKIP
     skip_if: tuple[SkipIf, ...] = ()
-    # Metrics, or families, that vary between runs: if one violates its threshold, the check is measured again before
-    # the outcome is set (judge/retry.py). Other metrics, such as those of data corruption, FAIL after one measurement.
-    performance_metrics: tuple[str, ...] = ()
-    key_metric: str = ""  # metric shown in summaries; default: a performance metric
-    # Metric, or family → the kind of subjects that must each have a value. A missing value is an ERROR, except for
-    # subjects in the fact EXEMPT.
-    required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
     # True for a CLUSTER check in which each node has its own communicator and is evaluated separately against the
     # reference value of one node. The first rank of a node reports its metrics and its facts gpu, world_size and nodes.
     per_node: bool = False
     # The fact that names the model of the measured device: only values of one model are compared with each other
     model_fact: str = "gpu"
-    # The facts that rules name in applies_if and reference_if. If a fact is missing, or has a value that its RuleFact
-    # does not allow, the outcome is an ERROR.
-    rule_facts: Mapping[str, RuleFact] = field(default_factory=dict)
     # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a
     # trial when it is loaded
     facts_from_options: Callable[[Any], Mapping[str, JsonValue]] = _no_facts
@@ -263,69 +195,47 @@ class Check:
     timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
     # Returns the default sizes in bytes that are not timed because the TCP network is too slow for them
     omitted_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None
-    # Metric, or family → its upper bound: a key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.links
-    bounds: Mapping[str, str] = field(default_factory=dict)
-    # Metrics, or families, in % that may exceed 100 %, such as a gain. For any other metric in %, a value above 100 %
-    # is an ERROR
-    may_exceed_100: tuple[str, ...] = ()
-    # Metrics that compare parts of the cluster with each other
-    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     # Quantities that should be the same on several nodes as on one: name in reports → their metrics
     scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
     # Several implementations of the same work: if one is slow, its software is at fault; if all are slow, the machine
     # is at fault
     implementations: Implementations | None = None
-    varying_metrics: frozenset[str] = frozenset()
-    # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
-    finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
     # Whether this check is the search for slow nodes. A run starts that check automatically when a metric that was
     # measured over several nodes violates a threshold. The facts PAIR_RATES and RANKS_BY_NODE of the check become
     # findings; see hardware/pair_search.py.
     localizes: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SeatrialError for a rule that requires an undeclared fact, or a value that the fact cannot have."""
-        if self.declared:
-            self._derive()
-        for rule in self.rules:
-            for name, required in (*rule.applies_if.items(), *rule.reference_if.items()):
-                condition = f"check {self.name}, rule on {rule.metric}: requires the fact {name} = {required!r}"
-                if name not in self.rule_facts:
-                    raise SeatrialError(f"{condition}, which is not in rule_facts; add {name!r}: RuleFact(...)")
-                if not self.rule_facts[name].accepts(required):
-                    values = self.rule_facts[name].values
-                    raise SeatrialError(f"{condition}; rule_facts allows {values}: correct the rule or the values")
+        """Raises SeatrialError if a metric is declared twice."""
+        names = [each.name for each in self.declared]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SeatrialError(f"check {self.name} declares twice: {', '.join(twice)}")
 
-    def _derive(self) -> None:
-        """Set what the declared metrics say."""
-        declared = self.declared
-        names = [each.name for each in declared]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise SeatrialError(f"check {self.name} declares twice: {', '.join(sorted(twice))}")
-        rules = tuple(rule for each in declared for rule in each.rules)
-        facts = {name for rule in rules for name in rule.applies_if}
-        for name, derived in {
-            "metrics": {each.name: each.unit for each in declared},
-            "rules": rules,
-            "required_per": {each.name: each.per for each in declared if each.per},
-            "performance_metrics": tuple(each.name for each in declared if each.speed),
-            "may_exceed_100": tuple(each.name for each in declared if each.may_exceed_100),
-            "bounds": {each.name: each.bound for each in declared if each.bound},
-            "comparisons": {each.name: each.comparison for each in declared if each.comparison},
-            "finding_templates": {each.name: each.finding for each in declared if each.finding},
-            "key_metric": next((each.name for each in declared if each.key), ""),
-            "rule_facts": {name: RuleFact(possible_values(name).pattern) for name in facts},
-            "varying_metrics": frozenset(each.name for each in declared if each.varies_by_device),
-        }.items():
-            object.__setattr__(self, name, derived)
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules on all metrics."""
+        return tuple(rule for each in self.declared for rule in each.rules)
+
+    @cached_property
+    def units(self) -> Mapping[str, str]:
+        """Metric, or family → its unit."""
+        return {each.name: each.unit for each in self.declared}
+
+    @cached_property
+    def speeds(self) -> tuple[str, ...]:
+        """The metrics, or families, that vary between runs (see metric.speed), in order of importance."""
+        return tuple(each.name for each in self.declared if each.speed)
+
+    def declaration(self, name: str) -> metric | None:
+        """The declaration of a metric: of exactly this name, else of its family; None without one."""
+        return find(self.declared, name)
 
     def observe(self, context: Context, options: Options) -> Iterator[Observation]:
         """Measure, and yield the observations for the record. Raises what ``measure`` raises, and see ``answers``."""
-        given = self.measure(context, options)
-        if not self.declared:
-            return given
         of_scope = {Scope.NODE: context.node, Scope.GPU: context.subject}.get(self.scope, CLUSTER)
-        return answers(given, self.declared, self.name, {None: of_scope, "rank": context.subject})
+        return answers(
+            self.measure(context, options), self.declared, self.name, {None: of_scope, "rank": context.subject}
+        )
 
     @property
     def reads_error_counters(self) -> bool:
@@ -334,5 +244,5 @@ class Check:
         False for checks without load (phase environment), and for checks that read the counters themselves.
         """
         return self.phase is not Phase.ENVIRONMENT and not any(
-            name.startswith(NEW_ERRORS_PREFIX) for name in self.metrics
+            each.name.startswith(NEW_ERRORS_PREFIX) for each in self.declared
         )

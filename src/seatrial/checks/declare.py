@@ -26,7 +26,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
 from math import isfinite
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -63,6 +62,8 @@ _SHARE = re.compile(r"(>=|>) (\d+(?:\.\d+)?) (reference|peers|bound|opposite|(\S
 _NODES = re.compile(r"nodes (>=|<) (\d+)")
 _FACT = re.compile(r"(\w+) == (.+)")
 _DEFAULT = re.compile(r"(\w+) is the default")
+# Values that any fact may have on which rules depend: the machine lacks the property, or the user may not read it
+NOT_SUPPORTED, PERMISSION_DENIED = ANY_FACT = ("not_supported", "permission_denied")
 # Fact that rules may require → regular expression of its possible values, where these are not "yes" and "no"
 _FACT_VALUES = {
     "architecture": r"\w+",
@@ -257,13 +258,20 @@ def _condition(name: str, when: str) -> dict[str, Any]:
             facts[match[1]] = match[2]
         else:
             raise SeatrialError(f"metric {name}: {part!r} is no condition: expected FACT == VALUE or nodes >= NUMBER")
-    return {**nodes, "applies_if": facts, "default_options": tuple(defaults)}
+    return {**nodes, "when": facts, "default_options": tuple(defaults)}
 
 
-@cache
-def possible_values(fact: str) -> re.Pattern[str]:
-    """The values that a fact may have on which rules depend."""
-    return re.compile(_FACT_VALUES.get(fact, "yes|no"))
+def possible_values(fact: str) -> str:
+    """Regular expression of the values that a fact may have on which rules depend."""
+    return _FACT_VALUES.get(fact, "yes|no")
+
+
+def is_possible(fact: str, value: JsonValue) -> bool:
+    """Whether the fact may have this value: ``no`` and the values in ANY_FACT may end with ``: REASON``."""
+    if not isinstance(value, str):
+        return False
+    state = value.partition(": ")[0]
+    return state in ANY_FACT or bool(re.fullmatch(possible_values(fact), "no" if state == "no" else value))
 
 
 class Value(NamedTuple):
@@ -376,12 +384,16 @@ def _refuse(check: str, metric: str, subject: str, answer: str, before: str) -> 
 
 def declaration(declared: Sequence[metric], name: str, check: str) -> metric:
     """The declaration of ``name``: of exactly this name, else of a family. Raises SeatrialError without one."""
-    exact = (each for each in declared if each.name == name)
-    family = (each for each in declared if fnmatchcase(name, each.name))
-    found = next(exact, None) or next(family, None)
-    if found is None:
+    if (found := find(declared, name)) is None:
         raise SeatrialError(f"check {check} declares no metric {name}")
     return found
+
+
+def find(declared: Sequence[metric], name: str) -> metric | None:
+    """The declaration of exactly this name, else of its family; None without one."""
+    exact = (each for each in declared if each.name == name)
+    family = (each for each in declared if fnmatchcase(name, each.name))
+    return next(exact, None) or next(family, None)
 
 
 def _names(declared: Sequence[metric], patterns: Sequence[str], check: str) -> Iterator[tuple[str, bool]]:

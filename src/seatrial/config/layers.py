@@ -49,7 +49,7 @@ class CheckSchema(Protocol):
     def options(self) -> type[BaseModel]: ...
 
     @property
-    def metrics(self) -> Mapping[str, str]: ...
+    def units(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
         hint = f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
         raise UsageError(f"{source.origin(['checks', name])}: unknown check {name!r}{hint}")
     path = ("checks", name)
-    option_model, metrics = schemas[name].options, schemas[name].metrics
+    option_model, metrics = schemas[name].options, schemas[name].units
     if settings == {} and not any(field.is_required() for field in option_model.model_fields.values()):
         return {}  # defaults are valid, and building all option models of the trial acceptance would take 10 ms
     if not isinstance(settings, dict):

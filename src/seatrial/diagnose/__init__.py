@@ -15,7 +15,7 @@ from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.implementations import implementation_findings
 from seatrial.diagnose.job_failures import assign_consequences, is_explained_by, job_failure_findings
-from seatrial.diagnose.localize import finding_source, localize
+from seatrial.diagnose.localize import finding_source, finding_templates, localize
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
@@ -109,7 +109,7 @@ def refreshed_findings(
     trial: Trial, verdicts: Sequence[Verdict], checks: Mapping[str, Check], node_prefix: str = ""
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
-    sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
+    sources = {finding_source(check, metric) for check in checks.values() for metric in finding_templates(check)}
     missing_node_ids = (cause.id for cause in missing_node_causes())
     job_causes = {*_RANK_CAUSES, *REFUSED_JOB_CAUSES, *missing_node_ids}  # not from verdicts
     from_jobs = [finding for finding in trial.findings if finding.cause in job_causes]

@@ -31,12 +31,11 @@ def localize(
     WARN. Also low if more subjects failed than the check can locate: a good subject is slow if all its partners are
     slow. ``measurements`` do not include retries.
     """
-    locating_checks = {name: check for name, check in checks.items() if check.finding_templates}
-    worst = _worst_verdicts(verdicts, locating_checks)
+    templates = {name: finding_templates(check) for name, check in checks.items()}
+    worst = _worst_verdicts(verdicts, templates)
     for measurement in measurements:
-        if (check := locating_checks.get(measurement.check)) is None:
-            continue
-        for name, template in check.finding_templates.items():
+        for name, template in templates.get(measurement.check, {}).items():
+            check = checks[measurement.check]
             metrics = [metric for metric in measurement.metrics if metric.name == name]
             failures = [
                 _Failure(metric, worst[check.name, name, metric.subject])
@@ -48,18 +47,24 @@ def localize(
                 yield _finding(check, template, metrics, group, certain=certain)
 
 
+def finding_templates(check: Check) -> dict[str, FindingTemplate]:
+    """Metric that locates faults → the template of its findings."""
+    return {each.name: each.finding for each in check.declared if each.finding}
+
+
 def finding_source(check: Check, metric: str) -> str:
     """The source of a finding that is derived from a verdict on ``metric``."""
     return f"{metric} of {check.name}"
 
 
-def _worst_verdicts(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> dict[tuple[str, str, str], Verdict]:
+def _worst_verdicts(
+    verdicts: Sequence[Verdict], templates: Mapping[str, Mapping[str, FindingTemplate]]
+) -> dict[tuple[str, str, str], Verdict]:
     """(check, metric, subject) → its FAIL, else its WARN; other outcomes are not included."""
     worst: dict[tuple[str, str, str], Verdict] = {}
     for outcome in (Outcome.FAIL, Outcome.WARN):
         for verdict in verdicts:
-            check = checks.get(verdict.check)
-            if verdict.outcome is outcome and check and verdict.metric in check.finding_templates:
+            if verdict.outcome is outcome and verdict.metric in templates.get(verdict.check, ()):
                 worst.setdefault((verdict.check, verdict.metric, verdict.subject), verdict)
     return worst
 

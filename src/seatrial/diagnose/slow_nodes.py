@@ -95,7 +95,8 @@ def _inter_node_shares(measurements: Sequence[Measurement], inter_node: Mapping[
     Shares of single pairs do not count: over gloo, healthy pairs reach only a fifth of the best pair by chance.
     """
     for measurement in measurements:
-        comparisons = inter_node[measurement.check].comparisons if measurement.check in inter_node else {}
+        declared = inter_node[measurement.check].declared if measurement.check in inter_node else ()
+        comparisons = {each.name: each.comparison for each in declared if each.comparison}
         for metric in measurement.metrics:
             comparison = comparisons.get(metric.name)
             if comparison and comparison.inter_node and not comparison.is_speedup and "->" not in metric.subject:
@@ -107,7 +108,8 @@ def _is_inter_node(check: Check) -> bool:
 
     Not if it has a communicator per node, compares only GPUs, or is the search for slow nodes itself.
     """
-    compares_gpus = check.comparisons and not any(each.inter_node for each in check.comparisons.values())
+    comparisons = [each.comparison for each in check.declared if each.comparison]
+    compares_gpus = comparisons and not any(each.inter_node for each in comparisons)
     between_ranks = check.scope is Scope.CLUSTER and check.phase in (Phase.INTERCONNECT, Phase.DISTRIBUTED)
     return between_ranks and not check.per_node and not compares_gpus and not check.localizes
 

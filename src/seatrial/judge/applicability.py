@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, RuleFact
+from seatrial.checks.base import Check
+from seatrial.checks.declare import ANY_FACT, PERMISSION_DENIED, is_possible, possible_values
 from seatrial.hardware.bounds import MetricLookup
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.judge.groups import MeasurementGroup, fact_text, gpu_model
 from seatrial.judge.plausibility import metric_shape
 from seatrial.model import Outcome, Rule
-
-RuleFacts = Mapping[str, RuleFact]
 
 
 def mismatched_facts(required: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
@@ -22,16 +21,15 @@ def mismatched_facts(required: Mapping[str, str], facts: Mapping[str, JsonValue]
     return [name for name, value in required.items() if facts.get(name, value) != value]
 
 
-def invalid_fact(required: Mapping[str, str], declared: RuleFacts, group: MeasurementGroup) -> str:
-    """The first fact of ``required`` with a value that the check does not declare, as text; empty if there is none.
+def invalid_fact(required: Mapping[str, str], group: MeasurementGroup) -> str:
+    """The first fact of ``required`` with a value that it cannot have, as text; empty if there is none.
 
     A missing fact is invalid too, with two exceptions: the check failed, or another fact makes the rule not applicable.
-    On a CPU, for example, a check need not record which NVML values are readable.
     """
     facts, mismatched = group.facts, mismatched_facts(required, group.facts)
     missing = [] if mismatched or group.failed else [name for name in required if name not in facts]
-    invalid = [name for name in mismatched if not declared[name].accepts(facts[name])] + missing
-    return fact_text(invalid[0], facts, declared[invalid[0]].values) if invalid else ""
+    invalid = [name for name in mismatched if not is_possible(name, facts[name])] + missing
+    return fact_text(invalid[0], facts, possible_values(invalid[0])) if invalid else ""
 
 
 def invalid_shape(check: Check, lookup: MetricLookup, group: MeasurementGroup) -> str:
@@ -49,25 +47,22 @@ def invalid_shape(check: Check, lookup: MetricLookup, group: MeasurementGroup) -
     return fact_text(wrong, group.facts, f"{expected[wrong]}, as measured") if wrong else ""
 
 
-def unmet_condition(name: str, required: str, fact: RuleFact, value: str) -> tuple[Outcome, str]:
+def unmet_condition(name: str, required: str, value: str) -> tuple[Outcome, str]:
     """The outcome and its reason for a rule that needs ``required`` while the fact ``name`` has another ``value``.
 
     ``value`` may end with the reason: ``permission_denied: dmesg is restricted``.
     """
     state, _, reason = value.partition(": ")
-    outcomes = {NOT_SUPPORTED: fact.not_supported, PERMISSION_DENIED: fact.permission_denied}
-    if not reason or state not in ("no", *outcomes):
-        reason = fact.reason.format(value) or f"{name.replace('_', ' ')} is {value.replace('_', ' ')}, not {required}"
-    return outcomes.get(state, Outcome.SKIP), reason
+    if not reason or state not in ("no", *ANY_FACT):
+        reason = f"{name.replace('_', ' ')} is {value.replace('_', ' ')}, not {required}"
+    return Outcome.UNJUDGED if state == PERMISSION_DENIED else Outcome.SKIP, reason
 
 
 class PeerApplicability:
-    """The device models to which a rule applies, computed once for all measurement groups of a check."""
+    """The device models on which a GPU has a value to which a rule applies, for all measurement groups of a check."""
 
-    def __init__(
-        self, groups: Sequence[MeasurementGroup], rule: Rule, declared: RuleFacts, varying_metrics: Set[str]
-    ) -> None:
-        self._groups, self._rule, self._declared, self._varying = groups, rule, declared, varying_metrics
+    def __init__(self, groups: Sequence[MeasurementGroup], rule: Rule, *, varies_by_device: bool) -> None:
+        self._groups, self._rule, self._varies = groups, rule, varies_by_device
 
     @cached_property
     def _subject_by_model(self) -> dict[tuple[str, str], str]:
@@ -75,19 +70,18 @@ class PeerApplicability:
             _device_model(group.facts): group.subject
             for group in reversed(self._groups)
             if group.is_per_gpu
-            and not mismatched_facts(self._rule.applies_if, group.facts)
             and self._rule.metric in group.metrics
+            and not mismatched_facts(self._rule.when, group.facts)
         }
 
-    def applicable_peer(self, group: MeasurementGroup, mismatched: Sequence[str]) -> str:
+    def applicable_peer(self, group: MeasurementGroup) -> str:
         """A subject with the same device model as ``group`` to which the rule applies; empty if there is none.
 
-        ``mismatched``: the facts because of which the rule does not apply to ``group``. If ``group`` has no GPU model,
-        its GPU may be lost, so any subject with a GPU is a peer. There is no peer if a mismatched fact varies by
-        device, such as a fact about optional NVLink bridges. Checks of nodes have no peers, since nodes may differ.
+        If ``group`` has no GPU model, its GPU may be lost, so any subject with a GPU is a peer. There is no peer if the
+        metric varies by device, such as one of optional NVLink bridges. Checks of nodes have no peers, since nodes may
+        differ.
         """
-        varies = self._rule.metric in self._varying
-        if not group.is_per_gpu or varies or any(self._declared[name].varies_by_device for name in mismatched):
+        if not group.is_per_gpu or self._varies:
             return ""
         model = _device_model(group.facts)
         if model in self._subject_by_model:

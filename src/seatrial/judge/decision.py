@@ -86,7 +86,7 @@ def metrics_without_threshold(
 ) -> dict[str, tuple[str, ...]]:
     """Check → performance metrics that no rule or threshold evaluated: ``algbw.*``, ``busbw.* other than 1GiB``."""
     recorded: dict[str, set[str]] = {}
-    performance_checks = {name for name, check in checks.items() if check.performance_metrics}
+    performance_checks = {name for name, check in checks.items() if check.speeds}
     for measurement in measurements:
         if measurement.metrics and measurement.check in performance_checks:
             recorded.setdefault(measurement.check, set()).update(map(attrgetter("name"), measurement.metrics))
@@ -99,7 +99,7 @@ def metrics_without_threshold(
 def _families(check: Check, recorded: Iterable[str], evaluated: Set[tuple[str, str]]) -> Iterator[str]:
     """The performance metrics that were not evaluated: a single one by its name, several of a family as one text."""
     families: dict[str, list[str]] = {}
-    for pattern in check.performance_metrics:  # in order of importance
+    for pattern in check.speeds:  # in order of importance
         for metric in sorted(metric for metric in recorded if fnmatchcase(metric, pattern)):
             members = families.setdefault(metric.partition(".")[0], [])
             if metric not in members:

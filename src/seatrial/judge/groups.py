@@ -12,15 +12,12 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, JsonValue, StrictInt, TypeAdapter, ValidationError
 
-from seatrial.checks.base import Check, SubjectKind
+from seatrial.checks.base import Check
+from seatrial.checks.declare import SubjectKind
 from seatrial.hardware.references import PeerGroup
 from seatrial.model import (
     CLUSTER,
-    EXEMPT,
     GPUS_USED,
-    JUDGED_INSTEAD,
-    NOT_REPORTED,
-    NOT_REQUESTED,
     PORTS_USED,
     Absent,
     Measurement,
@@ -35,7 +32,6 @@ SHAPE_FACTS = (_GPU, "world_size", "nodes")  # facts that select a reference val
 _HASHABLE = (str, int, type(None))
 _MAX_VALUE_CHARS = 80  # longer values of facts are truncated in messages
 _Text = Annotated[str, Field(min_length=1)]
-_TEXT_BY_NAME: TypeAdapter[Any] = TypeAdapter(dict[str, _Text])
 
 
 class _FactType(NamedTuple):
@@ -47,10 +43,6 @@ class _FactType(NamedTuple):
 
 # Facts that any check may record → their type
 _COMMON_FACTS: Mapping[str, _FactType] = {
-    EXEMPT: _FactType(TypeAdapter(dict[str, _Text | dict[str, _Text]]), "reasons by subject, or by subject and metric"),
-    NOT_REPORTED: _FactType(_TEXT_BY_NAME, "reasons by metric"),
-    NOT_REQUESTED: _FactType(_TEXT_BY_NAME, "reasons by metric"),
-    JUDGED_INSTEAD: _FactType(_TEXT_BY_NAME, "for each size that was not timed, the size that is judged instead"),
     GPUS_USED: _FactType(TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
     PORTS_USED: _FactType(TypeAdapter(dict[str, list[_Text]]), "names of RDMA ports by node"),
 }
@@ -59,12 +51,12 @@ _COMMON_FACTS: Mapping[str, _FactType] = {
 class MeasurementGroup:
     """The measurements to which a rule applies as a whole: their merged facts, and their metrics by name.
 
-    ``required_per``: metric → the kind of subjects (rank, gpu, node, …) that must each have a value; None: no value is
-    required. Metrics that are not in it are dropped, since a thousand nodes report a million metrics.
+    ``per``: metric → the kind of subjects (rank, gpu, node, …) that must each answer; None: one answer is enough.
+    Metrics that are not in it are dropped, since a thousand nodes report a million metrics.
     """
 
     def __init__(
-        self, measurements: Sequence[Measurement], check: Check, required_per: Mapping[str, SubjectKind | None]
+        self, measurements: Sequence[Measurement], check: Check, per: Mapping[str, SubjectKind | None]
     ) -> None:
         first, self.has_several_ranks = measurements[0], len(measurements) > 1
         self.subject, self.failed, self.facts = first.subject, bool(first.error), first.facts
@@ -82,7 +74,7 @@ class MeasurementGroup:
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
             for metric in measurement.metrics:
-                if (name := metric.name) in required_per:
+                if (name := metric.name) in per:
                     if (same_name := self.metrics.get(name)) is None:
                         self.metrics[name] = [metric]
                     else:
@@ -91,7 +83,7 @@ class MeasurementGroup:
         for measurement in measurements:
             for absent in measurement.absent:
                 self._absent.setdefault(absent.metric, {})[absent.subject] = absent
-        self.is_per_gpu, self.required_per = check.scope is Scope.GPU, required_per
+        self.is_per_gpu, self.per = check.scope is Scope.GPU, per
         self._measurements, self._disagreements = measurements, dict[str, str]()
 
     def absent(self, metric: str) -> Mapping[str, Absent]:
@@ -137,20 +129,9 @@ class MeasurementGroup:
                 self._disagreements[name] = _disagreement(name, self._measurements)
         return "; ".join(filter(None, map(self._disagreements.__getitem__, names)))
 
-    def exempt_subjects(self, metric: str) -> dict[str, str]:
-        """Subject → reason, for the subjects without ``metric`` that the fact EXEMPT lists."""
-        exempt = common_fact(self.facts, EXEMPT)
-        if not exempt or self.required_per[metric] not in ("rank", "gpu"):
-            return {}
-        measured = {value.subject for value in self.metrics[metric]}
-        reasons = {
-            subject: reason.get(metric) if isinstance(reason, Mapping) else reason for subject, reason in exempt.items()
-        }
-        return {subject: reason for subject, reason in reasons.items() if reason and subject not in measured}
-
     def missing_subjects(self, metric: str) -> str:
         """The required subjects without a value of ``metric``, as text; empty if there are none."""
-        kind = self.required_per[metric]
+        kind = self.per[metric]
         if not kind or self.failed:  # an error has its own verdict
             return ""
         if kind in ("gpu", "port"):
@@ -163,8 +144,6 @@ class MeasurementGroup:
         if "" in absent:
             return ""
         measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent)
-        if metric in self.metrics:
-            measured |= self.exempt_subjects(metric).keys()
         if kind == "pair":  # in either order
             measured |= {opposite_direction(subject) for subject in measured}
         missing = [subject for subject in expected if subject not in measured]
@@ -187,15 +166,16 @@ def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set
 
     ``names`` are the names of the metrics that rules evaluate.
     """
-    required_per = {name: _subject_kind(check.required_per, name) for name in names}
+    declared = {name: check.declaration(name) for name in names}
+    per = {name: each.per if each else None for name, each in declared.items()}
     if check.per_node:
         by_node: dict[str, list[Measurement]] = {}
         for measurement in measured:
             by_node.setdefault(measured_node(measurement), []).append(measurement)
-        return [MeasurementGroup(ranks, check, required_per) for ranks in by_node.values()]
+        return [MeasurementGroup(ranks, check, per) for ranks in by_node.values()]
     if check.scope is Scope.CLUSTER:
-        return [MeasurementGroup(measured, check, required_per)] if measured else []
-    return [MeasurementGroup([measurement], check, required_per) for measurement in measured]
+        return [MeasurementGroup(measured, check, per)] if measured else []
+    return [MeasurementGroup([measurement], check, per) for measurement in measured]
 
 
 class PeerGroups:
@@ -295,11 +275,6 @@ def _disagreement(name: str, measurements: Sequence[Measurement]) -> str:
             subject_by_value.setdefault(str(measurement.facts[name]), measurement.subject)
     values = [f"{value} on {subject}" for value, subject in subject_by_value.items()]
     return f"{name} ({and_more(values, _MAX_NAMED)})" if len(values) > 1 else ""
-
-
-def _subject_kind(required_per: Mapping[str, SubjectKind], metric: str) -> SubjectKind | None:
-    """The kind of subjects that must each have a value of ``metric``; None if no value is required."""
-    return next((kind for pattern, kind in required_per.items() if fnmatchcase(metric, pattern)), None)
 
 
 def _names_by_node(ranks: Sequence[str]) -> dict[str, list[str]]:

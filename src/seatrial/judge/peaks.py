@@ -23,7 +23,7 @@ def achieved_over_peak(
 ) -> Iterator[Insight]:
     """One insight per check, GPU model and metric that is bounded by a value of the SKU's spec."""
     spec_keys = {  # check → metric → key of a SKU's spec
-        name: {metric: bound for metric, bound in check.bounds.items() if bound not in _LINK_BOUNDS}
+        name: {each.name: each.bound for each in check.declared if each.bound and each.bound not in _LINK_BOUNDS}
         for name, check in checks.items()
     }
     by_model: dict[tuple[str, str, str], list[Metric]] = {}  # (check, GPU model, metric) → the metric of all subjects
@@ -93,7 +93,7 @@ def values_above_peak(check: Check, measured: Sequence[Measurement], references:
 
     Most training metrics have no rule; the bounds of other metrics are checked where their rules are evaluated.
     """
-    bounded = {name for name in check.metrics if name.partition(".")[0] in BOUNDED_METRICS}
+    bounded = {name for name in check.units if name.partition(".")[0] in BOUNDED_METRICS}
     for measurement in measured if bounded else ():
         for metric in measurement.metrics:
             if metric.name not in bounded:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from pydantic import JsonValue
@@ -32,7 +31,8 @@ _LOWER_BOUNDS = (">", ">=")
 
 def metric_lookup(check: Check, metric: str, key: str) -> MetricLookup:
     """Where to find the reference value and the bound of ``metric``; ``key``: its key in the SKU data, or empty."""
-    bound = next((bound for family, bound in check.bounds.items() if fnmatchcase(metric, family)), "")
+    declared = check.declaration(metric)
+    bound = declared.bound if declared else ""
     return MetricLookup(key or metric, metric, bound, check.operation if key else "")
 
 
@@ -177,7 +177,7 @@ def threshold_errors(
             continue
         for metric, threshold in settings.expect.items():
             lookup = metric_lookup(check, metric, reference_key(metric, check.rules))
-            unit = declared_unit(metric, check.metrics) or threshold.unit
+            unit = declared_unit(metric, check.units) or threshold.unit
             communicator_nodes = 1 if check.per_node else config.cluster.nodes
             ranks, nodes = metric_shape(check, lookup, gpus * communicator_nodes, communicator_nodes)
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": nodes}
@@ -198,7 +198,7 @@ def metric_shape(check: Check, lookup: MetricLookup, ranks: int, nodes: int) -> 
     """
     if lookup.bounded_by != COLLECTIVE:
         return 1, 1  # a metric of one device
-    return (2 if "pair" in check.required_per.values() else ranks), nodes
+    return (2 if any(each.per == "pair" for each in check.declared) else ranks), nodes
 
 
 def validate_thresholds(

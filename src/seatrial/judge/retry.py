@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import median
 
@@ -109,10 +108,11 @@ class PerformanceMetrics(dict[str, bool]):
 
     def __init__(self, check: Check) -> None:
         super().__init__((rule.metric, True) for rule in check.rules if rule.reference)
-        self._families = check.performance_metrics
+        self._check = check
 
     def __missing__(self, metric: str) -> bool:
-        self[metric] = any(fnmatchcase(metric, family) for family in self._families)
+        declared = self._check.declaration(metric)
+        self[metric] = bool(declared and declared.speed)
         return self[metric]
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from seatrial.checks.base import Check
 from seatrial.hardware.references import NO_PEERS, PeerGroup, References
 from seatrial.judge.groups import MeasurementGroup, PeerGroups
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.samples import violation
-from seatrial.judge.thresholds import PASS_OR_SKIP, RuleEvaluator, evidence_facts, evidence_text, measured_evidence
+from seatrial.judge.thresholds import PASS_OR_SKIP, RuleEvaluator, evidence_text, measured_evidence
 from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Rule, Verdict
 
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
@@ -39,10 +38,11 @@ class RuleEvaluators:
         check_rules = [each for each in check.rules if each.metric == rule.metric]
         self._is_only_threshold = bool(trial) and (override or not check_rules)
         self._check_threshold = next((each.expect for each in check_rules if each.expect), None)
-        self._unit = next((unit for name, unit in check.metrics.items() if fnmatchcase(rule.metric, name)), None)
+        declared = check.declaration(rule.metric)
+        self._unit = declared.unit if declared else None
         self._references, self._peer_groups = references, peer_groups
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
-        self._may_exceed_100 = any(fnmatchcase(rule.metric, pattern) for pattern in check.may_exceed_100)
+        self._may_exceed_100 = bool(declared and declared.may_exceed_100)
         self._evaluators: dict[tuple[object, ...], RuleEvaluator] = {}
         # Without a reference, a threshold of the check gives the same verdict on all subjects with the same value
         self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
@@ -78,7 +78,6 @@ class RuleEvaluators:
         if verdict.outcome is _SKIP or verdict.fix:
             return verdict
         rule, evidence = self._rule, measured_evidence(metric) + evidence_text(metric)
-        evidence += evidence_facts(rule, group.facts)
         # The rule's meaning is that of a bad value, and does not fit a value that is too high
         meaning = "" if _TOO_HIGH.intersection(verdict.reasons) else rule.meaning
         return replace(verdict, meaning=meaning, evidence=evidence, fix=rule.fix)
@@ -108,7 +107,7 @@ class RuleEvaluators:
         }
 
     def _evaluator(self, group: MeasurementGroup, peers: PeerGroup, node_peers: PeerGroup, unit: str) -> RuleEvaluator:
-        reference_applies = self._rule.reference_if.items() <= group.facts.items()
+        reference_applies = self._rule.reference_when.items() <= group.facts.items()
         key = (group.shape, reference_applies, peers.node, node_peers.node, unit)
         if key not in self._evaluators:
             self._evaluators[key] = RuleEvaluator(

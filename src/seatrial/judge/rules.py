@@ -19,7 +19,6 @@ from seatrial.judge.applicability import (
 from seatrial.judge.groups import (
     SHAPE_FACTS,
     MeasurementGroup,
-    common_fact,
     invalid_common_facts,
     measurement_groups,
     opposite_direction,
@@ -30,9 +29,6 @@ from seatrial.judge.rule_evaluators import RuleEvaluators
 from seatrial.judge.thresholds import PASS_OR_SKIP, measured_evidence
 from seatrial.model import (
     CLUSTER,
-    JUDGED_INSTEAD,
-    NOT_REPORTED,
-    NOT_REQUESTED,
     Absent,
     Basis,
     BasisKind,
@@ -87,11 +83,12 @@ def judge_check(
     for rule in rules:
         rule_trial = "" if rule in check_rules else trial
         evaluators = RuleEvaluators(check, rule, rule_trial, references, peers.get(rule.metric), override=override)
-        applicability = PeerApplicability(groups, rule, check.rule_facts, check.varying_metrics)
+        declared = check.declaration(rule.metric)
+        applicability = PeerApplicability(groups, rule, varies_by_device=bool(declared and declared.varies_by_device))
         other_size = _threshold_on_other_size(rule, expect, trial)
         changed = _changed_options(rule, check, options or {})
         evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
-    fact_names = tuple(dict.fromkeys((*SHAPE_FACTS, check.model_fact, *check.rule_facts)))
+    fact_names = tuple(dict.fromkeys((*SHAPE_FACTS, check.model_fact, *(name for rule in rules for name in rule.when))))
     kinds: dict[Hashable, int] = {}  # facts of a group that rules depend on → number of the kind of group
     for group in groups:  # groups are the outer loop, since it is faster to read each of thousands of groups once
         kind = kinds.setdefault((group.failed, group.ranks_and_nodes, group.fact_values(fact_names)), len(kinds))
@@ -135,15 +132,9 @@ def _sizes_not_timed(check: Check, judged_sizes: Mapping[str, str]) -> Iterator[
 
 
 def _judged_instead(measurements: Sequence[Measurement]) -> Mapping[str, str]:
-    """Size that was not timed → size that is judged instead; empty without a valid fact JUDGED_INSTEAD."""
-    facts = (common_fact(measurement.facts, JUDGED_INSTEAD) for measurement in measurements)
+    """Size that was not timed → size that is judged instead."""
     absent = (each for measurement in measurements for each in measurement.absent if each.instead)
-    sizes = {_size(each.metric): _size(each.instead) for each in absent}
-    return next((fact for fact in facts if fact), sizes)
-
-
-def _size(metric: str) -> str:
-    return metric.rpartition(".")[2]
+    return {each.metric.rpartition(".")[2]: each.instead.rpartition(".")[2] for each in absent}
 
 
 def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: str) -> Iterator[Rule]:
@@ -157,7 +148,7 @@ def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: 
                 metric=metric,
                 expect=threshold,
                 reference=key,
-                reference_if=next(same_family).applies_if if key else {},
+                reference_when=next(same_family).when if key else {},
                 may_be_negative=True,
                 meaning=f"threshold set by trial {trial}",
                 fix="",
@@ -167,8 +158,7 @@ def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: 
             metric=metric,
             expect=threshold,
             reference=key,
-            reference_if=check_rule.applies_if,
-            evidence_facts=check_rule.evidence_facts,
+            reference_when=check_rule.when,
             asymmetry_limit=check_rule.asymmetry_limit,
             may_be_negative=check_rule.may_be_negative,
             meaning=check_rule.meaning,
@@ -223,7 +213,7 @@ class _RuleEvaluation:
     ) -> None:
         self._check, self._rule, self._applicability, self._evaluators = check, rule, applicability, evaluators
         self._other_size, self._changed_options = other_size, changed_options
-        self._conditions = {**rule.applies_if, **rule.reference_if}
+        self._conditions = {**rule.when, **rule.reference_when}
         self._needs_shape = bool(rule.reference) or rule.compare_with_peers
         self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
@@ -246,11 +236,9 @@ class _RuleEvaluation:
             self._add_missing_metric(group, "")
         if not group.failed:
             self._add_absent(group, absent)
-        if (metrics or absent) and group.required_per[name]:
+        if (metrics or absent) and group.per[name]:
             if missing := group.missing_subjects(name):
                 self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
-            for subject, reason in group.exempt_subjects(name).items() if metrics else ():
-                self._add_verdict(subject, Outcome.SKIP, Reason.NOT_APPLICABLE, reason)
         if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, contradiction)
         verdicts = [self._evaluators.verdict(group, metric) for metric in metrics]
@@ -262,23 +250,21 @@ class _RuleEvaluation:
     def _is_excluded(self, group: MeasurementGroup) -> bool:
         """Whether the facts of the group exclude the evaluation of the rule; adds the verdict that says why.
 
-        SKIP if the rule does not apply. ERROR if it applies to a peer, if ranks disagree, or if a fact is invalid. For
-        a fact that cannot be read the check declares the outcome. No verdict if the rule is for another number of
-        nodes.
+        SKIP if the rule does not apply, UNJUDGED if the user may not read the fact. ERROR if it applies to a peer, if
+        ranks disagree, or if a fact is invalid. No verdict if the rule is for another number of nodes.
         """
-        applies_if, facts = self._rule.applies_if, group.facts
+        when, facts = self._rule.when, group.facts
         if group.has_several_ranks and (disagreement := group.rank_disagreement(self._shared_facts)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.RANKS_DISAGREE, disagreement)
             return True
         if invalid := self._invalid_fact(group):
             self.verdicts.append(_invalid_fact_error(self._check.name, group.subject, self._rule.metric, invalid))
             return True
-        if applies_if.items() <= facts.items() or not (mismatched := mismatched_facts(applies_if, facts)):
+        if when.items() <= facts.items() or not (mismatched := mismatched_facts(when, facts)):
             return self._is_outside_node_range(group)
         name = mismatched[0]
-        fact, value = self._check.rule_facts[name], str(facts[name])
-        outcome, reason = unmet_condition(name, applies_if[name], fact, value)
-        if peer := self._applicability.applicable_peer(group, mismatched):
+        outcome, reason = unmet_condition(name, when[name], str(facts[name]))
+        if peer := self._applicability.applicable_peer(group):
             detail = f"{reason}, but the rule applies to {peer}"
             self._add_verdict(group.subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
         else:
@@ -296,8 +282,7 @@ class _RuleEvaluation:
     def _invalid_fact(self, group: MeasurementGroup) -> str:
         """The first missing or undeclared fact that the rule depends on, as text; empty if all are valid."""
         if not self._conditions.items() <= group.facts.items():
-            rule, declared = self._rule, self._check.rule_facts
-            invalid = invalid_fact(rule.applies_if, declared, group) or invalid_fact(rule.reference_if, declared, group)
+            invalid = invalid_fact(self._rule.when, group) or invalid_fact(self._rule.reference_when, group)
             if invalid or mismatched_facts(self._conditions, group.facts):
                 return invalid
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
@@ -312,7 +297,7 @@ class _RuleEvaluation:
                 self._add_missing_metric(group, each.reason)
             elif each.why is Why.UNREADABLE:
                 self._add_verdict(subject, Outcome.ERROR, Reason.METRIC_MISSING, each.reason)
-            elif peer := self._applicability.applicable_peer(group, ()):
+            elif peer := self._applicability.applicable_peer(group):
                 detail = f"{each.reason}, but the rule applies to {peer}"
                 self._add_verdict(subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
             elif each.why is Why.NOT_PERMITTED:
@@ -323,15 +308,13 @@ class _RuleEvaluation:
     def _add_missing_metric(self, group: MeasurementGroup, not_requested: str) -> None:
         """Add an ERROR; a SKIP if the options omit this size and the trial has a threshold on another size."""
         rule, subject = self._rule, group.subject
-        not_requested = not_requested or _reason_in_fact(group, NOT_REQUESTED, rule.metric)
         if not_requested and self._other_size:
             metric, basis = self._other_size
             detail, reasons = f"{not_requested}; the threshold is on {metric}", (Reason.THRESHOLD_ON_OTHER_SIZE,)
             verdict = Verdict(self._check.name, subject, Outcome.SKIP, rule.metric, reasons, detail, basis=basis)
         else:
-            detail, reasons = _reason_in_fact(group, NOT_REPORTED, rule.metric), (Reason.METRIC_MISSING,)
-            if not_requested:
-                detail = f"{not_requested}; the trial has no threshold on another size of this metric"
+            more = "; the trial has no threshold on another size of this metric" if not_requested else ""
+            detail, reasons = f"{not_requested}{more}", (Reason.METRIC_MISSING,)
             verdict = Verdict(
                 self._check.name, subject, Outcome.ERROR, rule.metric, reasons, detail, meaning=rule.meaning
             )
@@ -344,10 +327,6 @@ def _invalid_fact_error(check: str, subject: str, metric: str, detail: str) -> V
         "If it is missing or invalid in a new record too, report a defect of seatrial"
     )
     return Verdict(check, subject, Outcome.ERROR, metric, (Reason.FACT_INVALID,), detail, fix=fix)
-
-
-def _reason_in_fact(group: MeasurementGroup, fact: str, metric: str) -> str:
-    return str((common_fact(group.facts, fact) or {}).get(metric, ""))
 
 
 def _contradicting_values(metrics: Sequence[Metric]) -> str:

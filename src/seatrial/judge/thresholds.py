@@ -370,7 +370,7 @@ class _ThresholdEvaluator:
     def _applicable_reference(self) -> Reference | None:
         """The site or SKU reference value; None if facts that it requires, such as training settings, differ."""
         evaluator, reference = self._evaluator, self._reference
-        applies = evaluator.rule.reference_if.items() <= evaluator.facts.items()
+        applies = evaluator.rule.reference_when.items() <= evaluator.facts.items()
         return reference if applies and isinstance(reference, Reference) and reference.unit == evaluator.unit else None
 
     def _basis_with_strictness(self, metric: Metric) -> Basis:
@@ -452,12 +452,3 @@ def evidence_text(metric: Metric) -> str:
 def _shortened(value: JsonValue) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_FACT_CHARS else f"{text[:_MAX_FACT_CHARS]}…"
-
-
-def evidence_facts(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
-    """The facts that the rule lists as evidence, as JSON of at most ``_MAX_FACT_CHARS`` characters each."""
-    texts = {name: json.dumps(facts[name], ensure_ascii=False) for name in rule.evidence_facts if facts.get(name)}
-    return "".join(
-        f"; {name}: {text[:_MAX_FACT_CHARS]}{'…' if len(text) > _MAX_FACT_CHARS else ''}"
-        for name, text in texts.items()
-    )

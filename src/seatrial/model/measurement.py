@@ -16,12 +16,6 @@ from seatrial.model.base import Frozen
 CLUSTER = "cluster"  # subject of values that all nodes have in common
 ERROR_COUNTERS = "error_counters"  # fact: error counters of GPUs and RDMA ports, see telemetry/error_counts.py
 JOB_FAILURES = "job_failures"  # fact: known causes why pods that the check creates do not start, as JobFailure
-NOT_REPORTED = "not_reported"  # fact: metric → why the check has no value for it
-NOT_REQUESTED = "not_requested"  # fact: metric → why it is not measured: not in the options, or the network is too slow
-# fact: size that the network is too slow for, such as 8GiB → the smaller size whose metrics are judged instead
-JUDGED_INSTEAD = "judged_instead"
-# fact: subject → why it has no value of the required metrics, or subject → metric → why it has no value of the metric
-EXEMPT = "exempt"
 GPUS_USED = "gpus_used"  # fact: NVML indices of the GPUs that CUDA may use on a node
 PORTS_USED = "ports_used"  # fact of a CLUSTER check: node → names of the RDMA ports that the check measures
 

@@ -79,7 +79,6 @@ class Rule(Frozen):
     fail_below: float = 0.90
     warn_below: float = 0.95
     reference_optional: bool = False  # without a reference value the metric is only recorded (SKIP)
-    reference_if: dict[str, str] = {}  # fact → value required for the reference value to apply
     share_of_peak: float | None = None  # for training: FAIL below this share of the speed at the GPU's peak FLOP/s
     compare_with_peers: bool = False  # only compare with the peer group: WARN for low outliers below ``warn_below``
     # FAIL below this share of the median of the GPUs of the same model on the node, or on all nodes
@@ -89,14 +88,14 @@ class Rule(Frozen):
     single_metric: str | None = None
     single_fail_below: float = 0.0
     asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
-    applies_if: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
+    when: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
+    reference_when: dict[str, str] = {}  # the same for the reference value of a threshold of a trial
     min_nodes: int = 1  # with fewer than min_nodes or more than max_nodes (fact ``nodes``) the rule gives no verdict
     max_nodes: int | None = None
     default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
     # A negative time, size, count or rate is always a measurement error. If False, any other negative value that meets
     # ``expect`` is one too
     may_be_negative: bool = False
-    evidence_facts: tuple[str, ...] = ()  # facts shown with a violation, such as a rank, a pid or a driver message
     meaning: str  # what a bad value means
     fix: str
 

@@ -80,7 +80,7 @@ class TrialResults:
 
     def __post_init__(self) -> None:
         checks = (catalog().get(name) for name in self.settings.checks)
-        metrics = {metric for check in checks if check for metric in check.metrics}
+        metrics = {metric for check in checks if check for metric in check.units}
         self.secrets = secret_values(self.settings.model_dump(), vocabulary=metrics)
 
     def job_started(self, job: Job, attempt: int) -> None:

@@ -256,7 +256,7 @@ def record_format() -> str:
 
     records = (Config, JobResult, Machine, Measurement, Request, Session)
     fields = {record.__name__: sorted(record.model_fields) for record in records}
-    metrics = {name: sorted(check.metrics) for name, check in catalog().items()}
+    metrics = {name: sorted(check.units) for name, check in catalog().items()}
     return _digest(json.dumps([fields, metrics], sort_keys=True))[:16]
 
 

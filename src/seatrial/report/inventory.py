@@ -132,7 +132,7 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
         judged = {rule.metric for rule in check.rules}
         recorded = [
             f"{name} ({unit})" if unit else name
-            for name, unit in check.metrics.items()
+            for name, unit in check.units.items()
             if name not in judged and not any(fnmatchcase(metric, name) for metric in judged)
         ]
         if recorded:
@@ -174,7 +174,7 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
             "needs": {"gpus": check.needs.gpus, "ranks": check.needs.min_ranks},
             "rights": check.rights,
             "limit_s": check.limit_s,
-            "metrics": dict(check.metrics),
+            "metrics": dict(check.units),
             "rules": [rule.model_dump(mode="json") for rule in check.rules],
             "options": check.options.model_json_schema(),
         }
@@ -204,8 +204,8 @@ def _needs(check: Check) -> str:
 def rule_text(rule: Rule) -> str:
     """The outcome of a violation and the limit: ``FAIL unless >= 90% of the reference value …``, with conditions."""
     condition = ""
-    if rule.applies_if:
-        condition = f", if {' and '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}"
+    if rule.when:
+        condition = f", if {' and '.join(f'{name} = {value}' for name, value in rule.when.items())}"
     condition += f" on {rule.nodes_text}" if rule.nodes_text else ""
     peers = f"FAIL unless >= {rule.peer_fail_below:.0%} of the median of its peer group" if rule.peer_fail_below else ""
     if rule.compare_with_peers:

@@ -53,8 +53,8 @@ def slow_paths(trial: Trial) -> list[SlowPathRow]:
     rows = []
     for verdict in trial.verdicts:
         if verdict.outcome in NOT_PASSED and verdict.check in checks:
-            comparison = checks[verdict.check].comparisons.get(verdict.metric)
-            if comparison and comparison.inter_node:
+            declared = checks[verdict.check].declaration(verdict.metric)
+            if declared and declared.comparison and declared.comparison.inter_node:
                 switches = _switches(verdict, topology)
                 rows.append(SlowPathRow(verdict.subject, verdict.metric, verdict.outcome, verdict.summary, switches))
     return rows

@@ -153,7 +153,7 @@ class CheckView:
     verdicts: tuple[Verdict, ...]
     measurements: tuple[Measurement, ...]
     insights: tuple[Insight, ...] = ()
-    performance_metrics: tuple[str, ...] = ()  # from the declaration of the check
+    speeds: tuple[str, ...] = ()  # from the declaration of the check
     key_metric: str = ""  # from the declaration of the check
 
     @property
@@ -264,7 +264,7 @@ class CheckView:
     def _key_figure_rank(self, row: MetricRow) -> tuple[int, bool, int, int]:
         """The sort key of rows by their suitability as key figure; the row with the lowest key is shown."""
         rank = _row_rank(row)
-        is_performance = any(fnmatchcase(row.name, pattern) for pattern in self.performance_metrics)
+        is_performance = any(fnmatchcase(row.name, pattern) for pattern in self.speeds)
         kind = 1 if is_performance else 2
         if row.name == self.key_metric:
             kind = 0
@@ -333,8 +333,8 @@ def chapters(trial: Trial) -> list[Chapter]:
             verdicts=tuple(verdicts.get(name, ())),
             measurements=tuple(measurements.get(name, ())),
             insights=tuple(insight for insight in trial.insights if insight.check == name),
-            performance_metrics=checks[name].performance_metrics if name in checks else (),
-            key_metric=checks[name].key_metric if name in checks else "",
+            speeds=checks[name].speeds if name in checks else (),
+            key_metric=next((each.name for each in checks[name].declared if each.key), "") if name in checks else "",
         )
         for name in ordered
     ]
