@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from seatrial.checks import catalog
-from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs, Options, RuleFact
-from seatrial.model import Observation, Phase, Rule, Scope, SeatrialError, Threshold
+from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs, Options
+from seatrial.checks.declare import Answer, metric
+from seatrial.model import Phase, Scope, SeatrialError
 
 
 def context(device: str, **fields: Any) -> Context:
@@ -33,77 +33,37 @@ def test_subject_is_the_gpu_or_without_one_the_rank(device: str, index: int | No
     assert context(device, nvml_index=index).subject == subject
 
 
-def _measure(context: Context, options: Any) -> Iterator[Observation]:
+def _measure(context: Context, options: Any) -> Iterator[Answer]:
     yield from ()
 
 
 @pytest.mark.parametrize(
-    ("phase", "metrics", "counted"),
+    ("phase", "name", "counted"),
     [
-        (Phase.SINGLE_GPU, {"tflops": "TFLOP/s"}, True),
-        (Phase.INTERCONNECT, {"busbw.*": "GB/s"}, True),
-        (Phase.ENVIRONMENT, {"nodes": "nodes"}, False),
-        (Phase.SINGLE_GPU, {f"{NEW_ERRORS_PREFIX}ecc": "count"}, False),  # it reads the counters itself
+        (Phase.SINGLE_GPU, "tflops", True),
+        (Phase.INTERCONNECT, "busbw.*", True),
+        (Phase.ENVIRONMENT, "nodes", False),
+        (Phase.SINGLE_GPU, f"{NEW_ERRORS_PREFIX}ecc", False),  # it reads the counters itself
     ],
 )
-def test_error_counters_are_read_around_checks_that_load_gpus(
-    phase: Phase, metrics: dict[str, str], counted: bool
-) -> None:
+def test_error_counters_are_read_around_checks_that_load_gpus(phase: Phase, name: str, counted: bool) -> None:
     check = Check(
-        name="t.t", title="t", phase=phase, scope=Scope.GPU, metrics=metrics, rules=(), measure=_measure, limit_s=1
+        name="t.t", title="t", phase=phase, scope=Scope.GPU, declared=(metric(name),), measure=_measure, limit_s=1
     )
     assert check.reads_error_counters is counted
 
 
-def check_with(rule: Rule, facts: dict[str, RuleFact]) -> Check:
-    return Check(
-        name="t.t",
-        title="t",
-        phase=Phase.DEVICE,
-        scope=Scope.GPU,
-        metrics={"m": "s"},
-        rules=(rule,),
-        rule_facts=facts,
-        measure=_measure,
-        limit_s=1,
-    )
-
-
-@pytest.mark.parametrize("field", ["applies_if", "reference_if"])
-@pytest.mark.parametrize(
-    ("required", "facts", "text"),
-    [
-        ("yes", {}, r"link = 'yes'.*rule_facts"),
-        ("yes", {"other": RuleFact()}, r"link = 'yes'.*rule_facts"),
-        ("nvlink", {"link": RuleFact("NVLink|PCIe")}, r"link = 'nvlink'.*NVLink\|PCIe"),
-        ("True", {"link": RuleFact()}, r"link = 'True'.*yes\|no"),
-    ],
-)
-def test_rule_on_an_undeclared_fact_or_value_is_an_error_on_load(
-    field: str, required: str, facts: dict[str, RuleFact], text: str
-) -> None:
-    rule = Rule(metric="m", expect=Threshold.parse("< 1 s"), meaning="", fix="", **{field: {"link": required}})
-    with pytest.raises(SeatrialError, match=text):
-        check_with(rule, facts)
-    assert check_with(rule, {"link": RuleFact(required)})
-
-
-def test_rule_cannot_require_another_type_than_text() -> None:
-    with pytest.raises(ValidationError, match="applies_if"):
-        Rule.model_validate({"metric": "m", "applies_if": {"link": True}, "meaning": "", "fix": ""})
-
-
-@pytest.mark.parametrize(
-    ("fact", "accepted", "rejected"),
-    [
-        (RuleFact(), ["yes", "no", "no: too old", "not_supported", "permission_denied: root only"], ["yes: new", "No"]),
-        (RuleFact("nccl|gloo"), ["nccl", "not_supported: no NCCL"], ["no", "no: NCCL", "nccl: 2.28", "nccl\n", "mpi"]),
-        (RuleFact(r"all|\d+"), ["all", "12"], ["", 12, True, None, [], {}, 1.0]),
-    ],
-)
-def test_values_of_a_fact(fact: RuleFact, accepted: list[Any], rejected: list[Any]) -> None:
-    assert all(map(fact.accepts, accepted))
-    assert not any(map(fact.accepts, rejected))
+def test_metric_declared_twice_is_an_error_on_load() -> None:
+    with pytest.raises(SeatrialError, match="declares twice: a"):
+        Check(
+            name="t.t",
+            title="t",
+            phase=Phase.DEVICE,
+            scope=Scope.GPU,
+            declared=(metric("a", unit="s"), metric("b"), metric("a", "yes")),
+            measure=_measure,
+            limit_s=1,
+        )
 
 
 @pytest.mark.parametrize("name", catalog())

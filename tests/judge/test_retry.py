@@ -30,6 +30,7 @@ from seatrial.model import (
     Verdict,
 )
 from tests.baselines import learned_runs
+from tests.judge.declared import with_rules
 
 SPEED = Rule(metric="speed", expect=Threshold.parse(">= 10 GB/s"), meaning="slow is bad", fix="look at the cable")
 WRONG = Rule(metric="wrong", expect=Threshold.parse("== 0"), meaning="data is corrupted", fix="train nothing")
@@ -41,21 +42,22 @@ def not_called(context: Context, options: Options) -> Iterator[Observation]:
     raise AssertionError("evaluation must not measure")
 
 
-def check(*rules: Rule, scope: Scope = Scope.GPU, performance: tuple[str, ...] = ("sp*",)) -> Check:
+def check(*rules: Rule, scope: Scope = Scope.GPU, varies: bool = True) -> Check:
     return Check(
         name="c",
         title="C",
         phase=Phase.INTERCONNECT,
         scope=scope,
-        metrics={"speed": "GB/s", "wrong": "count"},
-        rules=rules or (SPEED, WRONG),
+        declared=(
+            *with_rules([each for each in rules or (SPEED,) if each.metric == "speed"], "GB/s", speed=varies),
+            *with_rules([WRONG] if not rules else [each for each in rules if each.metric == "wrong"], "count"),
+        ),
         measure=not_called,
         limit_s=1,
-        performance_metrics=performance,
     )
 
 
-BY_REFERENCE = check(Rule(metric="speed", reference="b", meaning="", fix=""), performance=())
+BY_REFERENCE = check(Rule(metric="speed", reference="b", meaning="", fix=""), varies=False)
 
 
 def first(speed: float, subject: str = "n0/gpu0", wrong: int = 0, **more: Any) -> Measurement:
@@ -274,7 +276,7 @@ def test_recorded_retry_is_compared_with_a_new_baseline(value: float, outcome: O
         ([first(9)], [], check(), 1),
         ([first(11)], [], check(), None),
         ([first(11, wrong=1)], [], check(), None),
-        ([first(9)], [], check(performance=()), None),  # speed is no performance metric
+        ([first(9)], [], check(varies=False), None),  # speed is no performance metric
         ([first(9, error="gone")], [], check(), None),  # an incomplete first measurement
         ([first(9)], [second(9)], check(), None),  # reproduced
         ([first(9)], [second(9, error="gone")], check(), 1),

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Options, RuleFact
+from seatrial.checks.base import Check, Context, Options
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import Reference, References, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
-    NOT_REQUESTED,
+    Absent,
     Baseline,
     Basis,
     BasisKind,
@@ -30,7 +30,9 @@ from seatrial.model import (
     Scope,
     Threshold,
     Verdict,
+    Why,
 )
+from tests.judge.declared import with_rules
 
 SKU = Sku(
     name="Test GPU",
@@ -52,13 +54,10 @@ def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
         title="C",
         phase=Phase.INTERCONNECT,
         scope=scope,
-        metrics={"speed": "GB/s"},
-        rules=rules,
-        rule_facts={"backend": RuleFact("nccl|gloo"), "settings": RuleFact("shipped|changed")},
+        declared=with_rules(rules, "GB/s", bound=COLLECTIVE if timed else ""),
         measure=not_called,
         limit_s=1,
         operation="".join(baseline.partition(".")[0] for baseline in timed.values()),
-        bounds=dict.fromkeys(timed, COLLECTIVE),
     )
 
 
@@ -93,15 +92,16 @@ def test_violated_threshold_fails_with_meaning_and_fix() -> None:
     assert bad.basis == Basis(BasisKind.RULE, "", 10, "GB/s", ">=")
 
 
-def test_evidence_contains_the_facts_that_the_rule_names() -> None:
-    rule = SPEED.model_copy(update={"evidence_facts": ("cable", "absent")})
-    facts: dict[str, JsonValue] = {"cable": {"port": 7}, "other": 1}
-    (bad,) = verdicts(check(rule), measured(9, facts=facts))
-    assert bad.evidence == 'speed = 9 GB/s on cluster; cable: {"port": 7}'
-    (good,) = verdicts(check(rule), measured(11, facts=facts))
-    assert (good.reasons, good.evidence) == ((), "")
-    (long,) = verdicts(check(rule), measured(9, facts={"cable": "x" * 10_000}))
-    assert len(long.evidence) < 700
+def test_evidence_of_a_bad_value_is_that_of_the_check() -> None:
+    def judged(value: float, evidence: JsonValue) -> Verdict:
+        metric = Metric(name="speed", value=value, unit="GB/s", subject="cluster", evidence=evidence)
+        (verdict,) = verdicts(check(SPEED), measured().model_copy(update={"metrics": (metric,)}))
+        return verdict
+
+    assert judged(9, {"cable": {"port": 7}, "empty": []}).evidence == 'speed = 9 GB/s on cluster; cable: {"port": 7}'
+    assert judged(9, [7]).evidence == "speed = 9 GB/s on cluster; [7]"
+    assert (judged(11, [7]).reasons, judged(11, [7]).evidence) == ((), "")
+    assert len(judged(9, "x" * 10_000).evidence) < 700
 
 
 @pytest.mark.parametrize("outcome", [Outcome.WARN, Outcome.ERROR])
@@ -139,8 +139,8 @@ def test_check_without_rules_is_unjudged() -> None:
     assert outcomes(check(), measured(3)) == [("cluster", Outcome.UNJUDGED)]
 
 
-def test_rule_applies_if_its_facts_match() -> None:
-    rule = SPEED.model_copy(update={"applies_if": {"backend": "nccl"}})
+def test_rule_when_its_facts_match() -> None:
+    rule = SPEED.model_copy(update={"when": {"backend": "nccl"}})
     assert outcomes(check(rule), measured(1, facts={"backend": "gloo"})) == [("cluster", Outcome.SKIP)]
     assert outcomes(check(rule), measured(1, facts={"backend": "nccl"})) == [("cluster", Outcome.FAIL)]
 
@@ -261,7 +261,7 @@ def test_lax_threshold_of_a_trial_does_not_hide_corruption() -> None:
     rule = Rule(metric="speed", expect=Threshold.parse("== 0"), meaning="corrupted", fix="")
     metric = Metric(name="speed", value=5, unit="count", subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
-    counts = replace(check(rule), metrics={"speed": "count"})
+    counts = replace(check(rule), declared=with_rules([rule], "count"))
     lax = {"speed": Threshold.parse("<= 1000000")}
     by_check, by_trial = verdicts(counts, measurement, expect=lax, override=True)
     assert by_check.basis is not None
@@ -301,8 +301,10 @@ ONLY_1GIB = "the trial's options ask for sizes of 1GiB"
 
 def measured_at_1gib(not_requested: dict[str, JsonValue] | None = None) -> Measurement:
     metrics = (Metric(name="busbw.1GiB", value=350, unit="GB/s", subject="cluster"),)
-    facts: dict[str, JsonValue] = FOUR | ({NOT_REQUESTED: not_requested} if not_requested else {})
-    return Measurement(check="c", subject="cluster", metrics=metrics, facts=facts)
+    absent = tuple(
+        Absent(metric=name, why=Why.NOT_REQUESTED, reason=reason) for name, reason in (not_requested or {}).items()
+    )
+    return Measurement(check="c", subject="cluster", metrics=metrics, absent=absent, facts=FOUR)
 
 
 def verdict_at_8gib(measurement: Measurement, expect: Mapping[str, Threshold]) -> Verdict:

@@ -27,6 +27,7 @@ from seatrial.model import (
     Verdict,
 )
 from tests.baselines import learned_runs
+from tests.judge.declared import with_rules
 from tests.judge.test_rules import (
     AMONG_PEERS,
     BOTH_DIRECTIONS,
@@ -453,7 +454,7 @@ def test_threshold_laxer_than_the_check_or_the_measured_value_is_marked(
         rule = Rule(metric="speed", expect=Threshold.parse(check_threshold), meaning="", fix="")
     metric = Metric(name="speed", value=value, unit=unit, subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,), facts=FOUR)
-    in_unit = replace(check(rule), metrics={"speed": unit})
+    in_unit = replace(check(rule), declared=with_rules([rule], unit))
     verdict = one_verdict(in_unit, measurement, {"speed": Threshold.parse(threshold)})
     assert verdict.outcome is Outcome.PASS
     assert verdict.basis is not None

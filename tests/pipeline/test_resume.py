@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import CheckSettings
-from seatrial.model import NOT_REPORTED, Machine, Measurement
+from seatrial.model import Absent, Machine, Measurement, Why
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.resume import completed_checks, load_earlier_sessions
@@ -49,8 +49,8 @@ def test_measurements_of_another_machine_are_discarded_permanently(tmp_path: Pat
 def test_a_check_that_was_too_noisy_for_a_threshold_is_measured_again(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
     run_dir.save_machine(HERE)
-    reasons = {"scaling_efficiency": "too noisy"}
-    run_dir.save_measurement(Measurement(check="train.ddp", subject="h", rank=0, facts={NOT_REPORTED: reasons}))
+    absent = (Absent(metric="scaling_efficiency", why=Why.UNREADABLE, reason="too noisy"),)
+    run_dir.save_measurement(Measurement(check="train.ddp", subject="h", rank=0, absent=absent))
     for expect, kept in (({}, 1), ({"scaling_efficiency": "> 90 %"}, 0)):
         checks = {"train.ddp": CheckSettings.model_validate({"expect": expect})}
         resumed = TrialResults(run_dir, run_dir.request.config.model_copy(update={"checks": checks}), SilentDisplay())

@@ -55,7 +55,7 @@ def _measure(context: Context, options: Any) -> Iterator[Observation]:
 
 
 def _check(name: str, title: str, phase: Phase, scope: Scope) -> Check:
-    return Check(name=name, title=title, phase=phase, scope=scope, metrics={}, rules=(), measure=_measure, limit_s=60)
+    return Check(name=name, title=title, phase=phase, scope=scope, declared=(), measure=_measure, limit_s=60)
 
 
 # Not the real catalog, so that golden files do not depend on the titles of real checks.

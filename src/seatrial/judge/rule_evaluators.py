@@ -6,6 +6,7 @@ Thousands of subjects share an evaluator, so that their reference value and thre
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from seatrial.checks.base import Check
@@ -27,6 +28,7 @@ class RuleEvaluators:
     def __init__(
         self,
         check: Check,
+        own_rules: Sequence[Rule],
         rule: Rule,
         trial: str,
         references: References,
@@ -35,7 +37,7 @@ class RuleEvaluators:
         override: bool = False,
     ) -> None:
         self._check, self._rule, self._trial = check.name, rule, trial
-        check_rules = [each for each in check.rules if each.metric == rule.metric]
+        check_rules = [each for each in own_rules if each.metric == rule.metric]
         self._is_only_threshold = bool(trial) and (override or not check_rules)
         self._check_threshold = next((each.expect for each in check_rules if each.expect), None)
         declared = check.declaration(rule.metric)

@@ -55,40 +55,47 @@ def judge_check(
     *,
     override: bool = False,
     options: Mapping[str, JsonValue] | None = None,
+    rules: Sequence[Rule] | None = None,
 ) -> list[Verdict]:
     """All verdicts on one check: on failed measurements, by its own rules, then by the trial's thresholds (``expect``).
 
     With ``override`` the thresholds replace the rules on the same metrics, except where they would pass broken
     hardware. If a rule lacks a reference value and a threshold judges its metric, the verdict of the rule is omitted.
     A metric that a rule needs is an ERROR on each subject that did not measure it. A check without a verdict is
-    UNJUDGED. ``trial`` is the name of the trial, ``options`` are the options that the trial sets.
+    UNJUDGED. ``trial`` is the name of the trial, ``options`` are the options that the trial sets. ``rules``: to judge by
+    other rules than those of the check.
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
     judged_sizes = _judged_instead(measurements)
     verdicts = [*_failed_and_skipped(check.name, measurements), *_sizes_not_timed(check, judged_sizes)]
+    own_rules = check.rules if rules is None else rules
     measured = [measurement for measurement in measurements if not measurement.skipped]
-    declared_rules = tuple(_at_measured_size(rule, judged_sizes) for rule in check.rules)
+    declared_rules = tuple(_at_measured_size(rule, judged_sizes) for rule in own_rules)
     check_rules = [
         rule
         for rule in declared_rules
         if not (override and rule.metric in expect)
         or weakened_rule(expect[rule.metric], "", rule.metric, declared_rules)
     ]
-    rules = [*check_rules, *_trial_rules(declared_rules, expect, trial)]
-    names = {name for rule in rules for name in (rule.metric, rule.single_metric) if name}
+    all_rules = [*check_rules, *_trial_rules(declared_rules, expect, trial)]
+    names = {name for rule in all_rules for name in (rule.metric, rule.single_metric) if name}
     groups = measurement_groups(check, measured, names)
-    peers = peer_groups([rule.metric for rule in rules if rule.reference or not rule.expect], groups)
+    peers = peer_groups([rule.metric for rule in all_rules if rule.reference or not rule.expect], groups)
     evaluations = []
-    for rule in rules:
+    for rule in all_rules:
         rule_trial = "" if rule in check_rules else trial
-        evaluators = RuleEvaluators(check, rule, rule_trial, references, peers.get(rule.metric), override=override)
+        evaluators = RuleEvaluators(
+            check, own_rules, rule, rule_trial, references, peers.get(rule.metric), override=override
+        )
         declared = check.declaration(rule.metric)
         applicability = PeerApplicability(groups, rule, varies_by_device=bool(declared and declared.varies_by_device))
         other_size = _threshold_on_other_size(rule, expect, trial)
         changed = _changed_options(rule, check, options or {})
         evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
-    fact_names = tuple(dict.fromkeys((*SHAPE_FACTS, check.model_fact, *(name for rule in rules for name in rule.when))))
+    fact_names = tuple(
+        dict.fromkeys((*SHAPE_FACTS, check.model_fact, *(name for rule in all_rules for name in rule.when)))
+    )
     kinds: dict[Hashable, int] = {}  # facts of a group that rules depend on → number of the kind of group
     for group in groups:  # groups are the outer loop, since it is faster to read each of thousands of groups once
         kind = kinds.setdefault((group.failed, group.ranks_and_nodes, group.fact_values(fact_names)), len(kinds))
@@ -236,9 +243,8 @@ class _RuleEvaluation:
             self._add_missing_metric(group, "")
         if not group.failed:
             self._add_absent(group, absent)
-        if (metrics or absent) and group.per[name]:
-            if missing := group.missing_subjects(name):
-                self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
+        if (metrics or absent) and (missing := group.missing_subjects(name)):
+            self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
         if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, contradiction)
         verdicts = [self._evaluators.verdict(group, metric) for metric in metrics]

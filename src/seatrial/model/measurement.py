@@ -126,6 +126,14 @@ class Measurement(Frozen):
     started: float = 0.0
     seconds: float = 0.0
 
+    @model_validator(mode="after")
+    def _has_no_value_beside_its_absence(self) -> "Measurement":
+        absent = {(each.metric, each.subject) for each in self.absent}
+        for metric in self.metrics if absent else ():
+            if not absent.isdisjoint(((metric.name, metric.subject), (metric.name, ""))):
+                raise ValueError(f"{metric.name} of {metric.subject} has a value, and a reason why it has none")
+        return self
+
     @property
     def finished(self) -> bool:
         """Whether the check ended without an error; a resumed trial does not repeat such a check."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
 
@@ -365,9 +365,9 @@ def _bandwidth_verdicts(candidate: _Candidate, label: str, reference_label: str)
             "max_nodes": None,
         }
         rules.append(candidate.rule.model_copy(update=update))
-    check = replace(candidate.check, rules=tuple(rules))
+    check = candidate.check
     measurement = Measurement(check=check.name, subject=CLUSTER, metrics=tuple(metrics), facts=candidate.facts)
-    return tuple(judge_check(check, [measurement], {}, "", candidate.references)) if rules else ()
+    return tuple(judge_check(check, [measurement], {}, "", candidate.references, rules=rules)) if rules else ()
 
 
 def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]:
@@ -380,7 +380,7 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
     rules = tuple(rule.model_copy(update={"fix": _WRONG_DATA_FIX}) for rule in rules)
     metric = Metric(name="wrong_elements", value=float(max(round(wrong), wrong > 0)), unit="count", subject=CLUSTER)
     measurement = Measurement(check=check.name, subject=CLUSTER, metrics=(metric,))
-    return tuple(judge_check(replace(check, rules=rules), [measurement], {}, ""))
+    return tuple(judge_check(check, [measurement], {}, "", rules=rules))
 
 
 def _has_nvls(candidate: _Candidate) -> bool:

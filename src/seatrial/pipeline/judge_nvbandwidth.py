@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pydantic import JsonValue
 
@@ -116,7 +115,7 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
         ]
         verdicts = tuple(
             with_next_step(verdict, gpu)
-            for verdict in judge_check(replace(check, rules=rules), measurements, {}, "", references)
+            for verdict in judge_check(check, measurements, {}, "", references, rules=rules)
         )
         link_bound = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
         if link_bound:

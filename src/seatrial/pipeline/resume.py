@@ -7,7 +7,7 @@ from pathlib import Path
 
 from seatrial import report
 from seatrial.launch import cancel_earlier_jobs, runs_as_root, select_launcher
-from seatrial.model import NOT_REPORTED, Machine, Measurement, SeatrialError, Trial
+from seatrial.model import Machine, Measurement, SeatrialError, Trial, Why
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.planned_jobs import plan_request
 from seatrial.pipeline.results import TrialResults
@@ -53,8 +53,7 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
 
 def _metrics_not_reported(measurement: Measurement) -> set[str]:
     """Return the metrics that the check measured but did not report, since their samples vary too much."""
-    reasons = measurement.facts.get(NOT_REPORTED)
-    return set(reasons) if isinstance(reasons, dict) else set()
+    return {each.metric for each in measurement.absent if each.why is Why.UNREADABLE}
 
 
 def _description(machine: Machine, other: Machine) -> str:
