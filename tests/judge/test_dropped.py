@@ -14,6 +14,7 @@ from seatrial.pipeline.run_directory import load_trial
 
 RECORD = record_path("2026-11-22-4xh200/acceptance")
 GPUS = tuple(f"vm/gpu{index}" for index in range(4))
+PER_GPU = [each.name for each in CHECK.declared if each.per == "gpu"]
 
 
 @pytest.fixture(scope="module")

@@ -62,8 +62,8 @@ def judge_check(
     With ``override`` the thresholds replace the rules on the same metrics, except where they would pass broken
     hardware. If a rule lacks a reference value and a threshold judges its metric, the verdict of the rule is omitted.
     A metric that a rule needs is an ERROR on each subject that did not measure it. A check without a verdict is
-    UNJUDGED. ``trial`` is the name of the trial, ``options`` are the options that the trial sets. ``rules``: to judge by
-    other rules than those of the check.
+    UNJUDGED. ``trial`` is the name of the trial, ``options`` are the options that the trial sets. ``rules``: instead of
+    those of the check.
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
