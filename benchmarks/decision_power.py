@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.judging import RECORD, scale_trial
 from tools.records import record_path
 
-from seatrial.analysis.power import detectable_slowdown, rejected_share
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware.references import skus
 from seatrial.judge import checks_to_retry, judge
 from seatrial.judge.decision import decide
+from seatrial.judge.insights.power import detectable_slowdown, rejected_share
 from seatrial.model import DecisionValue, Job, Measurement, Metric, Outcome
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.util.quantiles import median_interval

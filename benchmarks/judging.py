@@ -25,12 +25,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.records import record_path
 
-from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
 from seatrial.config.schema import Cluster, Config
 from seatrial.judge import judge
 from seatrial.judge.decision import decide, metrics_without_threshold
+from seatrial.judge.insights import trial_insights
 from seatrial.model import CLUSTER, Job, Measurement, Metric, Scope, Trial
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.util.gc_pause import gc_paused

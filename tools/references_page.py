@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seatrial.analysis.known_references import ReferenceMetric, reference_metrics, values_by_metric
 from seatrial.checks import catalog
 from seatrial.hardware.references import Sku, skus
 from seatrial.report.known_references import NO_VALUE, shape, shapes, value_text
+from seatrial.report.reference_metrics import ReferenceMetric, reference_metrics, values_by_metric
 
 HEAD = """# Reference values of GPU models
 

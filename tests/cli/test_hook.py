@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.hook.record import Record
+from seatrial.operate.hook_record import Record
 from tests.checks.host.mounts import CAN_MOUNT
 from tests.processes import Program, call
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.node_state.drain_limit import prepare
+from seatrial.operate.drain_limit import prepare
 from tests.fakes.slurm import NO_CONFIGURATION, NODES, FakeSlurm, cluster, failure, success
-from tests.node_state.test_slurm import OTHERS, OURS, nodes_text
+from tests.operate.test_slurm_nodes import OTHERS, OURS, nodes_text
 from tests.processes import call
 
 

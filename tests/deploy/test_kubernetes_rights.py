@@ -25,7 +25,7 @@ from tests.deploy.test_kubernetes import FOLDER
 from tests.fakes.kubectl import Cluster
 from tests.launch.on_fake_cluster import JOB, NODES, NOTEBOOK, Attempt, both, settings
 from tests.launch.test_pod_states import QUEUED
-from tests.node_state.test_kubernetes import OUR_TAINT, Site, node
+from tests.operate.test_kubernetes_nodes import OUR_TAINT, Site, node
 from tests.paths import ROOT
 
 Right = tuple[str, str, str]  # place, resource, verb

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from seatrial.node_state.kubernetes import CONDITION_TYPE, READINESS_TAINTS
+from seatrial.operate.kubernetes_nodes import CONDITION_TYPE, READINESS_TAINTS
 from tests.launch.test_kubernetes_objects import VERSIONS
 from tests.paths import FIXTURES, ROOT
 from tests.processes import call

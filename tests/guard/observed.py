@@ -17,7 +17,7 @@ from seatrial.config.schema import Config
 from seatrial.judge import checks_to_retry
 from seatrial.model import WORST_FIRST, Basis, BasisKind, Decision, Finding, Insight, Trial, UsageError, Verdict
 from seatrial.model.benchmark import BenchmarkJudgement
-from seatrial.pipeline.readmit import nodes_at_fault
+from seatrial.operate.readmit import nodes_at_fault
 from seatrial.pipeline.rejudge import rejudge
 
 Observed = dict[str, str]

@@ -18,15 +18,13 @@ from seatrial.cli.options import EXIT_CODES
 from seatrial.discover import nccl_tests_output, nvbandwidth_output
 from seatrial.drill import catalog as drill_catalog
 from seatrial.drill.evaluate import Evidence, evaluate
-from seatrial.hook import run as hook
-from seatrial.hook.exit_codes import Caller, Kind, Result, changes_node_state, exit_code
-from seatrial.hook.node_checks import NodeResult
 from seatrial.model import DecisionValue, Outcome, Verdict
-from seatrial.node_state import change as node_changes
-from seatrial.node_state import drain_limit
+from seatrial.operate import drain_limit, hook, node_changes
+from seatrial.operate.hook_exit_codes import Caller, Kind, Result, changes_node_state, exit_code
+from seatrial.operate.node_checks import NodeResult
+from seatrial.operate.readmit import Readmission
 from seatrial.pipeline import judge_nccl_tests, judge_nvbandwidth
 from seatrial.pipeline.benchmark_hardware import HardwareOptions, hardware_options
-from seatrial.pipeline.readmit import Readmission
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.util import data_files
 from tests.guard.changes import record

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tools.records import record_path
 
-from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.judge import judge
 from seatrial.judge.error_counters import insights, verdicts
+from seatrial.judge.insights import trial_insights
 from seatrial.model import CLUSTER, ERROR_COUNTERS, Measurement, Outcome, Reason, Verdict
 from seatrial.pipeline.run_directory import load_trial
 

@@ -13,7 +13,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.config.layers import ResolvedTrial, resolve
 from seatrial.launch.site_folder import Site, SiteValue, render
-from seatrial.pipeline import site as site_pipeline
+from seatrial.operate import site as site_pipeline
 from tests import paths
 
 NOT_READ = SiteValue(None, "Slurm could not be read")

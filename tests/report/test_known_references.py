@@ -7,10 +7,10 @@ import io
 from rich.console import Console
 from tools import references_page
 
-from seatrial.analysis.known_references import ReferenceMetric, UnjudgedMetric
 from seatrial.hardware.references import Sku
 from seatrial.model import ReferenceValue
 from seatrial.report import known_references
+from seatrial.report.reference_metrics import ReferenceMetric, UnjudgedMetric
 
 GEMM = ReferenceMetric("device.gemm", "tflops.bf16", "gemm.bf16", is_optional=False, is_per_node=False)
 REDUCE = ReferenceMetric("collectives.reduce", "busbw.1GiB", "reduce.busbw.1GiB", is_optional=True, is_per_node=False)

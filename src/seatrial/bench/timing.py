@@ -22,7 +22,7 @@ min_windows = MIN_WINDOWS  # value of this process; the worker sets it to RETRY_
 MAX_WINDOWS = 400  # 20 s of windows; more only until ``min_seconds`` have passed
 PRECISION = 0.01  # timing stops when the median is known to this fraction of its value
 # A GPU's timing is extended while its median is less precise than this: otherwise a threshold 10 % below the
-# reference would not detect a slowdown of 15 % (analysis/power.py)
+# reference would not detect a slowdown of 15 % (judge/insights/power.py)
 MIN_PRECISION = 0.03
 MAX_EXTENSION = 2  # on a GPU, an imprecise median extends timing to at most this multiple of ``seconds``
 

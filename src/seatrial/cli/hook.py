@@ -19,8 +19,8 @@ from seatrial.cli.output import print_json
 from seatrial.model import SeatrialError, UsageError
 
 if TYPE_CHECKING:
-    from seatrial.hook.run import Expected, Request
     from seatrial.launch.hook_files import HookSite
+    from seatrial.operate.hook import Expected, Request
 
 hook = typer.Typer(
     no_args_is_help=True,
@@ -95,7 +95,7 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         dry_run: DryRunOption = False,
         as_json: JsonOption = False,
     ) -> None:
-        from seatrial.hook.run import Request
+        from seatrial.operate.hook import Request
         from seatrial.util import processes
 
         if name := os.environ.get("SLURMD_NODENAME"):  # can differ from the host name
@@ -136,7 +136,7 @@ _add_command("health", "systemd", f"Check this node at any time, also while jobs
 
 
 def _run(request: Request, as_json: bool) -> None:
-    from seatrial.hook.run import run
+    from seatrial.operate.hook import run
 
     record, write_error = run(request)
     try:
@@ -184,10 +184,10 @@ def install(
     With --state-dir, also creates the record of drained nodes in that directory.
     """
     from seatrial import __version__
-    from seatrial.hook import install as installation
-    from seatrial.hook.run import Expected
     from seatrial.launch.hook_files import CALLERS, render
-    from seatrial.node_state import drain_limit
+    from seatrial.operate import drain_limit
+    from seatrial.operate import hook_install as installation
+    from seatrial.operate.hook import Expected
 
     callers = caller or CALLERS
     if unknown := sorted(set(callers) - set(CALLERS)):
@@ -223,8 +223,8 @@ def _hook_site(folder: Path, site: str | None, from_options: Expected, state_dir
 
     Values that the options do not set are taken from the trial file ``site``.
     """
-    from seatrial.hook.run import read_site
     from seatrial.launch.hook_files import HookSite
+    from seatrial.operate.hook import read_site
 
     expected = from_options.or_else(read_site(site)) if site else from_options
     if state_dir is not None and expected.nodes is None:
@@ -276,7 +276,7 @@ def uninstall(
 
     Remove the lines of slurm.conf first: Slurm drains a node if its Prolog is missing.
     """
-    from seatrial.hook import install as installation
+    from seatrial.operate import hook_install as installation
 
     for path in installation.uninstall(folder, dry_run):
         print(path)
@@ -290,9 +290,9 @@ def list_drains(
 
     Changes nothing.
     """
-    from seatrial.hook.run import call_until
-    from seatrial.node_state import drain_limit
-    from seatrial.node_state.drain_limit import Drain
+    from seatrial.operate import drain_limit
+    from seatrial.operate.drain_limit import Drain
+    from seatrial.operate.hook import call_until
     from seatrial.util.text import printable
 
     def read() -> list[object]:

@@ -68,10 +68,10 @@ def skus(
     as_json: AsJson = False,
 ) -> None:
     """List GPU models, each with its number of reference values; with MODEL, show the values and their sources."""
-    from seatrial.analysis.known_references import reference_metrics
     from seatrial.checks import catalog
     from seatrial.hardware import references
     from seatrial.report import known_references
+    from seatrial.report.reference_metrics import reference_metrics
 
     all_metrics, models = reference_metrics(catalog()), references.skus()
     selected = [sku for sku in models if any(model.lower() in name.lower() for name in (sku.name, *sku.nvml_names))]

@@ -25,9 +25,9 @@ from seatrial.cli.output import print_json, stderr
 from seatrial.model import SeatrialError, UsageError
 
 if TYPE_CHECKING:
-    from seatrial.node_state.change import Candidates, Flags, Partner
+    from seatrial.operate.node_changes import Candidates, Flags, Partner
+    from seatrial.operate.readmit import Options, Readmission
     from seatrial.pipeline.preview import Preview
-    from seatrial.pipeline.readmit import Options, Readmission
     from seatrial.pipeline.results import Display
 
 DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # as in `seatrial hook`, whose drains count in the same record
@@ -89,8 +89,8 @@ def readmit(
     Changes the state of a node only as the options say. Exit codes: 0 all nodes accepted, 1 a node rejected, 2 usage
     error, 3 incomplete.
     """
-    from seatrial.node_state.change import Flags
-    from seatrial.pipeline.readmit import Options, Session, choose_partners, preview_trial
+    from seatrial.operate.node_changes import Flags
+    from seatrial.operate.readmit import Options, Session, choose_partners, preview_trial
 
     flags = Flags(comment=comment, drain=drain, undrain=undrain, condition=condition)
     _require_consistent(launcher, flags, reason_prefix, state_dir)
@@ -150,11 +150,11 @@ def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str
 
     config = resolve(options.trial, [*options.overrides, ("--launcher", "launcher", launcher)]).config
     if launcher == "kubernetes":
-        from seatrial.node_state.kubernetes import KubernetesCandidates
+        from seatrial.operate.kubernetes_nodes import KubernetesCandidates
 
         return KubernetesCandidates(options.nodes, options.flags, run_id, config.kubernetes)
     from seatrial.discover.slurm import NotConfigured
-    from seatrial.node_state.slurm import SlurmCandidates
+    from seatrial.operate.slurm_nodes import SlurmCandidates
 
     try:
         return SlurmCandidates(
@@ -207,7 +207,7 @@ def _print_dry_run(
     options: Options, candidates: Candidates, pool: Sequence[Partner], preview: Preview, as_json: bool
 ) -> None:
     from seatrial.checks import catalog
-    from seatrial.pipeline.readmit import planned_changes
+    from seatrial.operate.readmit import planned_changes
     from seatrial.report.plan_text import plan_lines
 
     partners = pool[: options.partners_needed]

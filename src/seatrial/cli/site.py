@@ -26,7 +26,7 @@ def init(
 ) -> None:
     """Write a site's directory: environment, acceptance trial, job scripts, and a README with the steps to ACCEPTED."""
     from seatrial.launch import site_folder
-    from seatrial.pipeline import site
+    from seatrial.operate import site
 
     folder = Path(os.path.realpath(folder))
     site.require_new(folder)

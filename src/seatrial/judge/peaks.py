@@ -15,7 +15,7 @@ from seatrial.hardware.training_flops import BOUNDED_METRICS
 from seatrial.judge.thresholds import above_physical_limit
 from seatrial.model import Insight, Measurement, Metric, Verdict
 
-_LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # the insights on these bounds are made in analysis/
+_LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # the insights on these bounds are made in judge/insights/
 
 
 def achieved_over_peak(

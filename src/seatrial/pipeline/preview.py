@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.analysis.known_references import unjudged_metrics
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.judge import plausibility
@@ -18,6 +17,7 @@ from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.pipeline.tested_hardware import cpu_only
 from seatrial.pipeline.this_host import ThisHost
 from seatrial.report import known_references
+from seatrial.report.reference_metrics import unjudged_metrics
 
 _NO_GPU = "no GPU on {place}: the decision will be INCOMPLETE at best; for a CPU-only run: --gpus-per-node 0"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
 from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
+from seatrial.judge.insights import trial_insights
 from seatrial.judge.remedies import unknown_gpus
 from seatrial.judge.search import search_verdicts
 from seatrial.launch import node_prefix

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from seatrial import __version__, report, telemetry
-from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.signatures import check_signatures
 from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
+from seatrial.judge.insights import trial_insights
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
 from seatrial.judge.search import search_verdicts
 from seatrial.launch import check_access, node_prefix, node_shortage, select_launcher

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from seatrial.analysis.power import CERTAINTY, samples_table
 from seatrial.checks.base import Check
+from seatrial.judge.insights.power import CERTAINTY, samples_table
 from seatrial.model import Finding, Rule, format_bytes, format_value
 from seatrial.report.text import clean
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from seatrial.analysis.known_references import ReferenceMetric, UnjudgedMetric, values_by_metric
 from seatrial.hardware.references import Sku
 from seatrial.model import ReferenceValue, format_value
+from seatrial.report.reference_metrics import ReferenceMetric, UnjudgedMetric, values_by_metric
 from seatrial.util.text import plural
 
 NO_VALUE = "–"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.analysis import sensitivity
 from seatrial.bench import collectives, subgroups
 from seatrial.bench import rank as rank_
 from seatrial.bench.data_check import Mismatch
@@ -25,6 +24,7 @@ from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK
 from seatrial.discover.nvml import Gpu, NvLink
 from seatrial.hardware.links import Links
 from seatrial.hardware.references import References, Sku
+from seatrial.judge.insights import sensitivity
 from seatrial.judge.rules import judge_check
 from seatrial.model import NOT_REQUESTED, Fact, Finding, Measurement, Metric, Outcome, ReferenceValue, Threshold
 from seatrial.worker import measure

@@ -1,0 +1,179 @@
+"""The form in which a check declares its metrics, and what its answers must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from seatrial.checks.declare import (
+    Answer,
+    absent,
+    answers,
+    forbidden,
+    is_possible,
+    metric,
+    not_requested,
+    rule,
+    unreadable,
+    value,
+)
+from seatrial.model import Absent, Fact, Metric, Outcome, SeatrialError, Why
+
+DECLARED = (
+    metric("up", "yes", "a node is down", "start it"),
+    metric("speed.*", unit="GB/s", meaning="speed by size", per="rank"),
+    metric("speed.8GiB", ">= 0.90 reference", "slow", "look", unit="GB/s", reference="speed", per="rank"),
+    metric("errors", "== 0 errors", "broken", "replace it"),
+)
+
+
+def observed(*given: Answer) -> list[Any]:
+    return list(answers(given, DECLARED, "a.check", {None: "cluster", "rank": "n0/gpu3"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("== 0 errors", {"expect": "== 0 errors"}),
+        ("yes", {"expect": "== 1 bool"}),
+        ("no", {"expect": "== 0 bool"}),
+        ("<= 1e-5 ratio", {"expect": "<= 1e-05 ratio"}),
+        (">= 0.90 reference", {"reference": "key", "fail_below": 0.9}),
+        (">= 0.85 peers", {"peer_fail_below": 0.85}),
+        (">= 0.05 bound", {"share_of_peak": 0.05}),
+        ("> 0.75 h2d_single / gpus", {"single_metric": "h2d_single", "single_fail_below": 0.75}),
+        ((">= 0.90 reference", ">= 0.80 peers"), {"reference": "key", "fail_below": 0.9, "peer_fail_below": 0.8}),
+    ],
+)
+def test_texts_of_rules(text: str | tuple[str, ...], fields: dict[str, object]) -> None:
+    (made,) = metric("m", text, reference="key").rules
+    dumped = made.model_dump(mode="json")
+    assert {name: dumped[name] for name in fields} == fields
+    assert made.outcome_if_violated is Outcome.FAIL
+
+
+def test_texts_of_warnings() -> None:
+    (relative,) = metric("m", ">= 0.85 reference", warn=(">= 0.95 reference", ">= 0.95 opposite"), reference="k").rules
+    assert (relative.fail_below, relative.warn_below, relative.asymmetry_limit) == (0.85, 0.95, 0.95)
+    (peers,) = metric("m", warn=">= 0.70 peers").rules
+    assert (peers.compare_with_peers, peers.warn_below, peers.peer_fail_below) == (True, 0.7, None)
+    fail, warn = metric("m", "<= 98 %", warn="<= 90 %").rules
+    assert (str(fail.expect), fail.outcome_if_violated) == ("<= 98 %", Outcome.FAIL)
+    assert (str(warn.expect), warn.outcome_if_violated) == ("<= 90 %", Outcome.WARN)
+
+
+def test_conditions() -> None:
+    when = "device == cuda and nodes >= 2 and nodes < 16 and sizes is the default and data == run directory"
+    (made,) = metric("m", "yes", when=when).rules
+    assert made.when == {"device": "cuda", "data": "run directory"}
+    assert (made.min_nodes, made.max_nodes, made.default_options) == (2, 15, ("sizes",))
+
+
+def test_further_rules_have_their_own_condition_and_by_default_the_words_of_the_metric() -> None:
+    also = (rule("<= 2 x", when="device == cpu", outcome=Outcome.WARN), rule("<= 9 x", "far too slow", "stop"))
+    first, second, third = metric("m", "<= 1 x", "slow", "look", when="device == cuda", also=also).rules
+    assert [each.when for each in (first, second, third)] == [{"device": "cuda"}, {"device": "cpu"}, {}]
+    assert (second.meaning, second.fix, second.outcome_if_violated) == ("slow", "look", Outcome.WARN)
+    assert (third.meaning, third.fix) == ("far too slow", "stop")
+
+
+def test_metric_without_a_rule() -> None:
+    recorded = metric("m", unit="GB/s", meaning="its speed")
+    assert (recorded.rules, recorded.unit) == ((), "GB/s")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("about 5", {}, "'about 5' is not a threshold"),
+        (">= 0.9 of reference", {"unit": "GB/s"}, "different units"),
+        (">= 0.90 reference", {}, "needs reference=KEY"),
+        ("<= 1 s", {"unit": "ms"}, "different units: ms, s"),
+        ("<= 1 s", {"when": "device is cuda"}, "'device is cuda' is no condition"),
+    ],
+)
+def test_declaration_that_cannot_be_read(text: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SeatrialError, match=message):
+        metric("m", text, **options)
+
+
+def test_values_have_the_declared_unit_and_by_default_the_subject_of_the_check_or_of_the_rank() -> None:
+    given = observed(
+        value("up", True), value("speed.1KiB", (3.0, 1.0, 2.0)), value("errors", 2, "n1", evidence={"line": "Xid 79"})
+    )
+    assert given == [
+        Metric(name="up", value=1, unit="bool", subject="cluster"),
+        Metric(name="speed.1KiB", value=2, unit="GB/s", subject="n0/gpu3", samples=(3, 1, 2)),
+        Metric(name="errors", value=2, unit="errors", subject="n1", evidence={"line": "Xid 79"}),
+    ]
+
+
+def test_reasons_why_there_is_no_value() -> None:
+    given = observed(
+        absent("up", "no Slurm"),
+        forbidden("errors", "root only", "n1"),
+        unreadable("speed.8GiB", "out of memory"),
+        not_requested("speed.1KiB", "not in the option sizes"),
+    )
+    assert [(each.metric, each.why, each.subject) for each in given] == [
+        ("up", Why.DOES_NOT_APPLY, ""),
+        ("errors", Why.NOT_PERMITTED, "n1"),
+        ("speed.8GiB", Why.UNREADABLE, "n0/gpu3"),
+        ("speed.1KiB", Why.NOT_REQUESTED, "n0/gpu3"),
+    ]
+
+
+def test_pattern_stands_for_metrics_without_an_answer() -> None:
+    given = observed(value("up", True), absent("*", "no GPU"))
+    assert [each.metric for each in given if isinstance(each, Absent)] == ["speed.*", "speed.8GiB", "errors"]
+
+
+def test_facts_pass_unchanged() -> None:
+    fact = Fact(name="x", value=1)
+    assert observed(fact) == [fact]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([value("sped.8GiB", 1)], "declares no metric sped.8GiB"),
+        ([absent("sped.*", "no GPU")], r"declares no metric sped\.\*"),
+        ([value("up", True), value("up", True)], "two answers for up on cluster"),
+        ([value("errors", 1, "n1"), value("errors", 0, "n1")], "two answers for errors on n1"),
+        ([value("up", True), absent("up", "no Slurm")], "two answers for up"),
+        ([absent("up", "no Slurm"), value("up", True)], "two answers for up on cluster: no Slurm; a value"),
+        ([absent("up", "no Slurm"), value("up", True, "n1")], "two answers for up on n1: no Slurm; a value"),
+        ([absent("up", "no Slurm"), unreadable("up", "timeout")], "two answers for up"),
+        ([value("errors", float("nan"))], "errors on cluster is nan"),
+        ([value("errors", float("inf"))], "errors on cluster is inf"),
+    ],
+)
+def test_contradicting_answers(given: Iterable[Answer], message: str) -> None:
+    with pytest.raises(SeatrialError, match=message):
+        observed(*given)
+
+
+def test_observations_before_an_error_are_kept() -> None:
+    def measure() -> Iterator[Answer]:
+        yield value("up", True)
+        yield value("up", True)
+
+    given = answers(measure(), DECLARED, "a.check", {None: "cluster"})
+    assert next(given) == Metric(name="up", value=1, unit="bool", subject="cluster")
+    with pytest.raises(SeatrialError):
+        next(given)
+
+
+@pytest.mark.parametrize(
+    ("fact", "accepted", "rejected"),
+    [
+        ("x", ["yes", "no", "no: too old", "not_supported", "permission_denied: root only"], ["yes: new", "No", 1]),
+        ("backend", ["nccl", "not_supported: no NCCL"], ["no", "no: NCCL", "nccl: 2.28", "nccl\n", "mpi"]),
+        ("layers", ["all", "12"], ["", 12, True, None, [], {}, 1.0]),
+    ],
+)
+def test_values_of_a_fact(fact: str, accepted: list[Any], rejected: list[Any]) -> None:
+    assert all(is_possible(fact, each) for each in accepted)
+    assert not any(is_possible(fact, each) for each in rejected)
