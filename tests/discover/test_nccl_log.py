@@ -188,6 +188,7 @@ RINGS = "n1:9:9 [3] NCCL INFO Connected all rings, use ring PXN 0 GDR {}\n"
         ("IB", 2, RINGS.format(0), {"NET/IB": 1}),
         ("IB", 2, "", {}),  # GPUDirect RDMA is not known
         ("Socket", 2, "", {"NET/Socket": 1}),
+        ("FastSocket", 2, RINGS.format(0), {"NET/FastSocket": 1}),
         ("IB", 1, RINGS.format(1), {}),
     ],
 )
@@ -201,3 +202,13 @@ def test_lines_with_a_time_are_read_as_those_without() -> None:
     text = (LOGS / "h200-sockets-2.28.9.log").read_text()
     timed = "".join(f"[2026-05-05 06:16:47] {line}\n" for line in text.splitlines())
     assert parse(timed) == parse(text)
+
+
+def test_only_rdma_can_lack_gpudirect_and_only_sockets_are_tcp() -> None:
+    def log(*names: str) -> NcclLog:
+        return NcclLog(transports=dict.fromkeys(names, 1))
+
+    assert log("NET/FastSocket").uses_sockets
+    assert not log("NET/FastSocket", "NET/FasTrak", "NET/Foo").rdma_without_gpudirect
+    assert log("NET/AWS Libfabric").rdma_without_gpudirect
+    assert log("P2P/CUMEM", "NET/Foo", "NET/IB/GDRDMA").unknown_networks == ("NET/Foo",)

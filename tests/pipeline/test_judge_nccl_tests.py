@@ -274,3 +274,19 @@ def test_one_unjudged_operation_of_several() -> None:
 def test_invalid_operation() -> None:
     with pytest.raises(UsageError, match="--operation"):
         judged(table(470), "allreduce")
+
+
+@pytest.mark.parametrize(
+    ("network", "fabric", "outcome", "said"),
+    [
+        ("FastSocket", "tcp", Outcome.PASS, ""),
+        ("FasTrak", "tcpxo", Outcome.UNJUDGED, "tcpxo"),
+        ("Foo_v3", "Foo_v3", Outcome.UNJUDGED, "Foo_v3"),
+        ("IBext_v8", "ib", Outcome.PASS, ""),
+    ],
+)
+def test_the_network_is_the_one_that_the_log_names(network: str, fabric: str, outcome: Outcome, said: str) -> None:
+    log = f"n1:9:9 [0] NCCL INFO Using network {network}\n"
+    judgement = judged(log + table(22.0), gpus="8xH100", nodes=2, nics="1x100")
+    assert (judgement.hardware.fabric, judgement.outcome) == (fabric, outcome)
+    assert said in " ".join(only_result(judgement).problems)

@@ -12,6 +12,7 @@ from pydantic import JsonValue, ValidationError
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import SPEED_CHECKS, needs_cause, node_command, node_differences, overlap
+from seatrial.hardware import networks
 from seatrial.hardware.pair_rates import (
     CPU_LIMITS,
     GPU_LIMITS,
@@ -312,7 +313,9 @@ class _FindingWriter:
 
     def _network_texts(self) -> _NetworkTexts:
         facts = self.search.facts
-        uses_rdma = facts.get("backend") == "nccl" and "NET/Socket" not in str(facts.get("transports"))
+        transports = facts.get("transports")
+        names = transports if isinstance(transports, dict) else {}
+        uses_rdma = facts.get("backend") == "nccl" and networks.slowest(names)[0] not in ("tcp", "tcpx", "tcpxo")
         return _RDMA if uses_rdma else _TCP
 
     def _confidence(self, deficits: Sequence[float]) -> Confidence:

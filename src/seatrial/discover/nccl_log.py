@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from seatrial.hardware import networks
 from seatrial.model import Frozen
 
 _MAX_BYTES = 2**23  # enough for all connections: NCCL logs them first, in about 100 bytes each
@@ -91,12 +92,22 @@ class NcclLog(Frozen):
     @property
     def uses_sockets(self) -> bool:
         """Whether this rank has a connection over TCP sockets."""
-        return any(name.startswith("NET/Socket") for name in self.transports)
+        return any(networks.kind(name) == "tcp" for name in self._networks)
+
+    @property
+    def unknown_networks(self) -> tuple[str, ...]:
+        """The names of networks that seatrial does not know."""
+        return tuple(name for name in self._networks if networks.kind(name) is None)
 
     @property
     def rdma_without_gpudirect(self) -> bool:
         """Whether this rank has a connection over RDMA without GPUDirect RDMA."""
-        return any(re.fullmatch(r"NET/(?!Socket)[^/]+", name) for name in self.transports)
+        return any(networks.kind(name) in ("rdma", "efa") and name.count("/") == 1 for name in self._networks)
+
+    @property
+    def _networks(self) -> tuple[str, ...]:
+        """The transports between nodes."""
+        return tuple(name for name in self.transports if name.startswith(networks.PREFIX))
 
 
 def read(path: Path, size: int = _MAX_BYTES, start: int = 0) -> NcclLog:
@@ -182,7 +193,7 @@ def _network_transport(text: str) -> Iterator[str]:
     network, nodes = _first_match(_NETWORK, text), _first_match(_NODES, text)
     if network and nodes and int(nodes) > 1:
         gpudirect_flag = _first_match(_RINGS, text)
-        if network == "Socket":
-            yield "NET/Socket"
+        if networks.kind(network) == "tcp":
+            yield f"NET/{network}"
         elif gpudirect_flag:
             yield f"NET/{network}{'/GDRDMA' if gpudirect_flag == '1' else ''}"

@@ -123,6 +123,8 @@ def _network(links: Links, tcp: TcpFabric | None) -> tuple[int, float, str] | st
             return "the rate of the RDMA ports is not known on all nodes, or the nodes have different ports"
         return links.ports.count, links.ports.gbps, f"RDMA ports ({links.ports.kind})"
     if links.network != "tcp":
+        if links.network or links.unknown_network:
+            return f"no data of the network {links.unknown_network or links.network} that NCCL uses between nodes"
         return "the network between nodes is unknown: no log of NCCL names it"
     if tcp is None:
         return "sockets between nodes have no reference value; without an RDMA network set cluster.fabric: {kind: tcp}"

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
+from seatrial.hardware import networks
 from seatrial.model import GPUS_USED, Measurement
 
 # Values of ``bounds.MetricLookup.bounded_by`` that are no key of a SKU's spec (bf16, hbm, pcie, nvlink).
@@ -90,7 +91,8 @@ class Links:
 
     ``nvlinks`` (number of active links) and ``nvlink_gb_s`` (their total unidirectional GB/s) are those of the GPU with
     the lowest rate.
-    ``network`` is what NCCL uses between nodes: rdma, efa or tcp. ``mig_models``: GPU models in MIG mode.
+    ``network`` is the kind of network that NCCL uses between nodes (data/networks.yaml), ``unknown_network`` the name of
+    one without a row there. ``mig_models``: GPU models in MIG mode.
     ``algorithms``: NCCL's algorithm by operation and size label, as logged.
     """
 
@@ -98,6 +100,7 @@ class Links:
     nvlink_gb_s: float | None = None
     ports: RdmaPorts | None = None  # None: unknown, or not the same on all nodes
     network: str = ""
+    unknown_network: str = ""
     intra_node_transports: tuple[str, ...] = ()
     mig_models: frozenset[str] = field(default=frozenset())
     tcp: TcpInterfaces | None = None  # None: unknown, or different rates on different nodes
@@ -133,17 +136,18 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
     transports = _transport_names(role_facts("transports", measurements, checks))
     connections = _transport_names(role_facts("connections", measurements, checks))
-    network = _network(_inter_node(transports))
+    network, unknown = networks.slowest(transports)
     # Only sockets are read from "connections": the bound of RDMA needs the ports that NCCL uses, and the log of a
     # collective does not list them
-    if not transports and _network(_inter_node(connections)) == "tcp":
+    if not transports and networks.slowest(connections)[0] == "tcp":
         network = "tcp"
     return Links(
         nvlinks=slowest.active if slowest else 0,
         nvlink_gb_s=slowest.gb_s if slowest else None,
         ports=_common_ports(ports_of_nodes),
         network=network,
-        intra_node_transports=tuple(name for name in transports if not name.startswith("NET/")),
+        unknown_network=unknown,
+        intra_node_transports=tuple(name for name in transports if not name.startswith(networks.PREFIX)),
         mig_models=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
         tcp=tcp_of_nodes.pop() if len(tcp_of_nodes) == 1 else None,
         algorithms=_algorithms(value for _, value in role_facts("algorithms", measurements, checks)),
@@ -315,17 +319,3 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
 
 def _transport_names(transports: Iterable[tuple[Measurement, Any]]) -> list[str]:
     return sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
-
-
-def _inter_node(transports: Iterable[str]) -> list[str]:
-    """The transports between nodes."""
-    return [name for name in transports if name.startswith("NET/")]
-
-
-def _network(transports: Sequence[str]) -> str:
-    """The slowest network in use, since one rank on sockets limits all ranks; empty if the network is unknown."""
-    if any(name.startswith("NET/Socket") for name in transports):
-        return "tcp"
-    if any("libfabric" in name.lower() for name in transports):
-        return "efa"
-    return "rdma" if transports and all(name.startswith("NET/IB") for name in transports) else ""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from seatrial.discover.nccl_tests_output import Device, NcclTestsOutput, Row, Table
+from seatrial.hardware import networks
 from seatrial.hardware.fabric_model import TcpFabric
 from seatrial.hardware.links import NCCL_ALGO_NAMES, Links, RdmaPorts, TcpInterfaces
 from seatrial.hardware.references import MODEL_SEPARATOR, Sku, skus
@@ -375,14 +377,12 @@ def _fabric(options: HardwareOptions, output: NcclTestsOutput) -> tuple[str, str
     """Return the kind of the network between nodes, and its source; both empty if unknown."""
     if options.fabric:
         return options.fabric, "--fabric"
-    transports = [name for name in output.nccl.transports if name.startswith("NET/")]
-    network = (output.nccl.network or "").casefold()
-    if output.nccl.uses_sockets or network == "socket":
-        return "tcp", "NCCL's log"
-    if any("libfabric" in name.casefold() or "ofi" in name.casefold() for name in (*transports, network)):
-        return "efa", "NCCL's log"
-    if network.startswith("ib") or any(name.startswith("NET/IB") for name in transports):
+    logged = (*output.nccl.transports, *([f"{networks.PREFIX}{output.nccl.network}"] if output.nccl.network else ()))
+    kind, unknown = networks.slowest(logged)
+    if kind == "rdma":
         return "roce" if output.uses_roce else "ib", "NCCL's log"
+    if kind or unknown:
+        return kind or unknown, "NCCL's log"
     return ("rdma", "assumed") if options.ports else ("", "")
 
 
@@ -430,5 +430,7 @@ def hardware_links(
     ports = None
     if hardware.ports and hardware.port_gbps:
         ports = RdmaPorts(hardware.fabric, hardware.ports, hardware.port_gbps)
-    network = {"efa": "efa", "": ""}.get(hardware.fabric, "rdma")
-    return Links(ports=ports, network=network, algorithms=algorithms), TcpFabric()
+    network = {"ib": "rdma", "roce": "rdma"}.get(hardware.fabric, hardware.fabric)
+    known = network in ("", *get_args(networks.Kind))
+    links = Links(ports=ports, network=network if known else "", unknown_network="" if known else network)
+    return replace(links, algorithms=algorithms), TcpFabric()

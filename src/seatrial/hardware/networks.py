@@ -1,0 +1,49 @@
+"""The networks between nodes that NCCL and its plugins name in their logs, from data/networks.yaml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Literal
+
+from seatrial.model import Frozen
+from seatrial.util import data_files
+
+Kind = Literal["rdma", "efa", "tcp", "tcpx", "tcpxo"]
+PREFIX = "NET/"  # of transports between nodes
+
+
+class _Network(Frozen):
+    """A row of data/networks.yaml."""
+
+    name: str
+    kind: Kind
+    source: str
+
+
+@cache
+def _networks() -> tuple[_Network, ...]:
+    return tuple(map(_Network.model_validate, data_files.read("networks.yaml")))
+
+
+@cache
+def kind(name: str) -> Kind | None:
+    """The kind of a network or of a transport, such as ``IB`` or ``NET/IB/GDRDMA``; None if the name is unknown."""
+    name = name.removeprefix(PREFIX).partition("/")[0]
+    return next((each.kind for each in _networks() if re.fullmatch(each.name, name, re.IGNORECASE)), None)
+
+
+def slowest(transports: Iterable[str]) -> tuple[Kind | Literal[""], str]:
+    """The kind of the network in use, and the names of unknown networks; both may be empty.
+
+    If some ranks use sockets, the kind is tcp, since they limit all ranks. It is empty if a network is unknown, or if
+    ranks use networks of other different kinds.
+    """
+    names = {name.removeprefix(PREFIX).partition("/")[0] for name in transports if name.startswith(PREFIX)}
+    kinds = {kind(name) for name in names}
+    unknown = ", ".join(sorted(name for name in names if kind(name) is None))
+    if "tcp" in kinds:
+        return "tcp", unknown
+    (only,) = kinds if len(kinds) == 1 else (None,)
+    return only or "", unknown

@@ -1,0 +1,43 @@
+"""Names of networks in NCCL's log, and what kind of network they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.hardware import networks
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("IB", "rdma"),
+        ("NET/IB/GDRDMA", "rdma"),
+        ("IBext_v8", "rdma"),
+        ("gIB", "rdma"),
+        ("Socket", "tcp"),
+        ("FastSocket", "tcp"),
+        ("NET/AWS Libfabric/GDRDMA", "efa"),
+        ("Libfabric", "efa"),
+        ("GPUDirectTCPX_v7", "tcpx"),
+        ("FasTrak", "tcpxo"),
+        ("UCX", None),
+        ("IBnew", None),
+    ],
+)
+def test_kind_of_a_network_by_its_name(name: str, kind: str | None) -> None:
+    assert networks.kind(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("transports", "slowest"),
+    [
+        (["P2P/CUMEM", "NET/IB/GDRDMA", "NET/IB"], ("rdma", "")),
+        (["NET/IB/GDRDMA", "NET/FastSocket"], ("tcp", "")),
+        (["NET/IB/GDRDMA", "NET/FasTrak"], ("", "")),
+        (["NET/Foo/GDRDMA", "NET/Foo"], ("", "Foo")),
+        (["NET/Foo", "NET/Socket"], ("tcp", "Foo")),
+        (["P2P/CUMEM", "SHM"], ("", "")),
+    ],
+)
+def test_slowest_network_and_unknown_names(transports: list[str], slowest: tuple[str, str]) -> None:
+    assert networks.slowest(transports) == slowest
