@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
+from seatrial.checks import declare
 from seatrial.checks.base import Options, RuleFact, metric
+from seatrial.checks.declare import Value, value
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Outcome, Rule, Series, size_label
 from seatrial.util.quantiles import median_interval
@@ -193,6 +195,49 @@ def p99_ratio_fact(results: Results) -> Fact:
     count, needed = counts.get(P99_RATIO_SIZE, 0), MIN_SAMPLES[99]
     value = "yes" if count >= needed else f"no: p99 needs {needed} operations of {P99_RATIO_SIZE}, {count} were timed"
     return Fact(name="p99_ratio_measured", value=value)
+
+
+Located = tuple[Mapping[str, JsonValue], "Mismatch"]  # where wrong data arrived, such as sender and receiver; what
+
+
+def wrong_data(mismatches: Iterable[Located], subject: str | None = None) -> Value:
+    """The number of wrong elements, with the wrong data as evidence."""
+    located = list(mismatches)
+    wrong: list[JsonValue] = [{**location, **asdict(mismatch)} for location, mismatch in located]
+    count = sum(mismatch.wrong for _, mismatch in located)
+    return value("wrong_elements", count, subject, evidence={"wrong_data": wrong} if wrong else None)
+
+
+def group_wrong_data(results: Mapping[str, GroupResult], subject: str | None = None) -> Value:
+    """The wrong data of all groups, located by group name and rank."""
+    mismatches = (
+        ({"group": name, "rank": rank}, mismatch)
+        for name, result in results.items()
+        for rank, mismatch in result.mismatches.items()
+    )
+    return wrong_data(mismatches, subject)
+
+
+def pair_wrong_data(results: PairResults, subject: str | None = None) -> Value:
+    """The wrong data of all pairs, located by sender and receiver."""
+    subjects = results.subjects
+    mismatches = (
+        ({"from": subjects[timing.partner], "to": subjects[timing.rank]}, timing.mismatch)
+        for timing in results.corrupted
+        if timing.mismatch
+    )
+    return wrong_data(mismatches, subject)
+
+
+def wrong_data_metric(fix: str) -> declare.metric:
+    """The declaration of ``wrong_elements``; ``fix``: how to locate the fault, appended to the general fix."""
+    return declare.metric(
+        "wrong_elements",
+        "== 0",
+        "Data was corrupted in transfer; training uses the same ports and links.",
+        f"Do not train on these nodes. {fix}",
+        unit="count",
+    )
 
 
 def wrong_data_results(
