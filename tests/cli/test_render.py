@@ -61,7 +61,7 @@ finally:
     heavy = {"jsonschema", "numpy", "pynvml", "rich", "torch", *(f"seatrial.{name}" for name in packages)}
     from seatrial.checks import Check
     loaded = {name for name, module in sys.modules.items() if isinstance(vars(module).get("CHECK"), Check)}
-    trial = {f"seatrial.checks.{name}" for name in ("host.load", "fabric.all_reduce", "host.nodes_reachable")}
+    trial = {f"seatrial.checks.{name}" for name in ("host.load", "fabric.collectives", "host.nodes_reachable")}
     print(*sorted(heavy & set(sys.modules)), *sorted(loaded ^ trial), file=sys.stderr)
 """
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")

@@ -328,6 +328,27 @@ def test_size_that_is_not_requested_is_an_error_without_a_threshold_on_another_s
     assert verdict.detail.startswith(ONLY_1GIB)
 
 
+@pytest.mark.parametrize(
+    ("instead", "expect", "outcome"),
+    [
+        ("", {}, Outcome.SKIP),
+        ("", {"busbw.8GiB": "> 300 GB/s"}, Outcome.ERROR),
+        ("busbw.1GiB", {}, Outcome.SKIP),
+        ("busbw.1GiB", {"busbw.8GiB": "> 300 GB/s"}, Outcome.ERROR),
+    ],
+)
+def test_a_threshold_on_a_metric_that_does_not_apply_is_an_error(
+    instead: str, expect: dict[str, str], outcome: Outcome
+) -> None:
+    absent = Absent(metric="busbw.8GiB", why=Why.DOES_NOT_APPLY, reason="the network is slow", instead=instead)
+    measurement = measured_at_1gib().model_copy(update={"absent": (absent,)})
+    thresholds = {metric: Threshold.parse(text) for metric, text in expect.items()}
+    judged = judge_check(check(AT_8GIB), [measurement], thresholds, "my trial")
+    of_8gib = {verdict.outcome: verdict.detail for verdict in judged if verdict.metric == "busbw.8GiB"}
+    assert of_8gib.keys() == {Outcome.SKIP, outcome}
+    assert "the network is slow" in of_8gib[outcome] or (instead and outcome is Outcome.SKIP)
+
+
 def test_requested_size_without_a_value_is_an_error() -> None:
     at_1gib = {"busbw.1GiB": Threshold.parse("> 300 GB/s")}
     verdict = verdict_at_8gib(measured_at_1gib(), expect=at_1gib)

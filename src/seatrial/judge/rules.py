@@ -92,7 +92,7 @@ def judge_check(
         applicability = PeerApplicability(groups, rule, varies_by_device=bool(declared and declared.varies_by_device))
         other_size = _threshold_on_other_size(rule, expect, trial)
         changed = _changed_options(rule, check, options or {})
-        evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
+        evaluations.append(_RuleEvaluation(check, rule, rule_trial, applicability, evaluators, other_size, changed))
     fact_names = tuple(
         dict.fromkeys((*SHAPE_FACTS, check.model_fact, *(name for rule in all_rules for name in rule.when)))
     )
@@ -207,18 +207,20 @@ def _threshold_on_other_size(rule: Rule, expect: Mapping[str, Threshold], trial:
 
 
 class _RuleEvaluation:
-    """The ``verdicts`` of one rule on all measurement groups."""
+    """The ``verdicts`` of one rule on all measurement groups. ``trial``: the name of the trial that sets the rule."""
 
     def __init__(
         self,
         check: Check,
         rule: Rule,
+        trial: str,
         applicability: PeerApplicability,
         evaluators: RuleEvaluators,
         other_size: tuple[str, Basis] | None,
         changed_options: str,
     ) -> None:
-        self._check, self._rule, self._applicability, self._evaluators = check, rule, applicability, evaluators
+        self._check, self._rule, self._trial = check, rule, trial
+        self._applicability, self._evaluators = applicability, evaluators
         self._other_size, self._changed_options = other_size, changed_options
         self._conditions = {**rule.when, **rule.reference_when}
         self._needs_shape = bool(rule.reference) or rule.compare_with_peers
@@ -294,14 +296,17 @@ class _RuleEvaluation:
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
 
     def _add_absent(self, group: MeasurementGroup, absent: Mapping[str, Absent]) -> None:
-        """Add a verdict on each subject without a value; one for the group if all have the same reason."""
+        """Add a verdict on each subject without a value; one for the group if all have the same reason.
+
+        A threshold of the trial on a metric that no subject has is an ERROR.
+        """
         if not group.metrics.get(self._rule.metric) and len({(each.why, each.reason) for each in absent.values()}) == 1:
             absent = {"": next(iter(absent.values()))} if not group.missing_subjects(self._rule.metric) else absent
         for each_subject, each in absent.items():
             subject = each_subject or group.subject
-            if each.why is Why.NOT_REQUESTED:
+            if each.why is Why.NOT_REQUESTED or each.instead:
                 self._add_missing_metric(group, each.reason)
-            elif each.why is Why.UNREADABLE:
+            elif each.why is Why.UNREADABLE or (self._trial and not group.metrics.get(self._rule.metric)):
                 self._add_verdict(subject, Outcome.ERROR, Reason.METRIC_MISSING, each.reason)
             elif peer := self._applicability.applicable_peer(group):
                 detail = f"{each.reason}, but the rule applies to {peer}"
