@@ -151,7 +151,8 @@ class MeasurementGroup:
     def missing_subjects(self, metric: str) -> str:
         """The required subjects without a value of ``metric``, as text; empty if there are none."""
         kind = self.required_per[metric]
-        if not kind or self.failed:  # an error has its own verdict
+        absent = self.absent(metric)
+        if not kind or self.failed or "" in absent:  # an error has its own verdict
             return ""
         if kind in ("gpu", "port"):
             expected = self._gpus() if kind == "gpu" else self._ports()
@@ -159,9 +160,6 @@ class MeasurementGroup:
             expected = _SUBJECTS[kind]([value.subject for value in self._measurements])
         if kind == "gpu" and not expected:
             return f"the fact {GPUS_USED} lists no GPU"
-        absent = self.absent(metric)
-        if "" in absent:
-            return ""
         measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent)
         if metric in self.metrics:
             measured |= self.exempt_subjects(metric).keys()
