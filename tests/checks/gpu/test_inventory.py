@@ -438,7 +438,7 @@ class TestMissing:
         ]
         assert measurement.metrics[0].value == 2
         assert "NVML" in str(measurement.facts["nvml_unavailable"])
-        assert "NVML" in verdicts[0].evidence
+        assert "nvml_unavailable: " in verdicts[0].evidence  # the fact of the cause driver_unusable
 
     def test_expected_gpus_missing(self, runner: InventoryRunner) -> None:
         measurement = runner.measure(FakeNvml(init=nvml_error("LibraryNotFound")), expected=8)
