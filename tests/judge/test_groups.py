@@ -37,8 +37,8 @@ def verdicts(check: str, *ranks: Measurement, expect: str = "", metric: str = ""
     return [verdict for verdict in results if not metric or verdict.metric == metric]
 
 
-def absent(measurement: Measurement, metric: str) -> Measurement:
-    reason = Absent(metric=metric, why=Why.DOES_NOT_APPLY, reason="not supported")
+def absent(measurement: Measurement, metric: str, subject: str = "") -> Measurement:
+    reason = Absent(metric=metric, why=Why.DOES_NOT_APPLY, reason="not supported", subject=subject)
     return measurement.model_copy(update={"absent": (reason,)})
 
 
@@ -119,11 +119,11 @@ def test_subject_of_a_single_node_is_the_cluster() -> None:
     assert missing(verdicts(one_node[0].check, *one_node, metric="p2p_gain")) == []
 
 
-def test_exempt_subject_needs_no_metric() -> None:
+def test_absent_subject_needs_no_metric() -> None:
     metric = "digest_mismatches"
     values = {f"{metric}@gpu0": 0.0, f"{metric}@gpu1": 0.0, "uncompared_devices": 1.0}
     others = [rank(number, "device.digests", {}) for number in (1, 2)]
-    first = rank(0, "device.digests", values, unit="rounds", exempt={"n0/gpu2": "no other GPU of this model"})
+    first = absent(rank(0, "device.digests", values, unit="rounds"), metric, "n0/gpu2")
     assert missing(verdicts("device.digests", first, *others, metric=metric)) == []
     fourth = rank(3, "device.digests", {})
     (detail,) = missing(verdicts("device.digests", first, *others, fourth, metric=metric))
