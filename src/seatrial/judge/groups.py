@@ -132,7 +132,8 @@ class MeasurementGroup:
     def missing_subjects(self, metric: str) -> str:
         """The required subjects without a value of ``metric``, as text; empty if there are none."""
         kind = self.per[metric]
-        if not kind or self.failed:  # an error has its own verdict
+        absent = self.absent(metric)
+        if not kind or self.failed or "" in absent:  # an error has its own verdict
             return ""
         if kind in ("gpu", "port"):
             expected = self._gpus() if kind == "gpu" else self._ports()
@@ -140,9 +141,6 @@ class MeasurementGroup:
             expected = _SUBJECTS[kind]([value.subject for value in self._measurements])
         if kind == "gpu" and not expected:
             return f"the fact {GPUS_USED} lists no GPU"
-        absent = self.absent(metric)
-        if "" in absent:
-            return ""
         measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent)
         if kind == "pair":  # in either order
             measured |= {opposite_direction(subject) for subject in measured}
