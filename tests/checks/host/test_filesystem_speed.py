@@ -61,7 +61,9 @@ def metrics(measurements: list[Measurement]) -> dict[str, float]:
 
 
 def failed(measurements: list[Measurement]) -> dict[str, str]:
-    reasons = measurements[0].facts["failed"]
+    (evidence,) = (metric.evidence for metric in measurements[0].metrics if metric.name == "paths_failed")
+    assert isinstance(evidence, dict)
+    reasons = evidence["failed"]
     assert isinstance(reasons, dict)
     return {path: str(reason) for path, reason in reasons.items()}
 
