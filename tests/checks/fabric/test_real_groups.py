@@ -153,7 +153,9 @@ def test_slow_path_between_good_nodes_is_located(runs: Runs) -> None:
     shares = values(runs["late_path"], "path_share")
     assert min(shares, key=lambda subject: shares[subject]) == "node1->node2"
     assert shares["node1->node2"] < 0.5
-    assert list(facts(runs["late_path"])["single_pair"]) == ["node1->node2"]  # retried, and still slow
+    (shared,) = (metric for metric in runs["late_path"][0].metrics if metric.name == "shared_paths")
+    evidence: Any = shared.evidence
+    assert list(evidence["single_pair"]) == ["node1->node2"]  # retried, and still slow
     assert "node1->node2" in [
         finding.subject for finding in findings(runs["late_path"]) if finding.title.startswith("The path")
     ]
@@ -163,7 +165,8 @@ def test_wrong_data_fails_and_its_sender_has_no_good_partner(runs: Runs) -> None
     measured = runs["corrupt"]
     assert values(measured, "wrong_elements") == {"cluster": 3}
     assert outcomes(measured)["wrong_elements"] == {Outcome.FAIL}
-    wrong = facts(measured)["wrong_data"]
+    (evidence,) = (metric.evidence for metric in measured[0].metrics if metric.name == "wrong_elements")
+    wrong: Any = evidence["wrong_data"] if isinstance(evidence, dict) else []
     assert {(entry["from"], entry["to"]) for entry in wrong} == {("node3/rank3", f"node{i}/rank{i}") for i in range(3)}
     assert {entry["offset"] for entry in wrong} == {fault_driver.WRONG_OFFSET}
     assert values(measured, "gpu_share")["node3/rank3"] == 0
