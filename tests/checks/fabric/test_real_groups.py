@@ -326,9 +326,11 @@ def slow_subjects(runs: Runs, scenario: str) -> list[tuple[str, str]]:
 
 def test_search_names_the_late_node(runs: Runs) -> None:
     assert slow_subjects(runs, "search_late_node") == [("slow_node", "node2")]
-    facts = runs["search_late_node"][0].facts
-    assert facts["slow"] == ["node2/rank2"]
-    assert facts["ranks_by_node"] == {node: [f"{node}/rank{rank}"] for rank, node in enumerate(FOUR)}
+    evidence = {metric.name: metric.evidence for metric in runs["search_late_node"][0].metrics}
+    assert evidence == {"slow_ranks": ["node2/rank2"], "slow_paths": [], "slow_rails": [], "wrong_elements": None}
+    assert facts(runs["search_late_node"])["ranks_by_node"] == {
+        node: [f"{node}/rank{rank}"] for rank, node in enumerate(FOUR)
+    }
     verdicts = judge_check(catalog()[SEARCH], runs["search_late_node"], {}, "t")
     good = dict.fromkeys(("slow_paths", "slow_rails", "wrong_elements"), Outcome.PASS)
     assert {verdict.metric: verdict.outcome for verdict in verdicts} == {"slow_ranks": Outcome.FAIL, **good}
