@@ -37,7 +37,7 @@ from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.references import Sku, skus
 from seatrial.judge import checks_to_retry, judge
 from seatrial.judge.decision import decide
-from seatrial.model import CLUSTER, DecisionValue, Job, Measurement, Metric, Outcome, size_label
+from seatrial.model import CLUSTER, Absent, DecisionValue, Job, Measurement, Metric, Outcome, Why, size_label
 from seatrial.pipeline.plan import NodeGpus, make_plan
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.util import data_files
@@ -52,6 +52,12 @@ OPERATION_CHECKS = {
 PAIRS, RAILS, EACH_NODE = "collectives.pairs", "collectives.rails", "collectives.each_node"
 CHECKS = ("collectives.transport", *OPERATION_CHECKS, PAIRS, RAILS, EACH_NODE)
 REQUIRED_SHARE = 0.99
+# Check → metrics that the drawn records lack
+ABSENT = {
+    "collectives.transport": (
+        Absent(metric="nvls_missing", why=Why.DOES_NOT_APPLY, reason="the drawn records have no NVLS channels"),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -189,6 +195,7 @@ class Draw:
                     subject=f"{node}/gpu{gpu}",
                     rank=rank,
                     metrics=tuple(metrics),
+                    absent=ABSENT.get(check, ()) if metrics else (),
                     facts={**facts, "error_counters": {"counters_read": 30}},
                     retry=retry,
                 )
@@ -226,14 +233,12 @@ class Draw:
         chosen = "NVLS_TREE" if len(self.nodes) < 4 else "RING"
         values = {
             "socket_despite_rdma": ranks * (transport == "NET/Socket"),
-            "socket_ranks": ranks * (transport == "NET/Socket"),
             "rdma_without_gpudirect": ranks * (transport in ("NET/IB", "NET/Libfabric")),
         }
         facts: dict[str, JsonValue] = {
             "transports": {"P2P/CUMEM": ranks, transport: ranks},
             "rdma_ports": {},
             "nccl_choices": {"all_reduce": {"by_size": {"8GiB": {"algorithm": chosen}}}},
-            "nvls_expected": "no: the drawn records have no NVLS channels",
         }
         return [Metric(name=name, value=value, unit="ranks", subject=CLUSTER) for name, value in values.items()], facts
 

@@ -243,8 +243,7 @@ class _RuleEvaluation:
         absent = group.absent(name)
         if not metrics and not group.failed and not absent:  # an error has its own verdict
             self._add_missing_metric(group, "")
-        if not group.failed:
-            self._add_absent(group, absent)
+        self._add_absent(group, absent)
         if (metrics or absent) and (missing := group.missing_subjects(name)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
         if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
@@ -304,6 +303,8 @@ class _RuleEvaluation:
             absent = {"": next(iter(absent.values()))} if not group.missing_subjects(self._rule.metric) else absent
         for each_subject, each in absent.items():
             subject = each_subject or group.subject
+            if group.failed and each.why in (Why.UNREADABLE, Why.NOT_REQUESTED):
+                continue  # an error has its own verdict
             if each.why is Why.NOT_REQUESTED or each.instead:
                 self._add_missing_metric(group, each.reason)
             elif each.why is Why.UNREADABLE or (self._trial and not group.metrics.get(self._rule.metric)):

@@ -153,7 +153,9 @@ def test_slow_path_between_good_nodes_is_located(runs: Runs) -> None:
     shares = values(runs["late_path"], "path_share")
     assert min(shares, key=lambda subject: shares[subject]) == "node1->node2"
     assert shares["node1->node2"] < 0.5
-    assert list(facts(runs["late_path"])["single_pair"]) == ["node1->node2"]  # retried, and still slow
+    (shared,) = (metric for metric in runs["late_path"][0].metrics if metric.name == "shared_paths")
+    evidence: Any = shared.evidence
+    assert list(evidence["single_pair"]) == ["node1->node2"]  # retried, and still slow
     assert "node1->node2" in [
         finding.subject for finding in findings(runs["late_path"]) if finding.title.startswith("The path")
     ]
@@ -163,7 +165,8 @@ def test_wrong_data_fails_and_its_sender_has_no_good_partner(runs: Runs) -> None
     measured = runs["corrupt"]
     assert values(measured, "wrong_elements") == {"cluster": 3}
     assert outcomes(measured)["wrong_elements"] == {Outcome.FAIL}
-    wrong = facts(measured)["wrong_data"]
+    (evidence,) = (metric.evidence for metric in measured[0].metrics if metric.name == "wrong_elements")
+    wrong: Any = evidence["wrong_data"] if isinstance(evidence, dict) else []
     assert {(entry["from"], entry["to"]) for entry in wrong} == {("node3/rank3", f"node{i}/rank{i}") for i in range(3)}
     assert {entry["offset"] for entry in wrong} == {fault_driver.WRONG_OFFSET}
     assert values(measured, "gpu_share")["node3/rank3"] == 0
@@ -326,9 +329,11 @@ def slow_subjects(runs: Runs, scenario: str) -> list[tuple[str, str]]:
 
 def test_search_names_the_late_node(runs: Runs) -> None:
     assert slow_subjects(runs, "search_late_node") == [("slow_node", "node2")]
-    facts = runs["search_late_node"][0].facts
-    assert facts["slow"] == ["node2/rank2"]
-    assert facts["ranks_by_node"] == {node: [f"{node}/rank{rank}"] for rank, node in enumerate(FOUR)}
+    evidence = {metric.name: metric.evidence for metric in runs["search_late_node"][0].metrics}
+    assert evidence == {"slow_ranks": ["node2/rank2"], "slow_paths": [], "slow_rails": [], "wrong_elements": None}
+    assert facts(runs["search_late_node"])["ranks_by_node"] == {
+        node: [f"{node}/rank{rank}"] for rank, node in enumerate(FOUR)
+    }
     verdicts = judge_check(catalog()[SEARCH], runs["search_late_node"], {}, "t")
     good = dict.fromkeys(("slow_paths", "slow_rails", "wrong_elements"), Outcome.PASS)
     assert {verdict.metric: verdict.outcome for verdict in verdicts} == {"slow_ranks": Outcome.FAIL, **good}

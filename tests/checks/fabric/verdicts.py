@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from seatrial.checks.base import Check
+from seatrial.checks.declare import Answer, answers
 from seatrial.judge.rules import judge_check
-from seatrial.model import Absent, Measurement, Metric, Outcome, Why
+from seatrial.model import CLUSTER, Absent, Fact, Measurement, Metric, Outcome, Why
+
+
+def measurement(check: Check, given: Iterable[Answer], subject: str, **facts: Any) -> Measurement:
+    """What the rank ``subject`` of a check of all ranks yields, as a measurement with additional ``facts``."""
+    observed = list(answers(given, check.declared, check.name, {None: CLUSTER, "rank": subject}))
+    return Measurement(
+        check=check.name,
+        subject=subject,
+        rank=0,
+        metrics=tuple(item for item in observed if isinstance(item, Metric)),
+        absent=tuple(item for item in observed if isinstance(item, Absent)),
+        facts=facts | {item.name: item.value for item in observed if isinstance(item, Fact)},
+    )
 
 
 def outcomes(
