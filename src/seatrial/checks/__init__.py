@@ -50,10 +50,10 @@ class _Catalog(Mapping[str, Check]):
 def _check_in_file_of_its_name(name: str) -> Check | None:
     """The check ``name``, such as ``host.cpu`` from ``cpu.py`` or ``host_cpu.py``; None if neither file declares it.
 
-    Imports only files with these names.
+    Imports only files whose names are the end of the check's name: a file may declare a check with a longer one.
     """
-    file_names = (name.rpartition(".")[2], name.replace(".", "_"))
-    candidates = (module for module in _modules() if module.rpartition(".")[2] in file_names)
+    words = f"_{name.replace('.', '_')}"
+    candidates = (module for module in _modules() if words.endswith(f"_{module.rpartition('.')[2]}"))
     return next((check for module in candidates for check in _load_checks(module) if check.name == name), None)
 
 
