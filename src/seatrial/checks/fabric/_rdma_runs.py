@@ -32,7 +32,8 @@ class RdmaOptions(Options):
     """Options of fabric.rdma.
 
     ``rounds``: number of rounds; by default as many as cover all pairs on up to 4 nodes, and 3 on more nodes.
-    ``transfer_limit_s``: time limit of one run of perftest. ``gpu_memory``: transfer from and to GPU memory if possible.
+    ``transfer_limit_s``: time limit of one run of perftest.
+    ``gpu_memory``: transfer from and to GPU memory if possible.
     """
 
     rounds: int | None = Field(default=None, ge=1)

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pydantic import JsonValue
+
 from seatrial.checks.base import Check, Context, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, Cause, FindingTemplate, absent, metric, rule, value
 from seatrial.checks.fabric._compute_ports import ComputePorts, NodePorts, read_node_ports, select_compute_ports
@@ -92,10 +94,12 @@ def _states(compute: ComputePorts) -> Iterator[Answer]:
         models = counts or dict(max_counts.most_common(1))
         missing = sum(max_counts[model] - counts[model] for model in models)
         yield value("ports_missing", missing, node, evidence={"ports": dict(counts), "most": dict(max_counts)})
-        unreadable = {port.name: port.unreadable for port in ports if port.rate_gbps is None}
+        unreadable: dict[str, JsonValue] = {
+            port.name: dict(port.unreadable) for port in ports if port.rate_gbps is None
+        }
         yield value("ports_unreadable", len(unreadable), node, evidence={"unreadable": unreadable})
-    ports_by_model = {node: dict(counts) for node, counts in counts_by_node.items()}
-    yield value("nic_models", len(max_counts), evidence={"compute_ports": ports_by_model})
+    compute_ports: dict[str, JsonValue] = {node: dict(counts) for node, counts in counts_by_node.items()}
+    yield value("nic_models", len(max_counts), evidence={"compute_ports": compute_ports})
 
 
 def _state(port: PortDetails) -> str:
