@@ -8,7 +8,7 @@ from typing import Any
 from seatrial.checks.base import Check
 from seatrial.checks.declare import Answer, answers
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Absent, Fact, Measurement, Metric, Outcome, Why
+from seatrial.model import CLUSTER, Absent, Fact, Measurement, Metric, Outcome, Verdict, Why
 
 
 def measurement(check: Check, given: Iterable[Answer], subject: str, **facts: Any) -> Measurement:
@@ -47,3 +47,19 @@ def outcomes(
     return all_outcomes | {
         verdict.metric: verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.PASS
     }
+
+
+def measured(check: Check, given: Iterable[Answer]) -> Measurement:
+    """What rank 0 of a CLUSTER check records for these answers of its ``measure``."""
+    observations = list(answers(given, check.declared, check.name, {None: CLUSTER}))
+    return Measurement(
+        check=check.name,
+        subject="node0/rank0",
+        metrics=tuple(item for item in observations if isinstance(item, Metric)),
+        absent=tuple(item for item in observations if isinstance(item, Absent)),
+        facts={item.name: item.value for item in observations if isinstance(item, Fact)},
+    )
+
+
+def verdicts(check: Check, given: Iterable[Answer]) -> list[Verdict]:
+    return judge_check(check, [measured(check, given)], {}, "t")
