@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Context, Options
 from seatrial.checks.declare import Answer
@@ -22,6 +22,9 @@ from seatrial.discover.slurm_messages import first_commands
 from seatrial.discover.slurm_nodes import PendingJob, placement_of_smaller_job
 from seatrial.model import Fact, NotApplicable, SeatrialError
 from seatrial.util.processes import CommandResult
+
+if TYPE_CHECKING:
+    from seatrial.discover.slurm_task import Task
 
 RUN_TIMEOUT_S = 120  # limit for the end of a running probe job
 POLL_S = 1.0
@@ -164,6 +167,17 @@ class ProbeJobs:
 def condition_fact(name: str, reason: str) -> Fact:
     """Return a fact for the ``when`` of metrics: "yes", or "no" with the reason why they do not apply."""
     return Fact(name=name, value=f"no: {reason}" if reason else "yes")
+
+
+def task_evidence(task: Task, devices_confined: bool) -> dict[str, JsonValue]:
+    """Return what a task sees; ``devices_confined``: whether device cgroups restrict it."""
+    return {
+        "cpus": list(task.cpus),
+        "gpus": list(task.gpus(devices_confined) or ()),
+        "accessible_devices": list(task.accessible_devices),
+        "cuda_visible_devices": task.cuda_visible_devices,
+        "nvidia_smi_error": task.listing_error,
+    }
 
 
 def needs_slurm(measure: _Measure[_Options]) -> _Measure[_Options]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from pydantic import JsonValue
-
 from seatrial.checks.base import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.slurm._probe_jobs import NO_CLIENT, NO_CLUSTER
@@ -34,7 +32,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         return
     yield Fact(name="nvml_unavailable", value=inventory.nvml_unavailable)
     gres = [":".join(filter(None, (row.name, row.type, str(row.count)))) for row in node.gres]  # such as gpu:h100:8
-    evidence: dict[str, JsonValue] = {
+    evidence = {
         "configured": f"{configured} GPUs by Slurm",
         "detected": f"{detected} GPUs by NVML",
         "gres": ",".join(gres),
