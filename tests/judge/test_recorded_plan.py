@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.checks.base import SLURM_ABSENT, Needs, SkipIf
+from seatrial.checks.base import Needs, SkipIf
 from seatrial.config.schema import Config
 from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.model import GPUS_USED, Measurement, Reason
@@ -126,10 +126,7 @@ def test_a_shared_folder_is_missing_only_in_pods_without_claim_and_paths(
 
 
 def test_no_slurm_is_an_error_if_slurm_starts_the_jobs() -> None:
-    """Also for a check that Slurm's settings may exclude, which the record does not contain."""
-    isolation = check(skip_if=(SkipIf.NO_SLURM, SkipIf.UNVERIFIED))
-    skipped = [on(rank, skipped="one job per node") for rank in range(4)]
-    absent = [each.model_copy(update={"facts": {SLURM_ABSENT: "no slurm.conf"}}) for each in skipped]
-    assert errors(*skipped, judged=isolation, settings=config("slurm")) == []
-    assert errors(*absent, judged=isolation, settings=config("slurm"), reason=Reason.PLAN_MISMATCH)
-    assert errors(*absent, judged=isolation, settings=config("local")) == []
+    isolation = check(skip_if=(SkipIf.NO_SLURM,))
+    skipped = [on(rank, skipped="no slurm.conf") for rank in range(4)]
+    assert errors(*skipped, judged=isolation, settings=config("slurm"), reason=Reason.PLAN_MISMATCH)
+    assert errors(*skipped, judged=isolation, settings=config("local")) == []

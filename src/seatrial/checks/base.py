@@ -67,9 +67,6 @@ class SkipIf(Enum):
     UNVERIFIED = auto()  # depends on hardware or settings that the plan does not contain
 
 
-# Name of the fact that a check yields if it is skipped because this machine has no Slurm. Its value is the reason. If
-# Slurm starts the jobs of the trial, the judge does not accept this SKIP.
-SLURM_ABSENT = "slurm_absent"
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
 # Values that any fact in Check.rule_facts may have: the machine lacks the property, or the user may not read it
 NOT_SUPPORTED, PERMISSION_DENIED = "not_supported", "permission_denied"

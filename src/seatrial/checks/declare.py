@@ -31,7 +31,6 @@ from math import isfinite
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-
 from seatrial.model import (
     Absent,
     Artifact,

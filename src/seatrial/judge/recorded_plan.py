@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from seatrial.checks.base import SLURM_ABSENT, Check, SkipIf
+from seatrial.checks.base import Check, SkipIf
 from seatrial.config.schema import Config
 from seatrial.model import CLUSTER, GPUS_USED, Job, Measurement
 from seatrial.util.text import and_more
@@ -57,13 +57,8 @@ class RecordedPlan:
             self._subjects.add(subject)
         return True
 
-    def allows_skip(self, check: Check, measured: Iterable[Measurement]) -> bool:
-        """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skip_if``.
-
-        False if the check found no Slurm although Slurm starts the jobs.
-        """
-        if self._config.uses_slurm and any(SLURM_ABSENT in measurement.facts for measurement in measured):
-            return False
+    def allows_skip(self, check: Check) -> bool:
+        """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skip_if``."""
         ranks, nodes = self._ranks_per_node, self._config.cluster.nodes
         if self._config.cluster.min_nodes:
             nodes = min((job.expected_nodes for job in self._jobs), default=nodes)

@@ -189,7 +189,4 @@ class TestWithoutSlurm:
 
 
 def test_no_gpus(machine: Machine) -> None:
-    measurement = machine.measure("(null)", expected=None)
-    assert (measurement.error, measurement.skipped, measurement.metrics) == (None, None, ())
-    assert reasons(measurement, Why.DOES_NOT_APPLY).keys() == set(CHECK.metrics)
-    assert {verdict.outcome for verdict in judge(CHECK, measurement)} == {Outcome.SKIP}
+    assert "gpu1 has no GPU in Slurm" in str(machine.measure("(null)", expected=None).skipped)

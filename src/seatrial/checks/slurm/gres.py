@@ -28,8 +28,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     inventory = discover.read(context.root)
     configured, detected, expected = node.gpus, len(inventory.gpus), context.expected_gpus or 0
     if not configured and not inventory.installed_gpus and not expected:
-        yield absent("*", f"{node.name} has no GPU in Slurm, none in NVML, and none is expected")
-        return
+        raise NotApplicable(f"{node.name} has no GPU in Slurm, none in NVML, and none is expected")
     yield Fact(name="nvml_unavailable", value=inventory.nvml_unavailable)
     gres = [":".join(filter(None, (row.name, row.type, str(row.count)))) for row in node.gres]  # such as gpu:h100:8
     evidence = {
@@ -89,7 +88,7 @@ CHECK = Check(
     scope=Scope.NODE,
     measure=measure,
     limit_s=300,
-    skip_if=(SkipIf.NO_SLURM,),
+    skip_if=(SkipIf.NO_SLURM, SkipIf.NO_GPU),
     declared=(
         metric(
             "gpus_missing",
