@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, needs_slurm, open_probe_jobs, task_evidence
 from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
@@ -220,7 +220,17 @@ CHECK = Check(
             "gpus_shared",
             "== 0 GPUs",
             "several tasks with --gpus-per-task=1 have the same GPU: low throughput, out of memory",
-            "srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
+            "srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G. "
+            "Check Gres= in slurm.conf and File= in gres.conf, and set ConstrainDevices=yes in cgroup.conf",
+            cause=Cause(
+                id="shared_gpus",
+                place="cluster",
+                first_command="srun --ntasks-per-node=2 --gpus-per-task=1 sh -c "
+                "'echo $SLURM_LOCALID $CUDA_VISIBLE_DEVICES'",
+                action="fix-config",
+                explains=("device.*", "transfer.*", "collectives.*", "train.*"),
+                wrong_results=True,
+            ),
         ),
         metric(
             "devices_confined",
