@@ -30,8 +30,6 @@ from math import isfinite
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from pydantic import JsonValue
-
 from seatrial.model import (
     Absent,
     Artifact,
@@ -274,6 +272,9 @@ def is_possible(fact: str, value: JsonValue) -> bool:
     return state in ANY_FACT or bool(re.fullmatch(possible_values(fact), "no" if state == "no" else value))
 
 
+Evidence = dict[str, Any] | list[Any] | str | float | None  # a JsonValue; unlike it, the type includes list[str]
+
+
 class Value(NamedTuple):
     """A measured value of a declared metric. ``subject``: None for the subject of the check's scope."""
 
@@ -281,7 +282,7 @@ class Value(NamedTuple):
     value: float
     samples: tuple[float, ...]
     subject: str | None
-    evidence: JsonValue
+    evidence: Evidence
 
 
 class NoValue(NamedTuple):
@@ -301,7 +302,7 @@ Answer = Value | NoValue | Fact | Series | Artifact  # what ``measure`` yields
 
 
 def value(
-    name: str, measured: float | Sequence[float], subject: str | None = None, *, evidence: JsonValue = None
+    name: str, measured: float | Sequence[float], subject: str | None = None, *, evidence: Evidence = None
 ) -> Value:
     """A value, or the median of several samples. ``evidence``: shown if the value violates its rule."""
     if isinstance(measured, Sequence):
