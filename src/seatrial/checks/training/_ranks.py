@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import JsonValue
 
 from seatrial.checks.base import RuleFact
+from seatrial.checks.declare import Answer, absent, metric, rule, value
 from seatrial.checks.training._workload import TrainingResult
 from seatrial.model import Fact, Metric, Observation, Rule
 from seatrial.train.rank_times import MIN_STEPS, RankTimes, Slowdown, slowdowns
@@ -19,7 +20,65 @@ MAX_DATA_WAIT = 10
 # Device → limit; higher on CPUs: two ranks on the hyperthreads of one core are slower than a rank with its own core
 MAX_SLOWDOWN = {"cuda": 10, "cpu": 25}
 _MAX_NAMED = 4  # ranks in the facts slowest_ranks and longest_data_waits
-# Checks with these rules also declare the fact ``device``
+DECLARED = (
+    metric(
+        SLOWDOWN,
+        f"<= {MAX_SLOWDOWN['cuda']} %",
+        "The rank computes slower than the other ranks of this run, which wait for it in every step. The value is the "
+        "lower end of the 95 % interval over the steps.",
+        "Compare clocks, temperature and processes of the rank's GPU with those of another GPU of the node "
+        "(nvidia-smi), then the load and the binding of its CPU cores (top; taskset -cp PID). Then run the check "
+        "without the node.",
+        when="device == cuda",
+        also=(rule(f"<= {MAX_SLOWDOWN['cpu']} %", when="device == cpu"),),
+        speed=True,
+        may_exceed_100=True,
+    ),
+    metric(
+        DATA_WAIT,
+        f"<= {MAX_DATA_WAIT} %",
+        "The device of the rank is idle while the data loader reads and prepares the next batch; all ranks wait for "
+        "it.",
+        "Check the filesystem of the data (filesystem.speed; iostat -x 1) and the load of the CPUs (top). If all "
+        "ranks wait, start more data loader workers, or copy the data to a local disk.",
+        speed=True,
+    ),
+)
+
+
+def slowdown_and_data_wait(
+    results: Mapping[str, Sequence[TrainingResult]], subjects: Sequence[str]
+) -> Iterator[Answer]:
+    """The slowdowns in the first stage whose ranks can be compared, and the data waits in the last stage.
+
+    ``results``: stage → its trainings, which ran concurrently and are peers. ``subjects[rank]``: the rank's subject.
+    """
+    times_by_stage = [times_by_subject(trainings, subjects) for trainings in results.values()]
+    comparable = (times for times in times_by_stage if slowdowns(list(times.values())))
+    yield from slowdown(next(comparable, times_by_stage[0]))
+    yield from data_wait(times_by_stage[-1])
+
+
+def slowdown(times: Mapping[str, RankTimes]) -> Iterator[Answer]:
+    """The slowdown of each rank that has a peer. ``times``: subject → the times of its rank in one training."""
+    subjects, compared = list(times), slowdowns(list(times.values()))
+    if not compared:
+        yield absent(SLOWDOWN, _not_compared_reason(times))
+    for index, each in compared.items():
+        percent = max(0.0, 100 * (each.low - 1))
+        yield value(SLOWDOWN, percent, subjects[index], evidence=_slowdown_text(each))
+
+
+def data_wait(times: Mapping[str, RankTimes], evidence: JsonValue = None) -> Iterator[Answer]:
+    """The share of the step time that each rank waits for data. ``times``: subject → the times of its rank."""
+    shares = {subject: share for subject, each in times.items() if (share := each.data_wait_share) is not None}
+    if not shares:
+        yield absent(DATA_WAIT, "the training did not time the data loader")
+    for subject, share in shares.items():
+        yield value(DATA_WAIT, 100 * share, subject, evidence=evidence)
+
+
+# For checks that do not declare their metrics yet
 RULE_FACTS = {
     "ranks_compared": RuleFact(reason="compute times of ranks were not compared"),
     "data_wait_timed": RuleFact(),

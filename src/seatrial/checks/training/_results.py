@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 
 from seatrial.checks.base import Context, RuleFact, ratios
+from seatrial.checks.declare import metric
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
@@ -118,6 +119,20 @@ def peak_rule(metric: str, *size_options: str) -> Rule:
         meaning="The GPUs wait most of the time: for data, the host, a slow GPU, or communication.",
         fix="Compare device.gemm and device.memory of all GPUs, then collectives.all_reduce; top on the nodes shows "
         "other load on the CPUs",
+    )
+
+
+def peak_metric(name: str, *size_options: str) -> metric:
+    """A training speed without reference values. It is judged on GPUs if ``size_options`` have their defaults."""
+    return metric(
+        name,
+        f">= {MIN_SHARE_OF_PEAK} bound",
+        "The GPUs wait most of the time: for data, the host, a slow GPU, or communication.",
+        "Compare device.gemm and device.memory of all GPUs, then collectives.all_reduce; top on the nodes shows other "
+        "load on the CPUs",
+        unit="tokens/s/GPU",
+        when=" and ".join(("device == cuda", *(f"{option} is the default" for option in size_options))),
+        speed=True,
     )
 
 
