@@ -18,7 +18,7 @@ TOPOLOGY = Topology(
 _SHAPE = {"gpu": "NVIDIA H100 80GB HBM3", "world_size": 32, "nodes": 4, "backend": "nccl"}
 
 _NO_RANKS = tuple(
-    Absent(metric, Why.DOES_NOT_APPLY, "the sample has no times of single ranks")
+    Absent(metric=metric, why=Why.DOES_NOT_APPLY, reason="the sample has no times of single ranks")
     for metric in ("rank_slowdown", "rank_data_wait")
 )
 
