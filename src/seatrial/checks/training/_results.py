@@ -16,7 +16,7 @@ from seatrial.checks.base import Context, ratios
 from seatrial.checks.declare import Answer, Value, metric, unreadable, value
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Artifact, Fact, Rule, SeatrialError, Series
+from seatrial.model import CLUSTER, Artifact, Fact, SeatrialError, Series
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
 CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
@@ -72,19 +72,6 @@ def settings_fact(options: WorkloadOptions) -> Fact:
     """Fact ``settings``: "shipped" if reference speeds apply to this training, else "changed"."""
     overrides = [text for text in options.overrides if not text.startswith("max_steps=")]  # no effect on speed
     return Fact(name="settings", value="changed" if options.config or overrides else "shipped")
-
-
-def peak_rule(metric: str, *size_options: str) -> Rule:
-    """The rule on a training speed without reference values. It applies if ``size_options`` have their defaults."""
-    return Rule(
-        metric=metric,
-        share_of_peak=MIN_SHARE_OF_PEAK,
-        applies_if={"device": "cuda"},
-        default_options=size_options,
-        meaning="The GPUs wait most of the time: for data, the host, a slow GPU, or communication.",
-        fix="Compare device.gemm and device.memory of all GPUs, then collectives.all_reduce; top on the nodes shows "
-        "other load on the CPUs",
-    )
 
 
 def peak_metric(name: str, *size_options: str) -> metric:
