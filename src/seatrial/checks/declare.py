@@ -74,7 +74,6 @@ _FACT_VALUES = {
     "nvlink": "yes|no|unknown",
     "parallelism": "(ddp|fsdp2|zero3|single)( and (ddp|fsdp2|zero3|single))*",
     "paths_from": "options|run directory",
-    "scheduler": "slurm|none",
     "settings": "shipped|changed",
 }
 
