@@ -150,7 +150,8 @@ def test_wrong_data_names_sender_and_receiver(runs: Runs, name: str, received: t
     node = "node1" if len(received) == 1 else "node0"
     by_node = {measurement.subject.partition("/")[0]: measurement for measurement in reversed(measurements)}
     assert values(measurements, "wrong_elements") == {**dict.fromkeys(by_node, 0), node: len(received)}
-    wrong_data: Any = by_node[node].facts["wrong_data"]
+    (evidence,) = (metric.evidence for metric in by_node[node].metrics if metric.name == "wrong_elements")
+    wrong_data: Any = evidence["wrong_data"] if isinstance(evidence, dict) else []
     assert {(entry["from"], entry["to"]) for entry in wrong_data} == {
         (f"{node}/rank3", f"{node}/rank{rank}") for rank in received
     }
