@@ -244,8 +244,7 @@ class _RuleEvaluation:
         absent = group.absent(name)
         if not metrics and not group.failed and not absent:  # an error has its own verdict
             self._add_missing_metric(group, "")
-        if not group.failed:
-            self._add_absent(group, absent)
+        self._add_absent(group, absent)
         if (metrics or absent) and group.required_per[name]:
             if missing := group.missing_subjects(name):
                 self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
@@ -303,13 +302,17 @@ class _RuleEvaluation:
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
 
     def _add_absent(self, group: MeasurementGroup, absent: Mapping[str, Absent]) -> None:
-        """Add a verdict on each subject without a value; one for the group if all have the same reason."""
+        """Add a verdict on each subject without a value; one for the group if all have the same reason.
+
+        Also for a check that failed later, except for values that were not requested: the error has its own verdict.
+        """
         if not group.metrics.get(self._rule.metric) and len({(each.why, each.reason) for each in absent.values()}) == 1:
             absent = {"": next(iter(absent.values()))} if not group.missing_subjects(self._rule.metric) else absent
         for each_subject, each in absent.items():
             subject = each_subject or group.subject
             if each.why is Why.NOT_REQUESTED:
-                self._add_missing_metric(group, each.reason)
+                if not group.failed:
+                    self._add_missing_metric(group, each.reason)
             elif each.why is Why.UNREADABLE:
                 self._add_verdict(subject, Outcome.ERROR, Reason.METRIC_MISSING, each.reason)
             elif peer := self._applicability.applicable_peer(group, ()):
