@@ -129,6 +129,22 @@ def test_failed_measurement_has_one_error_and_its_metrics_are_evaluated() -> Non
     assert outcomes(check(SPEED), measured(None, error="RuntimeError: gone")) == [("cluster", Outcome.ERROR)]
 
 
+@pytest.mark.parametrize(
+    ("why", "outcome"),
+    [
+        (Why.DOES_NOT_APPLY, Outcome.SKIP),
+        (Why.NOT_PERMITTED, Outcome.UNJUDGED),
+        (Why.UNREADABLE, Outcome.ERROR),
+        (Why.NOT_REQUESTED, None),
+    ],
+)
+def test_what_a_check_answered_before_it_failed_stands(why: Why, outcome: Outcome | None) -> None:
+    answer = Absent(metric="speed", why=why, reason="no cable")
+    error, *answers = verdicts(check(SPEED), measured(None, absent=(answer,), error="RuntimeError: gone"))
+    assert (error.outcome, error.reasons) == (Outcome.ERROR, (Reason.MEASUREMENT_FAILED,))
+    assert [(verdict.outcome, verdict.detail) for verdict in answers] == ([(outcome, "no cable")] if outcome else [])
+
+
 def test_skipped_check_has_its_reason_as_detail() -> None:
     (verdict,) = verdicts(check(SPEED), measured(None, skipped="no GPU"))
     assert (verdict.outcome, verdict.reasons) == (Outcome.SKIP, (Reason.NOT_APPLICABLE,))
