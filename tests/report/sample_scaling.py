@@ -5,7 +5,7 @@ from __future__ import annotations
 from seatrial.checks.fabric import pairs, scaling
 from seatrial.checks.training import throughput
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Measurement, Metric, Topology, Verdict
+from seatrial.model import CLUSTER, Absent, Measurement, Metric, Topology, Verdict, Why
 
 CHECKS = (scaling.CHECK, throughput.CHECK, pairs.CHECK)
 NODES = ("n1", "n2", "n3", "n4")
@@ -17,7 +17,10 @@ TOPOLOGY = Topology(
 )
 _SHAPE = {"gpu": "NVIDIA H100 80GB HBM3", "world_size": 32, "nodes": 4, "backend": "nccl"}
 
-_NO_RANKS = dict.fromkeys(("ranks_compared", "data_wait_timed"), "no: the sample has no times of single ranks")
+_NO_RANKS = tuple(
+    Absent(metric=metric, why=Why.DOES_NOT_APPLY, reason="the sample has no times of single ranks")
+    for metric in ("rank_slowdown", "rank_data_wait")
+)
 
 
 def measurements() -> tuple[Measurement, ...]:
@@ -55,7 +58,7 @@ def _training() -> Measurement:
     efficiencies = {"node_vs_gpu": 99.03, "cluster_vs_node": 86.0, "cluster_vs_gpu": 85.17}
     metrics += _metrics({f"efficiency.{name}": value for name, value in efficiencies.items()}, "%")
     facts = {"device": "cuda", "trained": "yes", "parallelism": "fsdp2", "cpu_offload": "no"}
-    return _measurement(throughput.CHECK.name, metrics, **facts, **throughput.stage_facts(32, 4), **_NO_RANKS)
+    return _measurement(throughput.CHECK.name, metrics, **facts).model_copy(update={"absent": _NO_RANKS})
 
 
 def _pairs() -> Measurement:

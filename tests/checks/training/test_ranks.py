@@ -8,13 +8,13 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.checks.declare import answers
+from seatrial.checks.declare import NoValue, Value, answers
 from seatrial.checks.training import _ranks
 from seatrial.checks.training._workload import TrainingResult
 from seatrial.checks.training.ddp import CHECK
 from seatrial.diagnose.causes import cause_findings
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Absent, Fact, Measurement, Metric, Outcome, Verdict, Why
+from seatrial.model import CLUSTER, Absent, Measurement, Metric, Outcome, Verdict, Why
 from seatrial.train.rank_times import RankTimes
 
 
@@ -138,10 +138,17 @@ def test_trainings_of_single_gpus_are_compared_and_the_last_stage_shows_the_data
 
     failed = TrainingResult(None, Path(), "killed", 9, ranks=(0, 1))
     results = {"gpu": [training((0,), 1.0, 0.0), training((1,), 3.0, 0.0)], "node": [training((0, 1), 1.0, 0.5)]}
-    observed = list(_ranks.observations_of_trainings(results, ["n0/gpu0", "n0/gpu1"]))
-    values = {(o.name, o.subject): o.value for o in observed if isinstance(o, Metric)}
+    subjects = ["n0/gpu0", "n0/gpu1"]
+    answers = list(_ranks.slowdown_and_data_wait(results, subjects))
+    values = {(each.name, each.subject): each.value for each in answers if isinstance(each, Value)}
     assert values["rank_slowdown", "n0/gpu1"] == pytest.approx(200)
     assert values["rank_data_wait", "n0/gpu0"] == 50
-    without = _ranks.observations_of_trainings({"gpu": [failed]}, ["a", "b"])
-    facts = {o.name: o.value for o in without if isinstance(o, Fact)}
-    assert facts == {"ranks_compared": "no: fewer than 2 ranks", "data_wait_timed": facts["data_wait_timed"]}
+    without = list(_ranks.slowdown_and_data_wait({"gpu": [failed]}, subjects))
+    assert [each.names for each in without if isinstance(each, NoValue)] == [("rank_slowdown",), ("rank_data_wait",)]
+    assert len(without) == 2
+
+
+def test_rank_of_another_model_is_skipped_beside_ranks_that_are_compared() -> None:
+    measurement = measured({"n0/gpu0": times(), "n0/gpu1": times(), "n0/gpu2": times(device="other")})
+    assert outcomes(measurement, "rank_slowdown") == {"n0/gpu0": Outcome.PASS, "n0/gpu1": Outcome.PASS}
+    assert "n0/gpu2" in {v.subject for v in verdicts(measurement) if v.metric == "rank_slowdown"}
