@@ -25,7 +25,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     node = host.read(context.root)
     mounts, limits, clock_synchronised, rdma = node.mounts, node.limits, node.clock.synchronised, node.rdma
     hung_mounts = [mount.target for mount in mounts.filesystems if not mount.responding]
-    recorded, problems = node.model_dump(mode="json"), dict(node.unreadable())
+    recorded, problems = node.model_dump(mode="json"), node.unreadable()
     verbs_accessible = any(device.verbs_accessible for device in rdma.devices)
     yield from facts(
         {
@@ -55,7 +55,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         "hung_mounts": list(hung_mounts),
         "hostname_resolves": recorded["hostname"],
         "clock_synchronised": recorded["clock"],
-        "rdma_status_readable": {"unreadable": problems},
+        "rdma_status_readable": {"unreadable": dict(problems)},
         "rdma_inaccessible_devices": list(rdma.inaccessible_devices),
         "rdma_inactive_ports": list(rdma.inactive_ports),
     }
