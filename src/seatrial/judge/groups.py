@@ -87,9 +87,13 @@ class MeasurementGroup:
         self._measurements, self._disagreements = measurements, dict[str, str]()
 
     def absent(self, metric: str) -> Mapping[str, Absent]:
-        """Subject → why it has no value of ``metric``; "" stands for all subjects of the group."""
+        """Subject → why it has no value of ``metric``; "" stands for all subjects of the group.
+
+        The answer on a family such as ``busbw.*`` counts for all subjects only if the metric has no value.
+        """
         if (absent := self._absent.get(metric)) is None and self._absent:
-            absent = next((each for name, each in self._absent.items() if fnmatchcase(metric, name)), {})
+            family = next((each for name, each in self._absent.items() if fnmatchcase(metric, name)), {})
+            absent = {subject: each for subject, each in family.items() if subject or metric not in self.metrics}
             self._absent[metric] = absent
         return absent or {}
 

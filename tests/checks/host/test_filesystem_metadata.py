@@ -84,7 +84,6 @@ def test_all_rates_with_their_repeats(runs: Runs) -> None:
     files: Any = first.facts["files.run_directory"]
     assert files["create_single"] == files["create_concurrent"] == 300  # of all nodes together
     assert set(files) == {name.partition(".")[0] for name in names}
-    assert first.facts["repeats.run_directory"] == 3
     assert {outcome for name in names for outcome in outcomes(runs["shared"])[name]} == {Outcome.PASS}
 
 

@@ -115,7 +115,7 @@ def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
 def _measure(
     folder: SharedFolder, options: MetadataOptions, name: str, progress: Callable[[str], None]
 ) -> Iterator[Answer]:
-    """Yield the rates of one folder, and facts on files and repeats."""
+    """Yield the rates of one folder, one sample per repeat, and the fact ``files.TIER``."""
     from seatrial.bench import storage
 
     is_shared = storage.is_shared(folder)
@@ -124,7 +124,7 @@ def _measure(
         folder_by_mode["concurrent"] = folder
     rates: dict[str, list[float]] = {}  # OPERATION_MODE → files/s of all nodes together, for each repeat
     min_files: dict[str, int] = {}  # OPERATION_MODE → smallest number of files of any repeat
-    started, repeat_count = time.monotonic(), 0
+    started = time.monotonic()
     for repeat in range(options.repeats):
         for mode, mode_folder in folder_by_mode.items():
             progress(f"{name}: repeat {repeat + 1} of {options.repeats}, {mode}")
@@ -133,13 +133,11 @@ def _measure(
                 file_count = sum(timing.files for timing in timings)
                 min_files[key] = min(file_count, min_files.get(key, file_count))
                 rates.setdefault(key, []).append(file_count / max(timing.seconds for timing in timings))
-        repeat_count = repeat + 1
         if folder.run_on_first(lambda: time.monotonic() - started) > options.seconds:
             break
     for key, samples in rates.items():
         yield value(f"{key}.{name}", samples)
     yield Fact(name=f"files.{name}", value=dict(min_files))
-    yield Fact(name=f"repeats.{name}", value=repeat_count)
 
 
 def _repeat(

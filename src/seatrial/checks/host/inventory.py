@@ -23,9 +23,8 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
 
     context.progress("reading /proc and /sys")
     node = host.read(context.root)
-    mounts, limits, clock_synchronised, rdma = node.mounts, node.limits, node.clock.synchronised, node.rdma
-    hung_mounts = [mount.target for mount in mounts.filesystems if not mount.responding]
-    recorded, problems = node.model_dump(mode="json"), dict(node.unreadable())
+    mounts, clock, rdma = node.mounts, node.clock, node.rdma
+    recorded, problems = node.model_dump(mode="json"), node.unreadable()
     verbs_accessible = any(device.verbs_accessible for device in rdma.devices)
     yield from facts(
         {
@@ -35,38 +34,32 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
             "verbs_accessible": "yes" if verbs_accessible else "no: no RDMA device can be opened",
         }
     )
-    values: dict[str, float | None] = {
+    space = {
         "shm_bytes": mounts.shm.size_bytes,
         "shm_free": mounts.shm.free_bytes,
         "tmp_free": mounts.tmp.free_bytes if mounts.tmp.writable else 0,
-        "home_writable": bool(mounts.home.writable),
-        "hung_mounts": None if "filesystems" in mounts.unreadable else len(hung_mounts),
-        "nofile_soft": NO_LIMIT if limits.nofile.soft == "unlimited" else limits.nofile.soft,
-        "nofile_hard": NO_LIMIT if limits.nofile.hard == "unlimited" else limits.nofile.hard,
-        "memlock_unlimited": _memlock_unlimited(node),
-        "hostname_resolves": node.hostname.routable,
-        "clock_status_readable": clock_synchronised is not None,
-        "clock_synchronised": clock_synchronised,
-        "rdma_status_readable": rdma.status_readable,
-        "rdma_inaccessible_devices": len(rdma.inaccessible_devices),
-        "rdma_inactive_ports": len(rdma.inactive_ports),
-    }
-    evidence: dict[str, JsonValue] = {
-        "hung_mounts": list(hung_mounts),
-        "hostname_resolves": recorded["hostname"],
-        "clock_synchronised": recorded["clock"],
-        "rdma_status_readable": {"unreadable": problems},
-        "rdma_inaccessible_devices": list(rdma.inaccessible_devices),
-        "rdma_inactive_ports": list(rdma.inactive_ports),
     }
     unreadable_mounts = "; ".join(f"{name}: {text}" for name, text in problems.items() if name.startswith("mounts."))
-    for name, measured in values.items():
-        if measured is not None:
-            yield value(name, measured, evidence=evidence.get(name))
-        elif name == "clock_synchronised":
-            yield absent(name, "the clock synchronisation status is not readable")
-        else:
-            yield unreadable(name, unreadable_mounts)
+    for name, size in space.items():
+        yield unreadable(name, unreadable_mounts) if size is None else value(name, size)
+    yield value("home_writable", bool(mounts.home.writable))
+    hung_mounts: list[JsonValue] = [mount.target for mount in mounts.filesystems if not mount.responding]
+    if "filesystems" in mounts.unreadable:
+        yield unreadable("hung_mounts", mounts.unreadable["filesystems"])
+    else:
+        yield value("hung_mounts", len(hung_mounts), evidence=hung_mounts)
+    for name, limit in (("nofile_soft", node.limits.nofile.soft), ("nofile_hard", node.limits.nofile.hard)):
+        yield value(name, NO_LIMIT if limit == "unlimited" else limit)
+    yield value("memlock_unlimited", _memlock_unlimited(node))
+    yield value("hostname_resolves", node.hostname.routable, evidence=recorded["hostname"])
+    yield value("clock_status_readable", clock.synchronised is not None)
+    if clock.synchronised is None:
+        yield absent("clock_synchronised", "the clock synchronisation status is not readable")
+    else:
+        yield value("clock_synchronised", clock.synchronised, evidence=recorded["clock"])
+    yield value("rdma_status_readable", rdma.status_readable, evidence={"unreadable": dict(problems)})
+    yield value("rdma_inaccessible_devices", len(rdma.inaccessible_devices), evidence=list(rdma.inaccessible_devices))
+    yield value("rdma_inactive_ports", len(rdma.inactive_ports), evidence=list(rdma.inactive_ports))
 
 
 def _memlock_unlimited(node: HostFacts) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import JsonValue
+
 from seatrial.checks.base import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, metric, value
 from seatrial.model import Outcome, Phase, Scope, SeatrialError
@@ -36,7 +38,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     cpu_s_by_pid = {pid: _cpu_seconds(process) - cpu_s_before[pid] for pid, process in processes.items()}
     active = [pid for pid, cpu_s in cpu_s_by_pid.items() if cpu_s > 0]
     busiest = sorted(active, key=lambda pid: -cpu_s_by_pid[pid])[:MAX_PROCESSES]
-    named = [
+    named: list[JsonValue] = [
         {"pid": pid, "name": _name(processes[pid]), "cpus": round(cpu_s_by_pid[pid] / WINDOW_S, 2)} for pid in busiest
     ]
     gpu_node = "yes" if settings.is_gpu_node(context.root) else "no: no NVIDIA GPU on this machine"

@@ -255,7 +255,7 @@ def _add_minority(minority: dict[str, dict[str, str]], component: str, value_by_
 
 def _nodes_by_value(value_by_node: Mapping[str, str]) -> JsonValue:
     """Return value → nodes that have it."""
-    nodes_by_value: dict[str, list[str]] = {}
+    nodes_by_value: dict[str, list[JsonValue]] = {}
     for node, text in value_by_node.items():
         nodes_by_value.setdefault(text, []).append(node)
     return dict(nodes_by_value)
