@@ -285,7 +285,7 @@ class Check:
 
     def __post_init__(self) -> None:
         """Raises SeatrialError for a rule that requires an undeclared fact, or a value that the fact cannot have."""
-        if self.declared:
+        if self.declared and not self.metrics:  # dataclasses.replace passes what is derived, or a change of it
             self._derive()
         for rule in self.rules:
             for name, required in (*rule.applies_if.items(), *rule.reference_if.items()):
