@@ -49,6 +49,7 @@ OPERATION_CHECKS = {
     f"collectives.{name}": name
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "broadcast", "reduce")
 }
+NO_TAIL = Absent(metric="p99_ratio.1GiB", why=Why.DOES_NOT_APPLY, reason="no operations were timed one by one")
 PAIRS, RAILS, EACH_NODE = "collectives.pairs", "collectives.rails", "collectives.each_node"
 CHECKS = ("collectives.transport", *OPERATION_CHECKS, PAIRS, RAILS, EACH_NODE)
 REQUIRED_SHARE = 0.99
@@ -221,8 +222,7 @@ class Draw:
             metrics, more = self._transport()
             return metrics, facts | more
         if check in OPERATION_CHECKS:
-            no_tail: dict[str, JsonValue] = {"p99_ratio_measured": "no: the drawn records have no single operations"}
-            return self._operation_metrics(OPERATION_CHECKS[check]), facts | no_tail
+            return self._operation_metrics(OPERATION_CHECKS[check]), facts
         comparable = "yes" if check == RAILS or len(self.nodes) > 2 else "no: two nodes"
         return self._pair_metrics() if check == PAIRS else self._rail_metrics(), facts | {"comparable": comparable}
 
@@ -298,7 +298,7 @@ class Draw:
         references = self.machine.sku.expected["all_reduce.busbw.8GiB"]
         reference = next(each.value for each in references if each.gpus == GPUS)
         factor = self.fault.node if node == self.nodes[0] else 1.0
-        facts: dict[str, JsonValue] = {"backend": "nccl", "gpu": self.machine.gpu, "comparable": "yes"}
+        facts: dict[str, JsonValue] = {"backend": "nccl", "gpu": self.machine.gpu}
         facts |= {"nodes": 1, "world_size": GPUS}
         metrics = [
             self._rate("busbw.8GiB", reference * factor, node),
