@@ -57,7 +57,8 @@ REQUIRED_SHARE = 0.99
 ABSENT = {
     "collectives.transport": (
         Absent(metric="nvls_missing", why=Why.DOES_NOT_APPLY, reason="the drawn records have no NVLS channels"),
-    )
+    ),
+    **dict.fromkeys(OPERATION_CHECKS, (NO_TAIL,)),
 }
 
 

@@ -136,7 +136,7 @@ def test_published_value_of_another_algorithm(
     facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": 16, "nodes": 2, "backend": "nccl"}
     measurement = Measurement(check="collectives.all_reduce", subject="cluster", metrics=(metric,), facts=facts)
     check_ = catalog()["collectives.all_reduce"]
-    check_ = replace(check_, rules=tuple(rule for rule in check_.rules if rule.metric == metric.name))
+    check_ = replace(check_, declared=tuple(each for each in check_.declared if each.name == metric.name))
     (verdict,) = judge_check(check_, [measurement], {}, "", select_references(links, baseline))
     assert verdict.outcome is outcome
     assert (Reason.ALGORITHM_UNKNOWN in verdict.reasons) is (outcome is Outcome.UNJUDGED)

@@ -30,6 +30,8 @@ from math import isfinite
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from pydantic import JsonValue
+
 from seatrial.model import (
     Absent,
     Artifact,

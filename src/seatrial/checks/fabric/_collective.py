@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Context, facts
 from seatrial.checks.declare import Answer, NoValue, absent, not_requested, value
-from seatrial.checks.fabric import _nccl_log, _results
+from seatrial.checks.fabric import _nccl_log, _results, _wrong_data
 from seatrial.checks.fabric._sizes import (
     ELEMENT_SIZES,
     CollectiveOptions,
@@ -90,7 +90,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
         windows = modes.back_to_back[size].timings.rank_windows(context.rank)
         yield value(f"rank_time.{size_label(size)}", [1e6 * seconds for seconds in windows], context.subject)
     if is_rank_0:
-        yield _results.wrong_data(modes.mismatches())
+        yield _wrong_data.wrong_data(modes.mismatches())
         if parse_bytes(_results.P99_RATIO_SIZE) not in modes.percentiles:
             yield absent(f"p99_ratio.{_results.P99_RATIO_SIZE}", "no operations of this size were timed one by one")
         yield Fact(name="additional_data_checks", value=[check.name for check in modes.data_checks[timed_check_count:]])
@@ -252,7 +252,7 @@ class _Modes:
             }
             return None
 
-    def mismatches(self) -> Iterator[_results.Located]:
+    def mismatches(self) -> Iterator[_wrong_data.Located]:
         """Yield (location, mismatch) for the wrong data of each rank; a location has size, rank and subject."""
         for check in self.data_checks:
             for rank, mismatch in check.mismatches.items():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING
@@ -11,24 +10,18 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks import declare
-from seatrial.checks.base import Options, RuleFact, metric
+from seatrial.checks.base import Options
 from seatrial.checks.declare import Answer, Value, absent, value
-from seatrial.hardware.links import COLLECTIVE
-from seatrial.model import CLUSTER, ByteSize, Fact, Observation, Outcome, Rule, Series, size_label
+from seatrial.model import CLUSTER, ByteSize, Fact, Outcome, Series, size_label
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
     from seatrial.bench.collectives import CollectiveResult, Timings
-    from seatrial.bench.data_check import Mismatch
     from seatrial.bench.operations import Operation
-    from seatrial.bench.pairs import PairResults
-    from seatrial.bench.subgroups import GroupResult
 
 Results = Mapping[int, "CollectiveResult"]  # requested size in bytes → result
 
-BACKEND = {"backend": RuleFact("nccl|gloo")}  # Check.rule_facts
 P99_RATIO_SIZE = "1GiB"  # the size whose p99_ratio has a rule
-BANDWIDTH_BOUNDS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
 # Suffix of the metrics of the variant that the option in_place=both adds, by whether this variant is in place
 VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}
 
@@ -165,94 +158,6 @@ def cuda_graph_fact(results: Results) -> Fact:
         size_label(size): {"bytes": result.size, **_iterations(result.timings)} for size, result in results.items()
     }
     return Fact(name="cuda_graph", value=counts)
-
-
-Located = tuple[Mapping[str, JsonValue], "Mismatch"]  # where wrong data arrived, such as sender and receiver; what
-
-
-def wrong_data(mismatches: Iterable[Located], subject: str | None = None) -> Value:
-    """The number of wrong elements, with the wrong data as evidence."""
-    located = list(mismatches)
-    wrong: list[JsonValue] = [{**location, **asdict(mismatch)} for location, mismatch in located]
-    count = sum(mismatch.wrong for _, mismatch in located)
-    return value("wrong_elements", count, subject, evidence={"wrong_data": wrong} if wrong else None)
-
-
-def group_wrong_data(results: Mapping[str, GroupResult], subject: str | None = None) -> Value:
-    """The wrong data of all groups, located by group name and rank."""
-    mismatches = (
-        ({"group": name, "rank": rank}, mismatch)
-        for name, result in results.items()
-        for rank, mismatch in result.mismatches.items()
-    )
-    return wrong_data(mismatches, subject)
-
-
-def pair_wrong_data(results: PairResults, subject: str | None = None) -> Value:
-    """The wrong data of all pairs, located by sender and receiver."""
-    subjects = results.subjects
-    mismatches = (
-        ({"from": subjects[timing.partner], "to": subjects[timing.rank]}, timing.mismatch)
-        for timing in results.corrupted
-        if timing.mismatch
-    )
-    return wrong_data(mismatches, subject)
-
-
-def wrong_data_metric(fix: str) -> declare.metric:
-    """The declaration of ``wrong_elements``; ``fix``: how to locate the fault, appended to the general fix."""
-    return declare.metric(
-        "wrong_elements",
-        "== 0",
-        "Data was corrupted in transfer; training uses the same ports and links.",
-        f"Do not train on these nodes. {fix}",
-        unit="count",
-    )
-
-
-def wrong_data_results(
-    mismatches: Iterable[tuple[Mapping[str, JsonValue], Mismatch]], subject: str = CLUSTER
-) -> Iterator[Observation]:
-    """Yield the number of wrong elements, and the fact ``wrong_data`` if there are any.
-
-    ``mismatches``: (location, mismatch); the location is a mapping such as sender and receiver.
-    """
-    located_mismatches = list(mismatches)
-    yield metric("wrong_elements", sum(mismatch.wrong for _, mismatch in located_mismatches), "count", subject)
-    if located_mismatches:
-        wrong_data = [{**location, **asdict(mismatch)} for location, mismatch in located_mismatches]
-        yield Fact(name="wrong_data", value=wrong_data)
-
-
-def group_wrong_data_results(results: Mapping[str, GroupResult], subject: str = CLUSTER) -> Iterator[Observation]:
-    """Yield the wrong data of all groups, located by group name and rank."""
-    located_mismatches: list[tuple[Mapping[str, JsonValue], Mismatch]] = []
-    for name, result in results.items():
-        for rank, mismatch in result.mismatches.items():
-            located_mismatches.append(({"group": name, "rank": rank}, mismatch))
-    return wrong_data_results(located_mismatches, subject)
-
-
-def pair_wrong_data_results(results: PairResults, subject: str = CLUSTER) -> Iterator[Observation]:
-    """Yield the wrong data of all pairs, located by sender and receiver."""
-    subjects = results.subjects
-    located_mismatches = (
-        ({"from": subjects[timing.partner], "to": subjects[timing.rank]}, timing.mismatch)
-        for timing in results.corrupted
-        if timing.mismatch
-    )
-    return wrong_data_results(located_mismatches, subject)
-
-
-def wrong_data_rule(fix: str) -> Rule:
-    """The rule on ``wrong_elements``; ``fix``: how to locate the fault, appended to the general fix."""
-    return Rule(
-        metric="wrong_elements",
-        expect="== 0",
-        evidence_facts=("wrong_data",),
-        meaning="Data was corrupted in transfer; training uses the same ports and links.",
-        fix=f"Do not train on these nodes. {fix}",
-    )
 
 
 def sizes_not_allocated(not_allocated: Mapping[str, JsonValue], subject: str | None = None) -> Value:

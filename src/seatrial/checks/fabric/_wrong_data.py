@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults
     from seatrial.bench.subgroups import GroupResult
 
+Located = tuple[Mapping[str, JsonValue], "Mismatch"]  # where wrong data arrived, such as sender and receiver; what
+
 
 def wrong_data_metric(fix: str) -> metric:
     """The declaration; ``fix``: how to locate the fault, appended to the general fix."""
@@ -22,8 +24,8 @@ def wrong_data_metric(fix: str) -> metric:
     return metric("wrong_elements", "== 0", meaning, f"Do not train on these nodes. {fix}", unit="count")
 
 
-def wrong_data(mismatches: Iterable[tuple[Mapping[str, JsonValue], Mismatch]], subject: str | None = None) -> Value:
-    """The number of wrong elements. ``mismatches``: (location, mismatch), the location such as sender and receiver."""
+def wrong_data(mismatches: Iterable[Located], subject: str | None = None) -> Value:
+    """The number of wrong elements."""
     located = list(mismatches)
     evidence = [{**location, **asdict(mismatch)} for location, mismatch in located]
     wrong_elements = sum(mismatch.wrong for _, mismatch in located)

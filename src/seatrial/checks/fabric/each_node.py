@@ -16,14 +16,8 @@ from pydantic import Field
 from seatrial.checks.base import Check, Context, Needs, SkipIf, facts
 from seatrial.checks.declare import Answer, Comparison, absent, metric, not_requested, unreadable, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import (
-    GroupOptions,
-    allocation_metric,
-    group_wrong_data,
-    sizes_not_allocated,
-    transport_text,
-    wrong_data_metric,
-)
+from seatrial.checks.fabric._results import GroupOptions, allocation_metric, sizes_not_allocated, transport_text
+from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,

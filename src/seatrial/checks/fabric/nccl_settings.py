@@ -286,7 +286,8 @@ CHECK = Check(
             metric(
                 f"busbw_{name}.*",
                 unit="GB/s",
-                meaning=f"bus bandwidth of all-reduce with {' '.join(map('='.join, setting.env.items())) or 'its defaults'}",
+                meaning="bus bandwidth of all-reduce with "
+                + (" ".join(f"{variable}={value}" for variable, value in setting.env.items()) or "its defaults"),
                 speed=True,
                 bound=COLLECTIVE,
             )

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from seatrial.checks.base import Check, Context, Needs, ScalingMetrics, SkipIf, facts, ratios
 from seatrial.checks.declare import Answer, Value, absent, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import GroupOptions, Located, transport_text, wrong_data, wrong_data_metric
+from seatrial.checks.fabric._results import GroupOptions, transport_text
+from seatrial.checks.fabric._wrong_data import Located, wrong_data, wrong_data_metric
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import (

@@ -86,6 +86,7 @@ CHECK = Check(
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     needs=Needs(min_ranks=2),
+    declared=(),
     measure=measure,
     limit_s=180,
     options=FailingJobOptions,
