@@ -23,6 +23,7 @@ from seatrial.model import (
     Measurement,
     Metric,
     Scope,
+    Why,
 )
 from seatrial.util.text import and_more
 
@@ -145,13 +146,15 @@ class MeasurementGroup:
             expected = _SUBJECTS[kind]([value.subject for value in self._measurements])
         if kind == "gpu" and not expected:
             return f"the fact {GPUS_USED} lists no GPU"
-        measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent)
+        unreadable = {subject: each.reason for subject, each in absent.items() if each.why is Why.UNREADABLE}
+        measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent.keys() - unreadable.keys())
         if kind == "pair":  # in either order
             measured |= {opposite_direction(subject) for subject in measured}
         missing = [subject for subject in expected if subject not in measured]
         if not missing:
             return ""
-        return f"no value for {len(missing)} of {len(expected)} subjects: {and_more(missing, _MAX_NAMED)}"
+        reasons = [f"{subject} ({unreadable[subject]})" if subject in unreadable else subject for subject in missing]
+        return f"no value for {len(missing)} of {len(expected)} subjects: {and_more(reasons, _MAX_NAMED)}"
 
     def _gpus(self) -> list[str]:
         """The GPUs of a node, from the fact GPUS_USED."""

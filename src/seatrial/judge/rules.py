@@ -297,14 +297,17 @@ class _RuleEvaluation:
     def _add_absent(self, group: MeasurementGroup, absent: Mapping[str, Absent]) -> None:
         """Add a verdict on each subject without a value; one for the group if all have the same reason.
 
-        A threshold of the trial on a metric that no subject has is an ERROR.
+        A threshold of the trial on a metric that no subject has is an ERROR. Subjects that must have a value and could
+        not be read are named by the ERROR of the group.
         """
         if not group.metrics.get(self._rule.metric) and len({(each.why, each.reason) for each in absent.values()}) == 1:
             absent = {"": next(iter(absent.values()))} if not group.missing_subjects(self._rule.metric) else absent
         for each_subject, each in absent.items():
             subject = each_subject or group.subject
-            if group.failed and each.why in (Why.UNREADABLE, Why.NOT_REQUESTED):
+            if each.why in (Why.UNREADABLE, Why.NOT_REQUESTED) and group.failed:
                 continue  # an error has its own verdict
+            if each.why is Why.UNREADABLE and each_subject and group.per[self._rule.metric]:
+                continue
             if each.why is Why.NOT_REQUESTED or each.instead:
                 self._add_missing_metric(group, each.reason)
             elif each.why is Why.UNREADABLE or (self._trial and not group.metrics.get(self._rule.metric)):
