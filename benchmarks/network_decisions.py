@@ -49,10 +49,12 @@ OPERATION_CHECKS = {
     f"collectives.{name}": name
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "broadcast", "reduce")
 }
-NO_TAIL = Absent(metric="p99_ratio.1GiB", why=Why.DOES_NOT_APPLY, reason="no operations were timed one by one")
 PAIRS, RAILS, EACH_NODE = "collectives.pairs", "collectives.rails", "collectives.each_node"
 CHECKS = ("collectives.transport", *OPERATION_CHECKS, PAIRS, RAILS, EACH_NODE)
 REQUIRED_SHARE = 0.99
+# Check → metrics that the drawn records lack
+NO_TAIL = Absent(metric="p99_ratio.1GiB", why=Why.DOES_NOT_APPLY, reason="the drawn records have no single operations")
+ABSENT = dict.fromkeys(OPERATION_CHECKS, (NO_TAIL,))
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class Draw:
                     subject=f"{node}/gpu{gpu}",
                     rank=rank,
                     metrics=tuple(metrics),
-                    absent=(NO_TAIL,) if check in OPERATION_CHECKS else (),
+                    absent=ABSENT.get(check, ()) if metrics else (),
                     facts={**facts, "error_counters": {"counters_read": 30}},
                     retry=retry,
                 )

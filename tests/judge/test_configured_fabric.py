@@ -11,7 +11,7 @@ from seatrial.hardware.fabric_model import TcpFabric
 from seatrial.hardware.links import Links
 from seatrial.judge import judge
 from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
-from seatrial.model import JUDGED_INSTEAD, NOT_REQUESTED, Job, Measurement, Metric, Outcome, Reason, Verdict
+from seatrial.model import Absent, Job, Measurement, Metric, Outcome, Reason, Verdict, Why
 from seatrial.pipeline.rejudge import make_decision
 
 FACTS = {"backend": "nccl", "gpu": "NVIDIA H200", "world_size": 2, "nodes": 2, "backend_environment": {}}
@@ -85,28 +85,29 @@ def test_rdma_in_use_contradicts_a_trial_that_asks_for_tcp(network: str, count: 
     assert not list(unexpected_rdma(catalog()["collectives.all_reduce"], config(fabric={"kind": "tcp"}), links))
 
 
-def all_reduce_run(metrics: dict[str, float], facts: dict[str, JsonValue], **setting: Any) -> dict[str, Verdict]:
+def all_reduce_run(metrics: dict[str, float], absent: tuple[Absent, ...], **setting: Any) -> dict[str, Verdict]:
     """The verdicts by metric on an all-reduce over sockets of 10 Gb/s on two nodes of one H200."""
     nics: JsonValue = {"interfaces": [{"name": "eth0", "speed_mbit_s": 10_000}]}
     transport: dict[str, JsonValue] = {"transports": {"NET/Socket": 4}}
     transport["socket_interfaces"] = {"n0": ["eth0"], "n1": ["eth0"]}
     measured = tuple(Metric(name=name, value=value, unit="GB/s", subject="cluster") for name, value in metrics.items())
-    of_check = {**FACTS, "p99_ratio_measured": "no: not timed", **facts}
     settings = config("collectives.all_reduce", fabric={"kind": "tcp", "rate": "10 Gb/s"})
     settings.checks["collectives.all_reduce"] = CheckSettings.model_validate(setting)
     measurements = [
         *(Measurement(check="host.inventory", subject=node, facts={"nics": nics}) for node in ("n0", "n1")),
         Measurement(check="collectives.transport", subject="n0/gpu0", facts=transport),
-        Measurement(check="collectives.all_reduce", subject="n0/gpu0", facts=of_check, metrics=measured),
+        Measurement(check="collectives.all_reduce", subject="n0/gpu0", facts=FACTS, metrics=measured, absent=absent),
     ]
     verdicts = judge(settings, (), measurements, catalog(), {}, retries=None)
     return {verdict.metric: verdict for verdict in verdicts if verdict.check == "collectives.all_reduce"}
 
 
-LEFT_OUT: dict[str, JsonValue] = {
-    JUDGED_INSTEAD: {"8GiB": "1GiB"},
-    NOT_REQUESTED: {"busbw.8GiB": "8 GiB takes about 111 s"},
-}
+def too_slow(instead: str) -> tuple[Absent, ...]:
+    reason = "8 GiB takes about 111 s"
+    return (Absent(metric="busbw.8GiB", why=Why.DOES_NOT_APPLY, reason=reason, instead=instead),)
+
+
+LEFT_OUT = too_slow("busbw.1GiB")
 
 
 @pytest.mark.parametrize(("busbw", "outcome"), [(1.1, Outcome.PASS), (0.3, Outcome.FAIL)])
@@ -123,8 +124,8 @@ def test_neither_size_measured_is_an_error() -> None:
     assert (verdicts["busbw.1GiB"].outcome, verdicts["busbw.8GiB"].outcome) == (Outcome.ERROR, Outcome.SKIP)
 
 
-def test_without_the_fact_a_missing_size_is_an_error() -> None:
-    verdicts = all_reduce_run({"busbw.1GiB": 1.1, "busbw_ring.1GiB": 1.1}, {})
+def test_without_an_answer_a_missing_size_is_an_error() -> None:
+    verdicts = all_reduce_run({"busbw.1GiB": 1.1, "busbw_ring.1GiB": 1.1}, ())
     assert verdicts["busbw.8GiB"].outcome is Outcome.ERROR
 
 
@@ -135,8 +136,7 @@ def test_a_threshold_on_a_size_that_was_not_measured_is_an_error() -> None:
 
 def test_a_size_without_limits_does_not_pass() -> None:
     """An edited record cannot make a small size count for a large one."""
-    facts: dict[str, JsonValue] = {JUDGED_INSTEAD: {"8GiB": "1MiB"}}
-    verdicts = all_reduce_run({"busbw.1MiB": 100.0, "busbw_ring.1MiB": 100.0}, facts)
+    verdicts = all_reduce_run({"busbw.1MiB": 100.0, "busbw_ring.1MiB": 100.0}, too_slow("busbw.1MiB"))
     assert verdicts["busbw.1MiB"].outcome is Outcome.UNJUDGED
 
 

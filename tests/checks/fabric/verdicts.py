@@ -10,7 +10,7 @@ from seatrial.model import Absent, Measurement, Metric, Outcome, Why
 
 
 def outcomes(
-    check: Check, values: dict[str, float], absent: dict[str, str] | None = None, **facts: Any
+    check: Check, values: dict[str, float], absent: dict[str, str] | None = None, /, **facts: Any
 ) -> dict[str, Outcome]:
     """Metric → outcome for the measured ``values``, with keys ``METRIC SUBJECT`` or ``METRIC``.
 

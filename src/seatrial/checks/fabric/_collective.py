@@ -23,6 +23,7 @@ from seatrial.checks.fabric._sizes import (
     default_sizes,
     omitted_sizes,
 )
+from seatrial.checks.fabric._wrong_data import wrong_data
 from seatrial.model import Fact, NotApplicable, SeatrialError, format_bytes, parse_bytes, size_label
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
         windows = modes.back_to_back[size].timings.rank_windows(context.rank)
         yield value(f"rank_time.{size_label(size)}", [1e6 * seconds for seconds in windows], context.subject)
     if is_rank_0:
-        yield _results.wrong_data(modes.mismatches())
+        yield wrong_data(modes.mismatches())
         if parse_bytes(_results.P99_RATIO_SIZE) not in modes.percentiles:
             yield absent(f"p99_ratio.{_results.P99_RATIO_SIZE}", "no operations of this size were timed one by one")
         yield Fact(name="additional_data_checks", value=[check.name for check in modes.data_checks[timed_check_count:]])
@@ -252,7 +253,7 @@ class _Modes:
             }
             return None
 
-    def mismatches(self) -> Iterator[_results.Located]:
+    def mismatches(self) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
         """Yield (location, mismatch) for the wrong data of each rank; a location has size, rank and subject."""
         for check in self.data_checks:
             for rank, mismatch in check.mismatches.items():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import ceil
 from statistics import fmean, median, pstdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
@@ -167,49 +167,6 @@ def cuda_graph_fact(results: Results) -> Fact:
     return Fact(name="cuda_graph", value=counts)
 
 
-Located = tuple[Mapping[str, JsonValue], "Mismatch"]  # where wrong data arrived, such as sender and receiver; what
-
-
-def wrong_data(mismatches: Iterable[Located], subject: str | None = None) -> Value:
-    """The number of wrong elements, with the wrong data as evidence."""
-    located = list(mismatches)
-    wrong: list[JsonValue] = [{**location, **asdict(mismatch)} for location, mismatch in located]
-    count = sum(mismatch.wrong for _, mismatch in located)
-    return value("wrong_elements", count, subject, evidence={"wrong_data": wrong} if wrong else None)
-
-
-def group_wrong_data(results: Mapping[str, GroupResult], subject: str | None = None) -> Value:
-    """The wrong data of all groups, located by group name and rank."""
-    mismatches = (
-        ({"group": name, "rank": rank}, mismatch)
-        for name, result in results.items()
-        for rank, mismatch in result.mismatches.items()
-    )
-    return wrong_data(mismatches, subject)
-
-
-def pair_wrong_data(results: PairResults, subject: str | None = None) -> Value:
-    """The wrong data of all pairs, located by sender and receiver."""
-    subjects = results.subjects
-    mismatches = (
-        ({"from": subjects[timing.partner], "to": subjects[timing.rank]}, timing.mismatch)
-        for timing in results.corrupted
-        if timing.mismatch
-    )
-    return wrong_data(mismatches, subject)
-
-
-def wrong_data_metric(fix: str) -> declare.metric:
-    """The declaration of ``wrong_elements``; ``fix``: how to locate the fault, appended to the general fix."""
-    return declare.metric(
-        "wrong_elements",
-        "== 0",
-        "Data was corrupted in transfer; training uses the same ports and links.",
-        f"Do not train on these nodes. {fix}",
-        unit="count",
-    )
-
-
 def wrong_data_results(
     mismatches: Iterable[tuple[Mapping[str, JsonValue], Mismatch]], subject: str = CLUSTER
 ) -> Iterator[Observation]:
@@ -255,7 +212,7 @@ def wrong_data_rule(fix: str) -> Rule:
     )
 
 
-def sizes_not_allocated(not_allocated: Mapping[str, JsonValue], subject: str | None = None) -> Value:
+def sizes_not_allocated(not_allocated: Mapping[str, Any], subject: str | None = None) -> Value:
     """The number of sizes whose buffers did not fit; ``not_allocated``: size → ranks and reasons, the evidence."""
     evidence: JsonValue = {"not_allocated": dict(not_allocated)} if not_allocated else None
     return value("sizes_not_allocated", len(not_allocated), subject, evidence=evidence)

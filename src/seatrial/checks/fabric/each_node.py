@@ -19,11 +19,10 @@ from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     GroupOptions,
     allocation_metric,
-    group_wrong_data,
     sizes_not_allocated,
     transport_text,
-    wrong_data_metric,
 )
+from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,

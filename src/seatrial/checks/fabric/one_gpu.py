@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from seatrial.checks.base import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, metric, value
-from seatrial.checks.fabric._results import group_wrong_data, transport_text
+from seatrial.checks.fabric._results import transport_text
+from seatrial.checks.fabric._wrong_data import group_wrong_data
 from seatrial.model import Fact, Phase, Scope
 
 SIZE = 1024  # bytes; the time of this small size is a latency
