@@ -246,8 +246,7 @@ class _RuleEvaluation:
         absent = group.absent(name)
         if not metrics and not group.failed and not absent:  # an error has its own verdict
             self._add_missing_metric(group, "")
-        if not group.failed:
-            self._add_absent(group, absent)
+        self._add_absent(group, absent)
         if (metrics or absent) and group.required_per[name]:
             if missing := group.missing_subjects(name):
                 self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
@@ -309,13 +308,18 @@ class _RuleEvaluation:
 
         A threshold of the trial on a metric that no subject has is an ERROR.
         """
-        if not group.metrics.get(self._rule.metric) and len({(each.why, each.reason) for each in absent.values()}) == 1:
+        is_measured = self._rule.metric in group.metrics
+        if not is_measured and len({(each.why, each.reason) for each in absent.values()}) == 1:
             absent = {"": next(iter(absent.values()))} if not group.missing_subjects(self._rule.metric) else absent
         for each_subject, each in absent.items():
             subject = each_subject or group.subject
-            if each.why is Why.NOT_REQUESTED or each.instead:
+            not_requested = each.why is Why.NOT_REQUESTED or each.instead
+            unreadable = each.why is Why.UNREADABLE or (self._trial and not is_measured)
+            if group.failed and (not_requested or unreadable):
+                continue  # an error has its own verdict
+            if not_requested:
                 self._add_missing_metric(group, each.reason)
-            elif each.why is Why.UNREADABLE or (self._trial and not group.metrics.get(self._rule.metric)):
+            elif unreadable:
                 self._add_verdict(subject, Outcome.ERROR, Reason.METRIC_MISSING, each.reason)
             elif peer := self._applicability.applicable_peer(group, ()):
                 detail = f"{each.reason}, but the rule applies to {peer}"
