@@ -49,7 +49,6 @@ OPERATION_CHECKS = {
     f"collectives.{name}": name
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "broadcast", "reduce")
 }
-NO_TAIL = Absent(metric="p99_ratio.1GiB", why=Why.DOES_NOT_APPLY, reason="no operations were timed one by one")
 PAIRS, RAILS, EACH_NODE = "collectives.pairs", "collectives.rails", "collectives.each_node"
 CHECKS = ("collectives.transport", *OPERATION_CHECKS, PAIRS, RAILS, EACH_NODE)
 REQUIRED_SHARE = 0.99

@@ -300,17 +300,20 @@ class _RuleEvaluation:
         A threshold of the trial on a metric that no subject has is an ERROR. Subjects that must have a value and could
         not be read are named by the ERROR of the group.
         """
-        if not group.metrics.get(self._rule.metric) and len({(each.why, each.reason) for each in absent.values()}) == 1:
+        is_measured = self._rule.metric in group.metrics
+        if not is_measured and len({(each.why, each.reason) for each in absent.values()}) == 1:
             absent = {"": next(iter(absent.values()))} if not group.missing_subjects(self._rule.metric) else absent
         for each_subject, each in absent.items():
             subject = each_subject or group.subject
-            if each.why in (Why.UNREADABLE, Why.NOT_REQUESTED) and group.failed:
+            not_requested = each.why is Why.NOT_REQUESTED or each.instead
+            unreadable = each.why is Why.UNREADABLE or (self._trial and not is_measured)
+            if group.failed and (not_requested or unreadable):
                 continue  # an error has its own verdict
             if each.why is Why.UNREADABLE and each_subject and group.per[self._rule.metric]:
                 continue
-            if each.why is Why.NOT_REQUESTED or each.instead:
+            if not_requested:
                 self._add_missing_metric(group, each.reason)
-            elif each.why is Why.UNREADABLE or (self._trial and not group.metrics.get(self._rule.metric)):
+            elif unreadable:
                 self._add_verdict(subject, Outcome.ERROR, Reason.METRIC_MISSING, each.reason)
             elif peer := self._applicability.applicable_peer(group):
                 detail = f"{each.reason}, but the rule applies to {peer}"

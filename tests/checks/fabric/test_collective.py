@@ -92,16 +92,12 @@ def with_operations(trial: Trial, times_us: list[float]) -> Trial:
         if "percentiles" in measurement.facts:
             given = _results.percentile_values(2**30, result, ["vm/gpu0"])
             observed = list(answers(given, check.declared, check.name, {None: "cluster"}))
-            names = {each.name if isinstance(each, Metric) else each.metric for each in observed}
+            metrics = [each for each in observed if isinstance(each, Metric)]
+            absent = [each for each in observed if isinstance(each, Absent)]
+            names = {*(each.name for each in metrics), *(each.metric for each in absent)}
             changed = {
-                "metrics": (
-                    *(each for each in measurement.metrics if each.name not in names),
-                    *(each for each in observed if isinstance(each, Metric)),
-                ),
-                "absent": (
-                    *(each for each in measurement.absent if each.metric not in names),
-                    *(each for each in observed if isinstance(each, Absent)),
-                ),
+                "metrics": (*(each for each in measurement.metrics if each.name not in names), *metrics),
+                "absent": (*(each for each in measurement.absent if each.metric not in names), *absent),
             }
             measurements.append(measurement.model_copy(update=changed))
         else:

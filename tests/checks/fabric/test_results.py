@@ -11,7 +11,7 @@ from seatrial.bench.operations import OPERATIONS
 from seatrial.bench.pairs import PairResults, PairTiming
 from seatrial.bench.subgroups import GroupResult
 from seatrial.checks.declare import NoValue, Value, value
-from seatrial.checks.fabric import _results
+from seatrial.checks.fabric import _results, _wrong_data
 from seatrial.model import Outcome, Why
 
 SUBJECTS = ("n/gpu0", "n/gpu1")
@@ -73,18 +73,18 @@ def test_p99_ratio_needs_enough_operations(count: int) -> None:
 
 
 def test_wrong_data_counts_elements_and_locates_them() -> None:
-    wrong = _results.wrong_data([({"rank": 1}, WRONG), ({"rank": 2}, WRONG)])
+    wrong = _wrong_data.wrong_data([({"rank": 1}, WRONG), ({"rank": 2}, WRONG)])
     assert (wrong.name, wrong.value) == ("wrong_elements", 14)
     first = {"rank": 1, "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
     assert wrong.evidence == {"wrong_data": [first, {**first, "rank": 2}]}
-    assert _results.wrong_data([])[:2] == ("wrong_elements", 0)
-    assert _results.wrong_data([]).evidence is None
+    assert _wrong_data.wrong_data([])[:2] == ("wrong_elements", 0)
+    assert _wrong_data.wrong_data([]).evidence is None
 
 
 def test_wrong_data_of_a_pair_names_sender_and_receiver() -> None:
     pair_timings = (PairTiming(0, 1, (0.1,), None), PairTiming(1, 0, (0.1,), WRONG))
     subjects = ("node0/gpu0", "node1/gpu0")
-    wrong = _results.pair_wrong_data(PairResults(pair_timings, 2**20, {"node0": (0,), "node1": (1,)}, subjects))
+    wrong = _wrong_data.pair_wrong_data(PairResults(pair_timings, 2**20, {"node0": (0,), "node1": (1,)}, subjects))
     assert isinstance(wrong.evidence, dict)
     assert isinstance(wrong.evidence["wrong_data"], list)
     (entry,) = wrong.evidence["wrong_data"]
@@ -102,7 +102,7 @@ def test_sizes_not_allocated_are_the_evidence() -> None:
 
 def test_shared_rules() -> None:
     for metric, outcome in (
-        (_results.wrong_data_metric("see the evidence"), Outcome.FAIL),
+        (_wrong_data.wrong_data_metric("see the evidence"), Outcome.FAIL),
         (_results.allocation_metric("all_gather", "sizes=[1MiB]"), Outcome.ERROR),
     ):
         (rule,) = metric.rules
@@ -125,7 +125,7 @@ def test_transport_text_is_from_the_log() -> None:
 def test_wrong_data_of_groups_is_located() -> None:
     timings = Timings(windows=((1.0, 1.0),), per_window=1, warmup=1)
     bad, good = GroupResult((1, 3), timings, {3: Mismatch(2, 5, "1.0", "2.0", "0x1")}), GroupResult((0, 2), timings, {})
-    wrong = _results.group_wrong_data({"rail0": good, "rail1": bad})
+    wrong = _wrong_data.group_wrong_data({"rail0": good, "rail1": bad})
     assert wrong.value == 2
     assert wrong.evidence == {
         "wrong_data": [

@@ -25,7 +25,7 @@ def measurement(check: Check, given: Iterable[Answer], subject: str, **facts: An
 
 
 def outcomes(
-    check: Check, values: dict[str, float], absent: dict[str, str] | None = None, **facts: Any
+    check: Check, values: dict[str, float], absent: dict[str, str] | None = None, /, **facts: Any
 ) -> dict[str, Outcome]:
     """Metric → outcome for the measured ``values``, with keys ``METRIC SUBJECT`` or ``METRIC``.
 

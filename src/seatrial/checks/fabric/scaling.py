@@ -17,11 +17,13 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
+from pydantic import JsonValue
+
 from seatrial.checks.base import Check, Context, Needs, ScalingMetrics, SkipIf, facts, ratios
 from seatrial.checks.declare import Answer, Value, absent, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, transport_text
-from seatrial.checks.fabric._wrong_data import Located, wrong_data, wrong_data_metric
+from seatrial.checks.fabric._wrong_data import wrong_data, wrong_data_metric
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import (
@@ -37,6 +39,7 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
+    from seatrial.bench.data_check import Mismatch
     from seatrial.bench.pairs import PairTiming
     from seatrial.bench.subgroups import GroupResult
 
@@ -179,7 +182,9 @@ def _efficiency(name: str, samples: Sequence[float], base: Sequence[float]) -> V
     return value(name, median(samples) / median(base))._replace(samples=ratios(samples, base))
 
 
-def _located_mismatches(results: Mapping[int, GroupResult], pair_timings: Sequence[PairTiming]) -> Iterator[Located]:
+def _located_mismatches(
+    results: Mapping[int, GroupResult], pair_timings: Sequence[PairTiming]
+) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
     """Yield (location, mismatch) for all wrong data.
 
     The location has the number of nodes and the rank for an all-reduce, and sender and receiver for a pair.
