@@ -198,8 +198,9 @@ class TestLeftovers:
         assert outcomes == [outcome]
 
     def measurement(self, node: str, *processes: str, error: str | None = None) -> Measurement:
-        name, evidence = "leftover_processes", [*processes]
-        count = Metric(name=name, value=len(processes), unit="count", subject=node, evidence=evidence or None)
+        evidence: list[JsonValue] = [*processes]
+        name, number = "leftover_processes", len(processes)
+        count = Metric(name=name, value=number, unit="count", subject=node, evidence=evidence or None)
         return Measurement(check="nodes.leftovers", subject=node, metrics=() if error else (count,), error=error)
 
     def test_process_on_one_node(self) -> None:

@@ -132,7 +132,7 @@ def test_healthy_gpu_at_its_power_cap(burn: Callable[..., Measurement]) -> None:
 def throttling_evidence(measurement: Measurement) -> Any:
     (throttled,) = (metric for metric in measurement.metrics if metric.name == "throttled_share")
     assert isinstance(throttled.evidence, dict)
-    return throttled.evidence["percent_of_samples"]
+    return throttled.evidence["percent of samples"]
 
 
 def test_every_metric_is_declared_with_its_unit(burn: Callable[..., Measurement]) -> None:

@@ -87,7 +87,8 @@ def test_one_wrong_device_of_three(runs: Runs) -> None:
 def test_transient_mismatch_counts_one_round(runs: Runs) -> None:
     assert mismatches(runs["transient"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 1}
     assert judged(runs["transient"])["node2/rank2"] is Outcome.FAIL
-    (first, second) = next(each.evidence for each in runs["transient"][0].metrics if each.subject == "node2/rank2")
+    evidence = next(each.evidence for each in runs["transient"][0].metrics if each.subject == "node2/rank2")
+    first, second = cast("list[dict[str, str]]", evidence)
     assert first["fp32"] == "wrong" != second["fp32"]
 
 

@@ -171,21 +171,21 @@ def _throttling(samples: Sequence[LoadSample]) -> Value | None:
     throttled_count = sum(not set(THROTTLE_REASONS).isdisjoint(reasons) for reasons in readings)
     counts = sorted(Counter(chain.from_iterable(readings)).items())
     percent: dict[str, JsonValue] = {reason: round(100 * count / len(readings), 1) for reason, count in counts}
-    return value("throttled_share", 100 * throttled_count / len(readings), evidence={"percent_of_samples": percent})
+    return value("throttled_share", 100 * throttled_count / len(readings), evidence={"percent of samples": percent})
 
 
 def _counter_metrics() -> Iterator[metric]:
     """Yield a metric for the increase of each error counter, or for its rate if its limit is per minute."""
     for name, counter in counter_definitions().gpu.items():
         unit = "errors/min" if counter.per_minute else _UNITS.get(name, "errors")
-        is_judged = counter.level in (Outcome.FAIL, Outcome.WARN)
+        limit = f"{'<=' if counter.per_minute else '=='} {counter.per_minute:g} {unit}"
         yield metric(
             _metric_name(name),
-            f"{'<=' if counter.per_minute else '=='} {counter.per_minute:g} {unit}" if is_judged else "recorded",
+            "recorded" if counter.level == "info" else limit,
             f"{counter.meaning} (during the burn)",
             counter.fix,
             unit=unit,
-            outcome=Outcome(counter.level) if is_judged else Outcome.FAIL,
+            outcome=Outcome.WARN if counter.level == "WARN" else Outcome.FAIL,
             varies_by_device=name.startswith("nvlink"),
             cause=_PCIE_REPLAYS if counter.per_minute else None,
         )

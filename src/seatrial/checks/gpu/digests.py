@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, absent, metric, value
@@ -108,8 +108,8 @@ def _compare_digests(
             yield absent("digest_mismatches", "no other device has this model and these libraries", subject)
             continue
         mismatches = sum(rank in ranks for ranks in mismatching_by_round)
-        digests_by_round = [{dtype: digests[rank] for dtype, digests in each.items()} for each in rounds]
-        yield value("digest_mismatches", mismatches, subject, evidence=[*digests_by_round] if mismatches else None)
+        evidence: list[JsonValue] = [{dtype: digests[rank] for dtype, digests in each.items()} for each in rounds]
+        yield value("digest_mismatches", mismatches, subject, evidence=evidence if mismatches else None)
     yield value("uncompared_devices", len(uncompared), evidence=[*uncompared] or None)
     last_round = rounds[-1]
     used_dtypes = [dtype for dtype, digests in last_round.items() if any(digests)]
