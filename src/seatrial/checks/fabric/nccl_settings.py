@@ -286,7 +286,7 @@ CHECK = Check(
             metric(
                 f"busbw_{name}.*",
                 unit="GB/s",
-                meaning=f"bus bandwidth of all-reduce with {' '.join(map('='.join, setting.env.items())) or 'its defaults'}",
+                meaning=f"bus bandwidth of all-reduce, {' '.join(map('='.join, setting.env.items())) or 'defaults'}",
                 speed=True,
                 bound=COLLECTIVE,
             )
