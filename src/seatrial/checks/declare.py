@@ -31,8 +31,6 @@ from math import isfinite
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from pydantic import JsonValue
-
 from seatrial.model import (
     Absent,
     Artifact,
@@ -266,6 +264,9 @@ def possible_values(fact: str) -> re.Pattern[str]:
     return re.compile(_FACT_VALUES.get(fact, "yes|no"))
 
 
+Evidence = dict[str, Any] | list[Any] | str | float | None  # a JsonValue; unlike it, the type includes list[str]
+
+
 class Value(NamedTuple):
     """A measured value of a declared metric. ``subject``: None for the subject of the check's scope."""
 
@@ -273,7 +274,7 @@ class Value(NamedTuple):
     value: float
     samples: tuple[float, ...]
     subject: str | None
-    evidence: JsonValue
+    evidence: Evidence
 
 
 class NoValue(NamedTuple):
@@ -293,7 +294,7 @@ Answer = Value | NoValue | Fact | Series | Artifact  # what ``measure`` yields
 
 
 def value(
-    name: str, measured: float | Sequence[float], subject: str | None = None, *, evidence: JsonValue = None
+    name: str, measured: float | Sequence[float], subject: str | None = None, *, evidence: Evidence = None
 ) -> Value:
     """A value, or the median of several samples. ``evidence``: shown if the value violates its rule."""
     if isinstance(measured, Sequence):

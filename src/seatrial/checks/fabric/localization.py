@@ -108,7 +108,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Answer]:
         "slow_rails": [f"rail {rail}" for rail in conclusion.slow_rails],
     }
     for name, parts in slow_parts.items():
-        yield value(name, len(parts), evidence=[*parts])
+        yield value(name, len(parts), evidence=parts)
     yield pair_wrong_data(results)
     statistic = "median" if context.on_gpu else "fastest"
     yield Fact(

@@ -209,7 +209,7 @@ def _nvlink(context: Context) -> str:
 
 
 def _values(
-    results: Mapping[str, Any], nodes: Sequence[str], size: int, paths: Mapping[str, dict[str, Any]]
+    results: Mapping[str, Any], nodes: Sequence[str], size: int, paths: Mapping[str, Mapping[str, object]]
 ) -> Iterator[Answer]:
     """Yield busbw (GB/s) by setting, over all ranks and per node, and the ratios default/no_p2p and default/ring.
 
@@ -263,7 +263,7 @@ def _path_facts(
         )
 
 
-def path_at_size(logs_by_rank: Sequence[NcclLog], size: int) -> dict[str, Any]:
+def path_at_size(logs_by_rank: Sequence[NcclLog], size: int) -> dict[str, object]:
     """Algorithm, protocol and channels of the all-reduce from the first rank's log, and the transports of all ranks."""
     choice = logs_by_rank[0].find_choice("AllReduce", size)
     transports = sorted({name for log in logs_by_rank for name in log.transports})
