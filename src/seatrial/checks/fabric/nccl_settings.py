@@ -283,7 +283,7 @@ CHECK = Check(
                 speed=True,
                 bound=COLLECTIVE,
             )
-            for name, setting in SETTINGS.items()
+            for name, setting in sorted(SETTINGS.items())
         ),
         metric(
             "p2p_gain",
