@@ -30,8 +30,6 @@ from math import isfinite
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from pydantic import JsonValue
-
 from seatrial.model import (
     Absent,
     Artifact,
@@ -271,6 +269,9 @@ def is_possible(fact: str, value: JsonValue) -> bool:
         return False
     state = value.partition(": ")[0]
     return state in ANY_FACT or bool(re.fullmatch(possible_values(fact), "no" if state == "no" else value))
+
+
+Evidence = dict[str, Any] | list[Any] | str | float | None  # a JsonValue; unlike it, the type includes list[str]
 
 
 Evidence = dict[str, Any] | list[Any] | str | float | None  # a JsonValue; unlike it, the type includes list[str]

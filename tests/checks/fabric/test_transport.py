@@ -106,6 +106,9 @@ def test_sockets_fail_only_with_an_active_rdma_port(context: Context, monkeypatc
     assert outcomes(measurement)["socket_despite_rdma"] is Outcome.FAIL
     (verdict,) = [verdict for verdict in judge_check(CHECK, [measurement], {}, "t") if verdict.outcome is Outcome.FAIL]
     assert "mlx5_0/1" in verdict.evidence
+    (evidence,) = (metric.evidence for metric in measurement.metrics if metric.name == "socket_despite_rdma")
+    assert isinstance(evidence, dict)
+    assert evidence["active_rdma_ports"] == {"n0/gpu0": ["mlx5_0/1"], "n0/gpu1": ["mlx5_0/1"]}
     assert outcomes(run_check(context, monkeypatch, log, sockets_expected=True))["socket_despite_rdma"] is Outcome.SKIP
 
 
@@ -114,7 +117,7 @@ def test_sockets_are_an_error_where_ports_cannot_be_read(context: Context, monke
     (context.root / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
     measurement = run_check(context, monkeypatch, log)
     assert "mlx5_0/1 state: " in str(measurement.error)
-    assert Outcome.PASS not in outcomes(measurement).values()
+    assert outcomes(measurement) == {"": Outcome.ERROR, "nvls_missing": Outcome.SKIP}, "2 GPUs need no NVLS"
     assert run_check(context, monkeypatch, log, sockets_expected=True).error is None
     assert run_check(context, monkeypatch, LOGS / "h200-nvlink-2.28.9.log").error is None
 

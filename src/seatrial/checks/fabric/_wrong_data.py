@@ -34,8 +34,9 @@ def wrong_data(mismatches: Iterable[Located], subject: str | None = None) -> Val
 
 def group_wrong_data(results: Mapping[str, GroupResult], subject: str | None = None) -> Value:
     """The wrong data of all groups, located by group name and rank."""
-    by_group = ((name, result.mismatches.items()) for name, result in results.items())
-    located = (({"group": name, "rank": rank}, wrong) for name, ranks in by_group for rank, wrong in ranks)
+    located: list[tuple[Mapping[str, JsonValue], Mismatch]] = []
+    for name, result in results.items():
+        located += (({"group": name, "rank": rank}, mismatch) for rank, mismatch in result.mismatches.items())
     return wrong_data(located, subject)
 
 

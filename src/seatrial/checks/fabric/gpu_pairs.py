@@ -229,7 +229,7 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Iter
     gpus: list[JsonValue] = [name.rpartition("/")[2] for name in results.members]
     matrix = [[*row] for row in results.rate_matrix(results.final_by_pair)]
     yield Fact(name="matrix", value={"gpus": gpus, "gb_s": matrix})
-    retried: dict[str, JsonValue] = {_pair_subject(*pair): {**rates} for pair, rates in results.retry_rates().items()}
+    retried = {_pair_subject(*pair): rates for pair, rates in results.retry_rates().items()}
     evidence = {"single_pair": retried} if retried else None
     if reason := _not_comparable_reason(results, link):
         yield absent("path_share", reason)

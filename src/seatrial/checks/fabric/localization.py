@@ -34,7 +34,7 @@ from seatrial.hardware.pair_rates import (
     PairRate,
     PairStep,
 )
-from seatrial.hardware.pair_search import ROUNDS, pair_search
+from seatrial.hardware.pair_search import pair_search
 from seatrial.model import ByteSize, Fact, NotApplicable, Phase, Scope, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -51,12 +51,10 @@ MAX_OPERATION_S = 0.1
 class LocalizationOptions(Options):
     """Options of collectives.localization.
 
-    ``rounds``: number of rounds; in each round every node is measured with a new partner. ``size``: bytes that each
-    rank sends at a time; the default depends on the device. ``seconds``: maximum timed duration of a step; on a GPU an
-    imprecise median extends this to at most twice.
+    ``size``: bytes that each rank sends at a time; the default depends on the device. ``seconds``: maximum timed
+    duration of a step; on a GPU an imprecise median extends this to at most twice.
     """
 
-    rounds: int = Field(default=ROUNDS, ge=1)
     size: ByteSize | None = Field(default=None, ge=4)
     seconds: float = Field(default=0.3, gt=0, allow_inf_nan=False)
 
@@ -81,7 +79,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Answer]:
     timings: list[PairTiming] = []
     conclusion: Conclusion
     # all ranks have the rates of all ranks, so that all choose the same steps
-    search = pair_search(list(members), limits, options.rounds)
+    search = pair_search(list(members), limits)
     step, step_number = next(search), 1
     while True:
         context.progress(f"{step.stage}, step {step_number}: {len(step.pairs)} pairs")
@@ -108,7 +106,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Answer]:
         "slow_rails": [f"rail {rail}" for rail in conclusion.slow_rails],
     }
     for name, parts in slow_parts.items():
-        yield value(name, len(parts), evidence=[*parts])
+        yield value(name, len(parts), evidence=parts)
     yield pair_wrong_data(results)
     statistic = "median" if context.on_gpu else "fastest"
     yield Fact(

@@ -77,13 +77,11 @@ SETTINGS = {
 class NcclSettingsOptions(Options):
     """Options of collectives.nccl_settings.
 
-    ``size``: bytes of the timed all-reduce. ``untimed_sizes``: more sizes whose algorithm and transport are recorded.
-    ``seconds``: maximum timed duration of each setting; an imprecise median extends this to at most twice.
-    ``limit_s``: time limit of the child processes of a setting.
+    ``size``: bytes of the timed all-reduce. ``seconds``: maximum timed duration of each setting; an imprecise median
+    extends this to at most twice. ``limit_s``: time limit of the child processes of a setting.
     """
 
     size: ByteSize = Field(default=SIZE, ge=4)
-    untimed_sizes: tuple[ByteSize, ...] = UNTIMED_SIZES
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     limit_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
 
@@ -131,7 +129,7 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Answer]:
         yield from _values(rank_0_results, list(ranks_by_node), options.size, paths)
         if "no_p2p" in not_applicable:
             yield absent("p2p_gain", not_applicable["no_p2p"])
-        yield from _path_facts(rank_0_results, logs, options, _too_slow_sizes(context, options))
+        yield from _path_facts(rank_0_results, logs, options.size, _too_slow_sizes(context))
     if failed:
         texts = "; ".join(f"{name} ({errors})" for name, errors in failed.items())
         raise SeatrialError(f"NCCL settings not measured: {texts}")
@@ -158,12 +156,12 @@ def start_setting(
     groups = {ALL_RANKS: [sorted(chain.from_iterable(ranks_by_node.values()))]}
     if len(ranks_by_node) > 1 and min(map(len, ranks_by_node.values())) > 1:
         groups[PER_NODE] = [sorted(ranks) for ranks in ranks_by_node.values()]
-    too_slow = _too_slow_sizes(context, options)
+    too_slow = _too_slow_sizes(context)
     task = {
         "groups": groups,
         "size": options.size,
         "seconds": options.seconds,
-        "untimed_sizes": [size for size in options.untimed_sizes if size not in too_slow],
+        "untimed_sizes": [size for size in UNTIMED_SIZES if size not in too_slow],
     }
     return child_ranks.start_child_ranks(
         "seatrial.bench.nccl_settings",
@@ -176,11 +174,9 @@ def start_setting(
     )
 
 
-def _too_slow_sizes(context: Context, options: NcclSettingsOptions) -> list[int]:
-    """The sizes among UNTIMED_SIZES that the network is too slow for; none if the trial sets ``untimed_sizes``."""
-    if context.tcp_network is None or options.untimed_sizes != UNTIMED_SIZES:
-        return []
-    return context.tcp_network.too_slow_sizes("all_reduce", UNTIMED_SIZES)
+def _too_slow_sizes(context: Context) -> Sequence[int]:
+    """The sizes among UNTIMED_SIZES that the network is too slow for."""
+    return context.tcp_network.too_slow_sizes("all_reduce", UNTIMED_SIZES) if context.tcp_network else ()
 
 
 def _child_log(result: ChildResult) -> NcclLog:
@@ -209,7 +205,7 @@ def _nvlink(context: Context) -> str:
 
 
 def _values(
-    results: Mapping[str, Any], nodes: Sequence[str], size: int, paths: Mapping[str, dict[str, Any]]
+    results: Mapping[str, Any], nodes: Sequence[str], size: int, paths: Mapping[str, Mapping[str, object]]
 ) -> Iterator[Answer]:
     """Yield busbw (GB/s) by setting, over all ranks and per node, and the ratios default/no_p2p and default/ring.
 
@@ -234,13 +230,10 @@ def _values(
 
 
 def _path_facts(
-    results: Mapping[str, Any],
-    logs: Mapping[str, Sequence[NcclLog]],
-    options: NcclSettingsOptions,
-    too_slow_sizes: Sequence[int],
+    results: Mapping[str, Any], logs: Mapping[str, Sequence[NcclLog]], timed_size: int, too_slow_sizes: Sequence[int]
 ) -> Iterator[Fact]:
     """Yield algorithm, protocol, channels and transport by setting and size, and the method."""
-    sizes = sorted({options.size, *options.untimed_sizes} - set(too_slow_sizes))
+    sizes = sorted({timed_size, *UNTIMED_SIZES} - set(too_slow_sizes))
     path_by_size: dict[str, dict[str, object]] = {name: {} for name in results}  # setting → size → path
     for name, result in results.items():
         for size in sizes:
@@ -253,17 +246,17 @@ def _path_facts(
         yield Fact(name="sizes_left_out", value=f"{texts}: would take too long at the cluster.fabric.rate of the trial")
     if "default" in results:
         rank_logs = logs["default"]
-        path = path_at_size(rank_logs, options.size)
+        path = path_at_size(rank_logs, timed_size)
         tree = "" if len(rank_logs) > 2 else "; with two ranks NCCL has no tree, only a ring"
         yield Fact(
             name="method",
             value=f"NCCL {rank_logs[0].version}, {len(rank_logs)} ranks on {rank_logs[0].nodes} nodes, all-reduce of "
-            f"{format_bytes(options.size)} in new processes for each setting; default: {path['algorithm']}, "
+            f"{format_bytes(timed_size)} in new processes for each setting; default: {path['algorithm']}, "
             f"{path['protocol']}, {path['channels']} channels, over {path['transport']}{tree}",
         )
 
 
-def path_at_size(logs_by_rank: Sequence[NcclLog], size: int) -> dict[str, Any]:
+def path_at_size(logs_by_rank: Sequence[NcclLog], size: int) -> dict[str, object]:
     """Algorithm, protocol and channels of the all-reduce from the first rank's log, and the transports of all ranks."""
     choice = logs_by_rank[0].find_choice("AllReduce", size)
     transports = sorted({name for log in logs_by_rank for name in log.transports})
@@ -286,12 +279,11 @@ CHECK = Check(
             metric(
                 f"busbw_{name}.*",
                 unit="GB/s",
-                meaning="bus bandwidth of all-reduce with "
-                + (" ".join(f"{variable}={value}" for variable, value in setting.env.items()) or "its defaults"),
+                meaning=f"bus bandwidth of all-reduce, {' '.join(map('='.join, setting.env.items())) or 'defaults'}",
                 speed=True,
                 bound=COLLECTIVE,
             )
-            for name, setting in SETTINGS.items()
+            for name, setting in sorted(SETTINGS.items())
         ),
         metric(
             "p2p_gain",

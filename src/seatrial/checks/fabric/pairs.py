@@ -21,7 +21,7 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, Comparison, FindingTemplate, metric, value
@@ -151,10 +151,10 @@ def _answers(
     comparable = "yes" if node_count > 2 else "no: a comparison needs 3 nodes, this trial has 2"
     yield from facts({"comparable": comparable, "max_locatable_nodes": max_located})
     yield Fact(name="pair_matrix", value={"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
-    slow_paths: dict[str, JsonValue] = {}  # pair → the switches between its nodes
+    slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
     for a, b in results.pairs_below_best(MIN_SHARE) if switches_by_node else ():
         slow_paths[f"{a}->{b}"] = " – ".join(switch_path(switches_by_node[a], switches_by_node[b])) or "unknown"
-    retried: dict[str, JsonValue] = {f"{a}->{b}": {**rates} for (a, b), rates in results.retry_rates().items()}
+    retried = {f"{a}->{b}": rates for (a, b), rates in results.retry_rates().items()}
     for (a, b), timings in results.by_pair.items():
         pair = f"{a}->{b}"
         yield value("pair_busbw", results.pair_rates(timings), pair)

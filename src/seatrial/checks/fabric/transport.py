@@ -82,17 +82,17 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Answer]:
     if context.rank == 0:
         ranks = [(subject, each.log, each.active_ports) for subject, each in transport_by_rank.items()]
         sockets = {subject: (log, ports) for subject, log, ports in ranks if log.uses_sockets and ports}
-        evidence: dict[str, Any] = {
+        evidence = {
             "transports": {subject: log.transports for subject, (log, _) in sockets.items()},
             "active_rdma_ports": {subject: [*ports] for subject, (_, ports) in sockets.items()},
             "settings": transport_facts["settings"],
         }
         yield value("socket_despite_rdma", len(sockets), evidence=evidence if sockets else None)
-        without_gpudirect: Any = {subject: log.transports for subject, log, _ in ranks if log.rdma_without_gpudirect}
+        without_gpudirect = {subject: log.transports for subject, log, _ in ranks if log.rdma_without_gpudirect}
         yield value("rdma_without_gpudirect", len(without_gpudirect), evidence={"transports": without_gpudirect})
 
 
-def _nvls_missing(transport_by_rank: Mapping[str, RankTransport], settings: Mapping[str, Any]) -> Answer:
+def _nvls_missing(transport_by_rank: Mapping[str, RankTransport], settings: Mapping[str, str]) -> Answer:
     """The number of ranks that do not use NVLink SHARP (NVLS), or why NCCL need not use it."""
     from seatrial.hardware.references import skus
 
@@ -117,7 +117,7 @@ def _nvls_missing(transport_by_rank: Mapping[str, RankTransport], settings: Mapp
     if reason:
         return absent("nvls_missing", reason)
     ranks = [subject for subject, transport in transport_by_rank.items() if transport.log.nvls_channels == 0]
-    return value("nvls_missing", len(ranks), evidence={"ranks": [*ranks], "settings": {**settings}})
+    return value("nvls_missing", len(ranks), evidence={"ranks": ranks, "settings": settings})
 
 
 def _rank_transport(context: Context) -> RankTransport:
