@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and what its probe read
 
-_MAX_WARNINGS = 8  # in the fact warnings
+_MAX_WARNINGS = 8  # shown as evidence
 _SHORT_PULL_S = 30.0  # shorter pulls count as this long: their durations vary with the load of the registry
 
 
