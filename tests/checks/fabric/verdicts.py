@@ -11,6 +11,19 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Absent, Fact, Measurement, Metric, Outcome, Verdict
 
 
+def measurement(check: Check, given: Iterable[Answer], subject: str, **facts: Any) -> Measurement:
+    """What the rank ``subject`` of a check of all ranks yields, as a measurement with additional ``facts``."""
+    observed = list(answers(given, check.declared, check.name, {None: CLUSTER, "rank": subject}))
+    return Measurement(
+        check=check.name,
+        subject=subject,
+        rank=0,
+        metrics=tuple(item for item in observed if isinstance(item, Metric)),
+        absent=tuple(item for item in observed if isinstance(item, Absent)),
+        facts=facts | {item.name: item.value for item in observed if isinstance(item, Fact)},
+    )
+
+
 def outcomes(check: Check, values: dict[str, float], **facts: Any) -> dict[str, Outcome]:
     """Metric → outcome for the measured ``values``, with keys ``METRIC SUBJECT`` or ``METRIC``.
 
@@ -29,17 +42,6 @@ def outcomes(check: Check, values: dict[str, float], **facts: Any) -> dict[str, 
     }
 
 
-def measured(check: Check, given: Iterable[Answer]) -> Measurement:
-    """What rank 0 of a CLUSTER check records for these answers of its ``measure``."""
-    observations = list(answers(given, check.declared, check.name, {None: CLUSTER}))
-    return Measurement(
-        check=check.name,
-        subject="node0/rank0",
-        metrics=tuple(item for item in observations if isinstance(item, Metric)),
-        absent=tuple(item for item in observations if isinstance(item, Absent)),
-        facts={item.name: item.value for item in observations if isinstance(item, Fact)},
-    )
-
-
 def verdicts(check: Check, given: Iterable[Answer]) -> list[Verdict]:
-    return judge_check(check, [measured(check, given)], {}, "t")
+    """The verdicts on what rank 0 of a check of all ranks yields."""
+    return judge_check(check, [measurement(check, given, "node0/rank0")], {}, "t")
