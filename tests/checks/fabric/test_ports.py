@@ -22,7 +22,7 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict, Why
 from seatrial.worker import measure
 from tests.checks.fabric.port_details import GIDS, down, eight, port, roce
-from tests.checks.fabric.verdicts import measured, verdicts
+from tests.checks.fabric.verdicts import measurement, verdicts
 from tests.judge.test_coverage import job
 
 CHECK, NODE_CHECK = CHECKS
@@ -156,7 +156,7 @@ def test_other_settings_and_slower_than_capable_warn(changes: dict[str, Any], me
 )
 def test_a_comparison_without_its_base_does_not_apply(name: str, ports: tuple[PortDetails, ...]) -> None:
     given = observed(ports, ports)
-    (absent,) = [each for each in measured(CHECK, given).absent if each.metric == name]
+    (absent,) = [each for each in measurement(CHECK, given, "node0/rank0").absent if each.metric == name]
     assert (absent.why, absent.subject) == (Why.DOES_NOT_APPLY, "")
     assert {verdict.outcome for verdict in verdicts(CHECK, given) if verdict.metric == name} == {Outcome.SKIP}
 
@@ -203,26 +203,26 @@ def measured_node(monkeypatch: pytest.MonkeyPatch, *ports: PortDetails) -> Measu
 def test_ports_of_one_node_without_torch(
     bad: PortDetails | None, failed: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measurement = measured_node(monkeypatch, *(eight(mlx5_4=bad) if bad else eight()))
-    found = judge_check(NODE_CHECK, [measurement], {}, "")
+    on_node = measured_node(monkeypatch, *(eight(mlx5_4=bad) if bad else eight()))
+    found = judge_check(NODE_CHECK, [on_node], {}, "")
     assert {verdict.subject for verdict in found if verdict.outcome is Outcome.FAIL} == failed
     assert {verdict.metric for verdict in found if verdict.outcome is Outcome.FAIL} <= {"rate_vs_node_ports"}
     assert not [verdict for verdict in found if verdict.outcome in (Outcome.ERROR, Outcome.UNJUDGED)]
 
 
 def test_a_node_without_ports_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
-    measurement = measured_node(monkeypatch)
-    assert measurement.skipped == "no RDMA port for compute on any node"
-    assert measurement.error is None
+    on_node = measured_node(monkeypatch)
+    assert on_node.skipped == "no RDMA port for compute on any node"
+    assert on_node.error is None
 
 
 def test_the_record_of_one_node_agrees_with_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    measurement = measured_node(monkeypatch, *eight())
+    on_node = measured_node(monkeypatch, *eight())
     config = Config.model_validate(
         {"name": "t", "launcher": "local", "cluster": {"nodes": 1}, "checks": {NODE_CHECK.name: {}}}
     )
-    plan = RecordedPlan(config, (job("nodes", 1, 1, NODE_CHECK.name),), {NODE_CHECK.name: [measurement]})
-    assert list(coverage_errors(NODE_CHECK, plan, [measurement])) == []
+    plan = RecordedPlan(config, (job("nodes", 1, 1, NODE_CHECK.name),), {NODE_CHECK.name: [on_node]})
+    assert list(coverage_errors(NODE_CHECK, plan, [on_node])) == []
 
 
 def test_both_checks_show_one_cause() -> None:

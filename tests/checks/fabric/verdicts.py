@@ -49,17 +49,6 @@ def outcomes(
     }
 
 
-def measured(check: Check, given: Iterable[Answer]) -> Measurement:
-    """What rank 0 of a CLUSTER check records for these answers of its ``measure``."""
-    observations = list(answers(given, check.declared, check.name, {None: CLUSTER}))
-    return Measurement(
-        check=check.name,
-        subject="node0/rank0",
-        metrics=tuple(item for item in observations if isinstance(item, Metric)),
-        absent=tuple(item for item in observations if isinstance(item, Absent)),
-        facts={item.name: item.value for item in observations if isinstance(item, Fact)},
-    )
-
-
 def verdicts(check: Check, given: Iterable[Answer]) -> list[Verdict]:
-    return judge_check(check, [measured(check, given)], {}, "t")
+    """The verdicts on what rank 0 of a check of all ranks yields."""
+    return judge_check(check, [measurement(check, given, "node0/rank0")], {}, "t")
