@@ -311,7 +311,7 @@ CHECK = Check(
                 when="device == cuda and rate_config is the default and rate_overrides is the default",
                 speed=True,
             )
-            for name in ("save_rate", "async_save_rate", "load_rate")
+            for name in ("async_save_rate", "load_rate", "save_rate")
         ),
         metric("async_save_blocked", unit="s", meaning="time that an asynchronous save stops the training", speed=True),
         metric("save_blocked", unit="s", meaning="time that a synchronous save stops the training", speed=True),
