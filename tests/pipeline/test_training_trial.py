@@ -95,9 +95,10 @@ def test_one_process_ddp_and_fsdp2_agree(training: Run) -> None:
 
 def test_checkpoint_is_resumed_and_damage_is_refused(training: Run) -> None:
     measured, _ = training.measurements("train.checkpoint")
-    assert measured.facts["checkpoints_after_kill"] == ["step-00000003", "step-00000006.incomplete"]
-    assert "rank 1 (" in str(measured.facts["nan_message"])
     figures = {metric.name: metric for metric in measured.metrics}
+    kept = figures["checkpoints_kept_after_kill"]
+    assert kept.evidence == {"found": ["step-00000003", "step-00000006.incomplete"]}
+    assert "rank 1 (" in str(figures["nan_detected"].evidence)
     assert [len(figures[name].samples) for name in ("save_rate", "async_save_rate", "load_rate")] == [2, 2, 1]
     assert all(metric.value > 0 for metric in figures.values() if metric.unit == "GB/s")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.checks.declare import Value
 from seatrial.checks.training._checkpoint_runs import CheckpointPlan
 from seatrial.checks.training.checkpoint import (
     CHECK,
@@ -17,7 +18,6 @@ from seatrial.checks.training.checkpoint import (
     save_and_load_rates,
 )
 from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
-from seatrial.model import Metric
 from tests.checks.training.check_helpers import failed_metrics
 from tests.checks.training.test_checkpoint_runs import make_plan
 from tests.train.test_compare import record, write_steps
@@ -138,7 +138,7 @@ def test_rates_and_blocked_times_from_metrics_json(plan: CheckpointPlan) -> None
     for name, results in saves.items():
         plan.run_folder(name).mkdir()
         (plan.run_folder(name) / "metrics.json").write_text(json.dumps({"checkpoints": results}))
-    values = {item.name: item.value for item in save_and_load_rates(plan) if isinstance(item, Metric)}
+    values = {item.name: item.value for item in save_and_load_rates(plan) if isinstance(item, Value)}
     assert values == {
         "save_rate": 2.0,
         "save_blocked": 2.0,
