@@ -229,8 +229,7 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ans
     yield value("nonfinite_losses", nonfinite_losses)
     drops = {name: drop for name, result in results.items() if (drop := _loss_drop(result)) is not None}
     if drops:
-        evidence = {name: round(drop, 4) for name, drop in drops.items()}
-        yield value("loss_drop", min(drops.values()), evidence=evidence)
+        yield value("loss_drop", min(drops.values()), evidence={name: round(drop, 4) for name, drop in drops.items()})
     else:
         yield unreadable("loss_drop", "no training has two finite losses")
 
@@ -248,7 +247,7 @@ def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Answer]:
             sizes[ranks] = max(size, sizes.get(ranks, size))
     if sizes:
         worst_ratio = max(size.used_gib / size.expected_gib for size in sizes.values())
-        by_ranks = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
+        by_ranks: JsonValue = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
         yield value("memory_excess", 100 * (worst_ratio - 1), evidence={"by_ranks": by_ranks})
 
 
