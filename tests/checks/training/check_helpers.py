@@ -12,7 +12,7 @@ from seatrial.checks.base import Check, Context
 from seatrial.checks.declare import Answer
 from seatrial.checks.training._workload import TrainingResult
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Measurement, Observation, Outcome
+from seatrial.model import Fact, Measurement, Outcome
 from seatrial.train import loop, lora
 from seatrial.train.decoder import Decoder
 from seatrial.train.train_config import TrainConfig
@@ -25,7 +25,7 @@ def outcomes(check: Check, measurements: Iterable[Measurement]) -> dict[str, Out
     return {verdict.metric: verdict.outcome for verdict in judge_check(check, list(measurements), {}, "t")}
 
 
-def measured(check: Check, answers: Iterable[Answer | Observation], **facts: str | int) -> Measurement:
+def measured(check: Check, answers: Iterable[Answer], **facts: str | int) -> Measurement:
     """The measurement of ``check`` if its ``measure`` yields ``answers`` and ``facts``."""
     given = [*answers, *(Fact(name=name, value=value) for name, value in facts.items())]
     measurement = measure(replace(check, measure=lambda context, options: iter(given)), make_context(Path()), {})
@@ -33,7 +33,7 @@ def measured(check: Check, answers: Iterable[Answer | Observation], **facts: str
     return measurement
 
 
-def failed_metrics(check: Check, answers: Iterable[Answer | Observation], folder: Path) -> set[str]:
+def failed_metrics(check: Check, answers: Iterable[Answer]) -> set[str]:
     """The metrics with outcome FAIL if ``check`` yields ``answers`` of a completed training."""
     verdicts = outcomes(check, [measured(check, answers, trained="yes")])
     return {metric for metric, outcome in verdicts.items() if outcome is Outcome.FAIL}

@@ -68,7 +68,7 @@ def test_checkpoints_after_kill(
     plan: CheckpointPlan, change: Callable[[CheckpointPlan], None], metrics: set[str]
 ) -> None:
     change(plan)
-    assert failed_metrics(CHECK, killed_run_state(plan), plan.folder) == metrics
+    assert failed_metrics(CHECK, killed_run_state(plan)) == metrics
 
 
 def _changed_loss(name: str, step: int, by: float) -> Callable[[CheckpointPlan], None]:
@@ -96,12 +96,12 @@ def test_resumed_and_resharded_runs(
 ) -> None:
     write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006")
     change(plan)
-    assert failed_metrics(CHECK, compare_runs(plan), plan.folder) == metrics
+    assert failed_metrics(CHECK, compare_runs(plan)) == metrics
 
 
 def test_different_last_checkpoint_fails(plan: CheckpointPlan) -> None:
     write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006", b="2")
-    assert failed_metrics(CHECK, compare_runs(plan), plan.folder) == {"resumed_files_differing"}
+    assert failed_metrics(CHECK, compare_runs(plan)) == {"resumed_files_differing"}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_undetected_faults_fail(
     plan: CheckpointPlan, bit_flip_message: str, nan_message: str, metrics: set[str]
 ) -> None:
     observed = fault_detection(plan, "__1_0.distcp", bit_flip_message, nan_message)
-    assert failed_metrics(CHECK, observed, plan.folder) == metrics
+    assert failed_metrics(CHECK, observed) == metrics
 
 
 def test_flip_changes_one_bit_of_the_largest_file(tmp_path: Path) -> None:

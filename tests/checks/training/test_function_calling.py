@@ -176,7 +176,7 @@ def test_learning_rules_need_pretrained_weights() -> None:
 def test_training_that_does_not_freeze_the_model_fails(tmp_path: Path, frozen: bool) -> None:
     config = train_config.load("tiny/lora-mistral-7b-ddp")
     result = lora_training(config, tmp_path / "out", frozen)
-    failed = failed_metrics(CHECK, function_calling._training_outputs(config, result), tmp_path)
+    failed = failed_metrics(CHECK, function_calling._training_outputs(config, result))
     assert failed == (set() if frozen else {"parameters_trained_beyond_adapters"})
 
 

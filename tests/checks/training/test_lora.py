@@ -42,7 +42,8 @@ def test_adapter_mismatches() -> None:
 
 def test_counts_are_named_by_training_and_rank() -> None:
     runs = {"hf_single_gpu": [trained(), replace(trained(7), ranks=(1,))], "hf": [trained()]}
-    assert adapters(**runs)["adapter_mismatches"].evidence == {
+    (mismatches, _) = measured(lora.CHECK, lora._adapter_counts(runs, CONFIG)).metrics
+    assert mismatches.evidence == {
         "expected": EXPECTED,
         "hf_single_gpu of rank 0": EXPECTED,
         "hf_single_gpu of rank 1": 7,
@@ -91,7 +92,7 @@ def test_mismatch_or_missing_export_fails(metric: str) -> None:
 @pytest.mark.parametrize("frozen", [True, False])
 def test_training_that_does_not_freeze_the_model_fails(tmp_path: Path, frozen: bool) -> None:
     result = lora_training(CONFIG, tmp_path / "out", frozen)
-    failed = failed_metrics(lora.CHECK, lora._adapter_counts({"native": [result]}, CONFIG), tmp_path)
+    failed = failed_metrics(lora.CHECK, lora._adapter_counts({"native": [result]}, CONFIG))
     assert failed == (set() if frozen else {"adapter_mismatches"})
 
 

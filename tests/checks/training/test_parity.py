@@ -98,7 +98,7 @@ def test_each_injected_fault_fails_its_metrics(tmp_path: Path) -> None:
 
     def failed(ddp: str) -> set[str]:
         repeated = {f"{name}-repeated": steps[ddp if name == "ddp" else name] for name in STRATEGIES}
-        return failed_metrics(CHECK, compare_runs(steps | repeated | {"ddp": steps[ddp]}), tmp_path)
+        return failed_metrics(CHECK, compare_runs(steps | repeated | {"ddp": steps[ddp]}))
 
     assert failed("ddp") == set()
     reports = {name: json.loads((tmp_path / name / "metrics.json").read_text()) for name in COMPARED}
@@ -130,7 +130,7 @@ def test_unsharded_tensor_exceeds_the_share_of_a_rank(tmp_path: Path) -> None:
     runs = {name: falling_loss() for name in training_configs(CONFIG, 4, tmp_path)}
     reports = {name: report(1.0 if name == "ddp" else 0.25) for name in COMPARED} | {"fsdp2_by_size": report(0.3)}
     observations = [*compare_runs(runs), *memory_use(reports)]
-    assert failed_metrics(CHECK, observations, tmp_path) == {"state_excess.fsdp2_by_size"}
+    assert failed_metrics(CHECK, observations) == {"state_excess.fsdp2_by_size"}
 
 
 def falling_loss(**changes: Any) -> list[StepRecord]:
@@ -150,7 +150,7 @@ def falling_loss(**changes: Any) -> list[StepRecord]:
 )
 def test_each_rule_can_fail(tmp_path: Path, changed: dict[str, list[StepRecord]], metrics: set[str]) -> None:
     runs = {name: falling_loss() for name in training_configs(CONFIG, 2, tmp_path)} | changed
-    assert failed_metrics(CHECK, compare_runs(runs), tmp_path) == metrics
+    assert failed_metrics(CHECK, compare_runs(runs)) == metrics
 
 
 def test_all_runs_have_the_same_global_batch(tmp_path: Path) -> None:

@@ -26,12 +26,9 @@ MAX_MEMORY_EXCESS = 10.0
 _ARTIFACTS = ("config.json", "metrics.json", "steps.jsonl")
 
 _RECORDED = (  # metrics of each training without a rule: name, unit, meaning, key of metrics.json
-    ("step_p50", "s", "median duration of a step", "step_p50_s"),
-    ("step_p99", "s", "99th percentile of the duration of a step", "step_p99_s"),
     ("mfu", "%", "model FLOPs utilization, relative to the dense peak of the GPU", "mfu_percent"),
     ("gemm_share", "%", "speed relative to the measured matrix multiplication rate of the GPU", "gemm_percent"),
     ("wall_seconds", "s", "duration from the start of the processes to their end", ""),
-    ("train_runtime", "s", "duration of all training steps", "train_runtime_s"),
     ("loss_first", "nats", "loss of the first step", ""),
     ("loss_last", "nats", "loss of the last step", ""),
     ("loss_above_entropy_bound", "nats", "loss of the last steps minus the entropy of the generated data", ""),
@@ -41,7 +38,7 @@ _RECORDED = (  # metrics of each training without a rule: name, unit, meaning, k
     ("time_to_first_step", "s", "time from start to the end of the first step", ""),
 )
 TRAINED, ON_GPU = "trained == yes", "device == cuda and trained == yes"  # conditions of rules
-_SPEEDS = ("step_p50", "step_p99", "mfu", "gemm_share", "wall_seconds", "train_runtime")
+_SPEEDS = ("mfu", "gemm_share", "wall_seconds")
 # Metrics proportional to the speed; their samples are computed from those of the speed
 _PROPORTIONAL = (TOKENS_PER_GPU, "mfu", "gemm_share")
 # Maximum number of samples: enough for a 95 % interval. In a long training each sample covers several steps, so that
@@ -232,8 +229,7 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ans
     yield value("nonfinite_losses", nonfinite_losses)
     drops = {name: drop for name, result in results.items() if (drop := _loss_drop(result)) is not None}
     if drops:
-        evidence = {name: round(drop, 4) for name, drop in drops.items()}
-        yield value("loss_drop", min(drops.values()), evidence=evidence)
+        yield value("loss_drop", min(drops.values()), evidence={name: round(drop, 4) for name, drop in drops.items()})
     else:
         yield unreadable("loss_drop", "no training has two finite losses")
 
@@ -251,7 +247,7 @@ def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Answer]:
             sizes[ranks] = max(size, sizes.get(ranks, size))
     if sizes:
         worst_ratio = max(size.used_gib / size.expected_gib for size in sizes.values())
-        by_ranks = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
+        by_ranks: JsonValue = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
         yield value("memory_excess", 100 * (worst_ratio - 1), evidence={"by_ranks": by_ranks})
 
 
@@ -280,12 +276,9 @@ def _metric_values(result: TrainingResult) -> dict[str, Any]:
     """Metric → value of one training run; None if unknown."""
     losses, entropy_bound = _losses(result), result.value("loss_entropy_bound")
     phases = result.value("phases_s") or {}
-    values = {name: result.value(key) for name, _, _, key in _RECORDED}
-    values |= {
-        TOKENS_PER_GPU: result.value(TOKENS_PER_GPU),
-        "wall_seconds": result.seconds,
-        "time_to_first_step": phases.get("time_to_first_step"),
-    }
+    values = {TOKENS_PER_GPU: result.value(TOKENS_PER_GPU)}
+    values |= {name: result.value(key) for name, _, _, key in _RECORDED}
+    values |= {"wall_seconds": result.seconds, "time_to_first_step": phases.get("time_to_first_step")}
     if losses:
         values |= {"loss_first": losses[0], "loss_last": losses[-1]}
         values["loss_above_entropy_bound"] = (

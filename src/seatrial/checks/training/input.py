@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Context
 from seatrial.checks.declare import Answer, absent, forbidden, metric, rule
@@ -87,7 +87,7 @@ def data_wait(result: TrainingResult, subjects: Sequence[str], filesystem: str) 
     elif 100 * cached > MAX_CACHED:
         yield forbidden(_ranks.DATA_WAIT, f"{cached:.0%} of the data stayed in the page cache, as on tmpfs")
     else:
-        evidence = {"filesystem": filesystem, "data in the page cache": f"{cached:.0%}"}
+        evidence: JsonValue = {"filesystem": filesystem, "data in the page cache": f"{cached:.0%}"}
         yield from _ranks.data_wait(_ranks.times_by_subject([result], subjects), evidence)
 
 
