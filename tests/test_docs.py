@@ -67,7 +67,7 @@ def test_the_options_of_collectives_are_as_they_are_shown(tmp_path: Path) -> Non
 
 
 def test_every_meaning_of_a_metric_is_used() -> None:
-    metrics = [(check.name, metric) for check in catalog().values() for metric in check.metrics]
+    metrics = [(check.name, metric) for check in catalog().values() for metric in check.units]
     used = {metrics_page.meaning(check, metric) for check, metric in metrics}
     assert set(metrics_page._MEANINGS.values()) - used == set()
 

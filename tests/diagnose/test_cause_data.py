@@ -18,7 +18,7 @@ def test_cause_names_checks_and_metrics_that_exist(cause: Cause) -> None:
         assert checks, pattern
         for metric in metrics:
             declared = any(
-                fnmatchcase(metric, name) or fnmatchcase(name, metric) for check in checks for name in check.metrics
+                fnmatchcase(metric, name) or fnmatchcase(name, metric) for check in checks for name in check.units
             )
             assert declared or metric.startswith("new_errors."), metric
     assert all(

@@ -171,7 +171,10 @@ def test_bad_node_and_bad_path_are_both_located() -> None:
 
 
 def test_one_bad_gpu_of_a_node_is_not_the_whole_node() -> None:
-    template = CHECK.finding_templates["gpu_share"]
+    declared = CHECK.declaration("gpu_share")
+    assert declared is not None
+    template = declared.finding
+    assert template is not None
     (finding,) = findings(fabric(4, 3, bad_ranks=(5,)))
     assert (finding.subject, finding.title) == ("node2/gpu1", template.title)
     (whole_node,) = findings(fabric(4, 3, bad=(2,)))

@@ -11,6 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.declare import Answer
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import Reference, References, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
@@ -21,7 +22,6 @@ from seatrial.model import (
     BasisKind,
     Measurement,
     Metric,
-    Observation,
     Outcome,
     Phase,
     Reason,
@@ -42,7 +42,7 @@ SKU = Sku(
 SPEED = Rule(metric="speed", expect=Threshold.parse(">= 10 GB/s"), meaning="slow is bad", fix="look at the cable")
 
 
-def not_called(context: Context, options: Options) -> Iterator[Observation]:
+def not_called(context: Context, options: Options) -> Iterator[Answer]:
     raise AssertionError("evaluation must not measure")
 
 
@@ -315,7 +315,7 @@ AT_8GIB = Rule(metric="busbw.8GiB", reference="all_reduce.busbw.8GiB", meaning="
 ONLY_1GIB = "the trial's options ask for sizes of 1GiB"
 
 
-def measured_at_1gib(not_requested: dict[str, JsonValue] | None = None) -> Measurement:
+def measured_at_1gib(not_requested: dict[str, str] | None = None) -> Measurement:
     metrics = (Metric(name="busbw.1GiB", value=350, unit="GB/s", subject="cluster"),)
     absent = tuple(
         Absent(metric=name, why=Why.NOT_REQUESTED, reason=reason) for name, reason in (not_requested or {}).items()

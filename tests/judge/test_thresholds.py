@@ -293,7 +293,7 @@ def test_bound_of_the_links_applies_on_one_node_only(expect: dict[str, Threshold
 @pytest.mark.parametrize(("settings", "outcome"), [("shipped", Outcome.UNJUDGED), ("changed", Outcome.PASS)])
 def test_plausibility_uses_reference_values_of_the_same_settings_only(settings: str, outcome: Outcome) -> None:
     sku = SKU.model_copy(update={"expected": {"train.x": SKU.expected["all_reduce"]}})
-    rule = Rule(metric="speed", reference="train.x", applies_if={"settings": "shipped"}, meaning="", fix="")
+    rule = Rule(metric="speed", reference="train.x", when={"settings": "shipped"}, meaning="", fix="")
     measurement = measured(4000, facts=FOUR | {"settings": settings})
     assert one_verdict(check(rule), measurement, ABOVE_390, References(None, [sku])).outcome is outcome
 
@@ -626,7 +626,7 @@ def test_value_outside_the_range_of_its_unit_is_a_measurement_error(
 @pytest.mark.parametrize(("value", "outcome"), [(130.0, Outcome.PASS), (1e7, Outcome.ERROR)])
 def test_share_that_may_exceed_100_percent(value: float, outcome: Outcome) -> None:
     rule = Rule(metric="efficiency.x", expect=Threshold.parse("> 90 %"), meaning="w", fix="r")
-    speedup = replace(check(rule), may_exceed_100=("efficiency.*",))
+    speedup = replace(check(rule), declared=with_rules([rule], "%", may_exceed_100=True))
     metric = Metric(name="efficiency.x", value=value, unit="%", subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
     assert one_verdict(speedup, measurement, {}).outcome is outcome

@@ -30,6 +30,8 @@ from math import isfinite
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from pydantic import JsonValue
+
 from seatrial.model import (
     Absent,
     Artifact,
@@ -274,9 +276,6 @@ def is_possible(fact: str, value: JsonValue) -> bool:
 Evidence = dict[str, Any] | list[Any] | str | float | None  # a JsonValue; unlike it, the type includes list[str]
 
 
-Evidence = dict[str, Any] | list[Any] | str | float | None  # a JsonValue; unlike it, the type includes list[str]
-
-
 class Value(NamedTuple):
     """A measured value of a declared metric. ``subject``: None for the subject of the check's scope."""
 
@@ -377,8 +376,10 @@ def answers(
                     _refuse(check, name, subject or "all subjects", each.reason, next(iter(before.values())))
                 before[subject] = each.reason
                 yield Absent(metric=name, why=each.why, reason=each.reason, subject=subject, instead=each.instead)
-        else:
+        elif isinstance(each, Fact | Series | Artifact):
             yield each
+        else:
+            raise SeatrialError(f"check {check} yields {type(each).__name__}, not a value or a reason why it has none")
 
 
 def _refuse(check: str, metric: str, subject: str, answer: str, before: str) -> None:

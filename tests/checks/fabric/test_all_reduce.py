@@ -109,7 +109,7 @@ def test_rank_0_reports_the_cluster_and_every_rank_its_time(records: Records) ->
 def test_every_metric_is_declared_with_its_unit(records: Records) -> None:
     for metric in records["no_fault"][0]["metrics"]:
         pattern = re.sub(r"\..*", ".*", metric["name"])
-        assert CHECK.metrics[pattern] == metric["unit"]
+        assert CHECK.units[pattern] == metric["unit"]
 
 
 def test_metrics_and_samples_are_consistent(records: Records) -> None:
@@ -474,4 +474,4 @@ def test_bandwidth_is_judged_only_with_nccl() -> None:
     assert wrong.expect.is_met_by(0)
     assert not wrong.expect.is_met_by(1)
     assert bandwidth.reference == "all_reduce.busbw.8GiB"
-    assert bandwidth.applies_if == {"backend": "nccl"}
+    assert bandwidth.when == {"backend": "nccl"}

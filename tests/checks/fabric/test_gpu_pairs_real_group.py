@@ -82,7 +82,7 @@ def test_first_rank_reports_every_pair(runs: Runs) -> None:
     assert set(values(runs["one_node"], "busbw.64KiB")) == set(values(runs["one_node"], "path_share")) == pairs
     assert set(values(runs["one_node"], "gpu_share")) == {f"node0/rank{rank}" for rank in range(4)}
     for metric in first_rank.metrics:
-        assert CHECK.metrics[re.sub(r"\..*", ".*", metric.name)] == metric.unit
+        assert CHECK.units[re.sub(r"\..*", ".*", metric.name)] == metric.unit
         assert metric.name in ("shared_links", "wrong_elements") or metric.samples
     assert all(not measurement.metrics and not measurement.facts for measurement in others)
     for value in ("6 pairs", "4 ranks", "3 rounds"):

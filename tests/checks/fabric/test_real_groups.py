@@ -104,7 +104,7 @@ def test_one_node_is_a_skip(runs: Runs, name: str) -> None:
 @pytest.mark.parametrize("name", ["pairs", "rails", "scaling", "two_nodes"])
 def test_first_rank_reports_declared_metrics(runs: Runs, name: str) -> None:
     first_rank, *others = runs[name]
-    declared = catalog()[first_rank.check].metrics
+    declared = catalog()[first_rank.check].units
     for metric in first_rank.metrics:
         assert declared[re.sub(r"\..*", ".*", metric.name)] == metric.unit
     assert all(not measurement.metrics and not measurement.facts for measurement in others)

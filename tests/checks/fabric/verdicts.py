@@ -34,7 +34,7 @@ def outcomes(
     metrics = []
     for key, value in values.items():
         name, _, subject = key.partition(" ")
-        unit = check.metrics[name if name in check.metrics else f"{name.partition('.')[0]}.*"]
+        unit = check.units[name if name in check.units else f"{name.partition('.')[0]}.*"]
         metrics.append(Metric(name=name, value=value, unit=unit, subject=subject or "cluster"))
     without = tuple(
         Absent(metric=name, why=Why.DOES_NOT_APPLY, reason=reason) for name, reason in (absent or {}).items()

@@ -137,11 +137,11 @@ def throttling_evidence(measurement: Measurement) -> Any:
 
 def test_every_metric_is_declared_with_its_unit(burn: Callable[..., Measurement]) -> None:
     measurement = burn()
-    counters = {name for name in CHECK.metrics if name.startswith("new_errors.")}
+    counters = {name for name in CHECK.units if name.startswith("new_errors.")}
     assert {"pcie_replay_rate", *counters} < {metric.name for metric in measurement.metrics}
     assert len(counters) == len(GPU_COUNTERS) - 1
     for metric in measurement.metrics:
-        assert declared_unit(metric.name, CHECK.metrics) == metric.unit
+        assert declared_unit(metric.name, CHECK.units) == metric.unit
 
 
 @pytest.mark.parametrize("reason", THROTTLE_REASONS)
@@ -247,4 +247,4 @@ def test_cpu_has_accuracy_only(tmp_path: Path) -> None:
     assert [verdict.metric for verdict in verdicts if verdict.outcome is Outcome.PASS] == ["relative_error.fp32"]
     assert [series.name for series in measurement.series] == ["tflops"]
     answered = {each.metric for each in measurement.absent} | {metric.name for metric in measurement.metrics}
-    assert answered == CHECK.metrics.keys()
+    assert answered == CHECK.units.keys()

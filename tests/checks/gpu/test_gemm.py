@@ -89,7 +89,7 @@ def test_metrics_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     for dtype, speed in SPEEDS.items():
         assert metrics[f"tflops.{dtype}"].value == pytest.approx(speed)
         assert metrics[f"tflops.{dtype}"].samples == pytest.approx((speed, speed, speed / 2))
-    assert all(declared_unit(metric.name, CHECK.metrics) == metric.unit for metric in measurement.metrics)
+    assert all(declared_unit(metric.name, CHECK.units) == metric.unit for metric in measurement.metrics)
 
 
 def test_each_dtype_has_a_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

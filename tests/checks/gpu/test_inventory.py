@@ -88,9 +88,9 @@ def outcome_of(verdicts: dict[tuple[str, str], Verdict], metric: str) -> Outcome
 def test_declaration(runner: InventoryRunner) -> None:
     assert catalog()["gpu.inventory"] is CHECK
     measurement = runner.measure(FakeNvml(*board()), expected=4)
-    assert {(metric.name, metric.unit) for metric in measurement.metrics} == set(CHECK.metrics.items())
+    assert {(metric.name, metric.unit) for metric in measurement.metrics} == set(CHECK.units.items())
     assert measurement.absent == ()
-    assert {rule.metric for rule in CHECK.rules} == set(CHECK.metrics)
+    assert {rule.metric for rule in CHECK.rules} == set(CHECK.units)
     assert {each.name for each in CHECK.declared if each.per is None} == {"gpus_missing", "gpus_hidden", "gpu_models"}
 
 
@@ -489,7 +489,7 @@ class TestVisibleDevices:
         runner.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         assert runner.not_passed(*board()) == {}
         absent = runner.measure(FakeNvml(*board())).absent
-        assert {each.metric for each in absent} == CHECK.metrics.keys() - {"gpus_missing", "gpus_hidden"}
+        assert {each.metric for each in absent} == CHECK.units.keys() - {"gpus_missing", "gpus_hidden"}
         assert {(each.why, each.subject) for each in absent} == {(Why.DOES_NOT_APPLY, "")}
 
     def test_invalid_entry(self, runner: InventoryRunner) -> None:

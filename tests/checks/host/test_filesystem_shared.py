@@ -118,7 +118,7 @@ def test_healthy_filesystem(runs: Runs, scenario: str) -> None:
 
 def test_rank_0_reports_all_declared_metrics(runs: Runs) -> None:
     first_rank, *others = runs["healthy"]
-    assert {metric.name: metric.unit for metric in first_rank.metrics} == CHECK.metrics
+    assert {metric.name: metric.unit for metric in first_rank.metrics} == CHECK.units
     assert [(other.metrics, other.facts) for other in others] == [((), {}), ((), {})]
 
 

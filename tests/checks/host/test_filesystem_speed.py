@@ -78,7 +78,7 @@ def test_all_rates_are_declared(runs: Runs, out: Path) -> None:
     rates = {f"{operation}_{mode}.{out / 'a'}" for operation in OPERATIONS for mode in ("single", "concurrent")}
     assert {metric.name for metric in metrics} == rates | {"paths_failed"}
     assert {metric.name: metric.unit for metric in metrics} == {
-        metric.name: declared_unit(metric.name, CHECK.metrics) for metric in metrics
+        metric.name: declared_unit(metric.name, CHECK.units) for metric in metrics
     }
     assert [other.metrics for other in runs["three_nodes"][1:]] == [(), ()]
 

@@ -102,8 +102,8 @@ def test_this_machine(tmp_path: Path) -> None:
     """All declared metrics with their units, and no ERROR or UNJUDGED, on any machine."""
     measurement = measure(Path("/"), tmp_path)
     units = {metric.name: metric.unit for metric in measurement.metrics}
-    assert units == {name: unit for name, unit in CHECK.metrics.items() if name in units}
-    assert set(CHECK.metrics) - set(units) <= {"clock_synchronised"}  # not readable on some kernels
+    assert units == {name: unit for name, unit in CHECK.units.items() if name in units}
+    assert set(CHECK.units) - set(units) <= {"clock_synchronised"}  # not readable on some kernels
     outcomes = {verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "test")}
     assert not outcomes & {Outcome.ERROR, Outcome.UNJUDGED}
     areas = {"os", "cpu", "memory", "mounts", "nics", "rdma", "limits", "hostname", "clock", "software", "unreadable"}
@@ -112,17 +112,17 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 def test_every_metric_has_a_rule_with_meaning_and_fix() -> None:
-    assert sorted(rule.metric for rule in CHECK.rules) == sorted(CHECK.metrics)
+    assert sorted(rule.metric for rule in CHECK.rules) == sorted(CHECK.units)
     for rule in CHECK.rules:
         assert rule.expect is not None
-        assert rule.expect.unit == CHECK.metrics[rule.metric]
+        assert rule.expect.unit == CHECK.units[rule.metric]
         assert rule.meaning.endswith(".")
         assert len(rule.fix) > 20
 
 
 def test_healthy_node(node: Node) -> None:
     outcomes = node.outcomes()
-    assert set(outcomes) == set(CHECK.metrics)
+    assert set(outcomes) == set(CHECK.units)
     assert node.not_passed() == {}
     skipped = {metric for metric, outcome in outcomes.items() if outcome is Outcome.SKIP}
     assert skipped == {"memlock_unlimited", "rdma_inaccessible_devices", "rdma_inactive_ports"}

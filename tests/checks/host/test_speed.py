@@ -27,7 +27,7 @@ def node(name: str, values: Mapping[str, float], model: str = MODEL, no_disk: st
         if no_disk
     )
     metrics = tuple(
-        Metric(name=metric, value=value, unit=CHECK.metrics[metric], subject=name)
+        Metric(name=metric, value=value, unit=CHECK.units[metric], subject=name)
         for metric, value in {**GOOD, **values}.items()
         if metric not in {each.metric for each in absent}
     )
@@ -129,7 +129,7 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_speed, "disk_speed", lambda _path, size, _limit_s: host_speed.DiskSpeed(1.5, 2.5, size))
     measurement = measured(tmp_path)
     assert measurement.error is None
-    assert set(values(measurement)) == set(CHECK.metrics)
+    assert set(values(measurement)) == set(CHECK.units)
     assert min(values(measurement).values()) > 0
     assert {verdict.outcome for verdict in judge(measurement).values()} == {Outcome.SKIP}
     assert not list(tmp_path.iterdir())

@@ -31,7 +31,7 @@ def test_a_healthy_cluster(runner: KubernetesRunner) -> None:
     values = {(metric.name, metric.subject): metric.value for metric in runner.measure().metrics}
     assert values["nodes", "cluster"] == 4  # control0 has no GPU
     assert values["gpus_unhealthy", "gpu3"] == 0
-    assert {name for name, _ in values} == set(CHECK.metrics)
+    assert {name for name, _ in values} == set(CHECK.units)
 
 
 def test_a_node_that_is_not_ready(runner: KubernetesRunner) -> None:
@@ -164,7 +164,7 @@ def test_a_single_node_is_not_compared(runner: KubernetesRunner) -> None:
     runner.cluster.nodes = runner.cluster.nodes[:1]
     measurement = runner.measure(nodes=1)
     assert runner.not_passed(nodes=1) == {}
-    compared = {name for name in CHECK.metrics if name.endswith("_differs")}
+    compared = {name for name in CHECK.units if name.endswith("_differs")}
     compared |= {"topology_labels_missing", "operator_pods_missing"}
     assert reasons(measurement, Why.DOES_NOT_APPLY) == dict.fromkeys(compared, "single node")
     skipped = {verdict.metric for verdict in judge(CHECK, measurement) if verdict.outcome is Outcome.SKIP}

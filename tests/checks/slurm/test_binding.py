@@ -48,7 +48,7 @@ def binding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Binding:
 def test_a_healthy_cluster(binding: Binding) -> None:
     assert binding.problems() == {}
     measured = {metric.name for metric in binding.measured().metrics}
-    assert set(CHECK.metrics) == measured | {"numa_distance"}
+    assert set(CHECK.units) == measured | {"numa_distance"}
 
 
 def test_submit_options_of_job_and_steps(binding: Binding) -> None:

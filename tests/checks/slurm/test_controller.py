@@ -32,7 +32,7 @@ def settings(**changes: str) -> dict[str, Reply]:
 
 def test_every_metric_has_a_value(runner: CheckRunner) -> None:
     measured = runner.measure(settings(), (4, 2))
-    assert {metric.name for metric in measured.metrics} == set(CHECK.metrics)
+    assert {metric.name for metric in measured.metrics} == set(CHECK.units)
     assert measured.absent == ()
 
 

@@ -71,7 +71,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 def test_gpu_counts_match(machine: Machine) -> None:
     measurement = machine.measure("gpu:h200:2(S:0-1)", h200(0), h200(1))
     assert not_passed(judge(CHECK, measurement)) == {}
-    assert {metric.name for metric in measurement.metrics} == set(CHECK.metrics)
+    assert {metric.name for metric in measurement.metrics} == set(CHECK.units)
 
 
 def evidence(measurement: Measurement) -> Any:

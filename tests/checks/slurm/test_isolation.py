@@ -52,7 +52,7 @@ def isolation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Isolation:
 def test_two_jobs_without_shared_resources(isolation: Isolation) -> None:
     assert isolation.problems() == {}
     measured = isolation.measured()
-    assert {metric.name for metric in measured.metrics} == set(CHECK.metrics)
+    assert {metric.name for metric in measured.metrics} == set(CHECK.units)
     assert measured.absent == ()
 
 
@@ -159,9 +159,9 @@ class TestOneJobPerNode:
         """The reason why no metric applies; each has the verdict SKIP, although Slurm is there."""
         measured = isolation.measured()
         not_applicable = reasons(measured, Why.DOES_NOT_APPLY)
-        assert not_applicable.keys() == set(CHECK.metrics)
+        assert not_applicable.keys() == set(CHECK.units)
         assert {(verdict.metric, verdict.outcome) for verdict in judge(CHECK, measured)} == {
-            (name, Outcome.SKIP) for name in CHECK.metrics
+            (name, Outcome.SKIP) for name in CHECK.units
         }
         assert (measured.skipped, measured.error) == (None, None)
         (reason,) = set(not_applicable.values())

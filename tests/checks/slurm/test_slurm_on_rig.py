@@ -304,7 +304,7 @@ class TestIsolation:
         cluster, devices = confined(start)
         measurement = run_check(catalog()["slurm.isolation"], tmp_path, (1, 2), cpus=1, **devices)
         assert not_passed(judge(catalog()["slurm.isolation"], measurement)) == {}
-        assert {metric.name for metric in measurement.metrics} == set(catalog()["slurm.isolation"].metrics)
+        assert {metric.name for metric in measurement.metrics} == set(catalog()["slurm.isolation"].units)
         until(lambda: queued(cluster) == "", 30)
 
     def test_device_outside_of_slurm(self, start: MakeCluster, tmp_path: Path) -> None:

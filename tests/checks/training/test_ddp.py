@@ -60,7 +60,7 @@ def failed(measurements: list[Measurement]) -> set[str]:
 
 def value(measurements: list[Measurement], name: str) -> float:
     (metric,) = (metric for metric in measurements[0].metrics if metric.name == name)
-    assert metric.unit == CHECK.metrics[name]
+    assert metric.unit == CHECK.units[name]
     return metric.value
 
 
@@ -100,7 +100,7 @@ def test_rank_0_reports_the_cluster_and_each_rank_its_step_times(runs: Runs) -> 
         assert of_rank == step_times | ({"rank_data_wait"} if rank == 0 else set())  # rank 0 reports that of all ranks
         cluster.discard("scaling_efficiency")  # reported only if the noise is small
         expected = (
-            set(CHECK.metrics) - step_times - {"shared_gpus", "scaling_efficiency", "rank_slowdown", "rank_data_wait"}
+            set(CHECK.units) - step_times - {"shared_gpus", "scaling_efficiency", "rank_slowdown", "rank_data_wait"}
         )
         assert cluster == (expected if rank == 0 else set())
         assert bool(measurement.facts) is (rank == 0)

@@ -155,7 +155,7 @@ def test_speed_rule_applies_only_to_gpus() -> None:
 
 
 def outcomes(pretrained: str, device: str = "cuda", **values: float) -> dict[str, Outcome]:
-    metrics = tuple(Metric(name=n, value=v, unit=CHECK.metrics[n], subject=CLUSTER) for n, v in values.items())
+    metrics = tuple(Metric(name=n, value=v, unit=CHECK.units[n], subject=CLUSTER) for n, v in values.items())
     facts = {"trained": "yes", "pretrained": pretrained, "device": device}
     measurement = Measurement(check=CHECK.name, subject=CLUSTER, rank=0, metrics=metrics, facts=facts)
     return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}

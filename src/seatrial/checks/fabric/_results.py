@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from statistics import fmean, median, pstdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
@@ -160,9 +160,9 @@ def cuda_graph_fact(results: Results) -> Fact:
     return Fact(name="cuda_graph", value=counts)
 
 
-def sizes_not_allocated(not_allocated: Mapping[str, JsonValue], subject: str | None = None) -> Value:
+def sizes_not_allocated(not_allocated: Mapping[str, Any], subject: str | None = None) -> Value:
     """The number of sizes whose buffers did not fit; ``not_allocated``: size → ranks and reasons, the evidence."""
-    evidence: JsonValue = {"not_allocated": dict(not_allocated)} if not_allocated else None
+    evidence = {"not_allocated": dict(not_allocated)} if not_allocated else None
     return value("sizes_not_allocated", len(not_allocated), subject, evidence=evidence)
 
 
