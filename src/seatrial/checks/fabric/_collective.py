@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Context, facts
 from seatrial.checks.declare import Answer, NoValue, absent, not_requested, value
-from seatrial.checks.fabric import _nccl_log, _results, _wrong_data
+from seatrial.checks.fabric import _forced_ring, _nccl_log, _results, _wrong_data
 from seatrial.checks.fabric._sizes import (
     ELEMENT_SIZES,
     CollectiveOptions,
@@ -52,6 +52,12 @@ class DataCheck(NamedTuple):
 
     name: str
     mismatches: Mapping[int, Mismatch]
+
+
+def measure_all_reduce(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
+    """Yield the results of the all-reduce, then those with NCCL_ALGO=Ring."""
+    yield from measure("all_reduce", context, options)
+    yield from _forced_ring.measure(context, options)
 
 
 def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator[Answer]:

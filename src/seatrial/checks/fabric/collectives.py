@@ -1,7 +1,8 @@
 """The operations of nccl-tests: bandwidth, latency and correctness, and the bus bandwidth against reference values.
 
-Training uses all of them: all-reduce for the gradients of DDP, all-gather and reduce-scatter for the parameters and
-gradients of FSDP, all-to-all for the tokens of a mixture of experts, send and receive around a ring for pipelines.
+Training uses most of them: all-reduce for the gradients of DDP, all-gather and reduce-scatter for the parameters and
+gradients of FSDP, all-to-all for the tokens of a mixture of experts, send and receive for pipelines, broadcast at its
+start.
 """
 
 from __future__ import annotations
@@ -12,19 +13,18 @@ from functools import partial
 from seatrial.checks.base import Check, Context, Needs, SkipIf
 from seatrial.checks.declare import Answer, metric
 from seatrial.checks.fabric import _forced_ring, _results
-from seatrial.checks.fabric._collective import CHANNELS_PER_PEER, NET_PEER_CHANNELS, POINT_TO_POINT_OPERATIONS, measure
+from seatrial.checks.fabric._collective import (
+    CHANNELS_PER_PEER,
+    NET_PEER_CHANNELS,
+    POINT_TO_POINT_OPERATIONS,
+    measure,
+    measure_all_reduce,
+)
 from seatrial.checks.fabric._sizes import MANY_NODES, CollectiveOptions, omitted_sizes, timed_sizes
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import Phase, Scope
 
 Measure = Callable[[Context, CollectiveOptions], Iterator[Answer]]
-
-
-def measure_all_reduce(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
-    """Yield the results of the all-reduce, then those with NCCL_ALGO=Ring."""
-    yield from measure("all_reduce", context, options)
-    yield from _forced_ring.measure(context, options)
-
 
 _QUANTITIES = {
     "busbw": ("GB/s", COLLECTIVE, "bus bandwidth of the operation at a size, as in nccl-tests"),
