@@ -554,7 +554,7 @@ def test_negative_value_is_a_measurement_error(
 ) -> None:
     rule = Rule(metric="m", expect=Threshold.parse(threshold), may_be_negative=may_be_negative, meaning="w", fix="r")
     metric = Metric(name="m", value=-5, unit=unit, subject="cluster")
-    verdict = one_verdict(check(rule), Measurement(check="c", subject="cluster", metrics=(metric,)), {})
+    verdict = one_verdict(check(rule, unit=unit), Measurement(check="c", subject="cluster", metrics=(metric,)), {})
     assert verdict.outcome is outcome
     assert (Reason.NEGATIVE_VALUE in verdict.reasons) is (outcome is Outcome.ERROR)
 
@@ -618,7 +618,9 @@ def test_value_outside_the_range_of_its_unit_is_a_measurement_error(
     for trial in ({}, {"m": Threshold.parse(threshold)}):
         rule = Rule(metric="m", expect=Threshold.parse(threshold), meaning="w", fix="r")
         metric = Metric(name="m", value=value, unit=unit, subject="cluster")
-        verdict = one_verdict(check(rule), Measurement(check="c", subject="cluster", metrics=(metric,)), trial)
+        verdict = one_verdict(
+            check(rule, unit=unit), Measurement(check="c", subject="cluster", metrics=(metric,)), trial
+        )
         assert verdict.outcome is outcome
         assert (Reason.OUTSIDE_PLAUSIBLE_RANGE in verdict.reasons) is (outcome is Outcome.ERROR)
 
