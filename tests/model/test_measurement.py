@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import FrozenInstanceError, asdict
+from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
 from pydantic import ValidationError
 
-from seatrial.model.measurement import Measurement, Metric, Series
+from seatrial.model.measurement import Absent, Measurement, Metric, Series, Why
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -47,3 +47,27 @@ def _with(metric: Metric) -> Measurement:
 def test_series_with_different_lengths_is_rejected() -> None:
     with pytest.raises(ValueError, match="busbw has 2 x values and 1 y values"):
         Series(name="busbw", subject="cluster", x=(1, 2), y=(1,), x_unit="B", y_unit="GB/s")
+
+
+@pytest.mark.parametrize("wrong", [{"retry": 3}, {"retry": -1}, {"seconds": -1.0}, {"started": math.inf}])
+def test_numbers_of_a_measurement_are_in_range(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Measurement.model_validate({"check": "c", "subject": "n0", **wrong})
+
+
+@pytest.mark.parametrize(("subject", "is_valid"), [("n0", False), ("", False), ("n1", True)])
+def test_a_value_beside_its_absence_is_refused(subject: str, is_valid: bool) -> None:
+    absent = Absent(metric="a", why=Why.DOES_NOT_APPLY, reason="no GPU", subject=subject)
+    record = {"check": "c", "subject": "n0", "metrics": (Metric(name="a", value=1, unit="s", subject="n0"),)}
+    if is_valid:
+        assert Measurement.model_validate({**record, "absent": (absent,)}).absent == (absent,)
+    else:
+        with pytest.raises(ValidationError, match="a of n0 has a value, and a reason why it has none"):
+            Measurement.model_validate({**record, "absent": (absent,)})
+
+
+def test_evidence_is_written_only_where_there_is_some() -> None:
+    plain = Metric(name="a", value=1, unit="s", subject="n0")
+    assert "evidence" not in _with(plain).model_dump_json()
+    shown = replace(plain, evidence={"pid": 7})
+    assert Measurement.model_validate_json(_with(shown).model_dump_json()).metrics == (shown,)

@@ -122,9 +122,11 @@ class Measurement(Frozen):
     artifacts: tuple[Artifact, ...] = ()
     error: str | None = None
     skipped: str | None = None
-    retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries, made because of a bad value")
-    started: float = 0.0
-    seconds: float = 0.0
+    retry: int = Field(
+        default=0, ge=0, le=2, description="0: first measurement; 1 and 2: retries, made because of a bad value"
+    )
+    started: FiniteFloat = Field(default=0.0, ge=0)
+    seconds: FiniteFloat = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _has_no_value_beside_its_absence(self) -> "Measurement":
