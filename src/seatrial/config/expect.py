@@ -18,7 +18,7 @@ def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) ->
         return f"expected one of {name}.*, such as {name}.{example}"
     if declared_unit(metric, metrics) is None:
         return f"unknown metric of this check{nearest(metric, metrics)}"
-    if metric in metrics:
+    if metric in metrics and f"{name}.*" not in metrics:
         return ""
     members = _members(options, name)
     if members is not None and member not in members:
