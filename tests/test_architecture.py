@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -11,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.config.schema import Config
 from tests.paths import ROOT
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-NAME_NO_CHECK = ("judge", "analysis", "report", "diagnose", "hardware")
+PACKAGE = ROOT / "src" / "seatrial"
+PACKAGES = {path.relative_to(PACKAGE).parts[0] for path in SOURCES}
+EXAMPLES = PACKAGE / "cli" / "examples.py"
 
 
 def test_imports_keep_the_contracts() -> None:
@@ -49,17 +53,26 @@ def test_nobody_above_bench_and_train_names_torch() -> None:
     assert [each for each in imports if each[1] in ("torch", "numpy", "sklearn", "transformers")] == []
 
 
-@pytest.mark.parametrize("package", NAME_NO_CHECK)
+@pytest.mark.parametrize("package", sorted(PACKAGES - {"checks", "drill"}))
 def test_a_check_declares_what_others_need_to_know_of_it(package: str) -> None:
-    """No string is the name of a check, nor the beginning of such names (``collectives.``); docstrings too."""
-    names = set(catalog()) | {f"{name.partition('.')[0]}." for name in catalog()}
-    constants = [
+    """No string names a check, or is the beginning of such names (``collectives.``); docstrings too.
+
+    Settings may have the name of a check (``kubernetes.nodes``), and examples of the command line name checks.
+    """
+    groups = {name: getattr(group.annotation, "model_fields", ()) for name, group in Config.model_fields.items()}
+    settings = {f"{group}.{name}" for group, names in groups.items() for name in names}
+    checks = "|".join(re.escape(name) for name in set(catalog()) - settings)
+    prefixes = {f"{name.partition('.')[0]}." for name in catalog()} - {f"{name}." for name in groups}
+    named = re.compile(rf"(?<![\w.])(?:{checks})(?!\w)")
+    found = [
         (path.name, node.lineno, node.value)
-        for path in sorted((ROOT / "src" / "seatrial" / package).rglob("*.py"))
+        for path in SOURCES
+        if path.relative_to(PACKAGE).parts[0] == package and path != EXAMPLES
         for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value in prefixes or named.search(node.value)
     ]
-    assert not [each for each in constants if each[2] in names or any(name in each[2] for name in catalog())]
+    assert found == []
 
 
 def test_only_shell_starts_processes() -> None:

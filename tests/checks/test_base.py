@@ -106,6 +106,14 @@ def test_check_is_found_by_its_name(name: str) -> None:
     assert f"_{module.__name__.rpartition('.')[2]}_" in f"_{name.replace('.', '_')}_"
 
 
+def test_a_test_of_another_tool_has_one_check() -> None:
+    declared = [each for check in catalog().values() for each in check.declared]
+    programs = [check.nccl_tests for check in catalog().values() if check.nccl_tests]
+    for tests in (programs, [test for each in declared for test in each.also_measured_by]):
+        assert tests
+        assert len(tests) == len(set(tests))
+
+
 def test_order_and_names_of_the_catalog() -> None:
     """`--set checks.GROUP.WORD...` relies on the form of the names."""
     phases = [check.phase for check in catalog().values()]

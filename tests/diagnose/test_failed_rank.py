@@ -10,7 +10,7 @@ from tools.records import record_path
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose, refreshed_findings
 from seatrial.diagnose.failed_rank import failed_rank_finding
-from seatrial.model import JobResult, JobState, Outcome, Verdict, VerdictKey
+from seatrial.model import FAILED_RANK, JobResult, JobState, Measurement, Outcome, Verdict, VerdictKey
 from seatrial.pipeline.run_directory import load_trial
 from tests.diagnose.test_log_origin import run_directory
 
@@ -103,15 +103,30 @@ def test_end_of_a_hung_job_by_seatrial_is_no_cause(tmp_path: Path) -> None:
 
 
 def test_failure_in_the_log_of_a_program_explains_its_exit_code(tmp_path: Path) -> None:
-    evidence = "exit_code = 1 on cluster; problems: rank 1 on n0: CUDA out of memory. Tried to allocate 2.00 GiB"
+    evidence = "exit_code = 1 on cluster; sft: rank 9 on n9 waits; CUDA out of memory. Tried to allocate 2.00 GiB"
+    measurements = [Measurement(check="train.fsdp", subject="n0/gpu1", facts={FAILED_RANK: {"rank": 1, "node": "n0"}})]
     verdicts = [
         Verdict("train.fsdp", "cluster", Outcome.FAIL, "exit_code", evidence=evidence),
         Verdict("train.fsdp", "cluster", Outcome.FAIL, "loss_drop", evidence="No space left on device"),
         Verdict("train.lora", "cluster", Outcome.PASS, "exit_code", evidence="No space left on device"),
     ]
-    (finding,) = diagnose([], [], [], verdicts, catalog(), tmp_path)
+    (finding,) = diagnose([], measurements, [], verdicts, catalog(), tmp_path)
     assert (finding.title, finding.subject, finding.confidence) == ("GPU out of memory", "rank 1 on n0", "high")
     assert finding.explains == (VerdictKey(check="train.fsdp", subject="cluster", metric="exit_code"),)
+
+
+def test_failure_of_a_program_without_a_failed_rank_is_at_the_subject(tmp_path: Path) -> None:
+    evidence = "exit_code = 1 on n0; log_tail: rank 9 on n9 waits; CUDA out of memory. Tried to allocate 2.00 GiB"
+    verdict = Verdict("train.command", "n0", Outcome.FAIL, "exit_code", evidence=evidence)
+    (finding,) = diagnose([], [], [], [verdict], catalog(), tmp_path)
+    assert finding.subject == "n0"
+
+
+@pytest.mark.parametrize("check", ["train.lora", "train.oumi", "train.command", "train.function_calling"])
+def test_exit_code_of_a_training_has_its_log_as_evidence(check: str) -> None:
+    exit_codes = [each for each in catalog()[check].declared if each.name.endswith("exit_code")]
+    assert exit_codes
+    assert all(each.log_evidence for each in exit_codes)
 
 
 def test_rank_that_a_message_names_is_the_place(tmp_path: Path) -> None:

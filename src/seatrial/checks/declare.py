@@ -164,7 +164,9 @@ class metric:
     subjects that must each answer; None: at least one. ``speed``: a bad value counts only if a second measurement
     confirms it. ``may_exceed_100``: a value in % above 100 is no error. ``varies_by_device``: it need not apply to each
     of several equal GPUs. ``bound``: its upper bound, a key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of
-    hardware.links. ``key``: shown in summaries.
+    hardware.links. ``key``: shown in summaries. ``also_measured_by``: what else measures the same: tests of other
+    tools, such as ``nvbandwidth host_to_device_memcpy_ce``, and values of the telemetry. ``log_evidence``: the evidence
+    has output of a program, in which known failures are searched.
 
     Raises SeatrialError for a text that cannot be parsed, and for different units.
     """
@@ -188,6 +190,8 @@ class metric:
     varies_by_device: bool = False
     bound: str = ""
     key: bool = False
+    also_measured_by: tuple[str, ...] = ()
+    log_evidence: bool = False
     cause: Cause | None = None
     finding: FindingTemplate | None = None
     comparison: Comparison | None = None

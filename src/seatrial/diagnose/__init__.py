@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,12 +23,10 @@ from seatrial.diagnose.refused_jobs import refused_job_findings
 from seatrial.diagnose.signatures import Match, search_lines
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
-from seatrial.model import Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
+from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.util.input_files import open_file
 from seatrial.util.secrets import secret_values
 
-_EXIT_CODE = "exit_code"  # end of the names of metrics that are exit codes of programs
-_RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
 _RANK_CAUSES = (RANK_FAILED, HANG)  # causes of findings that come from jobs and logs, not from verdicts
 _CONFIRMATION_S = 600.0  # longest time between a line and one that confirms it: the NCCL watchdog waits that long
 
@@ -47,7 +44,7 @@ def diagnose(
     """The findings of a trial.
 
     Their order: missing nodes, failures of jobs, causes of bad verdicts, hangs, a refused job, known failures in errors
-    and exit codes of checks, known failures in logs, verdicts that locate a fault.
+    and outputs of programs, known failures in logs, verdicts that locate a fault.
 
     A failure that an error of a check names is not reported again from logs. The logs of a refused job are not
     searched. If nodes are missing, errors of checks, hangs, and logs without a root or a failed step are not
@@ -60,10 +57,8 @@ def diagnose(
     explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
     unexplained = [each for each in (*measurements, *retries) if (each.check, each.subject) not in explained_errors]
     error_findings = [] if missing_nodes else list(_findings_in_errors(unexplained))
-    exit_code_findings = _findings_in_exit_codes(verdicts)
-    findings = {
-        (finding.title, finding.subject): finding for finding in (*refused, *error_findings, *exit_code_findings)
-    }
+    output_findings = _findings_in_outputs(verdicts, measurements, checks)
+    findings = {(finding.title, finding.subject): finding for finding in (*refused, *error_findings, *output_findings)}
     hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
     reported_titles = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
@@ -215,18 +210,29 @@ def _with_explained_errors(
     ]
 
 
-def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
-    """Known failures in the evidence of a FAIL on an exit code; this evidence is the end of the program's log."""
+def _findings_in_outputs(
+    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
+) -> Iterator[Finding]:
+    """Known failures in the evidence of a FAIL on a metric whose evidence has output of a program."""
+    failed_ranks = {
+        measurement.check: f"rank {failed.get('rank')} on {failed.get('node')}"
+        for measurement in measurements
+        if isinstance(failed := measurement.facts.get(FAILED_RANK), dict)
+    }
     for verdict in verdicts:
-        if verdict.outcome is Outcome.FAIL and verdict.metric.endswith(_EXIT_CODE):
-            first_rank = _RANK_ON_NODE.search(verdict.evidence)
+        if verdict.outcome is Outcome.FAIL and _has_output(verdict, checks):
             for match in _matches_to_report(search_lines(verdict.evidence.splitlines(), verdict.check)):
-                # the rank that the line names may differ from the first rank of the evidence, which ended first
+                # the rank that the line names may differ from the rank that ended first
                 named_rank = match.signature.filled("rank {rank}", match.line)
                 is_named = named_rank.removeprefix("rank ").isdigit()
-                subject = named_rank if is_named else first_rank[0] if first_rank else verdict.subject
+                subject = named_rank if is_named else failed_ranks.get(verdict.check, verdict.subject)
                 finding = _finding(match, subject, "high")
                 yield finding.model_copy(update={"explains": (VerdictKey.from_verdict(verdict),)})
+
+
+def _has_output(verdict: Verdict, checks: Mapping[str, Check]) -> bool:
+    declared = checks[verdict.check].declaration(verdict.metric) if verdict.check in checks else None
+    return declared is not None and declared.log_evidence
 
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:

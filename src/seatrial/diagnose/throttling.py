@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from seatrial.checks.base import Check
 from seatrial.model import Finding
 from seatrial.model.telemetry import HARDWARE_SLOWDOWN, Load, Telemetry
 from seatrial.util.text import and_more
 
 MAX_NAMED = 8
-_METRIC = "throttled_share"  # of device.burn
+_THROTTLED = "telemetry throttled_share"  # in metric.also_measured_by
 _SOURCE = "NVML, nvmlDeviceGetCurrentClocksEventReasons, sampled during the job"
 # First command and fix
 _HEAT = (
@@ -35,12 +36,21 @@ _MEANING = {
 }
 
 
-def throttling_findings(telemetry: Telemetry | None, causes: Iterable[Finding] = ()) -> tuple[Finding, ...]:
+def throttling_findings(
+    telemetry: Telemetry | None, checks: Mapping[str, Check], causes: Iterable[Finding] = ()
+) -> tuple[Finding, ...]:
     """One finding for each thermal or power reason that a GPU reported during a check. Pure.
 
-    Omitted are the checks and GPUs whose ``throttled_share`` one of ``causes`` explains.
+    Omitted are the checks and GPUs whose own metric of throttling one of ``causes`` explains.
     """
-    explained = {(key.check, key.subject) for cause in causes for key in cause.explains if key.metric == _METRIC}
+    explained = {
+        (key.check, key.subject)
+        for cause in causes
+        for key in cause.explains
+        if (check := checks.get(key.check))
+        and (declared := check.declaration(key.metric))
+        and _THROTTLED in declared.also_measured_by
+    }
     loads = [load for load in (telemetry.loads if telemetry else ()) if (load.check, load.gpu) not in explained]
     by_reason = {reason: [load for load in loads if reason in load.throttled_share] for reason in _MEANING}
     return tuple(_finding(reason, throttled_loads) for reason, throttled_loads in by_reason.items() if throttled_loads)

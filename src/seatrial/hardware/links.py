@@ -40,6 +40,7 @@ _EFA_UNKNOWN_GBPS = 100.0
 # What a fact about links or NCCL contains
 FactRole = Literal[
     "gpus",  # the GPUs of a node
+    "gpu_processes",  # the foreign processes that compute on the GPUs of a node
     "rdma_devices",  # the RDMA devices of a node
     "nics",  # the network interfaces of a node
     "transports",  # the transports that NCCL uses

@@ -13,6 +13,7 @@ from seatrial.model.job import Job, JobFailure, JobResult, JobState, Machine, Mi
 from seatrial.model.measurement import (
     CLUSTER,
     ERROR_COUNTERS,
+    FAILED_RANK,
     GPUS_USED,
     JOB_FAILURES,
     PORTS_USED,
@@ -58,6 +59,7 @@ from seatrial.model.verdict import Basis, Retry, Verdict
 __all__ = [
     "CLUSTER",
     "ERROR_COUNTERS",
+    "FAILED_RANK",
     "GPUS_USED",
     "JOB_FAILURES",
     "PORTS_USED",

@@ -16,6 +16,7 @@ from seatrial.model.base import Frozen
 CLUSTER = "cluster"  # subject of values that all nodes have in common
 ERROR_COUNTERS = "error_counters"  # fact: error counters of GPUs and RDMA ports, see telemetry/error_counts.py
 JOB_FAILURES = "job_failures"  # fact: known causes why pods that the check creates do not start, as JobFailure
+FAILED_RANK = "failed_rank"  # fact: the rank of a program that failed first, and its node
 GPUS_USED = "gpus_used"  # fact: NVML indices of the GPUs that CUDA may use on a node
 PORTS_USED = "ports_used"  # fact of a CLUSTER check: node → names of the RDMA ports that the check measures
 

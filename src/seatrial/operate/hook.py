@@ -24,8 +24,9 @@ from seatrial.operate.hook_exit_codes import (
     exit_code,
 )
 from seatrial.operate.hook_record import Problem, Record, append, reason_text
-from seatrial.operate.node_checks import MODEL_CHECK, check_node
+from seatrial.operate.node_checks import check_node
 from seatrial.pipeline.planned_jobs import resolve
+from seatrial.util import data_files
 from seatrial.util.files import atomic_write
 from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
@@ -122,7 +123,8 @@ def _expected(request: Request, deadline: float) -> tuple[Expected, str]:
 def read_site(site: str) -> Expected:
     """Return the hardware that the trial of a site expects. Raises UsageError."""
     config = resolve(site, ()).config
-    model = config.checks[MODEL_CHECK].options.get("expected") if MODEL_CHECK in config.checks else None
+    check, option = (data_files.read("hooks.yaml")["gpu_model"][name] for name in ("check", "option"))
+    model = config.checks[check].options.get(option) if check in config.checks else None
     return Expected(config.cluster.gpus_per_node, None if model is None else str(model), config.cluster.nodes)
 
 

@@ -17,6 +17,7 @@ from seatrial import worker
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Context
 from seatrial.config.schema import Config
+from seatrial.hardware.links import role_facts
 from seatrial.judge import judge
 from seatrial.model import Measurement, Outcome, Verdict
 from seatrial.operate import hook_children as children
@@ -28,8 +29,6 @@ from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
 
 TRIAL = "hook"  # data/trials/hook.yaml
-MODEL_CHECK = "gpu.model"  # its option ``expected`` is the GPU model of the site
-_GPU_PROCESSES = "foreign_processes"  # fact of gpu.inventory: processes that compute on GPUs
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,19 @@ def check_node(
 
     ``expected_gpus``, ``gpu_model``: None if not known. ``ended_job``: for an epilog, the Slurm job that has ended.
     """
+    policy = data_files.read("hooks.yaml")  # metrics that are never judged, or only on GPUs without processes
     overrides: list[tuple[str, str, Any]] = [("hook", "cluster.nodes", 1), ("hook", "launcher", "local")]
     if expected_gpus is not None:
         overrides.append(("--gpus-per-node", "cluster.gpus_per_node", expected_gpus))
     if gpu_model is not None:
-        overrides.append(("--gpu-model", f"checks.{MODEL_CHECK}.options.expected", gpu_model))
+        key = "checks.{check}.options.{option}".format(**policy["gpu_model"])
+        overrides.append(("--gpu-model", key, gpu_model))
     config = resolve(TRIAL, overrides).config
     checks = {name: catalog()[name] for name in config.checks}
     measurements = list(_measure(checks, config, expected_gpus, deadline, root))
     plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))
     verdicts = judge(config, plan.jobs, measurements, checks, {})
-    used_gpus = _used_gpus(measurements, ended_job, root)
-    policy = data_files.read("hooks.yaml")  # metrics that are never judged, or only on GPUs without processes
+    used_gpus = _used_gpus(measurements, checks, ended_job, root)
     judged = [
         verdict
         for verdict in verdicts
@@ -123,15 +123,16 @@ def _scratch_folder() -> str:
     return next((folder for folder in ("/run", "/dev/shm") if os.access(folder, os.W_OK)), "/tmp")
 
 
-def _used_gpus(measurements: Sequence[Measurement], ended_job: str, root: Path) -> dict[str, str]:
+def _used_gpus(
+    measurements: Sequence[Measurement], checks: Mapping[str, Check], ended_job: str, root: Path
+) -> dict[str, str]:
     """Return GPU → the owners of its processes as text, for GPUs that something uses legitimately.
 
     Each process of such a GPU has an owner or is not visible here. A GPU with a process that no job, pod or service
     owns is omitted: the process should have ended with its job.
     """
     owners_by_gpu: dict[str, list[str | None]] = {}
-    for measurement in measurements:
-        processes = measurement.facts.get(_GPU_PROCESSES)
+    for measurement, processes in role_facts("gpu_processes", measurements, checks):
         for process in processes if isinstance(processes, list) else ():
             if isinstance(process, dict) and isinstance(process["pid"], int):
                 subject = f"{measurement.subject}/gpu{process['gpu']}"

@@ -1,10 +1,10 @@
-"""Judges tables of nccl-tests by the rules and reference values of the checks ``collectives.*``."""
+"""Judges tables of nccl-tests by the rules and reference values of the checks of their operations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import get_args
 
 from pydantic import JsonValue
@@ -41,7 +41,6 @@ from seatrial.pipeline.benchmark_hardware import (
     table_hardware,
 )
 from seatrial.pipeline.nccl_tests_table import (
-    OPERATIONS,
     SATURATING_BYTES,
     Place,
     allows,
@@ -66,6 +65,12 @@ _WRONG_DATA_FIX = (
 )
 
 
+@cache
+def _checks() -> Mapping[str, Check]:
+    """Operation → its check, for the operations that a program of nccl-tests measures too."""
+    return {check.operation: check for check in catalog().values() if check.nccl_tests}
+
+
 def judge_output(
     output: NcclTestsOutput,
     options: HardwareOptions,
@@ -74,8 +79,8 @@ def judge_output(
     baseline: Baseline | None = None,
 ) -> BenchmarkJudgement:
     """Return the verdicts on all tables. ``operation``: --operation, or empty. Raises UsageError if unknown."""
-    if operation and operation not in OPERATIONS.values():
-        raise UsageError(f"--operation {operation!r}: expected one of {', '.join(OPERATIONS.values())}")
+    if operation and operation not in _checks():
+        raise UsageError(f"--operation {operation!r}: expected one of {', '.join(_checks())}")
     judged = [
         _judge_series(_Series(output, table, rows, options, baseline), operation)
         for table in output.tables
@@ -121,7 +126,7 @@ class _Series:
     @property
     def named_operation(self) -> str:
         """The operation of the program; empty if the output does not name the program, or no check exists for it."""
-        return OPERATIONS.get(self.table.program, "")
+        return next((name for name, check in _checks().items() if check.nccl_tests == self.table.program), "")
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ class _Candidate:
 
     @property
     def check(self) -> Check:
-        return catalog()[f"collectives.{self.operation}"]
+        return _checks()[self.operation]
 
     @cached_property
     def references(self) -> References:
@@ -237,7 +242,7 @@ def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
     return BenchmarkResult(
         name=name,
         outcome=Outcome.UNJUDGED,
-        check=f"collectives.{name}" if name in OPERATIONS.values() else "",
+        check=_checks()[name].name if name in _checks() else "",
         problems=(f"the table has no complete row: {reason}",),
     )
 
@@ -253,7 +258,7 @@ def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str
         name=name,
         outcome=Outcome.FAIL if is_wrong else Outcome.UNJUDGED,
         variant=variant_text(series.rows[-1]),
-        check=f"collectives.{operation}" if operation else "",
+        check=_checks()[operation].name if operation else "",
         measured=measured_sizes(series.rows),
         verdicts=verdicts if operation or is_wrong else (),
         problems=tuple(problems),
@@ -375,7 +380,7 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
     wrong = wrong_elements(series.table, series.rows)
     if wrong is None:
         return ()
-    check = catalog()[f"collectives.{operation}"]
+    check = _checks()[operation]
     rules = tuple(rule for rule in check.rules if rule.metric == "wrong_elements")
     rules = tuple(rule.model_copy(update={"fix": _WRONG_DATA_FIX}) for rule in rules)
     metric = Metric(name="wrong_elements", value=float(max(round(wrong), wrong > 0)), unit="count", subject=CLUSTER)

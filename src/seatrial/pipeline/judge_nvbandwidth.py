@@ -1,12 +1,15 @@
-"""Judges results of nvbandwidth by the rules and reference values of the checks transfer.host and transfer.peers."""
+"""Judges results of nvbandwidth by the rules and reference values of the checks that measure the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
+from seatrial.checks.base import Check
+from seatrial.checks.declare import metric
 from seatrial.discover.nvbandwidth_output import Matrix, NvbandwidthOutput
 from seatrial.hardware.bounds import hardware_bound
 from seatrial.hardware.links import Links
@@ -19,18 +22,22 @@ from seatrial.pipeline.benchmark_hardware import HardwareOptions, gpu_name
 from seatrial.pipeline.next_step import with_next_step
 from seatrial.util.text import and_more, plural
 
-# Testcase → check and metric of seatrial that measure the same: copies by the GPU's copy engines
-_METRICS = {
-    "host_to_device_memcpy_ce": ("transfer.host", "h2d_single"),
-    "device_to_host_memcpy_ce": ("transfer.host", "d2h_single"),
-    "device_to_device_memcpy_read_ce": ("transfer.peers", "unidirectional"),
-    "device_to_device_memcpy_write_ce": ("transfer.peers", "unidirectional"),
-    "device_to_device_bidirectional_memcpy_read_ce_total": ("transfer.peers", "bidirectional"),
-    "device_to_device_bidirectional_memcpy_write_ce_total": ("transfer.peers", "bidirectional"),
-}
+_TOOL = "nvbandwidth "  # the start of its testcases in metric.also_measured_by
 _NODE = "node"  # subject of verdicts, since only some versions of nvbandwidth name their host
 _WRONG_DATA = "Invalid value when checking the pattern"
 _MAX_LISTED = 40  # testcases without a reference value that a note lists
+
+
+@cache
+def _declarations() -> Mapping[str, tuple[Check, metric]]:
+    """Testcase of nvbandwidth → the check that measures the same, and the declaration of its metric."""
+    return {
+        test.removeprefix(_TOOL): (check, declared)
+        for check in catalog().values()
+        for declared in check.declared
+        for test in declared.also_measured_by
+        if test.startswith(_TOOL)
+    }
 
 
 def judge_output(
@@ -54,10 +61,12 @@ def judge_output(
     links = Links(mig_models=frozenset(name for name in output.devices if " MIG " in name))
     references = select_references(links, baseline)
     results = [
-        _judge_matrix(matrix, gpu.name, references, problems) for matrix in output.matrices if matrix.name in _METRICS
+        _judge_matrix(matrix, gpu.name, references, problems)
+        for matrix in output.matrices
+        if matrix.name in _declarations()
     ]
     results += [_failed_testcase(name, message) for name, message in output.failures.items()]
-    without_check = [matrix.name for matrix in output.matrices if matrix.name not in _METRICS]
+    without_check = [matrix.name for matrix in output.matrices if matrix.name not in _declarations()]
     notes = [*options.notes]
     if output.version:
         notes.append(f"nvbandwidth {output.version}")
@@ -88,11 +97,9 @@ def judge_output(
 
 def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Sequence[str]) -> BenchmarkResult:
     """Return the verdicts on one testcase: on each GPU, or each ordered pair of GPUs."""
-    check_name, metric = _METRICS[matrix.name]
-    check = catalog()[check_name]
-    rules = tuple(rule for rule in check.rules if rule.metric == metric)
+    check, declared = _declarations()[matrix.name]
     facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
-    metrics = _metrics(matrix, metric)
+    metrics = _metrics(matrix, declared.name)
     problems = list(problems)
     if not matrix.is_complete:
         problems.append(f"the result is truncated; complete rows: {len(matrix.rows)}")
@@ -104,7 +111,7 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
         gpu_count = max(map(len, matrix.rows))
         measurements = [
             Measurement(
-                check=check_name,
+                check=check.name,
                 subject=f"{_NODE}/gpu{index}",
                 rank=index,
                 facts=facts,
@@ -115,9 +122,9 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
         ]
         verdicts = tuple(
             with_next_step(verdict, gpu)
-            for verdict in judge_check(check, measurements, {}, "", references, rules=rules)
+            for verdict in judge_check(check, measurements, {}, "", references, rules=declared.rules)
         )
-        link_bound = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
+        link_bound = hardware_bound(metric_lookup(check, declared.name, declared.reference), facts, references)
         if link_bound:
             bound = BenchmarkBound(value=link_bound.value, unit=link_bound.unit, derivation=link_bound.derivation)
     outcome = worst(verdict.outcome for verdict in verdicts)
@@ -125,19 +132,19 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
         name=matrix.name,
         outcome=Outcome.UNJUDGED if outcome is Outcome.ERROR else outcome,
         variant=matrix.title,
-        check=check_name,
-        path="between the GPUs of one node" if check_name == "transfer.peers" else "between host and GPU",
+        check=check.name,
+        path="between the GPUs of one node" if declared.per == "ordered pair" else "between host and GPU",
         bound=bound,
         verdicts=verdicts,
         problems=tuple(problems),
     )
 
 
-def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
+def _metrics(matrix: Matrix, name: str) -> list[Metric]:
     """Return the values as metrics. The arrow in the matrix's title shows whether rows or columns are the sources."""
     if len(matrix.rows) == 1 and "GPU(row)" not in matrix.title:
         return [
-            Metric(name=metric, value=value, unit="GB/s", subject=f"{_NODE}/gpu{column}")
+            Metric(name=name, value=value, unit="GB/s", subject=f"{_NODE}/gpu{column}")
             for column, value in enumerate(matrix.rows[0])
             if value is not None
         ]
@@ -148,13 +155,13 @@ def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
             if row != column and value is not None:  # versions before 0.4 print 0.00 on the diagonal
                 source, target = (column, row) if is_reversed else (row, column)
                 subject = f"{_NODE}/gpu{source}->gpu{target}"
-                metrics.append(Metric(name=metric, value=value, unit="GB/s", subject=subject))
+                metrics.append(Metric(name=name, value=value, unit="GB/s", subject=subject))
     return metrics
 
 
 def _failed_testcase(name: str, message: str) -> BenchmarkResult:
     """Return the result of a testcase that ended with an error: FAIL if copied data is wrong, else UNJUDGED."""
-    check, _ = _METRICS.get(name, ("", ""))
+    check = _declarations()[name][0].name if name in _declarations() else ""
     if message.startswith(_WRONG_DATA):
         verdict = Verdict(
             check,

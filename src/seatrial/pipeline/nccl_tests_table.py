@@ -11,16 +11,6 @@ from seatrial.discover.nccl_tests_output import REDUCTIONS, Row, Table, Timing
 from seatrial.model import format_bytes, size_label
 from seatrial.model.benchmark import MeasuredSize
 
-# Program of nccl-tests without _perf → operation of seatrial; programs without a check have no entry
-OPERATIONS = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "sendrecv": "send_receive",
-}
 # Operations whose column ``count`` has the number of elements of one rank, not of all ranks
 _COUNT_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 Place = Literal["out_of_place", "in_place"]

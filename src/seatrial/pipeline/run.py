@@ -170,7 +170,7 @@ def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _As
         notes = search_notes(verdicts, measurements, results.localization, findings, catalog())
     with results.timed("telemetry"):
         summary = _telemetry_summary(plan, results)
-    findings = (*findings, *throttling_findings(summary, findings))
+    findings = (*findings, *throttling_findings(summary, catalog(), findings))
     return _Assessment(baseline, verdicts, (*insights, *notes), findings, summary)
 
 

@@ -48,7 +48,7 @@ class ThisHost:
             fix = "disable MIG (nvidia-smi -i INDEX -mig 0, then reset) or exclude them by CUDA_VISIBLE_DEVICES"
             return NodeGpus(usable_count, f"{', '.join(mig_gpus)}: MIG enabled; MIG instances are not supported; {fix}")
         if expected is not None and usable_count < expected:
-            reason = self.gpus.nvml_unavailable or "see the check gpu.inventory"
+            reason = self.gpus.nvml_unavailable or "see the GPU inventory in the report"
             return NodeGpus(usable_count, f"{plural(expected, 'GPU')} expected, {usable_count} usable: {reason}")
         if not usable_count and (self.gpus.gpus or self.gpus.pci_devices):
             reason = self.gpus.nvml_unavailable or "CUDA_VISIBLE_DEVICES excludes all of them"

@@ -1,4 +1,4 @@
-"""Training runs of the check train.ddp: with DDP, in a single process on the same batches, and on independent ranks."""
+"""Training runs with DDP, in a single process on the same batches, and on independent ranks."""
 
 from __future__ import annotations
 

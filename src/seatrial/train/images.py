@@ -122,7 +122,7 @@ def _digits() -> Tensor:
     except (OSError, ValueError, SeatrialError) as error:
         raise SeatrialError(
             f"cannot read the digits of scikit-learn ({error}): install seatrial[train], or set the option data of "
-            f"train.cnn to a directory with {MNIST_FILES[0]}, …"
+            f"the check to a directory with {MNIST_FILES[0]}, …"
         ) from error
     return rows
 

@@ -14,7 +14,7 @@ from seatrial.checks.base import Check, Context
 from seatrial.checks.declare import Answer
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._workload import TrainingResult
-from seatrial.model import Artifact, Metric, Outcome, Phase, Scope, Series
+from seatrial.model import FAILED_RANK, Artifact, Fact, Metric, Outcome, Phase, Scope, Series
 from tests.checks.training import check_helpers
 from tests.checks.training.check_helpers import measured
 
@@ -120,6 +120,14 @@ def test_memory_excess_uses_the_worst_number_of_ranks(gib: float, outcome: Outco
 def test_unknown_or_offloaded_memory_gives_no_metric() -> None:
     results = [with_memory(2, 3.0, None), with_memory(2, 3.0, 0.0), trained(problem="x")]
     assert [*_results.memory_excess(results)] == []
+
+
+def test_rank_that_failed_first_is_a_fact() -> None:
+    failed = replace(trained(problem="rank 3 on n1: killed", exit_code=-9), failed_rank=3, failed_node="n1")
+    later = replace(failed, failed_rank=0)
+    answers = _results.combined_observations({"a": trained(4, 3), "b": failed, "c": later})
+    (fact,) = (each for each in answers if isinstance(each, Fact) and each.name == FAILED_RANK)
+    assert fact.value == {"rank": 3, "node": "n1"}
 
 
 def test_evidence_of_the_exit_code_is_the_failure() -> None:

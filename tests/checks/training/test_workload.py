@@ -27,8 +27,9 @@ def result(*children: ChildResult) -> TrainingResult:
 
 def test_first_failed_rank_explains_the_failure() -> None:
     late = ChildResult(error="stopped: another rank failed", exit_code=-15, failure_order=2)
-    failed = result(late, ChildResult(error="ended with exit code 1", exit_code=1, failure_order=1))
-    assert (failed.problem, failed.exit_code, failed.failed_rank) == ("rank 1: ended with exit code 1", 1, 1)
+    failed = result(late, ChildResult(error="ended with exit code 1", exit_code=1, failure_order=1, host="n0"))
+    assert (failed.problem, failed.exit_code) == ("rank 1 on n0: ended with exit code 1", 1)
+    assert (failed.failed_rank, failed.failed_node) == (1, "n0")
     assert failed.metrics is None
 
 

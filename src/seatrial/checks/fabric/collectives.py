@@ -139,6 +139,7 @@ def _check(name: str, title: str, *bandwidths: metric, measure: Measure) -> Chec
         options=CollectiveOptions,
         skip_if=(SkipIf.ONLY_CUDA_GRAPHS,),
         operation=name,
+        nccl_tests={"all_to_all": "alltoall", "send_receive": "sendrecv"}.get(name, name),
         timed_sizes=partial(timed_sizes, name),
         omitted_sizes=partial(omitted_sizes, name),
     )

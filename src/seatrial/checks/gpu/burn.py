@@ -261,6 +261,7 @@ CHECK = Check(
             "clocks reduced by hardware or temperature: a GPU with sufficient power and cooling runs this load at its "
             "power cap",
             _COOLING,
+            also_measured_by=("telemetry throttled_share",),
         ),
         *_counter_metrics(),
     ),

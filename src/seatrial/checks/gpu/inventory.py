@@ -407,7 +407,7 @@ CHECK = Check(
             ),
         ),
     ),
-    fact_roles={"gpus": "gpus"},
+    fact_roles={"gpus": "gpus", "gpu_processes": "foreign_processes"},
     limit_s=120.0,  # without persistence mode, NVML initializes GPUs one by one, several seconds each
     skip_if=(SkipIf.NO_GPU,),
 )

@@ -32,6 +32,7 @@ CONCURRENT_SINGLE_RATIO = 0.75
 # Direction → the single copy with which its concurrent copies are compared. A bidirectional copy, the sum of both
 # directions, reaches at least the rate of one direction.
 SINGLE_METRICS = {"h2d": "h2d_single", "d2h": "d2h_single", "bidirectional": "h2d_single"}
+_NVBANDWIDTH = {"h2d": ("nvbandwidth host_to_device_memcpy_ce",), "d2h": ("nvbandwidth device_to_host_memcpy_ce",)}
 _BOUNDS = {"h2d": "pcie", "d2h": "pcie", "bidirectional": ""}
 
 
@@ -118,6 +119,7 @@ CHECK = Check(
                 per="rank",
                 bound=_BOUNDS[name],
                 speed=True,
+                also_measured_by=_NVBANDWIDTH.get(name, ()),
             )
             for name in BUFFERS_PER_COPY
         ),

@@ -95,6 +95,10 @@ CHECK = Check(
             per="ordered pair",
             bound="nvlink",
             speed=True,
+            also_measured_by=(
+                "nvbandwidth device_to_device_memcpy_read_ce",
+                "nvbandwidth device_to_device_memcpy_write_ce",
+            ),
         ),
         metric(
             "bidirectional",
@@ -109,6 +113,10 @@ CHECK = Check(
             per="ordered pair",
             bound=BIDIRECTIONAL,
             speed=True,
+            also_measured_by=(
+                "nvbandwidth device_to_device_bidirectional_memcpy_read_ce_total",
+                "nvbandwidth device_to_device_bidirectional_memcpy_write_ce_total",
+            ),
         ),
     ),
     limit_s=300.0,

@@ -179,6 +179,7 @@ CHECK = Check(
             f"== {_EXIT_CODE}",
             f"Slurm does not report exit code {_EXIT_CODE} of the batch script: failed jobs look COMPLETED",
             "scontrol show job ID; on the node: journalctl -u slurmd -n 50; check Prolog, TaskProlog and Epilog",
+            log_evidence=True,
         ),
         metric("sbatch_environment", "yes", _ENVIRONMENT_MEANING, _ENVIRONMENT_FIX),
         metric("sbatch_directory", "yes", _DIRECTORY_MEANING, _DIRECTORY_FIX, outcome=Outcome.WARN),
@@ -194,6 +195,7 @@ CHECK = Check(
             f"srun does not return exit code {_EXIT_CODE} of its task: scripts do not notice a failed rank",
             "srun -p PARTITION sh -c 'exit 7'; echo $?; "
             "check TaskEpilog, SrunEpilog and wrappers of srun (type -a srun)",
+            log_evidence=True,
         ),
         metric("srun_seconds", unit="s", meaning="duration of an srun command, with the wait for its job to start"),
         metric("srun_environment", "yes", _ENVIRONMENT_MEANING, _ENVIRONMENT_FIX),

@@ -16,7 +16,7 @@ from seatrial.checks.base import Context, ratios
 from seatrial.checks.declare import Answer, Value, metric, unreadable, value
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Artifact, Fact, SeatrialError, Series
+from seatrial.model import CLUSTER, FAILED_RANK, Artifact, Fact, SeatrialError, Series
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
 CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
@@ -220,6 +220,8 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ans
     yield Fact(name="trained", value="no: a training run failed" if problems else "yes")
     exit_code = next((result.exit_code for result in results.values() if result.exit_code), 0)
     yield value("exit_code", exit_code, evidence=problems or None)
+    if failed := next((result for result in results.values() if result.failed_node), None):
+        yield Fact(name=FAILED_RANK, value={"rank": failed.failed_rank, "node": failed.failed_node})
     steps_missing = nonfinite_losses = 0
     for result in results.values():
         # a set: a step that is logged twice does not replace a missing one
@@ -375,6 +377,7 @@ DECLARED = (
         "The training failed; its result is lost.",
         "Read the end of the log in the evidence; run seatrial explain on the log (artifact). Out of memory: overrides "
         "bsz=…/2 and grad_accum=…×2, or gradient_checkpointing=true, or more ranks with fsdp2",
+        log_evidence=True,
     ),
     metric(
         "steps_missing",

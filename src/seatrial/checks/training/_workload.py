@@ -53,7 +53,7 @@ class TrainingResult:
     ranks: the check's ranks that trained.
     max_steps: number of steps in the config.
     seconds: from the start of the child processes to their end.
-    failed_rank: the rank that failed first; None if the training succeeded.
+    failed_rank, failed_node: the rank that failed first, and its node; None and "" if the training succeeded.
     log_prefix: standard error of rank N is in ``log_prefix``.rankN.err.
     """
 
@@ -66,6 +66,7 @@ class TrainingResult:
     max_steps: int = 0
     seconds: float = 0.0
     failed_rank: int | None = None
+    failed_node: str = ""
     log_prefix: Path | None = None
 
     def value(self, name: str) -> Any:
@@ -181,9 +182,16 @@ def _result_of_ranks(name: str, out: Path, children: Mapping[int, ChildResult]) 
             texts = [_failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]
             if texts:
                 raise SeatrialError(f"{name}: {event}: {texts[0]}")
-    problem = _failure_text(first_failed, failed[first_failed])
-    exit_code = failed[first_failed].exit_code or 1
-    return TrainingResult(None, out, problem, exit_code, ranks=ranks, failed_rank=first_failed)
+    child = failed[first_failed]
+    return TrainingResult(
+        None,
+        out,
+        _failure_text(first_failed, child),
+        child.exit_code or 1,
+        ranks=ranks,
+        failed_rank=first_failed,
+        failed_node=child.host,
+    )
 
 
 def _new_folders(parent: Path, name: str, count: int) -> list[Path]:

@@ -282,6 +282,7 @@ CHECK = Check(
             "The evidence has the end of its log. Run the evaluation manually: seatrial evaluate CONFIG --out DIR. Out "
             "of memory: reduce evaluation.bsz",
             when=_results.TRAINED,
+            log_evidence=True,
         ),
         metric(
             "cases",
