@@ -69,9 +69,9 @@ _SPEEDS = (  # in order of importance
     metric(
         f"p99_ratio.{_results.P99_RATIO_SIZE}",
         "<= 1.25 x",
-        "More than 1 % of the operations take over 1.25 times the median (below 80 % of its speed). A training step "
-        "waits for all its operations, so one slow operation delays the step. No vendor publishes a limit; healthy "
-        "H200 nodes have 1.005 to 1.017.",
+        "p99 ÷ p50: more than 1 % of the operations take over 1.25 times the median (below 80 % of its speed). A "
+        "training step waits for all its operations, so one slow operation delays the step. No vendor publishes a "
+        "limit; healthy H200 nodes have 1.005 to 1.017.",
         "slowest_rank in the evidence was slowest most often. Look for intermittent causes: "
         "`nvidia-smi -q -d PERFORMANCE` (clocks), `nvidia-smi nvlink -e` (replays), port counters (`rdma statistic`), "
         "and other processes on the nodes.",

@@ -216,7 +216,7 @@ CHECK = Check(
             metric(
                 f"relative_error.{dtype}",
                 f"<= {MAX_RELATIVE_ERROR[dtype]} ratio",
-                "relative error after the burn above the rounding error of the dtype: wrong results under load",
+                "relative error (to float64) after the burn above the rounding of the dtype: wrong results under load",
                 "do not train on this device; run device.gemm and device.digests, then dcgmi diag -r 3 -i INDEX; "
                 "replace the GPU",
             )
@@ -233,7 +233,7 @@ CHECK = Check(
         metric(
             "tflops.sustained",
             (">= 0.90 reference", ">= 0.90 peers"),
-            "sustained throughput below the reference of this GPU model",
+            "sustained rate of matrix products below the reference of this GPU model",
             _COOLING,
             unit="TFLOP/s",
             when="backend == cuda and load == bf16",
@@ -258,8 +258,8 @@ CHECK = Check(
         metric(
             "throttled_share",
             "<= 0 %",
-            "clocks reduced by hardware or temperature: a GPU with sufficient power and cooling runs this load at its "
-            "power cap",
+            "clocks reduced by hardware or temperature in this share of the samples: a GPU with sufficient power and "
+            "cooling runs this load at its power cap",
             _COOLING,
         ),
         *_counter_metrics(),
