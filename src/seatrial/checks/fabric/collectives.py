@@ -28,7 +28,6 @@ Measure = Callable[[Context, CollectiveOptions], Iterator[Answer]]
 
 _QUANTITIES = {
     "busbw": ("GB/s", COLLECTIVE, "bus bandwidth of the operation at a size, as in nccl-tests"),
-    "algbw": ("GB/s", COLLECTIVE, "size divided by time, as in nccl-tests"),
     "latency": ("us", "", "time of one operation, mean over ranks, median of windows"),
     "latency_max": ("us", "", "time of one operation on the slowest rank"),
 }
