@@ -216,7 +216,7 @@ CHECK = Check(
             metric(
                 f"relative_error.{dtype}",
                 f"<= {MAX_RELATIVE_ERROR[dtype]} ratio",
-                "relative error (to float64) after the burn above the rounding of the dtype: wrong results under load",
+                "relative error after the burn above the rounding error of the dtype: wrong results under load",
                 "do not train on this device; run device.gemm and device.digests, then dcgmi diag -r 3 -i INDEX; "
                 "replace the GPU",
             )
@@ -233,7 +233,7 @@ CHECK = Check(
         metric(
             "tflops.sustained",
             (">= 0.90 reference", ">= 0.90 peers"),
-            "sustained rate of matrix products below the reference of this GPU model",
+            "sustained throughput below the reference of this GPU model",
             _COOLING,
             unit="TFLOP/s",
             when="backend == cuda and load == bf16",

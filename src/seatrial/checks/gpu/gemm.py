@@ -82,7 +82,7 @@ CHECK = Check(
             metric(
                 f"relative_error.{dtype}",
                 f"<= {limit} ratio",
-                "relative error (to float64) above the rounding error of the dtype: this device computes wrong results",
+                "relative error above the rounding error of the dtype: this device computes wrong results",
                 "do not train on this device; run device.digests, then dcgmi diag -r 3 -i INDEX; replace the GPU",
             )
             for dtype, limit in MAX_RELATIVE_ERROR.items()

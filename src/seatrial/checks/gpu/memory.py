@@ -85,7 +85,7 @@ CHECK = Check(
         metric(
             "copy",
             (">= 0.90 reference", ">= 0.90 peers"),
-            "memory-bound layers and decoding run at this bandwidth of a copy (read + write)",
+            "memory-bound layers and decoding run at this bandwidth",
             "nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: low memory clock or remapped rows? Then dcgmi "
             "diag -r 3 -i INDEX",
             unit="GB/s",

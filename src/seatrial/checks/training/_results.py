@@ -372,7 +372,7 @@ DECLARED = (
     metric(
         "exit_code",
         "== 0",
-        "The training failed (128 + N: signal N); its result is lost.",
+        "The training failed; its result is lost.",
         "Read the end of the log in the evidence; run seatrial explain on the log (artifact). Out of memory: overrides "
         "bsz=…/2 and grad_accum=…×2, or gradient_checkpointing=true, or more ranks with fsdp2",
     ),
