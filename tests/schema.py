@@ -16,7 +16,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _NOT_CHECKED = {"title", "description", "default", "$defs", "maxItems", "minItems", "propertyNames"}
 _KNOWN = {
     *("type", "properties", "required", "additionalProperties", "items", "anyOf", "$ref", "enum", "const"),
-    *("exclusiveMinimum", "minLength"),
+    *("exclusiveMinimum", "minimum", "maximum", "minLength"),
     *_NOT_CHECKED,
 }
 
@@ -36,6 +36,8 @@ def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], where: str 
         violations.append(f"{where}: {value!r:.40} is not allowed")
     if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
         violations.append(f"{where}: {value} is not above {schema['exclusiveMinimum']}")
+    if isinstance(value, int | float) and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        violations.append(f"{where}: {value} is out of range")
     if isinstance(value, str) and len(value) < schema.get("minLength", 0):
         violations.append(f"{where}: {value!r} is too short")
     if isinstance(value, dict):

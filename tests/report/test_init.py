@@ -60,7 +60,9 @@ def extreme(values: list[float], units: str) -> Trial:
             "seconds": values[-1],
             "timings": tuple(Timing(name="t", kind="check", seconds=value) for value in values),
             "measurements": (
-                Measurement(check="x.y", subject="n", metrics=(*metrics, single), series=(curve,), seconds=values[0]),
+                Measurement(
+                    check="x.y", subject="n", metrics=(*metrics, single), series=(curve,), seconds=abs(values[0])
+                ),
             ),
         }
     )

@@ -102,18 +102,16 @@ def _ranks_and_nodes(facts: Mapping[str, JsonValue]) -> tuple[int, int]:
 def _collective_bound(
     sku: Sku, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> Bound | None:
-    """The busbw or algbw that the GPU's links and the network allow: the lower one of their bounds."""
+    """The busbw that the GPU's links and the network allow: the lower one of their bounds."""
     ranks, nodes = _ranks_and_nodes(facts)
     intra_node = _intra_node_bound(sku, ranks, nodes)
     if not intra_node:
         return None
-    operation, is_algbw = lookup.operation, lookup.metric.startswith("algbw")
-    if sku.nvls and ranks > 1 and operation in ("", "all_reduce") and not is_algbw:
+    operation = lookup.operation
+    if sku.nvls and ranks > 1 and operation in ("", "all_reduce"):
         nvlink_domains = 1 if sku.across_nodes else nodes
         gain = max(1.0, 1 / nvlink_to_busbw_ratio("all_reduce", "NVLS", ranks, nvlink_domains))
         intra_node = _scaled(intra_node, gain, f" ({ranks // nvlink_domains} GPUs reduce in the switch, NVLS)")
-    if is_algbw and ranks > 1:
-        intra_node = _scaled(intra_node, ranks / (ranks - 1), f" (1 of {ranks} parts is on the GPU already)")
     if not operation or sku.across_nodes:
         return intra_node
     inter_node = _inter_node_bound(operation, ranks, nodes, references.fabric)

@@ -84,7 +84,7 @@ def decide(
 def metrics_without_threshold(
     checks: Mapping[str, Check], measurements: Iterable[Measurement], verdicts: Iterable[Verdict]
 ) -> dict[str, tuple[str, ...]]:
-    """Check → performance metrics that no rule or threshold evaluated: ``algbw.*``, ``busbw.* other than 1GiB``."""
+    """Check → performance metrics that no rule or threshold evaluated: ``latency.*``, ``busbw.* other than 1GiB``."""
     recorded: dict[str, set[str]] = {}
     performance_checks = {name for name, check in checks.items() if check.speeds}
     for measurement in measurements:

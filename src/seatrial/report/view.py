@@ -383,7 +383,7 @@ def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
 
 
 def metrics_without_threshold(decision: Decision) -> list[str]:
-    """The metrics without a threshold, one line for checks that share them: ``a.b, a.c: algbw.*``."""
+    """The metrics without a threshold, one line for checks that share them: ``a.b, a.c: latency.*``."""
     by_metrics: dict[tuple[str, ...], list[str]] = {}
     for check, metrics in decision.metrics_without_threshold.items():
         by_metrics.setdefault(metrics, []).append(check)

@@ -25,7 +25,7 @@ from tests.paths import FIXTURES
 from tests.train import ranks
 
 CHECK = CHECKS[0]
-QUANTITIES = ("busbw", "algbw", "latency", "latency_max")
+QUANTITIES = ("busbw", "latency", "latency_max")
 ADDITIONAL = ["float16 64KiB", "bfloat16 64KiB"]  # data checks of the dtypes that are not timed
 ADDITIONAL_NOTES = ["float16 64 KiB", "bfloat16 64 KiB"]
 Records = dict[str, list[dict[str, Any]]]  # scenario → one record per rank
@@ -119,8 +119,7 @@ def test_metrics_and_samples_are_consistent(records: Records) -> None:
         us = by_name[f"latency.{label}"]["value"]
         samples = sorted(by_name[f"latency.{label}"]["samples"])
         assert 5 < us < 1e6
-        assert by_name[f"algbw.{label}"]["value"] == pytest.approx(size / us * 1e-3)
-        assert by_name[f"busbw.{label}"]["value"] == by_name[f"algbw.{label}"]["value"]  # 2 (2 - 1) / 2 = 1
+        assert by_name[f"busbw.{label}"]["value"] == pytest.approx(size / us * 1e-3)  # factor 2 (2 - 1) / 2 = 1
         assert (spread[label]["min_us"], spread[label]["max_us"]) == (samples[0], samples[-1])
         assert spread[label]["p50_us"] == pytest.approx(us)
         assert spread[label]["slowest_rank"] in ("node0/rank0", "node1/rank1")
@@ -391,7 +390,6 @@ def test_busbw_uses_rank_count_and_mean_over_ranks() -> None:
         )
     }
     assert values["latency.1GiB"] == 3e6
-    assert values["algbw.1GiB"] == pytest.approx(2**30 / 3 / 1e9)
     assert values["busbw.1GiB"] == pytest.approx(1.5 * 2**30 / 3 / 1e9)
 
 

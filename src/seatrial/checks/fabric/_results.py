@@ -50,11 +50,11 @@ class GroupOptions(Options):
 def back_to_back_values(
     size: int, result: CollectiveResult, operation: Operation, suffix: str = "", evidence: JsonValue = None
 ) -> Iterator[Value]:
-    """Yield busbw, algbw, latency (mean over ranks) and latency_max (slowest rank): medians over windows.
+    """Yield busbw, latency (mean over ranks) and latency_max (slowest rank): medians over windows.
 
     ``samples`` has one value per window. ``evidence``: of busbw.
     """
-    for name in ("busbw", "algbw", "latency", "latency_max"):
+    for name in ("busbw", "latency", "latency_max"):
         yield _value(f"{name}{suffix}", name, size, result, operation, evidence if name == "busbw" else None)
 
 
@@ -78,8 +78,7 @@ def _converted(quantity: str, result: CollectiveResult, seconds: float, operatio
     """The quantity (GB/s or us) for one time per operation, as nccl-tests defines it."""
     if quantity.startswith("latency"):
         return seconds * 1e6
-    algbw = result.size / seconds / 1e9
-    return algbw * operation.busbw_factor(result.timings.rank_count) if quantity == "busbw" else algbw
+    return result.size / seconds / 1e9 * operation.busbw_factor(result.timings.rank_count)
 
 
 def percentile_values(size: int, result: CollectiveResult, subjects: Sequence[str]) -> Iterator[Answer]:

@@ -28,7 +28,6 @@ Measure = Callable[[Context, CollectiveOptions], Iterator[Answer]]
 
 _QUANTITIES = {
     "busbw": ("GB/s", COLLECTIVE, "bus bandwidth of the operation at a size, as in nccl-tests"),
-    "algbw": ("GB/s", COLLECTIVE, "size divided by time, as in nccl-tests"),
     "latency": ("us", "", "time of one operation, mean over ranks, median of windows"),
     "latency_max": ("us", "", "time of one operation on the slowest rank"),
 }
@@ -69,9 +68,9 @@ _SPEEDS = (  # in order of importance
     metric(
         f"p99_ratio.{_results.P99_RATIO_SIZE}",
         "<= 1.25 x",
-        "More than 1 % of the operations take over 1.25 times the median (below 80 % of its speed). A training step "
-        "waits for all its operations, so one slow operation delays the step. No vendor publishes a limit; healthy "
-        "H200 nodes have 1.005 to 1.017.",
+        "p99 ÷ p50: more than 1 % of the operations take over 1.25 times the median (below 80 % of its speed). A "
+        "training step waits for all its operations, so one slow operation delays the step. No vendor publishes a "
+        "limit; healthy H200 nodes have 1.005 to 1.017.",
         "slowest_rank in the evidence was slowest most often. Look for intermittent causes: "
         "`nvidia-smi -q -d PERFORMANCE` (clocks), `nvidia-smi nvlink -e` (replays), port counters (`rdma statistic`), "
         "and other processes on the nodes.",

@@ -153,8 +153,8 @@ CHECK = Check(
         metric(
             "node_share",
             ">= 0.90 of the best",
-            "The node is slower than another node with the same GPUs, and no data leaves a node in this check: the "
-            "cause is inside the node.",
+            "The bus bandwidth inside this node is lower than inside the fastest node with the same GPUs. No data "
+            "leaves a node in this check: the cause is inside the node.",
             _FIX,
             when="backend == nccl",
             speed=True,

@@ -84,7 +84,7 @@ CHECK = Check(
         metric(
             "rail_share",
             ">= 0.90 of the median",
-            "The rail is slower than the others. The slowest rail limits every collective of all GPUs.",
+            "The rail is slower than the median of all rails. The slowest rail limits every collective of all GPUs.",
             "Run collectives.pairs to locate a slow node. If no node is slow, compare the ports and cables of the "
             "rail's NICs on all nodes, then check its switches for ports and uplinks that are down; ibdiagnet checks "
             "the whole fabric.",

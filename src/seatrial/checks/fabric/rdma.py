@@ -201,7 +201,7 @@ _SLOW_FIX = (
     "off. Repeat the test by hand: ib_write_bw -d DEVICE --report_gbits on one node, and the same command with the "
     "address of that node on the other; fact paths has all values"
 )
-_BELOW_RATE = "RDMA writes do not reach the share of the port's rate that good ports reach;"
+_BELOW_RATE = "RDMA writes do not reach the share of the rate of the path's slower port that good ports reach;"
 _FAIL_SHARE, _FAIL_SOURCE = _limit_and_source("bandwidth", "fail_below")
 _WARN_SHARE, _WARN_SOURCE = _limit_and_source("bandwidth", "warn_below")
 _MAX_LATENCY_US, _MAX_LATENCY_SOURCE = _limit_and_source("latency", "warn_above_us")
@@ -244,7 +244,8 @@ CHECK = Check(
         metric(
             "path_share",
             f">= {MIN_SHARE} of the best",
-            "both nodes are faster with other nodes: the path between them is slow, or shared with other pairs",
+            "the slowest rail between two nodes is slow, and both its ports are faster with other nodes: the path "
+            "between the nodes is slow, or shared with other pairs",
             "run ibtracert or traceroute between the two nodes; check the switch ports on the path for errors "
             "(ibqueryerrors) and uplinks that are down",
             outcome=Outcome.WARN,  # pairs run concurrently; collectives.pairs retries slow paths alone
@@ -254,7 +255,7 @@ CHECK = Check(
         metric(
             "write_latency",
             f"<= {_MAX_LATENCY_US:g} us",
-            f"the latency of RDMA writes is high; {_MAX_LATENCY_SOURCE}",
+            f"the median latency of ib_write_lat with the nearest partner is high; {_MAX_LATENCY_SOURCE}",
             "cpupower frequency-info on the node; ibtracert or traceroute to the partner; for RoCE check PFC and ECN "
             "settings and pause counters (ethtool -S INTERFACE | grep pause)",
             outcome=Outcome.WARN,

@@ -242,8 +242,8 @@ CHECK = Check(
         metric(
             "link_efficiency",
             f"> {MIN_LINK_EFFICIENCY} of the base",
-            "The all-reduce of two nodes is much slower than the all-reduce of one node, and than the transfers of "
-            "their NICs when each GPU exchanges data with the same GPU of the other node.",
+            "busbw of two nodes ÷ the lower of busbw of one node and network_busbw: the all-reduce of two nodes is "
+            "much slower than the all-reduce of one node, and than the transfers of their NICs.",
             "Compare busbw.1node, busbw.2nodes and network_busbw. Unset NCCL_* variables and run with NCCL_DEBUG=INFO: "
             "each GPU should use the NIC next to it (nvidia-smi topo -m) with GDRDMA. collectives.nccl_settings shows "
             "whether another algorithm is faster.",
@@ -253,8 +253,9 @@ CHECK = Check(
         metric(
             "ring_efficiency",
             f"> {MIN_RING_EFFICIENCY} of the base",
-            "A ring over all nodes is slower than a ring over two, although both send the same over each NIC: a node "
-            "or a path between other nodes is slow, or the fabric is congested.",
+            "busbw of all nodes ÷ busbw of the first and the last node, both with NCCL_ALGO=Ring: the larger ring is "
+            "slower, although both send the same over each NIC. A node or a path between other nodes is slow, or the "
+            "fabric is congested.",
             "Run collectives.pairs to locate a slow node or path, collectives.rails for a slow rail. If both are good, "
             "check congestion: adaptive routing, PFC and ECN counters of the switches, oversubscribed uplinks.",
             when="backend == nccl",

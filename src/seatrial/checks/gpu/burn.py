@@ -258,8 +258,8 @@ CHECK = Check(
         metric(
             "throttled_share",
             "<= 0 %",
-            "clocks reduced by hardware or temperature: a GPU with sufficient power and cooling runs this load at its "
-            "power cap",
+            "clocks reduced by hardware or temperature in this share of the samples: a GPU with sufficient power and "
+            "cooling runs this load at its power cap",
             _COOLING,
             also_measured_by=("telemetry throttled_share",),
         ),

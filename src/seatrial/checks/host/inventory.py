@@ -98,7 +98,8 @@ CHECK = Check(
         metric(
             "tmp_free",
             ">= 1GiB",
-            "The temporary directory holds the error files of torchrun and the compile caches of torch and Triton.",
+            "Little free space, or not writable (0): the temporary directory holds the error files of torchrun and the "
+            "compile caches of torch and Triton.",
             "Find large files: du -xsh ${TMPDIR:-/tmp}/* | sort -h; or set TMPDIR to a directory with free space.",
             outcome=Outcome.WARN,
         ),

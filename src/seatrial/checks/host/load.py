@@ -98,7 +98,7 @@ CHECK = Check(
             # On an idle GPU node monitoring and this check use less than 5 %. On a loaded node kernel launches, host
             # copies and data loading are slower.
             "<= 25 %",
-            "Other programs use the CPUs: kernel launches, host copies and data loading are slower.",
+            "Other programs use this share of the CPUs: kernel launches, host copies and data loading are slower.",
             "End the processes in busiest_processes, or their jobs, and run the trial again.",
             outcome=Outcome.WARN,
             when="gpu_node == yes",

@@ -316,7 +316,7 @@ CHECK = Check(
             "clock_skew",
             # Lifetime of a munge credential (munge(1), --ttl) and maximum skew of Kerberos (krb5.conf(5), clockskew)
             "< 300 s",
-            "Munge, and with it Slurm, and Kerberos reject credentials from a node with this clock skew.",
+            "Munge, and with it Slurm, and Kerberos reject credentials from a node with this skew to the first node.",
             "On the node: chronyc tracking (or timedatectl timesync-status); then: timedatectl set-ntp true, or "
             "systemctl enable --now chrony, with the same time servers on all nodes.",
             also=(

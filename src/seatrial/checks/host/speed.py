@@ -125,26 +125,24 @@ CHECK = Check(
     model_fact="host",
     limit_s=120,
     declared=(
-        _speed(
-            "hash_single", "iterations/s", 0.9, "One CPU of this node is slower than those of similar nodes.", _CPU_FIX
-        ),
+        _speed("hash_single", "iterations/s", 0.9, "One CPU hashes (PBKDF2) slower than on similar nodes.", _CPU_FIX),
         _speed(
             "hash_all",
             "iterations/s",
             0.9,
-            "All CPUs of this node together are slower than those of similar nodes.",
+            "All CPUs together hash (PBKDF2-HMAC-SHA256) slower than on similar nodes.",
             _CPU_FIX,
         ),
         _speed(
             "memory_copy",
             "GB/s",
             0.9,
-            "Memory of this node is slower than that of similar nodes: a missing or slower DIMM, or another NUMA "
-            "setting of the BIOS.",
+            "Copies by all CPUs (read + write) are slower than on similar nodes: a missing or slower DIMM, or another "
+            "NUMA setting of the BIOS.",
             "by_numa_node shows the NUMA node; dmidecode -t memory: number, size and configured speed of the DIMMs; "
             "ras-mc-ctl --summary; compare the BIOS (NPS, SNC) with a good node",
         ),
-        _speed("disk_write", "GB/s", 0.7, "Writes to the local disk are slower than on similar nodes.", _DISK_FIX),
-        _speed("disk_read", "GB/s", 0.7, "Reads from the local disk are slower than on similar nodes.", _DISK_FIX),
+        _speed("disk_write", "GB/s", 0.7, "O_DIRECT writes to local disk are slower than on similar nodes.", _DISK_FIX),
+        _speed("disk_read", "GB/s", 0.7, "O_DIRECT reads of local disk are slower than on similar nodes.", _DISK_FIX),
     ),
 )

@@ -303,15 +303,15 @@ CHECK = Check(
         ),
         *(
             metric(
-                name,
+                f"{kind}_rate",
                 ">= 0.05 GB/s",  # a checkpoint of the 7B model of train.fsdp has 87 GB: half an hour at this rate
-                "Saving or loading a model takes so long that GPUs mostly wait for checkpoints.",
+                f"Bytes of all ranks ÷ duration of {operation}: it takes so long that GPUs mostly wait for it.",
                 "Compare filesystem.speed. The fact filesystem names the filesystem; on the nodes: nfsstat -m, df -h, "
                 "dmesg",
                 when="device == cuda and rate_config is the default and rate_overrides is the default",
                 speed=True,
             )
-            for name in ("async_save_rate", "load_rate", "save_rate")
+            for kind, operation in (("async_save", "an asynchronous save"), ("load", "a load"), ("save", "a save"))
         ),
         metric("async_save_blocked", unit="s", meaning="time that an asynchronous save stops the training", speed=True),
         metric("save_blocked", unit="s", meaning="time that a synchronous save stops the training", speed=True),

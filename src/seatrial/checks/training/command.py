@@ -390,7 +390,7 @@ CHECK = Check(
     options=CommandOptions,
     skip_if=(SkipIf.NO_COMMAND,),
     declared=(
-        metric("exit_code", "== 0 code", "The command failed.", _SEE_LOG, log_evidence=True),
+        metric("exit_code", "== 0 code", "The command failed (128 + N: signal N).", _SEE_LOG, log_evidence=True),
         metric("steps_missing", "== 0 count", "The training ran fewer steps than configured.", _SEE_LOG),
         metric(
             "nonfinite_steps",

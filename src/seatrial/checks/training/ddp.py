@@ -363,8 +363,9 @@ CHECK = Check(
         metric(
             "scaling_above_limit",
             f"<= {MAX_ABOVE_LIMIT} %",
-            "Scaling efficiency is above 100 % and is not reported: DDP training cannot be faster than the same "
-            "training without communication. Other load on the nodes slowed down the windows without DDP.",
+            "The 95 % interval of the scaling efficiency is above 100 % by this value, so none is reported: DDP "
+            "training cannot be faster than the same training without communication. Other load on the nodes slowed "
+            "down the windows without DDP.",
             REDUCE_NOISE,
             outcome=Outcome.WARN,
             may_exceed_100=True,
@@ -372,7 +373,7 @@ CHECK = Check(
         metric(
             "scaling_noise",
             f"<= {MAX_NOISE} %",
-            "Scaling efficiency is too noisy and is not reported: its values for pairs of windows differ too much.",
+            "Scaling efficiency is too noisy and is not reported: this is half the width of its 95 % interval.",
             REDUCE_NOISE,
             when="device == cuda",
             outcome=Outcome.WARN,

@@ -262,7 +262,7 @@ CHECK = Check(
         metric(
             "final_loss",
             "< 0.5 nats",  # success criterion of the workload on glaive-function-calling-v2
-            "Pretrained weights reach this loss on these rows. The rule does not apply to random weights.",
+            "Mean loss of the last steps. Pretrained weights reach the limit on these rows, random weights do not.",
             "Check the curve loss. If the loss still falls, increase max_steps. If it is flat, check "
             "learning_rate.peak and the fact rejected_by_reason",
             when=_PRETRAINED,

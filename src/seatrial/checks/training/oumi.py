@@ -147,7 +147,7 @@ CHECK = Check(
     options=OumiOptions,
     skip_if=(SkipIf.NO_COMMAND,),
     declared=(
-        metric("exit_code", "== 0 code", "Oumi failed.", _SEE_LOG, log_evidence=True),
+        metric("exit_code", "== 0 code", "Oumi failed (128 + N: signal N).", _SEE_LOG, log_evidence=True),
         metric("steps_missing", "== 0 count", "The training ran fewer steps than configured.", _SEE_LOG),
         metric(
             "nonfinite_steps",
