@@ -60,7 +60,7 @@ REQUIRED_SHARE = 0.99
 GEMM = replace(
     catalog()["device.gemm"], rules=tuple(r for r in catalog()["device.gemm"].rules if r.metric == "tflops.bf16")
 )
-LIMIT = GEMM.rules[0].fail_below
+LIMIT = GEMM.rules[0].share("reference")
 Change = Callable[[str, Metric, int, np.random.Generator], Metric]  # check, metric, number of the retry
 
 

@@ -117,7 +117,7 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
             with_next_step(verdict, gpu)
             for verdict in judge_check(check, measurements, {}, "", references, rules=rules)
         )
-        link_bound = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
+        link_bound = hardware_bound(metric_lookup(check, metric, rules[0].reference), facts, references)
         if link_bound:
             bound = BenchmarkBound(value=link_bound.value, unit=link_bound.unit, derivation=link_bound.derivation)
     outcome = worst(verdict.outcome for verdict in verdicts)
