@@ -91,8 +91,8 @@ class Links:
 
     ``nvlinks`` (number of active links) and ``nvlink_gb_s`` (their total unidirectional GB/s) are those of the GPU with
     the lowest rate.
-    ``network`` is the kind of network that NCCL uses between nodes (data/networks.yaml); ``unknown_network`` is its name
-    if it has no row there. ``mig_models``: GPU models in MIG mode.
+    ``network`` is the kind of network that NCCL uses between nodes, see data/networks.yaml. ``unknown_network``: its
+    name, if it has no row there. ``mig_models``: GPU models in MIG mode.
     ``algorithms``: NCCL's algorithm by operation and size label, as logged.
     """
 
