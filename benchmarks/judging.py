@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -27,6 +26,7 @@ from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
+from seatrial.checks.declare import SubjectKind
 from seatrial.config.schema import Cluster, Config
 from seatrial.judge import judge
 from seatrial.judge.decision import decide, metrics_without_threshold
@@ -104,7 +104,7 @@ def _scale_measurements(check: Check, recorded: list[Measurement], job: Job | No
                 for reported in reported_nodes
                 for copy in _copy_to_all_gpus(same_name, reported, job.ranks_per_node, check)
             )
-        of_nodes = [metric for metric in metrics if check.required_per.get(metric.name) == "node" and len(nodes) > 1]
+        of_nodes = [metric for metric in metrics if _per(check, metric.name) == "node" and len(nodes) > 1]
         metrics = tuple(metric for metric in metrics if metric not in of_nodes)
         metrics += tuple(replace(metric, subject=each_node) for metric in of_nodes for each_node in nodes)
         if rank == 0:
@@ -127,6 +127,11 @@ def _metrics_of_many_nodes(check: Check, metrics: Sequence[Metric], nodes: int) 
             yield replace(template, name=rule.metric)
 
 
+def _per(check: Check, metric: str) -> SubjectKind | None:
+    declared = check.declaration(metric)
+    return declared.per if declared else None
+
+
 def _move_metric(metric: Metric, check: Check, node: str, subject: str, old: str) -> Metric:
     """``metric`` with its subject ``old``, or a GPU of its node, replaced by ``subject`` or a GPU of ``node``.
 
@@ -141,7 +146,7 @@ def _move_metric(metric: Metric, check: Check, node: str, subject: str, old: str
 def _copy_to_all_gpus(metrics: list[Metric], node: str, gpus: int, check: Check) -> Iterator[Metric]:
     """``metrics`` of one name, reported by one process per GPU or GPU pair, copied to all GPUs or pairs of ``node``."""
     name = metrics[0].name
-    ordered = any(kind == "ordered pair" and fnmatchcase(name, pattern) for pattern, kind in check.required_per.items())
+    ordered = _per(check, name) == "ordered pair"
     pairs_of = itertools.permutations if ordered else itertools.combinations
     pairs = [f"gpu{a}->gpu{b}" for a, b in pairs_of(range(gpus), 2)]
     subjects = pairs if "->" in metrics[0].subject else [f"gpu{index}" for index in range(gpus)]

@@ -37,7 +37,7 @@ from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.references import Sku, skus
 from seatrial.judge import checks_to_retry, judge
 from seatrial.judge.decision import decide
-from seatrial.model import CLUSTER, DecisionValue, Job, Measurement, Metric, Outcome, size_label
+from seatrial.model import CLUSTER, Absent, DecisionValue, Job, Measurement, Metric, Outcome, Why, size_label
 from seatrial.pipeline.plan import NodeGpus, make_plan
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.util import data_files
@@ -52,6 +52,14 @@ OPERATION_CHECKS = {
 PAIRS, RAILS, EACH_NODE = "collectives.pairs", "collectives.rails", "collectives.each_node"
 CHECKS = ("collectives.transport", *OPERATION_CHECKS, PAIRS, RAILS, EACH_NODE)
 REQUIRED_SHARE = 0.99
+NO_TAIL = Absent(metric="p99_ratio.1GiB", why=Why.DOES_NOT_APPLY, reason="the drawn records have no single operations")
+# Check → metrics that the drawn records lack
+ABSENT = {
+    "collectives.transport": (
+        Absent(metric="nvls_missing", why=Why.DOES_NOT_APPLY, reason="the drawn records have no NVLS channels"),
+    ),
+    **dict.fromkeys(OPERATION_CHECKS, (NO_TAIL,)),
+}
 
 
 @dataclass(frozen=True)
@@ -189,6 +197,7 @@ class Draw:
                     subject=f"{node}/gpu{gpu}",
                     rank=rank,
                     metrics=tuple(metrics),
+                    absent=ABSENT.get(check, ()) if metrics else (),
                     facts={**facts, "error_counters": {"counters_read": 30}},
                     retry=retry,
                 )
@@ -214,8 +223,7 @@ class Draw:
             metrics, more = self._transport()
             return metrics, facts | more
         if check in OPERATION_CHECKS:
-            no_tail: dict[str, JsonValue] = {"p99_ratio_measured": "no: the drawn records have no single operations"}
-            return self._operation_metrics(OPERATION_CHECKS[check]), facts | no_tail
+            return self._operation_metrics(OPERATION_CHECKS[check]), facts
         comparable = "yes" if check == RAILS or len(self.nodes) > 2 else "no: two nodes"
         return self._pair_metrics() if check == PAIRS else self._rail_metrics(), facts | {"comparable": comparable}
 
@@ -226,14 +234,12 @@ class Draw:
         chosen = "NVLS_TREE" if len(self.nodes) < 4 else "RING"
         values = {
             "socket_despite_rdma": ranks * (transport == "NET/Socket"),
-            "socket_ranks": ranks * (transport == "NET/Socket"),
             "rdma_without_gpudirect": ranks * (transport in ("NET/IB", "NET/Libfabric")),
         }
         facts: dict[str, JsonValue] = {
             "transports": {"P2P/CUMEM": ranks, transport: ranks},
             "rdma_ports": {},
             "nccl_choices": {"all_reduce": {"by_size": {"8GiB": {"algorithm": chosen}}}},
-            "nvls_expected": "no: the drawn records have no NVLS channels",
         }
         return [Metric(name=name, value=value, unit="ranks", subject=CLUSTER) for name, value in values.items()], facts
 
@@ -293,7 +299,7 @@ class Draw:
         references = self.machine.sku.expected["all_reduce.busbw.8GiB"]
         reference = next(each.value for each in references if each.gpus == GPUS)
         factor = self.fault.node if node == self.nodes[0] else 1.0
-        facts: dict[str, JsonValue] = {"backend": "nccl", "gpu": self.machine.gpu, "comparable": "yes"}
+        facts: dict[str, JsonValue] = {"backend": "nccl", "gpu": self.machine.gpu}
         facts |= {"nodes": 1, "world_size": GPUS}
         metrics = [
             self._rate("busbw.8GiB", reference * factor, node),

@@ -6,7 +6,6 @@ import fnmatch
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +18,6 @@ from seatrial.checks.fabric._sizes import CollectiveOptions
 from seatrial.cli.examples import EXAMPLES
 from seatrial.config.layers import resolve
 from seatrial.drill import catalog as drills
-from seatrial.model import Outcome
-from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
 
 FOLDERS = [ROOT / "docs", ROOT / "deploy"]
@@ -31,41 +28,6 @@ def blocks(document: Path, language: str) -> list[str]:
     code = re.findall(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
     assert code, f"{document} has no {language} block"
     return code
-
-
-def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
-    guide = ROOT / "docs" / "add-a-check.md"
-    shutil.copytree(ROOT / "src" / "seatrial", tmp_path / "seatrial", ignore=shutil.ignore_patterns("*.pyc.*"))
-    node_check, test, cluster_check = blocks(guide, "python")
-    checks = tmp_path / "seatrial" / "checks" / "host"
-    (checks / "processes.py").write_text(node_check)
-    (checks / "free_memory.py").write_text(cluster_check)
-    (tmp_path / "test_host_processes.py").write_text(test)
-    (tmp_path / "mine.yaml").write_text(blocks(guide, "yaml")[0] + "  nodes.free_memory:\n")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, "-m", "seatrial", "run", "mine.yaml", "--gpus-per-node", "0"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (trial,) = tmp_path.glob("seatrial-runs/*/trial.json")
-    verdicts = {(v.check, v.metric): v.outcome for v in load_trial(trial).verdicts}
-    assert verdicts == {
-        ("host.processes", "pid_max"): Outcome.PASS,
-        ("nodes.free_memory", "smallest_share"): Outcome.SKIP,  # one node
-    }
-    listed = subprocess.run(
-        [sys.executable, "-m", "seatrial", "checks"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-    )
-    assert "Limit for process IDs" in listed.stdout
-    assert "Free memory of all nodes" in listed.stdout
-    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_host_processes.py"]
-    tested = subprocess.run(pytest_run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert "2 passed" in tested.stdout, tested.stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -105,7 +67,7 @@ def test_the_options_of_collectives_are_as_they_are_shown(tmp_path: Path) -> Non
 
 
 def test_every_meaning_of_a_metric_is_used() -> None:
-    metrics = [(check.name, metric) for check in catalog().values() for metric in check.metrics]
+    metrics = [(check.name, metric) for check in catalog().values() for metric in check.units]
     used = {metrics_page.meaning(check, metric) for check, metric in metrics}
     assert set(metrics_page._MEANINGS.values()) - used == set()
 

@@ -113,7 +113,7 @@ def test_the_secrets_reached_the_command(finished: tuple[Path, list[str], str]) 
 
 def test_redactions_name_the_variables(finished: tuple[Path, list[str], str]) -> None:
     (measurement,) = [each for each in load(finished[0]).measurements if each.check == "train.command"]
-    tail = str(measurement.facts["log_tail"])
+    tail = str([metric.evidence for metric in measurement.metrics if metric.name == "exit_code"])
     assert all(f"REDACTED({name})" in tail for name in (*INHERITED, *NAMED, "HIDDEN_TOKEN"))
     assert "last line: argument REDACTED(HIDDEN_TOKEN)" in str(measurement.error)
 
@@ -134,7 +134,7 @@ def test_each_kind_in_the_output_of_a_command(tmp_path: Path, kind: str) -> None
     (tmp_path / "output").write_text(f"{text}\n{filler}\n{text}\n")
     options = {"command": ["cat", str(tmp_path / "output")], "log": ["loss (?P<loss>[0-9.]+)"]}
     measured = worker.measure(CHECK, make_context(tmp_path), options)
-    assert filler in str(measured.facts["log_tail"])
+    assert filler in str([metric.evidence for metric in measured.metrics if metric.name == "exit_code"])
     assert "last line" in str(measured.error)
     assert secrets_in(measured.model_dump_json().encode(), [secret, secret[len(secret) // 2 :]]) == []
 

@@ -13,15 +13,16 @@ from typing import Any
 
 from seatrial import worker
 from seatrial.checks import catalog
-from seatrial.model import Job, Metric, Observation
+from seatrial.checks.declare import Answer, metric, value
+from seatrial.model import Job
 from tests.fakes.nvml_under_load import BeforeAfter, gpu_under_load, nvml_with_events
 
 ERRORS = BeforeAfter(0, 1)
 
 
-def measure(context: Any, _options: Any) -> Iterator[Observation]:
+def measure(context: Any, _options: Any) -> Iterator[Answer]:
     ERRORS.now = ERRORS.after
-    yield Metric(name="gb_s", value=1, unit="GB/s", subject=context.subject)
+    yield value("gb_s", 1, context.subject)
     if context.run_dir.name == "broken":
         raise RuntimeError("on purpose")
 
@@ -30,7 +31,9 @@ def main() -> None:
     path, attempt = Path(sys.argv[1]), sys.argv[2]
     job = Job.model_validate_json(path.read_text(encoding="utf-8"))
     sys.modules["pynvml"] = nvml_with_events(gpu_under_load(nvmlDeviceGetTotalEccErrors=ERRORS))  # type: ignore[assignment]
-    checks = {name: replace(catalog()[name], measure=measure) for name in job.checks}
+    checks = {
+        name: replace(catalog()[name], measure=measure, declared=(metric("gb_s", unit="GB/s"),)) for name in job.checks
+    }
     worker.catalog = lambda: checks  # type: ignore[assignment, attr-defined]
     worker._open_device = lambda *_: (job.device, 1 if job.device == "cuda" else None)
     worker._close_device = lambda job: None

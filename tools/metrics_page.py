@@ -35,7 +35,7 @@ def meaning(check: str, metric: str) -> str:
 
 def pages() -> dict[str, str]:
     """Return the page by its path in the site."""
-    return {"metrics.md": "\n".join([HEAD, *(_section(check) for check in catalog().values() if check.metrics)])}
+    return {"metrics.md": "\n".join([HEAD, *(_section(check) for check in catalog().values() if check.units)])}
 
 
 def _section(check: Check) -> str:
@@ -48,7 +48,7 @@ def _section(check: Check) -> str:
         "| --- | --- | --- | --- |",
     ]
     rows: dict[tuple[str, str, str, str], list[str]] = {}
-    for metric, unit in check.metrics.items():
+    for metric, unit in check.units.items():
         rules = " <br> ".join(_rule(rule) for rule in check.rules if _is_on(rule, metric))
         family = metric if metric.endswith("*") else metric.partition(".")[0]
         rows.setdefault((family, unit, meaning(check.name, metric), rules), []).append(metric)

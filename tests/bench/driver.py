@@ -23,7 +23,7 @@ from seatrial.bench.group import close_group, open_group
 from seatrial.bench.operations import OPERATIONS, PreparedOperation
 from seatrial.checks import catalog
 from seatrial.checks.base import Context
-from seatrial.model import Fact, Metric, Series
+from seatrial.model import Absent, Fact, Metric, Series
 
 Fault = Callable[[], AbstractContextManager[Any]]
 FAULTY_RANK = 1
@@ -100,12 +100,14 @@ FAULTS: dict[str, Fault] = {
 
 
 def run(check: str, options: dict[str, Any], context: Context) -> dict[str, Any]:
-    record: dict[str, Any] = {"metrics": [], "facts": {}, "series": [], "error": None}
+    record: dict[str, Any] = {"metrics": [], "absent": [], "facts": {}, "series": [], "error": None}
     definition, started = catalog()[check], time.monotonic()
     try:
-        for observation in definition.measure(context, definition.options.model_validate(options)):
+        for observation in definition.observe(context, definition.options.model_validate(options)):
             if isinstance(observation, Metric):
                 record["metrics"].append(asdict(observation))
+            elif isinstance(observation, Absent):
+                record["absent"].append(asdict(observation))
             elif isinstance(observation, Fact):
                 record["facts"][observation.name] = observation.value
             elif isinstance(observation, Series):

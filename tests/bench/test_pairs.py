@@ -9,7 +9,8 @@ from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import PairResults, PairTiming, rounds_by_group
 from seatrial.checks.fabric import pairs
 from seatrial.hardware.pair_search import round_robin
-from seatrial.model import CLUSTER, Fact, Metric
+from seatrial.model import CLUSTER
+from tests.checks.fabric.verdicts import measurement
 
 
 @pytest.mark.parametrize("nodes", range(2, 18))
@@ -52,12 +53,10 @@ def test_wrong_data_in_a_retry_counts() -> None:
     retries = (PairTiming(0, 1, seconds, None), PairTiming(1, 0, seconds, Mismatch(7, 5, "1.0", "2.0", "0x1")))
     nodes = {f"node{rank}": (rank,) for rank in range(4)}
     results = PairResults(timings, size, nodes, list(nodes), retries)
-    observations = list(pairs._observations(results, 3, "nccl"))
-    metrics = {(item.name, item.subject): item.value for item in observations if isinstance(item, Metric)}
-    facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
-    assert metrics["wrong_elements", CLUSTER] == 7
-    assert metrics["path_share", "node0->node1"] == 0
-    assert metrics["shared_paths", CLUSTER] == 0
-    assert facts["wrong_data"] == [
-        {"from": "node0", "to": "node1", "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
-    ]
+    measured = measurement(pairs.CHECK, pairs._answers(results, 3, "nccl", {}), "node0").metrics
+    metrics = {(metric.name, metric.subject): metric for metric in measured}
+    assert metrics["wrong_elements", CLUSTER].value == 7
+    assert metrics["path_share", "node0->node1"].value == 0
+    assert metrics["shared_paths", CLUSTER].value == 0
+    wrong = {"from": "node0", "to": "node1", "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
+    assert metrics["wrong_elements", CLUSTER].evidence == {"wrong_data": [wrong]}

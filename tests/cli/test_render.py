@@ -59,9 +59,9 @@ finally:
     packages = ["analysis", "diagnose", "drill", "judge", "report", "pipeline.run", "pipeline.preview"]
     packages += ["launch.torchrun", OTHER]
     heavy = {"jsonschema", "numpy", "pynvml", "rich", "torch", *(f"seatrial.{name}" for name in packages)}
-    from seatrial.checks import Check
-    loaded = {name for name, module in sys.modules.items() if isinstance(vars(module).get("CHECK"), Check)}
-    trial = {f"seatrial.checks.{name}" for name in ("host.load", "fabric.all_reduce", "host.nodes_reachable")}
+    modules = {name: vars(module).keys() for name, module in sys.modules.items() if name.startswith("seatrial.checks.")}
+    loaded = {name for name, names in modules.items() if names & {"CHECK", "CHECKS"}}
+    trial = {f"seatrial.checks.{name}" for name in ("host.load", "fabric.collectives", "host.nodes_reachable")}
     print(*sorted(heavy & set(sys.modules)), *sorted(loaded ^ trial), file=sys.stderr)
 """
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")

@@ -18,7 +18,7 @@ def test_cause_names_checks_and_metrics_that_exist(cause: Cause) -> None:
         assert checks, pattern
         for metric in metrics:
             declared = any(
-                fnmatchcase(metric, name) or fnmatchcase(name, metric) for check in checks for name in check.metrics
+                fnmatchcase(metric, name) or fnmatchcase(name, metric) for check in checks for name in check.units
             )
             assert declared or metric.startswith("new_errors."), metric
     assert all(
@@ -55,13 +55,3 @@ def test_causes_of_causes_exist() -> None:
         # a cause that is folded under another one must not hide its own consequence
         for name in cause.consequence_of:
             assert name not in by_id or set(by_id[name].consequence_of) <= set(cause.consequence_of), cause.id
-
-
-def test_facts_of_causes_are_facts_that_their_rules_show_as_evidence() -> None:
-    with_facts = [cause for cause in causes() if cause.with_fact or cause.without_fact]
-    assert {cause.id for cause in with_facts} >= {"driver_unusable", "gpus_missing"}
-    for cause in with_facts:
-        for check, metrics in cause.evidence.items():
-            rules = [rule for rule in catalog()[check].rules if rule.metric in metrics]
-            assert rules
-            assert all({cause.with_fact, cause.without_fact} - {""} <= set(rule.evidence_facts) for rule in rules)

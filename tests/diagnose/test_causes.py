@@ -311,7 +311,7 @@ def consequence(cause: Cause) -> Verdict:
     """A slow check of the cluster that the cause explains."""
     for pattern in cause.explains:
         for name, check in catalog().items():
-            for family in check.performance_metrics if fnmatchcase(name, pattern) else ():
+            for family in check.speeds if fnmatchcase(name, pattern) else ():
                 verdict = bad(name, CLUSTER, family.replace("*", "x"))
                 if not any(other.is_evidence(verdict) for other in causes()):
                     return verdict

@@ -21,7 +21,8 @@ from seatrial.diagnose.localize import finding_source, localize
 from seatrial.hardware.pair_search import round_robin
 from seatrial.judge import judge
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Finding, Measurement, Metric, Outcome, Threshold, Verdict
+from seatrial.model import Finding, Measurement, Metric, Outcome, Threshold, Verdict
+from tests.checks.fabric.verdicts import measurement
 from tests.report import samples
 
 SIZE = 2**28
@@ -75,15 +76,7 @@ def fabric(
             for gpu in range(GPUS)
         )
         results = replace(results, retries=tuple(retries))
-    observations = list(pairs._observations(results, rounds, "nccl"))
-    facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
-    return Measurement(
-        check=CHECK.name,
-        subject=subjects[0],
-        rank=0,
-        metrics=tuple(item for item in observations if isinstance(item, Metric)),
-        facts={"backend": "nccl"} | facts,
-    )
+    return measurement(CHECK, pairs._answers(results, rounds, "nccl", {}), subjects[0], backend="nccl")
 
 
 def verdicts(measured: Measurement, retry: Measurement | None = None, **expect: str) -> tuple[Verdict, ...]:
@@ -158,7 +151,9 @@ def test_path_that_is_slow_without_concurrent_pairs_is_at_fault() -> None:
     measured = fabric(6, 5, bad_path=(1, 4), single_rate=BAD)
     assert located(measured) == ["node1->node4"]
     assert failed(measured) == {"node1->node4"}
-    assert measured.facts["single_pair"] == {"node1->node4": {"concurrent": BAD, "single": BAD}}
+    retried = {metric.subject: metric.evidence for metric in measured.metrics if metric.name == "path_share"}
+    assert retried["node1->node4"] == {"switches": None, "single_pair": {"concurrent": BAD, "single": BAD}}
+    assert retried["node0->node1"] is None
 
 
 def test_path_that_is_fast_without_concurrent_pairs_shares_a_link() -> None:
@@ -176,7 +171,10 @@ def test_bad_node_and_bad_path_are_both_located() -> None:
 
 
 def test_one_bad_gpu_of_a_node_is_not_the_whole_node() -> None:
-    template = CHECK.finding_templates["gpu_share"]
+    declared = CHECK.declaration("gpu_share")
+    assert declared is not None
+    template = declared.finding
+    assert template is not None
     (finding,) = findings(fabric(4, 3, bad_ranks=(5,)))
     assert (finding.subject, finding.title) == ("node2/gpu1", template.title)
     (whole_node,) = findings(fabric(4, 3, bad=(2,)))

@@ -26,7 +26,7 @@ def verdict(
 
 
 def measured(check: str, name: str, value: float, subject: str = CLUSTER, **facts: JsonValue) -> Measurement:
-    metric = Metric(name=name, value=value, unit=catalog()[check].metrics.get(name, "GB/s"), subject=subject)
+    metric = Metric(name=name, value=value, unit=catalog()[check].units.get(name, "GB/s"), subject=subject)
     return Measurement(check=check, subject="n0000/rank0", rank=0, metrics=(metric,), facts=facts)
 
 

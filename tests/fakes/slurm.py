@@ -12,7 +12,7 @@ import pytest
 
 from seatrial.checks.base import Check, Context
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Outcome, Verdict
+from seatrial.model import Measurement, Outcome, Verdict, Why
 from seatrial.util.processes import CommandResult
 from seatrial.worker import measure
 from tests.paths import FIXTURES
@@ -137,6 +137,11 @@ def run_check(check: Check, folder: Path, expected: tuple[int, int | None] = (1,
 
 def judge(check: Check, measurement: Measurement) -> list[Verdict]:
     return judge_check(check, [measurement], {}, "")
+
+
+def reasons(measurement: Measurement, why: Why) -> dict[str, str]:
+    """Metric → the reason why it has no value, of metrics with this kind of reason."""
+    return {each.metric: each.reason for each in measurement.absent if each.why is why}
 
 
 def not_passed(verdicts: Sequence[Verdict]) -> dict[str, Outcome]:

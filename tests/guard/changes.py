@@ -14,7 +14,7 @@ from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
-from seatrial.model import Absent, Measurement, Metric, Trial, Why
+from seatrial.model import Absent, Measurement, Metric, Scope, Trial, Why
 from seatrial.pipeline.run_directory import load_trial
 
 Kind = Literal["dropped", "does_not_apply", "cannot_be_read", "times_0.5", "times_2"]
@@ -100,18 +100,22 @@ class Intent:
         return trial.model_copy(update=update)
 
     def _changed(self, measurements: Sequence[Measurement]) -> Iterator[Measurement]:
+        of_all_ranks = self.check in catalog() and catalog()[self.check].scope is Scope.CLUSTER
         for each in measurements:
             if each.check != self.check:
                 yield each
             elif self.metric:
-                yield self._with_changed_metric(each)
+                group = [other for other in measurements if other.check == self.check] if of_all_ranks else [each]
+                values = [metric for other in group for metric in other.metrics if metric.name == self.metric]
+                yield self._with_changed_metric(each, any(metric.subject != self.subject for metric in values))
             elif each.subject != self.subject:
                 yield each
             elif self.kind != "dropped":
                 field = "skipped" if self.kind == "does_not_apply" else "error"
                 yield each.model_copy(update={"metrics": (), field: _REASON})
 
-    def _with_changed_metric(self, measurement: Measurement) -> Measurement:
+    def _with_changed_metric(self, measurement: Measurement, beside: bool) -> Measurement:
+        """``beside``: another subject has a value of the metric."""
         if not any(self._is_meant(metric) for metric in measurement.metrics):
             return measurement
         factor = _FACTORS.get(self.kind)
@@ -122,6 +126,8 @@ class Intent:
         whys = {"does_not_apply": Why.DOES_NOT_APPLY, "cannot_be_read": Why.UNREADABLE}
         if (why := whys.get(self.kind)) is None:
             return changed
+        if why is Why.DOES_NOT_APPLY and not beside:
+            return changed  # the records of the golden files could say so only beside a value of another subject
         absent = Absent(metric=self.metric, why=why, reason=_REASON, subject=self.subject)
         return changed.model_copy(update={"absent": (*changed.absent, absent)})
 

@@ -17,20 +17,20 @@ from seatrial.config.schema import Config
 from seatrial.hardware.references import skus
 from seatrial.judge import site_baseline
 from seatrial.model import (
-    JUDGED_INSTEAD,
-    NOT_REQUESTED,
+    Absent,
     Baseline,
     Measurement,
     Metric,
     Rule,
     Trial,
     UsageError,
+    Why,
 )
 from seatrial.pipeline.plan import NodeGpus, make_plan
 from seatrial.pipeline.rejudge import rejudge
 from tests.baselines import learned_runs
 from tests.guard import clusters
-from tests.guard.changes import only_checks, record, slowed, with_facts, with_metrics, with_settings
+from tests.guard.changes import only_checks, record, slowed, with_metrics, with_settings
 from tests.guard.observed import Observed
 from tests.guard.retried import CONTEXT
 
@@ -150,21 +150,24 @@ def _skipped(trial: Trial, check: str) -> Trial:
 
 def _sizes(trial: Trial) -> Iterator[tuple[str, Trial]]:
     """A size that the options leave out, and one for which the network is too slow."""
-    check, metric, size, smaller = "collectives.all_reduce", "busbw.8GiB", "8GiB", "1GiB"
+    check, metric, smaller = "collectives.all_reduce", "busbw.8GiB", "1GiB"
 
-    def without_size(fact: str, value: JsonValue) -> Trial:
+    def without_size(why: Why, reason: str, instead: str = "") -> Trial:
         def change(each: Measurement) -> Measurement:
             if each.check != check or not any(metric == has.name for has in each.metrics):
                 return each
-            return with_facts(with_metrics(each, lambda has: None if has.name == metric else has), **{fact: value})
+            without = with_metrics(each, lambda has: None if has.name == metric else has)
+            absent = Absent(metric=metric, why=why, reason=reason, instead=instead)
+            return without.model_copy(update={"absent": (*without.absent, absent)})
 
         return trial.model_copy(update={"measurements": tuple(map(change, trial.measurements))})
 
-    omitted = without_size(NOT_REQUESTED, {metric: "not in the options"})
+    omitted = without_size(Why.NOT_REQUESTED, "not in the options")
     yield "size left out", omitted
     yield "size left out, threshold on another", with_settings(omitted, check, expect={"busbw.1GiB": "> 100 GB/s"})
     yield "size left out, threshold on it", with_settings(omitted, check, expect={metric: "> 100 GB/s"})
-    yield "another size judged instead", without_size(JUDGED_INSTEAD, {size: smaller})
+    too_slow = without_size(Why.DOES_NOT_APPLY, "the network is too slow", f"busbw.{smaller}")
+    yield "another size judged instead", too_slow
 
 
 def _selections(trial: Trial) -> Iterator[tuple[str, Trial]]:

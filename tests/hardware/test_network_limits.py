@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.checks.fabric._busbw_rules import MANY_NODES
+from seatrial.checks.fabric._sizes import MANY_NODES
 from seatrial.hardware import network_limits
 from seatrial.hardware.network_limits import NetworkLimit, find_limit
 from seatrial.model import parse_bytes

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
-from seatrial.model import BasisKind, Measurement, Metric, Outcome, Reason, Threshold, Verdict
+from seatrial.model import Absent, BasisKind, Measurement, Metric, Outcome, Reason, Threshold, Verdict, Why
 
 H100, H200, UNKNOWN = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA Unknown"
 
@@ -35,6 +35,11 @@ def verdicts(check: str, *ranks: Measurement, expect: str = "", metric: str = ""
     thresholds = {metric: Threshold.parse(expect)} if expect else {}
     results = judge_check(catalog()[check], ranks, thresholds, "mine", References(None, skus()))
     return [verdict for verdict in results if not metric or verdict.metric == metric]
+
+
+def absent(measurement: Measurement, metric: str, subject: str = "") -> Measurement:
+    reason = Absent(metric=metric, why=Why.DOES_NOT_APPLY, reason="not supported", subject=subject)
+    return measurement.model_copy(update={"absent": (reason,)})
 
 
 def by_trial(results: list[Verdict]) -> list[Verdict]:
@@ -114,11 +119,11 @@ def test_subject_of_a_single_node_is_the_cluster() -> None:
     assert missing(verdicts(one_node[0].check, *one_node, metric="p2p_gain")) == []
 
 
-def test_exempt_subject_needs_no_metric() -> None:
+def test_absent_subject_needs_no_metric() -> None:
     metric = "digest_mismatches"
     values = {f"{metric}@gpu0": 0.0, f"{metric}@gpu1": 0.0, "uncompared_devices": 1.0}
     others = [rank(number, "device.digests", {}) for number in (1, 2)]
-    first = rank(0, "device.digests", values, unit="rounds", exempt={"n0/gpu2": "no other GPU of this model"})
+    first = absent(rank(0, "device.digests", values, unit="rounds"), metric, "n0/gpu2")
     assert missing(verdicts("device.digests", first, *others, metric=metric)) == []
     fourth = rank(3, "device.digests", {})
     (detail,) = missing(verdicts("device.digests", first, *others, fourth, metric=metric))
@@ -149,20 +154,20 @@ def test_rule_applies_to_all_gpus_of_a_model(facts: dict[str, Any], outcome: Out
 
 
 def test_rule_may_not_apply_to_another_model_or_without_an_nvlink_bridge() -> None:
-    ranks = [rank(number, "device.gemm", {}, has_bf16="yes") for number in (0, 1)]
-    without_bf16 = rank(2, "device.gemm", {}, has_bf16="no", gpu=UNKNOWN)
+    ranks = [rank(number, "device.gemm", {}) for number in (0, 1)]
+    without_bf16 = absent(rank(2, "device.gemm", {}, gpu=UNKNOWN), "tflops.bf16")
     results = verdicts("device.gemm", *ranks, without_bf16, metric="tflops.bf16")
     assert [verdict.outcome for verdict in results] == [Outcome.ERROR, Outcome.ERROR, Outcome.SKIP]
     burn = ("device.burn", {"new_errors.nvlinks_down": 0})
-    bridged = [rank(number, *burn, unit="links", nvlinks_down_readable="yes") for number in (0, 1)]
-    without_bridge = rank(2, "device.burn", {}, nvlinks_down_readable="no: no NVLink")
+    bridged = [rank(number, *burn, unit="links") for number in (0, 1)]
+    without_bridge = absent(rank(2, "device.burn", {}), "new_errors.nvlinks_down")
     results = verdicts("device.burn", *bridged, without_bridge, metric="new_errors.nvlinks_down")
     assert [verdict.outcome for verdict in results] == [Outcome.PASS, Outcome.PASS, Outcome.SKIP]
 
 
 def gemm(node: str, *values: float) -> list[Measurement]:
     return [
-        rank(number, "device.gemm", {"tflops.bf16": value}, node=node, unit="TFLOP/s", gpu=UNKNOWN, has_bf16="yes")
+        rank(number, "device.gemm", {"tflops.bf16": value}, node=node, unit="TFLOP/s", gpu=UNKNOWN)
         for number, value in enumerate(values)
     ]
 
@@ -193,7 +198,7 @@ def test_low_outlier_warns_although_it_meets_the_threshold() -> None:
 
 
 def test_thousands_of_gpus_are_evaluated_in_linear_time() -> None:
-    ranks = [rank(number, "device.gemm", {}, backend="cpu", has_bf16="yes") for number in range(4000)]
+    ranks = [rank(number, "device.gemm", {}, backend="cpu") for number in range(4000)]
     start = time.process_time()
     verdicts("device.gemm", *ranks)
     assert time.process_time() - start < 10, "a comparison of all pairs takes a minute"

@@ -123,3 +123,10 @@ def test_a_shared_folder_is_missing_only_in_pods_without_claim_and_paths(
     skipped = [on(rank, skipped="pods share no folder") for rank in range(4)]
     found = errors(*skipped, judged=judged, settings=settings, reason=Reason.PLAN_MISMATCH)
     assert (found == []) is is_allowed
+
+
+def test_no_slurm_is_an_error_if_slurm_starts_the_jobs() -> None:
+    isolation = check(skip_if=(SkipIf.NO_SLURM,))
+    skipped = [on(rank, skipped="no slurm.conf") for rank in range(4)]
+    assert errors(*skipped, judged=isolation, settings=config("slurm"), reason=Reason.PLAN_MISMATCH)
+    assert errors(*skipped, judged=isolation, settings=config("local")) == []

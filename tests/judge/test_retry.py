@@ -12,13 +12,13 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.declare import Answer
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge import checks_to_retry, judge
 from seatrial.model import (
     Baseline,
     Measurement,
     Metric,
-    Observation,
     Outcome,
     Phase,
     Reason,
@@ -38,7 +38,7 @@ FACTS = {"gpu": "NVIDIA Unknown", "world_size": 1, "nodes": 1}
 CONFIG = Config(name="t", checks={"c": CheckSettings()})
 
 
-def not_called(context: Context, options: Options) -> Iterator[Observation]:
+def not_called(context: Context, options: Options) -> Iterator[Answer]:
     raise AssertionError("evaluation must not measure")
 
 
@@ -301,12 +301,12 @@ def test_reason_for_a_retry_counts_further_failures() -> None:
 
 
 def test_performance_metrics_of_shipped_checks_are_rates_times_or_ratios() -> None:
-    patterns = [(check_, pattern) for check_ in catalog().values() for pattern in check_.performance_metrics]
+    patterns = [(check_, pattern) for check_ in catalog().values() for pattern in check_.speeds]
     assert patterns
     for check_, pattern in patterns:
-        names = [name for name in check_.metrics if fnmatchcase(name, pattern)]
+        names = [name for name in check_.units if fnmatchcase(name, pattern)]
         assert names, f"{check_.name} measures no {pattern}"
-        assert {check_.metrics[name] for name in names} <= {
+        assert {check_.units[name] for name in names} <= {
             "GB/s",
             "Gb/s",
             "TFLOP/s",

@@ -35,7 +35,7 @@ def speed(value: float, unit: str = "GB/s", subject: str = "cluster") -> Metric:
 
 
 def test_subjects_of_one_model_and_shape_share_an_evaluator(made: list[RuleEvaluator]) -> None:
-    evaluators = RuleEvaluators(check(BY_REFERENCE), BY_REFERENCE, "", References(None, [SKU]), None)
+    evaluators = RuleEvaluators(check(BY_REFERENCE), [BY_REFERENCE], BY_REFERENCE, "", References(None, [SKU]), None)
     for subject in ("n0", "n1", "n2"):
         evaluators.verdict(group(), speed(400, subject=subject))
     assert len(made) == 1
@@ -45,7 +45,7 @@ def test_subjects_of_one_model_and_shape_share_an_evaluator(made: list[RuleEvalu
 
 
 def test_value_that_passed_on_one_subject_passes_on_the_next() -> None:
-    evaluators = RuleEvaluators(check(SPEED), SPEED, "", References(None, [SKU]), None)
+    evaluators = RuleEvaluators(check(SPEED), [SPEED], SPEED, "", References(None, [SKU]), None)
     first, second, slow = (
         evaluators.verdict(group(), speed(value, subject=subject))
         for value, subject in ((10, "n0"), (10, "n1"), (9, "n2"))
@@ -56,7 +56,7 @@ def test_value_that_passed_on_one_subject_passes_on_the_next() -> None:
 
 
 def test_metric_in_another_unit_is_an_error() -> None:
-    evaluators = RuleEvaluators(check(SPEED), SPEED, "", References(None, [SKU]), None)
+    evaluators = RuleEvaluators(check(SPEED), [SPEED], SPEED, "", References(None, [SKU]), None)
     verdict = evaluators.verdict(group(), speed(10, unit="Gbit/s"))
     assert (verdict.outcome, verdict.reasons, verdict.detail) == (Outcome.ERROR, (Reason.UNIT_MISMATCH,), "GB/s")
 
@@ -71,6 +71,6 @@ def test_concurrent_copy_far_below_the_single_one_is_worse() -> None:
     metrics += [Metric(name="single", value=900, unit="GB/s", subject=name) for name in names]
     measurement = measured(facts=FOUR).model_copy(update={"metrics": tuple(metrics)})
     concurrent = MeasurementGroup([measurement], check(rule), {"speed": None, "single": None})
-    evaluators = RuleEvaluators(check(rule), rule, "", References(None, [SKU]), None)
+    evaluators = RuleEvaluators(check(rule), [rule], rule, "", References(None, [SKU]), None)
     outcomes = [evaluators.verdict(concurrent, speed(value, subject="n0/gpu0")).outcome for value in (406, 404)]
     assert outcomes == [Outcome.PASS, Outcome.FAIL]

@@ -11,6 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.declare import Answer
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import Reference, References, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
@@ -21,7 +22,6 @@ from seatrial.model import (
     BasisKind,
     Measurement,
     Metric,
-    Observation,
     Outcome,
     Phase,
     Reason,
@@ -42,11 +42,11 @@ SKU = Sku(
 SPEED = Rule(metric="speed", expect=Threshold.parse(">= 10 GB/s"), meaning="slow is bad", fix="look at the cable")
 
 
-def not_called(context: Context, options: Options) -> Iterator[Observation]:
+def not_called(context: Context, options: Options) -> Iterator[Answer]:
     raise AssertionError("evaluation must not measure")
 
 
-def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
+def check(*rules: Rule, scope: Scope = Scope.CLUSTER, unit: str = "GB/s", **options: Any) -> Check:
     """A check of a collective if a rule has a reference key such as ``x.busbw.1GiB``."""
     timed = {rule.metric: rule.reference for rule in rules if rule.reference and ".busbw." in rule.reference}
     return Check(
@@ -54,7 +54,7 @@ def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
         title="C",
         phase=Phase.INTERCONNECT,
         scope=scope,
-        declared=with_rules(rules, "GB/s", bound=COLLECTIVE if timed else ""),
+        declared=with_rules(rules, unit, bound=COLLECTIVE if timed else "", **options),
         measure=not_called,
         limit_s=1,
         operation="".join(baseline.partition(".")[0] for baseline in timed.values()),
@@ -127,6 +127,22 @@ def test_failed_measurement_has_one_error_and_its_metrics_are_evaluated() -> Non
     failed = measured(3, error="RuntimeError: gone")
     assert outcomes(check(SPEED), failed) == [("cluster", Outcome.ERROR), ("cluster", Outcome.FAIL)]
     assert outcomes(check(SPEED), measured(None, error="RuntimeError: gone")) == [("cluster", Outcome.ERROR)]
+
+
+@pytest.mark.parametrize(
+    ("why", "outcome"),
+    [
+        (Why.DOES_NOT_APPLY, Outcome.SKIP),
+        (Why.NOT_PERMITTED, Outcome.UNJUDGED),
+        (Why.UNREADABLE, None),
+        (Why.NOT_REQUESTED, None),
+    ],
+)
+def test_what_a_check_answered_before_it_failed_stands(why: Why, outcome: Outcome | None) -> None:
+    answer = Absent(metric="speed", why=why, reason="no cable")
+    error, *answers = verdicts(check(SPEED), measured(None, absent=(answer,), error="RuntimeError: gone"))
+    assert (error.outcome, error.reasons) == (Outcome.ERROR, (Reason.MEASUREMENT_FAILED,))
+    assert [(verdict.outcome, verdict.detail) for verdict in answers] == ([(outcome, "no cable")] if outcome else [])
 
 
 def test_skipped_check_has_its_reason_as_detail() -> None:
@@ -218,7 +234,7 @@ def test_share_of_the_peak_speed(value: float, gpu: str, outcome: Outcome) -> No
     facts: dict[str, JsonValue] = {"gpu": gpu, "training": {"precision": "bf16", "flops_per_token": 1e12}}
     metric = Metric(name=name, value=value, unit="tokens/s/GPU", subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,), facts=facts)
-    (verdict,) = judge_check(check(rule), [measurement], {}, "mine", References(None, [SKU, fast]))
+    (verdict,) = judge_check(check(rule, unit="tokens/s/GPU"), [measurement], {}, "mine", References(None, [SKU, fast]))
     assert verdict.outcome is outcome
     if verdict.basis:
         assert (verdict.basis.kind, verdict.basis.expected) == (BasisKind.PHYSICAL_LIMIT, 400)
@@ -299,7 +315,7 @@ AT_8GIB = Rule(metric="busbw.8GiB", reference="all_reduce.busbw.8GiB", meaning="
 ONLY_1GIB = "the trial's options ask for sizes of 1GiB"
 
 
-def measured_at_1gib(not_requested: dict[str, JsonValue] | None = None) -> Measurement:
+def measured_at_1gib(not_requested: dict[str, str] | None = None) -> Measurement:
     metrics = (Metric(name="busbw.1GiB", value=350, unit="GB/s", subject="cluster"),)
     absent = tuple(
         Absent(metric=name, why=Why.NOT_REQUESTED, reason=reason) for name, reason in (not_requested or {}).items()
@@ -326,6 +342,27 @@ def test_size_that_is_not_requested_is_an_error_without_a_threshold_on_another_s
     verdict = verdict_at_8gib(measured_at_1gib({"busbw.8GiB": ONLY_1GIB}), expect=on_latency)
     assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.METRIC_MISSING,))
     assert verdict.detail.startswith(ONLY_1GIB)
+
+
+@pytest.mark.parametrize(
+    ("instead", "expect", "outcome"),
+    [
+        ("", {}, Outcome.SKIP),
+        ("", {"busbw.8GiB": "> 300 GB/s"}, Outcome.ERROR),
+        ("busbw.1GiB", {}, Outcome.SKIP),
+        ("busbw.1GiB", {"busbw.8GiB": "> 300 GB/s"}, Outcome.ERROR),
+    ],
+)
+def test_a_threshold_on_a_metric_that_does_not_apply_is_an_error(
+    instead: str, expect: dict[str, str], outcome: Outcome
+) -> None:
+    absent = Absent(metric="busbw.8GiB", why=Why.DOES_NOT_APPLY, reason="the network is slow", instead=instead)
+    measurement = measured_at_1gib().model_copy(update={"absent": (absent,)})
+    thresholds = {metric: Threshold.parse(text) for metric, text in expect.items()}
+    judged = judge_check(check(AT_8GIB), [measurement], thresholds, "my trial")
+    of_8gib = {verdict.outcome: verdict.detail for verdict in judged if verdict.metric == "busbw.8GiB"}
+    assert of_8gib.keys() == {Outcome.SKIP, outcome}
+    assert "the network is slow" in of_8gib[outcome] or (instead and outcome is Outcome.SKIP)
 
 
 def test_requested_size_without_a_value_is_an_error() -> None:

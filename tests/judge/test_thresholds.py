@@ -136,7 +136,7 @@ def test_published_value_of_another_algorithm(
     facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": 16, "nodes": 2, "backend": "nccl"}
     measurement = Measurement(check="collectives.all_reduce", subject="cluster", metrics=(metric,), facts=facts)
     check_ = catalog()["collectives.all_reduce"]
-    check_ = replace(check_, rules=tuple(rule for rule in check_.rules if rule.metric == metric.name))
+    check_ = replace(check_, declared=tuple(each for each in check_.declared if each.name == metric.name))
     (verdict,) = judge_check(check_, [measurement], {}, "", select_references(links, baseline))
     assert verdict.outcome is outcome
     assert (Reason.ALGORITHM_UNKNOWN in verdict.reasons) is (outcome is Outcome.UNJUDGED)
@@ -293,7 +293,7 @@ def test_bound_of_the_links_applies_on_one_node_only(expect: dict[str, Threshold
 @pytest.mark.parametrize(("settings", "outcome"), [("shipped", Outcome.UNJUDGED), ("changed", Outcome.PASS)])
 def test_plausibility_uses_reference_values_of_the_same_settings_only(settings: str, outcome: Outcome) -> None:
     sku = SKU.model_copy(update={"expected": {"train.x": SKU.expected["all_reduce"]}})
-    rule = Rule(metric="speed", reference="train.x", applies_if={"settings": "shipped"}, meaning="", fix="")
+    rule = Rule(metric="speed", reference="train.x", when={"settings": "shipped"}, meaning="", fix="")
     measurement = measured(4000, facts=FOUR | {"settings": settings})
     assert one_verdict(check(rule), measurement, ABOVE_390, References(None, [sku])).outcome is outcome
 
@@ -554,7 +554,7 @@ def test_negative_value_is_a_measurement_error(
 ) -> None:
     rule = Rule(metric="m", expect=Threshold.parse(threshold), may_be_negative=may_be_negative, meaning="w", fix="r")
     metric = Metric(name="m", value=-5, unit=unit, subject="cluster")
-    verdict = one_verdict(check(rule), Measurement(check="c", subject="cluster", metrics=(metric,)), {})
+    verdict = one_verdict(check(rule, unit=unit), Measurement(check="c", subject="cluster", metrics=(metric,)), {})
     assert verdict.outcome is outcome
     assert (Reason.NEGATIVE_VALUE in verdict.reasons) is (outcome is Outcome.ERROR)
 
@@ -618,7 +618,9 @@ def test_value_outside_the_range_of_its_unit_is_a_measurement_error(
     for trial in ({}, {"m": Threshold.parse(threshold)}):
         rule = Rule(metric="m", expect=Threshold.parse(threshold), meaning="w", fix="r")
         metric = Metric(name="m", value=value, unit=unit, subject="cluster")
-        verdict = one_verdict(check(rule), Measurement(check="c", subject="cluster", metrics=(metric,)), trial)
+        verdict = one_verdict(
+            check(rule, unit=unit), Measurement(check="c", subject="cluster", metrics=(metric,)), trial
+        )
         assert verdict.outcome is outcome
         assert (Reason.OUTSIDE_PLAUSIBLE_RANGE in verdict.reasons) is (outcome is Outcome.ERROR)
 
@@ -626,7 +628,7 @@ def test_value_outside_the_range_of_its_unit_is_a_measurement_error(
 @pytest.mark.parametrize(("value", "outcome"), [(130.0, Outcome.PASS), (1e7, Outcome.ERROR)])
 def test_share_that_may_exceed_100_percent(value: float, outcome: Outcome) -> None:
     rule = Rule(metric="efficiency.x", expect=Threshold.parse("> 90 %"), meaning="w", fix="r")
-    speedup = replace(check(rule), may_exceed_100=("efficiency.*",))
+    speedup = replace(check(rule), declared=with_rules([rule], "%", may_exceed_100=True))
     metric = Metric(name="efficiency.x", value=value, unit="%", subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
     assert one_verdict(speedup, measurement, {}).outcome is outcome

@@ -13,7 +13,7 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Context, Options
-from seatrial.model import Observation
+from seatrial.checks.declare import Answer
 from seatrial.operate import node_checks
 from seatrial.operate import node_owners as owners
 from seatrial.operate.node_checks import NodeResult, check_node
@@ -117,7 +117,7 @@ def test_a_process_that_no_job_owns_fails(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_driver_that_hangs_is_not_measured_in_time_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(_context: Context, _options: Options) -> Iterator[Observation]:
+    def hang(_context: Context, _options: Options) -> Iterator[Answer]:
         time.sleep(600)
         yield from ()
 
@@ -134,7 +134,7 @@ def test_a_driver_that_hangs_is_not_measured_in_time_and_the_others_are(monkeypa
 
 
 def test_a_check_that_kills_its_process_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(_context: Context, _options: Options) -> Iterator[Observation]:
+    def die(_context: Context, _options: Options) -> Iterator[Answer]:
         os.kill(os.getpid(), 9)
         yield from ()
 
@@ -152,7 +152,7 @@ def test_a_reading_that_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) -
 
 def test_metrics_that_are_not_judged_exist() -> None:
     policy: dict[str, Any] = data_files.read("hooks.yaml")
-    metrics = {metric for name in ("host.inventory", "gpu.inventory") for metric in catalog()[name].metrics}
+    metrics = {metric for name in ("host.inventory", "gpu.inventory") for metric in catalog()[name].units}
     assert {*policy["not_of_a_job"], *policy["idle_gpu_only"]} <= metrics
 
 

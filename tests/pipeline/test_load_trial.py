@@ -117,7 +117,7 @@ def test_every_metric_of_a_committed_record_is_declared_by_its_check() -> None:
         for name, path in record_paths().items()
         for measurement in load_trial(path).measurements
         for metric in measurement.metrics
-        if not any(fnmatchcase(metric.name, declared) for declared in catalog()[measurement.check].metrics)
+        if not any(fnmatchcase(metric.name, declared) for declared in catalog()[measurement.check].units)
     }
     assert undeclared == set()
 

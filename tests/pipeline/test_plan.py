@@ -10,16 +10,17 @@ from pydantic import JsonValue
 from seatrial import __version__
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.declare import Answer
 from seatrial.config.kubernetes import Kubernetes, PodOverlay
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
-from seatrial.model import TIME_LIMIT, Job, Observation, Phase, Preflight, Scope, UsageError
+from seatrial.model import TIME_LIMIT, Job, Phase, Preflight, Scope, UsageError
 from seatrial.pipeline import durations as durations_module
 from seatrial.pipeline.durations import TypicalSeconds
 from seatrial.pipeline.plan import NodeGpus, jobs_as_run, make_plan, retry_jobs
 from seatrial.report.plan_text import plan_lines
 
 
-def never(context: Context, options: Options) -> Iterator[Observation]:
+def never(context: Context, options: Options) -> Iterator[Answer]:
     raise AssertionError("planning measures nothing")
 
 

@@ -53,13 +53,13 @@ def test_training_trial_passes_on_two_cores(training: Run) -> None:
     not_passed = [verdict for verdict in training.trial.verdicts if verdict.outcome not in (Outcome.PASS, Outcome.SKIP)]
     assert (training.code, not_passed) == (0, []), training.err[-2000:]
     assert training.trial.decision.cpu_only
-    values = {
-        metric.name: metric.value for measurement in training.trial.measurements for metric in measurement.metrics
-    }
+    metrics = [metric for measurement in training.trial.measurements for metric in measurement.metrics]
+    values = {metric.name: metric.value for metric in metrics}
     assert values["generated_tokens"] >= 1
     assert {"efficiency.native", "efficiency.hf", "native_vs_hf", "efficiency.node_vs_gpu"} <= values.keys()
     facts = {measurement.check: measurement.facts for measurement in training.trial.measurements if measurement.facts}
-    assert facts["train.lora"]["trained_parameters"]["expected"] == 17_920  # type: ignore[index,call-overload]
+    (adapters,) = (metric for metric in metrics if metric.name == "adapter_mismatches")
+    assert adapters.evidence["expected"] == 17_920  # type: ignore[index,call-overload]
     assert facts["train.fsdp"]["run.hf"]["strategy"] == "fsdp2"  # type: ignore[index,call-overload]
     runs = facts["train.fsdp"]
     assert runs["run.hf"]["flops_per_token"] == runs["run.native"]["flops_per_token"] > 0  # type: ignore[index,call-overload,operator]
@@ -95,9 +95,10 @@ def test_one_process_ddp_and_fsdp2_agree(training: Run) -> None:
 
 def test_checkpoint_is_resumed_and_damage_is_refused(training: Run) -> None:
     measured, _ = training.measurements("train.checkpoint")
-    assert measured.facts["checkpoints_after_kill"] == ["step-00000003", "step-00000006.incomplete"]
-    assert "rank 1 (" in str(measured.facts["nan_message"])
     figures = {metric.name: metric for metric in measured.metrics}
+    kept = figures["checkpoints_kept_after_kill"]
+    assert kept.evidence == {"found": ["step-00000003", "step-00000006.incomplete"]}
+    assert "rank 1 (" in str(figures["nan_detected"].evidence)
     assert [len(figures[name].samples) for name in ("save_rate", "async_save_rate", "load_rate")] == [2, 2, 1]
     assert all(metric.value > 0 for metric in figures.values() if metric.unit == "GB/s")
 

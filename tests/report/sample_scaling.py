@@ -5,7 +5,7 @@ from __future__ import annotations
 from seatrial.checks.fabric import pairs, scaling
 from seatrial.checks.training import throughput
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Measurement, Metric, Topology, Verdict
+from seatrial.model import CLUSTER, Absent, Measurement, Metric, Topology, Verdict, Why
 
 CHECKS = (scaling.CHECK, throughput.CHECK, pairs.CHECK)
 NODES = ("n1", "n2", "n3", "n4")
@@ -17,7 +17,10 @@ TOPOLOGY = Topology(
 )
 _SHAPE = {"gpu": "NVIDIA H100 80GB HBM3", "world_size": 32, "nodes": 4, "backend": "nccl"}
 
-_NO_RANKS = dict.fromkeys(("ranks_compared", "data_wait_timed"), "no: the sample has no times of single ranks")
+_NO_RANKS = tuple(
+    Absent(metric=metric, why=Why.DOES_NOT_APPLY, reason="the sample has no times of single ranks")
+    for metric in ("rank_slowdown", "rank_data_wait")
+)
 
 
 def measurements() -> tuple[Measurement, ...]:
@@ -37,7 +40,7 @@ def _all_reduce() -> Measurement:
     rates |= {"ring_busbw.2nodes": 388.1, "ring_busbw.all_nodes": 379.0}
     ratios = {"link_efficiency": 466.3 / 386.2, "ring_efficiency": 379.0 / 388.1}
     metrics = [*_metrics(rates, "GB/s"), *_metrics(ratios, "of the base"), *_metrics({"wrong_elements": 0}, "count")]
-    return _measurement(scaling.CHECK.name, metrics, beyond_two_nodes="yes", no_sockets="yes")
+    return _measurement(scaling.CHECK.name, metrics, no_sockets="yes")
 
 
 def _training() -> Measurement:
@@ -55,14 +58,18 @@ def _training() -> Measurement:
     efficiencies = {"node_vs_gpu": 99.03, "cluster_vs_node": 86.0, "cluster_vs_gpu": 85.17}
     metrics += _metrics({f"efficiency.{name}": value for name, value in efficiencies.items()}, "%")
     facts = {"device": "cuda", "trained": "yes", "parallelism": "fsdp2", "cpu_offload": "no"}
-    return _measurement(throughput.CHECK.name, metrics, **facts, **throughput.stage_facts(32, 4), **_NO_RANKS)
+    return _measurement(throughput.CHECK.name, metrics, **facts).model_copy(update={"absent": _NO_RANKS})
 
 
 def _pairs() -> Measurement:
     """The path between n1 and n3, and a GPU of n2, are slow."""
     metrics = [
         Metric(
-            name="path_share", value=0.52 if (a, b) == ("n1", "n3") else 0.99, unit="of the best", subject=f"{a}->{b}"
+            name="path_share",
+            value=0.52 if (a, b) == ("n1", "n3") else 0.99,
+            unit="of the best",
+            subject=f"{a}->{b}",
+            evidence={"switches": "leaf1 – spine – leaf2"} if (a, b) == ("n1", "n3") else None,
         )
         for number, a in enumerate(NODES)
         for b in NODES[number + 1 :]
@@ -73,7 +80,7 @@ def _pairs() -> Measurement:
         metrics += [Metric(name="gpu_share", value=share, unit="of the median", subject=subject)]
         metrics += [Metric(name="best_busbw", value=48.2 * share, unit="GB/s", subject=subject)]
     metrics += [*_metrics({"shared_paths": 0}, "pairs"), *_metrics({"wrong_elements": 0}, "count")]
-    return _measurement(pairs.CHECK.name, metrics, comparable="yes", slow_paths={"n1->n3": "leaf1 – spine – leaf2"})
+    return _measurement(pairs.CHECK.name, metrics, comparable="yes")
 
 
 def _measurement(check: str, metrics: list[Metric], **facts: object) -> Measurement:

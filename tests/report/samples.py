@@ -10,6 +10,7 @@ from typing import Any
 
 from seatrial import report
 from seatrial.checks.base import Check, Context
+from seatrial.checks.declare import Answer
 from seatrial.model import (
     CLUSTER,
     Artifact,
@@ -23,7 +24,6 @@ from seatrial.model import (
     JobState,
     Measurement,
     Metric,
-    Observation,
     Outcome,
     Phase,
     Reason,
@@ -50,7 +50,7 @@ from tests.report.sample_data import (
 from tests.report.sample_telemetry import telemetry
 
 
-def _measure(context: Context, options: Any) -> Iterator[Observation]:
+def _measure(context: Context, options: Any) -> Iterator[Answer]:
     raise NotImplementedError((context, options))
 
 

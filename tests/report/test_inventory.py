@@ -88,7 +88,7 @@ def test_metrics_without_a_rule_are_printed_with_their_units() -> None:
     target, out = console()
     print_checks({name: replace(check, declared=())}, target)
     _, _, recorded = " ".join(out.getvalue().split()).partition("no rule: ")
-    assert recorded.split(", ") == [f"{metric} ({unit})" if unit else metric for metric, unit in check.metrics.items()]
+    assert recorded.split(", ") == [f"{metric} ({unit})" if unit else metric for metric, unit in check.units.items()]
 
 
 def test_checks_as_json_has_every_field_of_a_check() -> None:
@@ -96,7 +96,7 @@ def test_checks_as_json_has_every_field_of_a_check() -> None:
     (entry,) = checks_as_json({check.name: check})
     assert (entry["name"], entry["scope"], entry["limit_s"]) == (check.name, check.scope, check.limit_s)
     assert entry["needs"] == {"gpus": check.needs.gpus, "ranks": check.needs.min_ranks}
-    assert entry["metrics"] == check.metrics
+    assert entry["metrics"] == check.units
     assert [rule["metric"] for rule in entry["rules"]] == [rule.metric for rule in check.rules]
     assert set(entry["options"]["properties"]) == set(check.options.model_fields)
 

@@ -64,7 +64,7 @@ def test_nan_and_infinity_have_the_notation_of_prometheus() -> None:
 
 
 def test_promtool_accepts_the_unit_of_every_check() -> None:
-    units = {unit for check in catalog().values() for unit in check.metrics.values()}
+    units = {unit for check in catalog().values() for unit in check.units.values()}
     assert units
     trial = measured(*(Metric(name=f"m{i}", value=1, unit=unit, subject="n") for i, unit in enumerate(sorted(units))))
     assert promtool(render(trial)) == ""

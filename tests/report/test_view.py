@@ -135,7 +135,7 @@ def test_the_key_figure_is_the_key_metric_else_a_performance_metric() -> None:
     passed = (verdict("n", Outcome.PASS, "loss_drop"),)
     view = check(("loss_drop", 5, "nats", "n"), ("speed", 9, "GB/s", "n"), ("accuracy", 98, "%", "n"), verdicts=passed)
     assert view.key_figure == "loss_drop 5 nats"
-    view = replace(view, performance_metrics=("spe*",))
+    view = replace(view, speeds=("spe*",))
     assert view.key_figure == "loss_drop 5 nats; speed 9 GB/s (no threshold)"
     assert replace(view, key_metric="accuracy").key_figure == "loss_drop 5 nats; accuracy 98 % (no threshold)"
 

@@ -12,7 +12,6 @@ from statistics import median
 
 import torch
 
-from seatrial.model import Metric
 from seatrial.util.quantiles import median_interval
 
 WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolution
@@ -53,10 +52,6 @@ class DeviceTiming:
     def rates(self, work: float) -> tuple[float, ...]:
         """Rate of every window."""
         return tuple(work / seconds for seconds in self.windows)
-
-    def metric(self, name: str, work: float, unit: str, subject: str) -> Metric:
-        """The rate as a Metric, with the rates of all windows as samples."""
-        return Metric(name=name, value=self.rate(work), unit=unit, subject=subject, samples=self.rates(work))
 
     @property
     def drift(self) -> float:

@@ -48,12 +48,12 @@ class _Catalog(Mapping[str, Check]):
 
 
 def _check_in_file_of_its_name(name: str) -> Check | None:
-    """The check ``name``, such as ``host.cpu`` from ``cpu.py`` or ``host_cpu.py``; None if neither file declares it.
+    """The check ``name``, such as ``host.cpu`` from ``cpu.py``, ``host_cpu.py`` or ``host.py``; None if it is in none.
 
-    Imports only files with these names.
+    Imports only files whose names are a part of the check's name.
     """
-    file_names = (name.rpartition(".")[2], name.replace(".", "_"))
-    candidates = (module for module in _modules() if module.rpartition(".")[2] in file_names)
+    words = f"_{name.replace('.', '_')}_"
+    candidates = (module for module in _modules() if f"_{module.rpartition('.')[2]}_" in words)
     return next((check for module in candidates for check in _load_checks(module) if check.name == name), None)
 
 

@@ -71,7 +71,6 @@ _FACT_VALUES = {
     "nvlink": "yes|no|unknown",
     "parallelism": "(ddp|fsdp2|zero3|single)( and (ddp|fsdp2|zero3|single))*",
     "paths_from": "options|run directory",
-    "scheduler": "slurm|none",
     "settings": "shipped|changed",
 }
 
@@ -234,6 +233,9 @@ def is_possible(fact: str, value: JsonValue) -> bool:
     return state in ANY_FACT or bool(re.fullmatch(possible_values(fact), "no" if state == "no" else value))
 
 
+Evidence = dict[str, Any] | list[Any] | str | float | None  # a JsonValue; unlike it, the type includes list[str]
+
+
 class Value(NamedTuple):
     """A measured value of a declared metric. ``subject``: None for the subject of the check's scope."""
 
@@ -241,7 +243,7 @@ class Value(NamedTuple):
     value: float
     samples: tuple[float, ...]
     subject: str | None
-    evidence: JsonValue
+    evidence: Evidence
 
 
 class NoValue(NamedTuple):
@@ -261,7 +263,7 @@ Answer = Value | NoValue | Fact | Series | Artifact  # what ``measure`` yields
 
 
 def value(
-    name: str, measured: float | Sequence[float], subject: str | None = None, *, evidence: JsonValue = None
+    name: str, measured: float | Sequence[float], subject: str | None = None, *, evidence: Evidence = None
 ) -> Value:
     """A value, or the median of several samples. ``evidence``: shown if the value violates its rule."""
     if isinstance(measured, Sequence):
@@ -334,8 +336,10 @@ def answers(
                     _refuse(check, name, subject or "all subjects", each.reason, next(iter(before.values())))
                 before[subject] = each.reason
                 yield Absent(metric=name, why=each.why, reason=each.reason, subject=subject, instead=each.instead)
-        else:
+        elif isinstance(each, Fact | Series | Artifact):
             yield each
+        else:
+            raise SeatrialError(f"check {check} yields {type(each).__name__}, not a value or a reason why it has none")
 
 
 def _refuse(check: str, metric: str, subject: str, answer: str, before: str) -> None:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal
 
-from seatrial.checks import catalog
+from seatrial.checks import catalog, declare
 from seatrial.checks.declare import metric
 from seatrial.discover.kubernetes_messages import Message
 from seatrial.model import Frozen, Verdict
@@ -83,15 +83,21 @@ class Variable(Frozen):
 @cache
 def causes() -> tuple[Cause, ...]:
     """All causes that ship with seatrial: those of one metric from its declaration, the others from data/causes."""
-    declared = (_declared(check.name, each) for check in catalog().values() for each in check.declared if each.cause)
-    return (*declared, *(Cause.model_validate(row) for rows in data_files.read_all("causes") for row in rows))
+    declared: dict[str, Cause] = {}
+    for check in catalog().values():
+        for each in check.declared:
+            if each.cause:  # checks with the same engine share a declaration
+                earlier = declared[each.cause.id].evidence if each.cause.id in declared else {}
+                evidence = {**earlier, check.name: (*earlier.get(check.name, ()), each.name)}
+                declared[each.cause.id] = _declared(each, each.cause, evidence)
+    return (*declared.values(), *(Cause.model_validate(row) for rows in data_files.read_all("causes") for row in rows))
 
 
-def _declared(check: str, declared: metric) -> Cause:
+def _declared(declared: metric, cause: declare.Cause, evidence: Mapping[str, tuple[str, ...]]) -> Cause:
     """The cause of a metric; its title and fix are the metric's meaning and fix unless it has others."""
-    own = {name: value for name, value in vars(declared.cause).items() if value}
+    own = {name: value for name, value in vars(cause).items() if value}
     by_default = {"title": declared.meaning, "fix": declared.fix, "explains": ()}
-    return Cause.model_validate({**by_default, **own, "evidence": {check: [declared.name]}})
+    return Cause.model_validate({**by_default, **own, "evidence": evidence})
 
 
 @cache

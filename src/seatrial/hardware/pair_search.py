@@ -63,9 +63,7 @@ def round_robin(count: int, max_rounds: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def pair_search(
-    nodes: Sequence[str], limits: Limits, rounds: int = ROUNDS
-) -> Generator[PairStep, Sequence[PairRate], Conclusion]:
+def pair_search(nodes: Sequence[str], limits: Limits) -> Generator[PairStep, Sequence[PairRate], Conclusion]:
     """Yield the steps to measure; each ``send`` takes the rates of the step. Returns the conclusion from all rates.
 
     The same rates give the same steps.
@@ -73,7 +71,7 @@ def pair_search(
     if len(nodes) == 2:
         return conclude_two_nodes((yield from two_node_steps(*nodes)), limits)
     rates: list[PairRate] = []
-    for paired in round_robin(len(nodes), rounds):
+    for paired in round_robin(len(nodes), ROUNDS):
         rates += yield PairStep("rounds", tuple((nodes[a], nodes[b]) for a, b in paired))
     first_rounds = _FirstRounds(rates, limits)
     suspects = first_rounds.suspect_nodes

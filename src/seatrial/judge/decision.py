@@ -106,7 +106,7 @@ def _families(check: Check, recorded: Iterable[str], evaluated: Set[tuple[str, s
                 members.append(metric)
     for family, members in families.items():
         not_evaluated = [metric for metric in members if (check.name, metric) not in evaluated]
-        evaluated_sizes = [metric.partition(".")[2] for metric in members if metric not in not_evaluated]
+        evaluated_sizes = sorted(metric.partition(".")[2] for metric in members if metric not in not_evaluated)
         if len(not_evaluated) == 1:
             yield not_evaluated[0]
         elif not_evaluated:

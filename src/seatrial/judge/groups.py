@@ -23,6 +23,7 @@ from seatrial.model import (
     Measurement,
     Metric,
     Scope,
+    Why,
 )
 from seatrial.util.text import and_more
 
@@ -87,9 +88,13 @@ class MeasurementGroup:
         self._measurements, self._disagreements = measurements, dict[str, str]()
 
     def absent(self, metric: str) -> Mapping[str, Absent]:
-        """Subject → why it has no value of ``metric``; "" stands for all subjects of the group."""
+        """Subject → why it has no value of ``metric``; "" stands for all subjects of the group.
+
+        The answer on a family such as ``busbw.*`` counts for all subjects only if the metric has no value.
+        """
         if (absent := self._absent.get(metric)) is None and self._absent:
-            absent = next((each for name, each in self._absent.items() if fnmatchcase(metric, name)), {})
+            family = next((each for name, each in self._absent.items() if fnmatchcase(metric, name)), {})
+            absent = {subject: each for subject, each in family.items() if subject or metric not in self.metrics}
             self._absent[metric] = absent
         return absent or {}
 
@@ -132,7 +137,8 @@ class MeasurementGroup:
     def missing_subjects(self, metric: str) -> str:
         """The required subjects without a value of ``metric``, as text; empty if there are none."""
         kind = self.per[metric]
-        if not kind or self.failed:  # an error has its own verdict
+        absent = self.absent(metric)
+        if not kind or self.failed or "" in absent:  # an error has its own verdict
             return ""
         if kind in ("gpu", "port"):
             expected = self._gpus() if kind == "gpu" else self._ports()
@@ -140,16 +146,15 @@ class MeasurementGroup:
             expected = _SUBJECTS[kind]([value.subject for value in self._measurements])
         if kind == "gpu" and not expected:
             return f"the fact {GPUS_USED} lists no GPU"
-        absent = self.absent(metric)
-        if "" in absent:
-            return ""
-        measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent)
+        unreadable = {subject: each.reason for subject, each in absent.items() if each.why is Why.UNREADABLE}
+        measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent.keys() - unreadable.keys())
         if kind == "pair":  # in either order
             measured |= {opposite_direction(subject) for subject in measured}
         missing = [subject for subject in expected if subject not in measured]
         if not missing:
             return ""
-        return f"no value for {len(missing)} of {len(expected)} subjects: {and_more(missing, _MAX_NAMED)}"
+        reasons = [f"{subject} ({unreadable[subject]})" if subject in unreadable else subject for subject in missing]
+        return f"no value for {len(missing)} of {len(expected)} subjects: {and_more(reasons, _MAX_NAMED)}"
 
     def _gpus(self) -> list[str]:
         """The GPUs of a node, from the fact GPUS_USED."""

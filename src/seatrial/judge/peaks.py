@@ -93,10 +93,10 @@ def values_above_peak(check: Check, measured: Sequence[Measurement], references:
 
     Most training metrics have no rule; the bounds of other metrics are checked where their rules are evaluated.
     """
-    bounded = {name for name in check.units if name.partition(".")[0] in BOUNDED_METRICS}
+    bounded = {name.partition(".")[0] for name in check.units}.intersection(BOUNDED_METRICS)
     for measurement in measured if bounded else ():
         for metric in measurement.metrics:
-            if metric.name not in bounded:
+            if metric.name.partition(".")[0] not in bounded:
                 continue
             bound = hardware_bound(MetricLookup(metric.name, metric.name), measurement.facts, references)
             if bound and bound.unit == metric.unit and metric.value > bound.value:

@@ -93,7 +93,7 @@ def judge_check(
         applicability = PeerApplicability(groups, rule, varies_by_device=bool(declared and declared.varies_by_device))
         other_size = _threshold_on_other_size(rule, expect, trial)
         changed = _changed_options(rule, check, options or {})
-        evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
+        evaluations.append(_RuleEvaluation(check, rule, rule_trial, applicability, evaluators, other_size, changed))
     fact_names = tuple(
         dict.fromkeys((*SHAPE_FACTS, check.model_fact, *(name for rule in all_rules for name in rule.when.facts)))
     )
@@ -209,18 +209,20 @@ def _threshold_on_other_size(rule: Rule, expect: Mapping[str, Threshold], trial:
 
 
 class _RuleEvaluation:
-    """The ``verdicts`` of one rule on all measurement groups."""
+    """The ``verdicts`` of one rule on all measurement groups. ``trial``: the name of the trial that sets the rule."""
 
     def __init__(
         self,
         check: Check,
         rule: Rule,
+        trial: str,
         applicability: PeerApplicability,
         evaluators: RuleEvaluators,
         other_size: tuple[str, Basis] | None,
         changed_options: str,
     ) -> None:
-        self._check, self._rule, self._applicability, self._evaluators = check, rule, applicability, evaluators
+        self._check, self._rule, self._trial = check, rule, trial
+        self._applicability, self._evaluators = applicability, evaluators
         self._other_size, self._changed_options = other_size, changed_options
         self._conditions = {**rule.when.facts, **rule.reference_when}
         self._needs_shape = bool(rule.reference) or rule.only_warns_by_peers
@@ -243,8 +245,7 @@ class _RuleEvaluation:
         absent = group.absent(name)
         if not metrics and not group.failed and not absent:  # an error has its own verdict
             self._add_missing_metric(group, "")
-        if not group.failed:
-            self._add_absent(group, absent)
+        self._add_absent(group, absent)
         if (metrics or absent) and (missing := group.missing_subjects(name)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
         if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
@@ -289,14 +290,25 @@ class _RuleEvaluation:
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
 
     def _add_absent(self, group: MeasurementGroup, absent: Mapping[str, Absent]) -> None:
-        """Add a verdict on each subject without a value; one for the group if all have the same reason."""
-        if not group.metrics.get(self._rule.metric) and len({(each.why, each.reason) for each in absent.values()}) == 1:
+        """Add a verdict on each subject without a value; one for the group if all have the same reason.
+
+        A threshold of the trial on a metric that no subject has is an ERROR. Subjects that must have a value and could
+        not be read are named by the ERROR of the group.
+        """
+        is_measured = self._rule.metric in group.metrics
+        if not is_measured and len({(each.why, each.reason) for each in absent.values()}) == 1:
             absent = {"": next(iter(absent.values()))} if not group.missing_subjects(self._rule.metric) else absent
         for each_subject, each in absent.items():
             subject = each_subject or group.subject
-            if each.why is Why.NOT_REQUESTED:
+            not_requested = each.why is Why.NOT_REQUESTED or each.instead
+            unreadable = each.why is Why.UNREADABLE or (self._trial and not is_measured)
+            if group.failed and (not_requested or unreadable):
+                continue  # an error has its own verdict
+            if each.why is Why.UNREADABLE and each_subject and group.per[self._rule.metric]:
+                continue
+            if not_requested:
                 self._add_missing_metric(group, each.reason)
-            elif each.why is Why.UNREADABLE:
+            elif unreadable:
                 self._add_verdict(subject, Outcome.ERROR, Reason.METRIC_MISSING, each.reason)
             elif peer := self._applicability.applicable_peer(group):
                 detail = f"{each.reason}, but the rule applies to {peer}"

@@ -69,11 +69,14 @@ def check_node(
         if verdict.metric not in policy["not_of_a_job"]
         and not (verdict.metric in policy["idle_gpu_only"] and verdict.subject in used_gpus)
     ]
+    not_measured = _not_measured(measurements, verdicts)
     return NodeResult(
         seconds_by_check={
-            each.check: round(each.seconds, 3) for each in measurements if not each.error and not each.skipped
+            each.check: round(each.seconds, 3)
+            for each in measurements
+            if each.check not in not_measured and not each.skipped
         },
-        not_measured=_not_measured(measurements, verdicts),
+        not_measured=not_measured,
         not_judged=used_gpus,
         failures=tuple(verdict for verdict in judged if verdict.outcome is Outcome.FAIL),
         warnings=tuple(verdict for verdict in judged if verdict.outcome is Outcome.WARN),

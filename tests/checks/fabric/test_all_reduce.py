@@ -13,16 +13,19 @@ from seatrial.bench import collectives, group, rank
 from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks.base import Context
+from seatrial.checks.declare import Value
 from seatrial.checks.fabric import _nccl_log, _results
 from seatrial.checks.fabric._collective import NO_CUDA_GRAPH, _Modes
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
-from seatrial.checks.fabric.all_reduce import CHECK
+from seatrial.checks.fabric.collectives import CHECKS
 from seatrial.judge.rules import judge_check
-from seatrial.model import NOT_REQUESTED, Fact, Measurement, NotApplicable, Outcome, Series, Verdict, size_label
+from seatrial.model import Fact, Measurement, NotApplicable, Outcome, Series, Verdict, Why, size_label
 from tests.bench import driver
 from tests.paths import FIXTURES
 from tests.train import ranks
 
+CHECK = CHECKS[0]
+QUANTITIES = ("busbw", "algbw", "latency", "latency_max")
 ADDITIONAL = ["float16 64KiB", "bfloat16 64KiB"]  # data checks of the dtypes that are not timed
 ADDITIONAL_NOTES = ["float16 64 KiB", "bfloat16 64 KiB"]
 Records = dict[str, list[dict[str, Any]]]  # scenario → one record per rank
@@ -77,13 +80,21 @@ def metrics(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def verdicts(record: dict[str, Any]) -> list[Verdict]:
-    measured = Measurement(check=CHECK.name, subject="node0/rank0", metrics=record["metrics"], facts=record["facts"])
-    return judge_check(CHECK, [measured], {}, "t")
+    fields = {name: record[name] for name in ("metrics", "absent", "facts")}
+    return judge_check(CHECK, [Measurement(check=CHECK.name, subject="node0/rank0", **fields)], {}, "t")
+
+
+def evidence(record: dict[str, Any], metric: str, name: str) -> Any:
+    return metrics(record)[metric]["evidence"][name]
+
+
+def absent(record: dict[str, Any], why: Why) -> dict[str, str]:
+    return {each["metric"]: each["reason"] for each in record["absent"] if each["why"] == why}
 
 
 def test_rank_0_reports_the_cluster_and_every_rank_its_time(records: Records) -> None:
     first_rank, other = (metrics(record) for record in records["no_fault"])
-    per_size = {f"{name}.{size}" for name in _results.UNITS for size in ("12B", "64KiB", "1MiB")}
+    per_size = {f"{name}.{size}" for name in QUANTITIES for size in ("12B", "64KiB", "1MiB")}
     assert set(first_rank) == per_size | {"wrong_elements", "sizes_not_allocated", "rank_time.1MiB"}
     assert first_rank["sizes_not_allocated"]["value"] == 0
     assert set(other) == {"rank_time.1MiB"}
@@ -98,7 +109,7 @@ def test_rank_0_reports_the_cluster_and_every_rank_its_time(records: Records) ->
 def test_every_metric_is_declared_with_its_unit(records: Records) -> None:
     for metric in records["no_fault"][0]["metrics"]:
         pattern = re.sub(r"\..*", ".*", metric["name"])
-        assert CHECK.metrics[pattern] == metric["unit"]
+        assert CHECK.units[pattern] == metric["unit"]
 
 
 def test_metrics_and_samples_are_consistent(records: Records) -> None:
@@ -157,7 +168,7 @@ def test_timing_of_a_size_ends_after_its_seconds(records: Records) -> None:
 def test_correct_sums_have_no_wrong_elements(records: Records, scenario: str) -> None:
     first_rank = records[scenario][0]
     assert metrics(first_rank)["wrong_elements"]["value"] == 0
-    assert "wrong_data" not in first_rank["facts"]
+    assert metrics(first_rank)["wrong_elements"]["evidence"] is None
 
 
 def expected_sum(position: int) -> int:
@@ -171,7 +182,7 @@ def test_wrong_contribution_is_detected_on_both_ranks(records: Records) -> None:
     first_rank = records["wrong_contribution"][0]
     assert metrics(first_rank)["wrong_elements"]["value"] == 6
     right = expected_sum(driver.WRONG_OFFSET)
-    wrong = first_rank["facts"]["wrong_data"]
+    wrong = evidence(first_rank, "wrong_elements", "wrong_data")
     assert [entry["size"] for entry in wrong[::2]] == ["4KiB", *ADDITIONAL]
     wrong = wrong[:2]
     assert [(entry["rank"], entry["subject"]) for entry in wrong] == [(0, "node0/rank0"), (1, "node1/rank1")]
@@ -183,7 +194,7 @@ def test_wrong_contribution_is_detected_on_both_ranks(records: Records) -> None:
 def test_flipped_bit_is_located_by_rank_offset_and_bit(records: Records) -> None:
     first_rank = records["flipped_bit"][0]
     assert metrics(first_rank)["wrong_elements"]["value"] == 3
-    first, *others = first_rank["facts"]["wrong_data"]
+    first, *others = evidence(first_rank, "wrong_elements", "wrong_data")
     assert [entry["size"] for entry in others] == ADDITIONAL
     assert (first["rank"], first["offset"]) == (driver.FAULTY_RANK, driver.WRONG_OFFSET)
     assert first["xor"] == f"0x{1 << driver.FLIPPED_BIT:08x}"
@@ -211,7 +222,7 @@ def test_size_that_does_not_fit_on_one_rank_is_an_error(records: Records) -> Non
     assert "busbw.8MiB" not in metrics(first_rank)
     assert set(metrics(other)) == {"rank_time.4KiB"}
     reason = "CUDA out of memory. Tried to allocate more"
-    assert first_rank["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": reason}}
+    assert evidence(first_rank, "sizes_not_allocated", "not_allocated") == {"8MiB": {"node1/rank1": reason}}
     (verdict,) = (verdict for verdict in verdicts(first_rank) if verdict.metric == "sizes_not_allocated")
     assert verdict.outcome is Outcome.ERROR
     assert reason in verdict.evidence
@@ -220,12 +231,13 @@ def test_size_that_does_not_fit_on_one_rank_is_an_error(records: Records) -> Non
 def test_size_whose_data_check_does_not_fit_is_not_timed(records: Records) -> None:
     first_rank, other = records["no_memory_for_check"]
     assert first_rank["error"] is other["error"] is None
-    assert first_rank["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": "CUDA out of memory. Tried to compare"}}
+    not_allocated = evidence(first_rank, "sizes_not_allocated", "not_allocated")
+    assert not_allocated == {"8MiB": {"node1/rank1": "CUDA out of memory. Tried to compare"}}
     assert "busbw.4KiB" in metrics(first_rank)
 
 
 def test_omitted_default_sizes_are_recorded(records: Records) -> None:
-    omitted = records["no_memory"][0]["facts"][NOT_REQUESTED]
+    omitted = absent(records["no_memory"][0], Why.NOT_REQUESTED)
     assert set(omitted) == {f"busbw.{size}" for size in ("10MiB", "1MiB", "64KiB")}
     assert all("4KiB, 8MiB" in reason for reason in omitted.values())
 
@@ -250,15 +262,16 @@ def test_latency_max_is_that_of_the_slowest_rank(records: Records) -> None:
 
 def test_percentiles_are_reported_with_enough_samples(records: Records) -> None:
     first_rank, other = records["modes"]
-    by_name, percentiles = metrics(first_rank), first_rank["facts"]["percentiles"]
+    by_name, not_measured = metrics(first_rank), absent(first_rank, Why.DOES_NOT_APPLY)
     for label, size in (("4KiB", 4096), ("64KiB", 65536)):
         us = by_name[f"p50.{label}"]["samples"]
-        assert (percentiles[label]["bytes"], percentiles[label]["samples"]) == (size, len(us))
+        assert evidence(first_rank, f"p50.{label}", "bytes") == size
+        assert evidence(first_rank, f"p50.{label}", "slowest_rank") in ("node0/rank0", "node1/rank1")
         assert 1 <= len(us) <= 0.6 / driver.LATE_S
         assert by_name[f"p50.{label}"]["value"] >= driver.LATE_S * 1e6
         assert (f"p95.{label}" in by_name) is (len(us) >= 59)  # fewer on a loaded machine
-        assert f"p99.{label}" not in by_name
-        assert percentiles[label]["p99"] == f"not computed: needs 299 samples, got {len(us)}"
+        for name in (f"p99.{label}", f"p99_ratio.{label}"):
+            assert not_measured[name] == f"p99 needs 299 operations, {len(us)} were timed"
         assert by_name[f"cv.{label}"]["unit"] == "%"
     assert set(metrics(other)) == {"rank_time.1KiB"}
 
@@ -266,10 +279,12 @@ def test_percentiles_are_reported_with_enough_samples(records: Records) -> None:
 def test_all_modes_run_in_order_and_gloo_has_no_cuda_graph(records: Records) -> None:
     first_rank = records["modes"][0]
     assert first_rank["notes"] == ["1 KiB", "8 B", "percentiles 64 KiB", "percentiles 4 KiB", *ADDITIONAL_NOTES]
-    assert first_rank["facts"]["cuda_graph"] == NO_CUDA_GRAPH
+    not_applicable = absent(first_rank, Why.DOES_NOT_APPLY)
+    assert not_applicable["cuda_graph_busbw.*"] == not_applicable["cuda_graph_latency.*"] == NO_CUDA_GRAPH
     assert "; back_to_back: median of" in first_rank["facts"]["method"]
     assert first_rank["facts"]["method"].endswith(_results.MODE_DESCRIPTIONS["percentiles"])
-    assert first_rank["facts"]["in_place_variant"].startswith("not applicable: torch's process group")
+    for quantity in QUANTITIES:
+        assert not_applicable[f"{quantity}_out_of_place.*"].startswith("torch's process group")
     assert first_rank["facts"]["sizes"] == {"8B": 8, "1KiB": 1024}
     assert first_rank["error"] is None
 
@@ -287,17 +302,14 @@ def test_unavailable_buffers_are_an_error(records: Records) -> None:
 def test_wrong_bit_is_detected_in_every_mode(records: Records) -> None:
     first_rank = records["flipped_percentiles"][0]
     assert metrics(first_rank)["wrong_elements"]["value"] == 3
-    assert first_rank["facts"]["wrong_data"][0]["size"] == "percentiles 4KiB"
+    assert evidence(first_rank, "wrong_elements", "wrong_data")[0]["size"] == "percentiles 4KiB"
 
 
 def test_p99_needs_299_samples_and_uses_the_slowest_rank() -> None:
     windows = tuple((float(number), 1.0) for number in range(1, 300))
-    values = {
-        metric.name: metric.value
-        for metric in _results.percentile_metrics(
-            4, CollectiveResult(4, Timings(windows=windows, per_window=1, warmup=2), {})
-        )
-    }
+    result = CollectiveResult(4, Timings(windows=windows, per_window=1, warmup=2), {})
+    answers = _results.percentile_values(4, result, ["n/gpu0", "n/gpu1"])
+    values = {answer.name: answer.value for answer in answers if isinstance(answer, Value)}
     assert (values["p50.4B"], values["p95.4B"], values["p99.4B"]) == (150e6, 285e6, 297e6)
     assert values["cv.4B"] == pytest.approx(57.5, abs=0.1)  # uniform distribution: 1 / sqrt(3)
 
@@ -327,7 +339,7 @@ def test_cuda_graph_metrics() -> None:
     timings = Timings(windows=((9e-6, 11e-6, 10e-6, 10e-6),) * 10, per_window=100, warmup=3)
     values = {
         metric.name: metric.value
-        for metric in _results.cuda_graph_metrics(2**16, CollectiveResult(2**16, timings, {}), OPERATIONS["all_gather"])
+        for metric in _results.cuda_graph_values(2**16, CollectiveResult(2**16, timings, {}), OPERATIONS["all_gather"])
     }
     assert values["cuda_graph_latency.64KiB"] == pytest.approx(10)
     assert values["cuda_graph_busbw.64KiB"] == pytest.approx(0.75 * 2**16 / 10e-6 / 1e9)
@@ -374,7 +386,7 @@ def test_busbw_uses_rank_count_and_mean_over_ranks() -> None:
     timings = Timings(windows=((2.0, 4.0, 3.0, 3.0),) * 3, per_window=1, warmup=3)
     values = {
         metric.name: metric.value
-        for metric in _results.back_to_back_metrics(
+        for metric in _results.back_to_back_values(
             2**30, CollectiveResult(2**30, timings, {}), OPERATIONS["all_reduce"]
         )
     }
@@ -455,9 +467,11 @@ def test_size_label_is_exact() -> None:
 
 
 def test_bandwidth_is_judged_only_with_nccl() -> None:
-    _, wrong, _, bandwidth, *_ = CHECK.rules
+    wrong, bandwidth = (
+        next(rule for rule in CHECK.rules if rule.metric == name) for name in ("wrong_elements", "busbw.8GiB")
+    )
     assert wrong.expect
     assert wrong.expect.is_met_by(0)
     assert not wrong.expect.is_met_by(1)
-    assert (bandwidth.metric, bandwidth.reference) == ("busbw.8GiB", "all_reduce.busbw.8GiB")
-    assert bandwidth.applies_if == {"backend": "nccl"}
+    assert bandwidth.reference == "all_reduce.busbw.8GiB"
+    assert bandwidth.when == {"backend": "nccl"}

@@ -9,21 +9,20 @@ from tools.records import record_path
 
 from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.operations import OPERATIONS
+from seatrial.checks import catalog
 from seatrial.checks.base import Context
+from seatrial.checks.declare import answers
 from seatrial.checks.fabric import _results
-from seatrial.checks.fabric._busbw_rules import MANY_NODES, busbw_rule
-from seatrial.checks.fabric._collective import (
-    _Modes,
-    collective_check,
-)
+from seatrial.checks.fabric._collective import _Modes
 from seatrial.checks.fabric._sizes import (
     CPU_SIZES,
     GPU_SIZES,
+    MANY_NODES,
     CollectiveOptions,
     default_sizes,
 )
 from seatrial.hardware.network_time import TcpNetwork
-from seatrial.model import JUDGED_INSTEAD, NOT_REQUESTED, DecisionValue, Fact, Outcome, Trial
+from seatrial.model import Absent, DecisionValue, Metric, Outcome, Trial, Why
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.checks.fabric.verdicts import outcomes
@@ -59,22 +58,23 @@ def test_cpus_have_no_mode_cuda_graph() -> None:
 @pytest.mark.parametrize(
     ("options", "omitted"),
     [
-        ({}, None),
+        ({}, set()),
         ({"sizes": ["64KiB", "1MiB"]}, {"busbw.10MiB"}),
         ({"modes": ["percentiles"]}, {"busbw.64KiB", "busbw.1MiB", "busbw.10MiB"}),
     ],
 )
-def test_omitted_default_sizes_are_recorded(options: dict[str, object], omitted: set[str] | None) -> None:
-    facts = {fact.name: fact.value for fact in modes("cpu", **options).not_requested() if isinstance(fact, Fact)}
-    value = facts.get(NOT_REQUESTED)
-    assert (set(value) if isinstance(value, dict) else None) == omitted
+def test_omitted_default_sizes_are_recorded(options: dict[str, object], omitted: set[str]) -> None:
+    answers = list(modes("cpu", **options).not_measured())
+    assert {name for answer in answers for name in answer.names} == omitted
+    assert {answer.why for answer in answers} <= {Why.NOT_REQUESTED}
 
 
-def test_collective_check_judges_data_memory_and_given_rules() -> None:
-    check = collective_check("all_gather", "t", rules=(busbw_rule("all_gather", "1GiB"),))
+def test_data_memory_tail_and_bandwidth_are_judged() -> None:
+    check = catalog()["collectives.all_gather"]
     values = {"busbw.1GiB": 1.0, "wrong_elements": 0, "sizes_not_allocated": 0}
-    no_reference = {"backend": "nccl", "gpu": "none", "world_size": 8, "nodes": 1, "p99_ratio_measured": "no"}
-    assert outcomes(check, values, **no_reference) == {
+    no_reference = {"backend": "nccl", "gpu": "none", "world_size": 8, "nodes": 1}
+    no_p99 = {"p99_ratio.1GiB": "no operations"}
+    assert outcomes(check, values, no_p99, **no_reference) == {
         "busbw.1GiB": Outcome.UNJUDGED,
         "wrong_elements": Outcome.PASS,
         "sizes_not_allocated": Outcome.PASS,
@@ -85,17 +85,19 @@ def test_collective_check_judges_data_memory_and_given_rules() -> None:
 
 def with_operations(trial: Trial, times_us: list[float]) -> Trial:
     """The trial with these times of single all-reduce operations, as this version records them."""
-    windows = tuple((time / 1e6,) for time in times_us)
+    check, windows = catalog()["collectives.all_reduce"], tuple((time / 1e6,) for time in times_us)
     result = CollectiveResult(size=2**30, timings=Timings(windows, per_window=1, warmup=4), mismatches={})
     measurements = []
     for measurement in trial.measurements:
         if "percentiles" in measurement.facts:
-            recomputed = {metric.name: metric for metric in _results.percentile_metrics(2**30, result)}
-            others = [metric for metric in measurement.metrics if metric.name not in recomputed]
-            fact = _results.p99_ratio_fact({2**30: result})
+            given = _results.percentile_values(2**30, result, ["vm/gpu0"])
+            observed = list(answers(given, check.declared, check.name, {None: "cluster"}))
+            metrics = [each for each in observed if isinstance(each, Metric)]
+            absent = [each for each in observed if isinstance(each, Absent)]
+            names = {*(each.name for each in metrics), *(each.metric for each in absent)}
             changed = {
-                "metrics": (*others, *recomputed.values()),
-                "facts": measurement.facts | {fact.name: fact.value},
+                "metrics": (*(each for each in measurement.metrics if each.name not in names), *metrics),
+                "absent": (*(each for each in measurement.absent if each.metric not in names), *absent),
             }
             measurements.append(measurement.model_copy(update=changed))
         else:
@@ -141,33 +143,33 @@ def test_many_nodes_measure_8_gib_too() -> None:
 
 
 SLOW = TcpNetwork(nodes=4, gpus=8, gbps=10)
+INSTEAD = {"busbw.8GiB": "busbw.1GiB"}
 
 
 @pytest.mark.parametrize(
     ("options", "instead", "omitted"),
     [
-        ({}, {"8GiB": "1GiB"}, {"busbw.8GiB"}),
-        ({"sizes": ["1GiB", "8GiB"]}, None, {"busbw.1MiB", "busbw.10MiB", "busbw.100MiB"}),
+        ({}, INSTEAD, {"busbw.8GiB"}),
+        ({"sizes": ["1GiB", "8GiB"]}, {}, {"busbw.1MiB", "busbw.10MiB", "busbw.100MiB"}),
         (
             {"sizes": ["1GiB"]},
-            {"8GiB": "1GiB"},
+            INSTEAD,
             {"busbw.8GiB", "busbw.1MiB", "busbw.10MiB", "busbw.100MiB"},
         ),
     ],
 )
 def test_a_slow_network_leaves_out_default_sizes_and_records_them(
-    options: dict[str, object], instead: dict[str, str] | None, omitted: set[str]
+    options: dict[str, object], instead: dict[str, str], omitted: set[str]
 ) -> None:
     on_slow = modes_of("all_reduce", "cuda:0", options, SLOW)
-    facts = {fact.name: fact.value for fact in on_slow.not_requested() if isinstance(fact, Fact)}
-    assert facts.get(JUDGED_INSTEAD) == instead
-    reasons = facts[NOT_REQUESTED]
-    assert isinstance(reasons, dict)
-    assert reasons.keys() == omitted
+    answers = {name: answer for answer in on_slow.not_measured() for name in answer.names}
+    assert {name: answer.instead for name, answer in answers.items() if answer.instead} == instead
+    assert answers.keys() == omitted
+    reasons = {name: answer.reason for name, answer in answers.items()}
     assert "busbw.8GiB" not in reasons or "takes about 111 s on a network of 10 Gb/s" in str(reasons["busbw.8GiB"])
     timed = on_slow.defaults.for_mode("back_to_back", on_slow.options, gpu=True)
-    assert (2**33 in timed) == (instead is None)
+    assert (2**33 in timed) == (not instead)
 
 
 def test_a_fast_network_leaves_nothing_out() -> None:
-    assert not list(modes_of("all_reduce", "cuda:0", {}, TcpNetwork(4, 8, 100)).not_requested())
+    assert not list(modes_of("all_reduce", "cuda:0", {}, TcpNetwork(4, 8, 100)).not_measured())

@@ -7,7 +7,7 @@ import pytest
 
 from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.discover.rdma_ports import PortDetails
-from seatrial.model import SeatrialError
+from seatrial.model import NotApplicable, SeatrialError
 from tests.checks.fabric.port_details import down, eight, port, roce
 from tests.discover import trees
 
@@ -73,9 +73,15 @@ def test_a_setting_that_selects_no_port_is_an_error() -> None:
 
 
 def test_with_sockets_there_are_no_compute_ports() -> None:
-    compute = select_compute_ports({"node0": NodePorts(eight(), rdma_off="NCCL_IB_DISABLE=1")})
-    assert "NCCL_IB_DISABLE=1" in compute.absence_reason
-    assert compute.others.keys() == {f"node0/{name}" for name in EIGHT}
+    with pytest.raises(NotApplicable) as skipped:
+        select_compute_ports({"node0": NodePorts(eight(), rdma_off="NCCL_IB_DISABLE=1")})
+    assert all(f"node0/{name}: NCCL_IB_DISABLE=1" in str(skipped.value) for name in EIGHT)
+
+
+def test_ports_of_one_node_are_enough() -> None:
+    with pytest.raises(NotApplicable, match="no RDMA port"):
+        select_compute_ports({"node0": NodePorts(())})
+    assert select_compute_ports({"node0": NodePorts(eight()), "node1": NodePorts(())}).by_node["node1"] == ()
 
 
 @pytest.mark.parametrize(

@@ -8,33 +8,29 @@ import pytest
 
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks import catalog
-from seatrial.checks.fabric import all_gather, all_to_all, broadcast, reduce, reduce_scatter, send_receive
+from seatrial.checks.fabric.collectives import CHECKS
 from seatrial.model import Outcome
 from tests.checks.fabric.verdicts import outcomes
 
-# operation → its module, and whether a missing reference value leaves it UNJUDGED (else SKIP)
+# operation → whether a missing reference value leaves it UNJUDGED (else SKIP)
 DECLARED = {
-    "all_gather": (all_gather, True),
-    "all_to_all": (all_to_all, True),
-    "reduce_scatter": (reduce_scatter, True),
-    "broadcast": (broadcast, False),
-    "reduce": (reduce, False),
-    "send_receive": (send_receive, False),
+    **dict.fromkeys(("all_gather", "all_to_all", "reduce_scatter"), True),
+    **dict.fromkeys(("broadcast", "reduce", "send_receive"), False),
 }
+CHECK_BY_OPERATION = {check.operation: check for check in CHECKS}
 GOOD = {"busbw.1GiB": 400.0, "wrong_elements": 0, "sizes_not_allocated": 0}
 ON_NVLINK = {"backend": "nccl", "gpu": "unknown GPU", "world_size": 8, "nodes": 1}
 
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_check_is_in_the_catalog_under_its_operation(name: str) -> None:
-    module, _ = DECLARED[name]
-    assert catalog()[f"collectives.{name}"] is module.CHECK
+    assert catalog()[f"collectives.{name}"] is CHECK_BY_OPERATION[name]
     assert name in OPERATIONS
 
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_wrong_data_fails_and_size_not_allocated_is_an_error(name: str) -> None:
-    check = DECLARED[name][0].CHECK
+    check = CHECK_BY_OPERATION[name]
     judged = outcomes(check, {**GOOD, "wrong_elements": 1, "sizes_not_allocated": 1}, **ON_NVLINK)
     assert judged["wrong_elements"] is Outcome.FAIL
     assert judged["sizes_not_allocated"] is Outcome.ERROR
@@ -42,21 +38,21 @@ def test_wrong_data_fails_and_size_not_allocated_is_an_error(name: str) -> None:
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_bandwidth_without_reference_never_passes(name: str) -> None:
-    module, required = DECLARED[name]
-    judged = outcomes(module.CHECK, GOOD, **ON_NVLINK)
+    check, required = CHECK_BY_OPERATION[name], DECLARED[name]
+    judged = outcomes(check, GOOD, **ON_NVLINK)
     assert judged["wrong_elements"] is judged["sizes_not_allocated"] is Outcome.PASS
     assert judged["busbw.1GiB"] is Outcome.UNJUDGED, "without SKU data"
-    (rule,) = [rule for rule in module.CHECK.rules if rule.metric == "busbw.1GiB"]
+    (rule,) = [rule for rule in check.rules if rule.metric == "busbw.1GiB"]
     assert rule.reference_optional is not required
 
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_performance_metrics_are_retried_before_they_fail(name: str) -> None:
-    check = DECLARED[name][0].CHECK
+    check = CHECK_BY_OPERATION[name]
     for metric, is_retried in (
         ("busbw.1GiB", True),
         ("rank_time.1GiB", True),
         ("p99.1GiB", True),
         ("wrong_elements", False),
     ):
-        assert any(fnmatchcase(metric, pattern) for pattern in check.performance_metrics) is is_retried, metric
+        assert any(fnmatchcase(metric, pattern) for pattern in check.speeds) is is_retried, metric

@@ -9,18 +9,19 @@ from seatrial.checks.fabric.each_node import CHECK, REFERENCE_METRIC, EachNodeOp
 from seatrial.model import Outcome
 from tests.checks.fabric.verdicts import outcomes
 
-FACTS = {"gpu": "unknown GPU", "world_size": 8, "nodes": 1, "comparable": "no: no other node has the same GPUs"}
+FACTS = {"gpu": "unknown GPU", "world_size": 8, "nodes": 1}
+ALONE = {"node_share": "no other node has the same GPUs"}
 
 
 def test_unknown_gpu_is_unjudged_and_cpu_is_skipped() -> None:
     figures = {f"{REFERENCE_METRIC} node0": 400.0, "wrong_elements node0": 0, "sizes_not_allocated node0": 0}
-    assert outcomes(CHECK, figures, backend="nccl", **FACTS)[REFERENCE_METRIC] is Outcome.UNJUDGED
-    assert outcomes(CHECK, figures, backend="gloo", **FACTS)[REFERENCE_METRIC] is Outcome.SKIP
+    assert outcomes(CHECK, figures, ALONE, backend="nccl", **FACTS)[REFERENCE_METRIC] is Outcome.UNJUDGED
+    assert outcomes(CHECK, figures, ALONE, backend="gloo", **FACTS)[REFERENCE_METRIC] is Outcome.SKIP
 
 
 def test_wrong_data_fails_and_size_not_allocated_is_an_error() -> None:
     figures = {f"{REFERENCE_METRIC} node0": 400.0, "wrong_elements node0": 1, "sizes_not_allocated node0": 2}
-    judged = outcomes(CHECK, figures, backend="nccl", **FACTS)
+    judged = outcomes(CHECK, figures, ALONE, backend="nccl", **FACTS)
     assert (judged["wrong_elements"], judged["sizes_not_allocated"]) == (Outcome.FAIL, Outcome.ERROR)
 
 
@@ -33,6 +34,9 @@ def test_size_must_be_a_whole_number_of_elements(size: str) -> None:
 @pytest.mark.parametrize(("share", "outcome"), [(0.85, Outcome.FAIL), (0.98, Outcome.PASS)])
 def test_a_node_slower_than_another_of_its_kind_fails(share: float, outcome: Outcome) -> None:
     figures = {f"{REFERENCE_METRIC} node0": 402.0, "node_share node0": share}
-    judged = outcomes(CHECK, figures, backend="nccl", **{**FACTS, "comparable": "yes"})
-    assert judged["node_share"] is outcome
-    assert outcomes(CHECK, figures, backend="nccl", **FACTS)["node_share"] is Outcome.SKIP
+    assert outcomes(CHECK, figures, backend="nccl", **FACTS)["node_share"] is outcome
+
+
+def test_a_node_without_others_of_its_kind_is_not_compared() -> None:
+    figures = {f"{REFERENCE_METRIC} node0": 402.0}
+    assert outcomes(CHECK, figures, ALONE, backend="nccl", **FACTS)["node_share"] is Outcome.SKIP

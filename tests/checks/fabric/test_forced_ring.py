@@ -11,15 +11,17 @@ import pytest
 from seatrial.bench import child_ranks, rank
 from seatrial.bench.child_ranks import ChildResult
 from seatrial.checks.base import Context
+from seatrial.checks.declare import Answer, NoValue, Value
 from seatrial.checks.fabric import _forced_ring
 from seatrial.checks.fabric._sizes import CollectiveOptions
-from seatrial.checks.fabric.all_reduce import CHECK
+from seatrial.checks.fabric.collectives import CHECKS
 from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.references import select_references
 from seatrial.judge.rules import judge_check
-from seatrial.model import BasisKind, Fact, Measurement, Metric, Observation, Outcome, SeatrialError, Verdict
+from seatrial.model import BasisKind, Fact, Measurement, Metric, Outcome, SeatrialError, Verdict
 
+CHECK = CHECKS[0]
 NODES = ["n0", "n0", "n1", "n1"]
 LINE = "n0:9:9 [0] NCCL INFO AllReduce: 8589934592 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}\n"
 IB = Links(network="rdma", ports=RdmaPorts("ib", 8, 400.0))
@@ -33,7 +35,7 @@ def run(
     device: str = "cuda:0",
     network: TcpNetwork | None = None,
     size: int = 2**33,
-) -> list[Observation]:
+) -> list[Answer]:
     def run_child_ranks(
         module: str, task: Mapping[str, Any], env: Mapping[str, str], **where: Any
     ) -> list[ChildResult]:
@@ -67,7 +69,7 @@ def child(folder: Path, busbw: float = 380.0) -> ChildResult:
 
 def test_several_nodes_measure_a_ring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     observations = run(monkeypatch, tmp_path, *[child(tmp_path)] * 4)
-    metrics = {metric.name: metric.value for metric in observations if isinstance(metric, Metric)}
+    metrics = {answer.name: answer.value for answer in observations if isinstance(answer, Value)}
     assert metrics == {"busbw_ring.8GiB": 380.0, "wrong_elements_ring": 0}
     (fact,) = (fact for fact in observations if isinstance(fact, Fact))
     assert "logs RING" in str(fact.value)
@@ -76,8 +78,11 @@ def test_several_nodes_measure_a_ring(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_a_slow_network_measures_a_smaller_ring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     network = TcpNetwork(nodes=2, gpus=2, gbps=10)
     observations = run(monkeypatch, tmp_path, *[child(tmp_path, 1.0)] * 4, network=network, size=2**30)
-    metrics = {metric.name: metric.value for metric in observations if isinstance(metric, Metric)}
+    metrics = {answer.name: answer.value for answer in observations if isinstance(answer, Value)}
     assert metrics == {"busbw_ring.1GiB": 1.0, "wrong_elements_ring": 0}
+    assert [(answer.names, answer.instead) for answer in observations if isinstance(answer, NoValue)] == [
+        (("busbw_ring.8GiB",), "busbw_ring.1GiB")
+    ]
 
 
 def test_one_node_and_cpus_measure_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ from seatrial.hardware.links import Links
 from seatrial.hardware.references import References, Sku
 from seatrial.judge.insights import sensitivity
 from seatrial.judge.rules import judge_check
-from seatrial.model import NOT_REQUESTED, Fact, Finding, Measurement, Metric, Outcome, ReferenceValue, Threshold
+from seatrial.model import Absent, Finding, Measurement, Outcome, ReferenceValue, Threshold, Why
 from seatrial.worker import measure
+from tests.checks.fabric.verdicts import measurement
 
 GOOD, BAD = 360.0, 180.0  # GB/s
 MODEL, UNKNOWN_MODEL = "NVIDIA Known", "NVIDIA Unknown"
@@ -82,13 +83,12 @@ def measured(
     ranks = [Measurement(check=CHECK.name, subject=subject, rank=rank) for rank, subject in enumerate(subjects)]
     for number, (node, results) in enumerate(by_node.items()):
         node_link = second_link if node == "n1" and second_link else link
-        observations = list(gpu_pairs._observations(node, results, node_link))
         name = second_model if node == "n1" and second_model else model
-        facts = {"backend": "nccl", "gpu": name, "world_size": 2, "nodes": 1}
-        facts |= gpu_pairs._comparison_facts(results, node_link, retry=True)
-        facts |= {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
-        metrics = tuple(metric for metric in observations if isinstance(metric, Metric))
-        ranks[number * gpus] = ranks[number * gpus].model_copy(update={"metrics": metrics, "facts": facts})
+        facts = {"backend": "nccl", "gpu": name, "world_size": 2, "nodes": 1, "link": node_link}
+        answers = gpu_pairs._answers(node, results, node_link, retry=True)
+        first_rank = number * gpus
+        measured_by_rank = measurement(CHECK, answers, subjects[first_rank], **facts)
+        ranks[first_rank] = measured_by_rank.model_copy(update={"rank": first_rank})
     return ranks
 
 
@@ -113,8 +113,13 @@ def value(ranks: list[Measurement], name: str, subject: str) -> float:
 
 
 def retry_rates(measurements: list[Measurement]) -> dict[str, dict[str, float]]:
-    rates: Any = measurements[0].facts["single_pair"]
-    return dict(rates)
+    """Pair → the rates in the evidence of its busbw, for the pairs that were retried."""
+    evidence: dict[str, Any] = {
+        metric.subject: metric.evidence
+        for metric in measurements[0].metrics
+        if metric.name.startswith("busbw.") and metric.evidence
+    }
+    return {pair: rates["single_pair"] for pair, rates in evidence.items()}
 
 
 @pytest.mark.parametrize("gpus", [2, 3, 4, 8])
@@ -187,7 +192,8 @@ def test_gpus_with_different_links_are_not_compared(link: str) -> None:
     assert verdicts(ranks)["path_share", "n0"] is Outcome.SKIP
     assert not failed(ranks)
     assert not list(located(ranks))
-    assert link in str(ranks[0].facts["comparable"])
+    assert all(link in absent.reason for absent in ranks[0].absent)
+    assert {absent.metric for absent in ranks[0].absent} == {"path_share", "gpu_share"}
 
 
 @pytest.mark.parametrize("second_link", ["NODE + SYS", UNKNOWN_LINK])
@@ -230,7 +236,7 @@ def test_each_node_is_judged_by_the_reference_of_its_model() -> None:
 
 def test_node_without_results_is_an_error() -> None:
     ranks = measured(4, nodes=2)
-    without_results = [*ranks[:4], ranks[4].model_copy(update={"metrics": (), "facts": {}}), *ranks[5:]]
+    without_results = [*ranks[:4], ranks[4].model_copy(update={"metrics": (), "absent": (), "facts": {}}), *ranks[5:]]
     assert {metric for (metric, subject), outcome in verdicts(without_results).items() if outcome is Outcome.ERROR} == {
         rule.metric for rule in CHECK.rules
     }
@@ -249,9 +255,9 @@ def test_rate_on_a_model_without_sku_data_is_unjudged() -> None:
 def test_wrong_data_names_sender_receiver_offset_and_bits() -> None:
     ranks = measured(4, wrong={(1, 2): WRONG})
     assert failed(ranks) == {"n0", "n0/gpu1->gpu2"}
-    assert ranks[0].facts["wrong_data"] == [
-        {"from": "n0/gpu1", "to": "n0/gpu2", "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
-    ]
+    wrong = {"from": "n0/gpu1", "to": "n0/gpu2", "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
+    (evidence,) = (metric.evidence for metric in ranks[0].metrics if metric.name == "wrong_elements")
+    assert evidence == {"wrong_data": [wrong]}
 
 
 def test_wrong_data_in_a_retry_counts() -> None:
@@ -282,11 +288,11 @@ def test_missing_metric_is_an_error(name: str, subject: str) -> None:
 
 def test_other_size_is_an_error_without_a_trial_threshold() -> None:
     ranks = measured(4)
-    facts = {**ranks[0].facts, NOT_REQUESTED: {BUSBW: "the trial's options set size 64MiB"}}
+    absent = Absent(metric=BUSBW, why=Why.NOT_REQUESTED, reason="the trial's options set size 64MiB")
     renamed = tuple(
         replace(metric, name="busbw.64MiB") if metric.name == BUSBW else metric for metric in ranks[0].metrics
     )
-    other = [ranks[0].model_copy(update={"metrics": renamed, "facts": facts}), *ranks[1:]]
+    other = [ranks[0].model_copy(update={"metrics": renamed, "absent": (absent,)}), *ranks[1:]]
     assert verdicts(other)[BUSBW, "n0"] is Outcome.ERROR
     judged = judge_check(CHECK, other, {"busbw.64MiB": Threshold.parse("> 300 GB/s")}, "t", KNOWN)
     assert {verdict.outcome for verdict in judged} == {Outcome.PASS, Outcome.SKIP}
@@ -298,12 +304,11 @@ def test_pair_names_do_not_depend_on_the_order_of_ranks() -> None:
     for subjects in (in_order, in_order[::-1]):
         timings = [timing(a, b, GOOD) for a, b in permutations(range(3), 2)]
         (results,) = results_by_node({"n0": (0, 1, 2)}, subjects, GPU_SIZE, timings).values()
-        matrix, *observations = gpu_pairs._observations("n0", results, NVLINK)
-        pairs = {item.subject for item in observations if isinstance(item, Metric) and item.name == BUSBW}
+        found = measurement(CHECK, gpu_pairs._answers("n0", results, NVLINK, retry=True), "n0/gpu2")
+        pairs = {metric.subject for metric in found.metrics if metric.name == BUSBW}
         assert pairs == {"n0/gpu2->gpu9", "n0/gpu2->gpu10", "n0/gpu9->gpu10"}
-        assert isinstance(matrix, Fact)
-        assert isinstance(matrix.value, dict)
-        assert matrix.value["gpus"] == ["gpu2", "gpu9", "gpu10"]
+        matrix: Any = found.facts["matrix"]
+        assert matrix["gpus"] == ["gpu2", "gpu9", "gpu10"]
 
 
 def test_steps_of_nodes_are_merged_and_smaller_nodes_end_earlier() -> None:
@@ -314,7 +319,7 @@ def test_steps_of_nodes_are_merged_and_smaller_nodes_end_earlier() -> None:
 
 
 def test_three_gpus_have_no_retries() -> None:
-    assert "single_pair" not in measured(3, path=(0, 1))[0].facts
+    assert retry_rates(measured(3, path=(0, 1))) == {}
     assert failed(measured(3, path=(0, 1)), "path_share") == {"n0/gpu0->gpu1"}
 
 
@@ -378,11 +383,10 @@ def make_context(tmp_path: Path) -> Context:
 def test_transports_and_link_are_recorded_on_gpus(tmp_path: Path) -> None:
     first_rank = measure(CHECK, make_context(tmp_path), {})
     assert first_rank.error is None
-    assert (first_rank.facts["link"], first_rank.facts["comparable"]) == (NVLINK, "yes")
+    assert (first_rank.facts["link"], first_rank.absent) == (NVLINK, ())
     assert first_rank.facts["gpu"] == MODEL, "of this node"
     assert (first_rank.facts["world_size"], first_rank.facts["nodes"]) == (2, 1), "of two GPUs of a node"
     assert first_rank.facts["transports"] == {"P2P/CUMEM": 96}
-    assert NOT_REQUESTED not in first_rank.facts
     method = str(first_rank.facts["method"])
     for value in ("NCCL 2.28.9 over P2P/CUMEM", "6 pairs", "4 ranks", "3 rounds"):
         assert value in method
@@ -393,7 +397,8 @@ def test_transports_and_link_are_recorded_on_gpus(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("on_gpus")
 def test_other_size_is_recorded_as_not_requested(tmp_path: Path) -> None:
     first_rank = measure(CHECK, make_context(tmp_path), {"size": "64MiB"})
-    assert first_rank.facts[NOT_REQUESTED] == {BUSBW: "the trial's options set size 64MiB"}
+    reason = "the trial's options set size 64MiB"
+    assert first_rank.absent == (Absent(metric=BUSBW, why=Why.NOT_REQUESTED, reason=reason),)
     assert {metric.name for metric in first_rank.metrics if metric.name.startswith("busbw")} == {"busbw.64MiB"}
 
 

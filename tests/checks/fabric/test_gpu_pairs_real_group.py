@@ -82,7 +82,7 @@ def test_first_rank_reports_every_pair(runs: Runs) -> None:
     assert set(values(runs["one_node"], "busbw.64KiB")) == set(values(runs["one_node"], "path_share")) == pairs
     assert set(values(runs["one_node"], "gpu_share")) == {f"node0/rank{rank}" for rank in range(4)}
     for metric in first_rank.metrics:
-        assert CHECK.metrics[re.sub(r"\..*", ".*", metric.name)] == metric.unit
+        assert CHECK.units[re.sub(r"\..*", ".*", metric.name)] == metric.unit
         assert metric.name in ("shared_links", "wrong_elements") or metric.samples
     assert all(not measurement.metrics and not measurement.facts for measurement in others)
     for value in ("6 pairs", "4 ranks", "3 rounds"):
@@ -150,7 +150,8 @@ def test_wrong_data_names_sender_and_receiver(runs: Runs, name: str, received: t
     node = "node1" if len(received) == 1 else "node0"
     by_node = {measurement.subject.partition("/")[0]: measurement for measurement in reversed(measurements)}
     assert values(measurements, "wrong_elements") == {**dict.fromkeys(by_node, 0), node: len(received)}
-    wrong_data: Any = by_node[node].facts["wrong_data"]
+    (evidence,) = (metric.evidence for metric in by_node[node].metrics if metric.name == "wrong_elements")
+    wrong_data: Any = evidence["wrong_data"] if isinstance(evidence, dict) else []
     assert {(entry["from"], entry["to"]) for entry in wrong_data} == {
         (f"{node}/rank3", f"{node}/rank{rank}") for rank in received
     }

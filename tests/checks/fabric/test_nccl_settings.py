@@ -19,14 +19,13 @@ from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu, NvLink
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Outcome
+from seatrial.model import Measurement, Outcome, Why
 from seatrial.worker import measure
 from tests.paths import FIXTURES
 
 LOG = (FIXTURES / "nccl" / "h200-nvlink-2.28.9.log").read_text()
 ONE_NODE = {"n0": (0, 1)}
 TWO_NODES = {"n0": (0, 1), "n1": (2, 3)}
-OPTIONS = {"size": "1GiB", "untimed_sizes": ["1MiB", "8GiB"]}
 
 
 def log_line(size: int, algorithm: str) -> str:
@@ -113,7 +112,7 @@ class Fabric:
         yield FakeChildren(self, where["file_prefix"].name)
 
     def measured(self) -> Measurement:
-        return measure(CHECK, make_context(self.folder), OPTIONS)
+        return measure(CHECK, make_context(self.folder), {"size": "1GiB"})
 
 
 @pytest.fixture
@@ -140,13 +139,9 @@ def test_path_is_recorded_for_every_size(fabric: Fabric) -> None:
     by_size = fabric.measured().facts["path_by_size"]
     assert isinstance(by_size, dict)
     assert set(by_size) == {"default", "ring", "no_p2p"}
+    not_logged = dict.fromkeys(("algorithm", "protocol", "channels"), "not logged") | {"transport": "P2P/CUMEM"}
     assert by_size["default"] == {
-        "1MiB": {
-            "algorithm": "not logged",
-            "protocol": "not logged",
-            "channels": "not logged",
-            "transport": "P2P/CUMEM",
-        },
+        **dict.fromkeys(("1MiB", "10MiB", "100MiB"), not_logged),
         "1GiB": {"algorithm": "RING", "protocol": "SIMPLE", "channels": 24, "transport": "P2P/CUMEM"},
         "8GiB": "not measured: no memory",
     }
@@ -160,7 +155,11 @@ def test_nvls_is_part_of_the_transport(fabric: Fabric) -> None:
 
 def test_unused_nvlinks_fail(fabric: Fabric) -> None:
     fabric.answers = {**GOOD, "default": ChildOutput(24.5), "ring": ChildOutput(24.4)}
-    assert outcomes(fabric.measured())["p2p_gain"] is Outcome.FAIL
+    measured = fabric.measured()
+    assert outcomes(measured)["p2p_gain"] is Outcome.FAIL
+    (evidence,) = (metric.evidence for metric in measured.metrics if metric.name == "p2p_gain")
+    path = {"algorithm": "RING", "protocol": "SIMPLE", "channels": 24, "transport": "P2P/CUMEM"}
+    assert evidence == {"default": path, "no_p2p": path}
 
 
 def test_ring_faster_than_default_warns(fabric: Fabric) -> None:
@@ -223,7 +222,10 @@ def test_p2p_gain_is_skipped_without_nvlink_or_p2p(fabric: Fabric, monkeypatch: 
         monkeypatch.setattr(nccl_settings, "_nvlink", lambda _context, state=state: state)
         assert outcomes(fabric.measured())["p2p_gain"] is Outcome.SKIP
     fabric.nodes = {"n0": (0,), "n1": (1,)}
-    assert outcomes(fabric.measured())["p2p_gain"] is Outcome.SKIP
+    monkeypatch.setattr(nccl_settings, "_nvlink", lambda _context: "yes")
+    measured = fabric.measured()
+    assert outcomes(measured)["p2p_gain"] is Outcome.SKIP
+    assert [(absent.metric, absent.why) for absent in measured.absent] == [("p2p_gain", Why.DOES_NOT_APPLY)]
 
 
 @pytest.mark.parametrize(
@@ -243,9 +245,9 @@ def test_gloo_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_slow_network_leaves_out_sizes_that_are_only_logged(tmp_path: Path) -> None:
-    """Unless the trial sets them: 8 GiB over 10 Gb/s takes 22 s for each setting."""
+    """8 GiB over 10 Gb/s takes 22 s for each setting."""
 
-    def too_slow_sizes(gbps: float, **options: Any) -> list[int]:
+    def too_slow_sizes(gbps: float) -> list[int]:
         context = Context(
             node="n0",
             rank=0,
@@ -257,8 +259,7 @@ def test_a_slow_network_leaves_out_sizes_that_are_only_logged(tmp_path: Path) ->
             run_dir=tmp_path,
             tcp_network=TcpNetwork(4, 8, gbps),
         )
-        return nccl_settings._too_slow_sizes(context, nccl_settings.NcclSettingsOptions.model_validate(options))
+        return [*nccl_settings._too_slow_sizes(context)]
 
     assert too_slow_sizes(10) == [2**33]
     assert too_slow_sizes(100) == []
-    assert too_slow_sizes(10, untimed_sizes=["1GiB", "8GiB"]) == []

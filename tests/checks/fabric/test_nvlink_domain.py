@@ -10,8 +10,9 @@ from seatrial.bench import rank
 from seatrial.checks.base import Context
 from seatrial.checks.fabric.nvlink_domain import CHECK, compare
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Measurement, Metric, Outcome, Verdict
+from seatrial.model import Outcome, Verdict
 from seatrial.worker import measure
+from tests.checks.fabric.verdicts import measurement
 from tests.fakes.nvml import FakeNvml, fabric, h200
 
 RACK, OTHER_RACK = "8f7d1a6e-5c3b-4d2f-9a01-b2c3d4e5f607.32766", "0e1d2c3b-4d2f-9a01-5c3b-b2c3d4e5f607.32766"
@@ -32,14 +33,7 @@ def outcomes(domains: Mapping[str, str]) -> set[Outcome]:
 
 
 def judge(domains: Mapping[str, str]) -> list[Verdict]:
-    observations = list(compare(domains))
-    measurement = Measurement(
-        check=CHECK.name,
-        subject="n0/gpu0",
-        metrics=tuple(item for item in observations if isinstance(item, Metric)),
-        facts={item.name: item.value for item in observations if isinstance(item, Fact)},
-    )
-    return judge_check(CHECK, [measurement], {}, "test")
+    return judge_check(CHECK, [measurement(CHECK, compare(domains), "n0/gpu0")], {}, "test")
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 18])

@@ -11,14 +11,14 @@ from seatrial.bench.pairs import PairResults, PairTiming
 from seatrial.checks.fabric.pairs import (
     CHECK,
     PairOptions,
+    _answers,
     _max_locatable,
-    _observations,
-    _switch_facts,
+    _pairs_by_switch,
     _switches_by_node,
 )
 from seatrial.hardware.pair_search import round_robin
-from seatrial.model import Fact, Outcome, SeatrialError, Topology
-from tests.checks.fabric.verdicts import outcomes
+from seatrial.model import Outcome, SeatrialError, Topology
+from tests.checks.fabric.verdicts import measurement, outcomes
 from tests.checks.training.check_helpers import make_context
 
 GOOD = {"gpu_share node0/gpu0": 1.0, "path_share node0->node1": 1.0, "shared_paths": 0, "wrong_elements": 0}
@@ -42,8 +42,7 @@ def test_max_locatable_nodes(nodes: int, partners: int, bad: int) -> None:
 
 def test_a_node_that_is_idle_in_one_round_has_fewer_partners() -> None:
     results = pair_results(round_robin(9, 4), 9)
-    facts = {item.name: item.value for item in _observations(results, 4, "nccl") if isinstance(item, Fact)}
-    assert facts["max_locatable_nodes"] == 2
+    assert measurement(CHECK, _answers(results, 4, "nccl", {}), "n0/gpu0").facts["max_locatable_nodes"] == 2
 
 
 LEAVES = {"n0": ("leaf0", "spine"), "n1": ("leaf0", "spine"), "n2": ("leaf1", "spine"), "n3": ("leaf1", "spine")}
@@ -63,10 +62,15 @@ def pair_results(rounds: list[list[tuple[int, int]]], nodes: int, slow: tuple[in
 
 def test_switches_of_a_slow_path_are_evidence() -> None:
     results = pair_results(round_robin(4, 3), 4, slow=(1, 2))
-    found = {fact.name: fact.value for fact in _switch_facts(results, LEAVES, Topology(source="t", switches=LEAVES))}
-    assert found["slow_paths"] == {"n1->n2": "leaf0 – spine – leaf1"}
-    assert found["pairs_by_switch"] == {"source": "t", "inside a leaf switch": 2, "across": 4}
-    assert list(_switch_facts(results, {}, None)) == []
+    counts = _pairs_by_switch(results, LEAVES, Topology(source="t", switches=LEAVES))
+    assert counts.value == {"source": "t", "inside a leaf switch": 2, "across": 4}
+    for switches_by_node, slow in ((LEAVES, {"n1->n2": "leaf0 – spine – leaf1"}), ({}, {})):
+        metrics = measurement(CHECK, _answers(results, 3, "nccl", switches_by_node), "n0/gpu0").metrics
+        shared = [metric.evidence for metric in metrics if metric.name == "shared_paths"]
+        assert shared == [{"slow_paths": slow, "single_pair": {}}]
+        paths = {metric.subject: metric.evidence for metric in metrics if metric.name == "path_share"}
+        evidence = {"switches": slow["n1->n2"], "single_pair": None} if slow else None
+        assert (paths["n1->n2"], paths["n0->n1"]) == (evidence, None)
 
 
 def switches_on(node: str, topology: Topology | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:

@@ -1,33 +1,43 @@
+"""The comparison of RDMA ports, of several nodes (fabric.ports) and of one node without torch (fabric.node_ports)."""
+
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seatrial.checks.fabric._compute_ports import NodePorts, port_names, select_compute_ports
-from seatrial.checks.fabric.ports import CHECK, compare_ports
+from seatrial.checks import catalog
+from seatrial.checks.base import Context
+from seatrial.checks.declare import Answer, Value
+from seatrial.checks.fabric import ports as ports_module
+from seatrial.checks.fabric._compute_ports import NodePorts, select_compute_ports
+from seatrial.checks.fabric.ports import CHECKS, compare_ports
+from seatrial.config.schema import Config
+from seatrial.diagnose.cause_data import causes
 from seatrial.discover.rdma_ports import PortDetails
+from seatrial.judge.coverage import coverage_errors
+from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.judge.rules import judge_check
-from seatrial.model import PORTS_USED, Fact, Measurement, Metric, Outcome, Verdict
+from seatrial.model import Measurement, Outcome, Verdict, Why
+from seatrial.worker import measure
 from tests.checks.fabric.port_details import GIDS, down, eight, port, roce
+from tests.checks.fabric.verdicts import measurement, verdicts
+from tests.judge.test_coverage import job
 
+CHECK, NODE_CHECK = CHECKS
 PORT = "node0/mlx5_4"
 
 
-def judged(*nodes: tuple[PortDetails, ...], gid_index: int | None = None, hca: str = "") -> list[Verdict]:
-    """The verdicts on nodes with these ports that are neither PASS nor SKIP."""
+def observed(*nodes: tuple[PortDetails, ...], gid_index: int | None = None, hca: str = "") -> list[Answer]:
     found = {f"node{index}": NodePorts(ports, hca, gid_index) for index, ports in enumerate(nodes)}
-    compute = select_compute_ports(found)
-    observations = [*compare_ports(compute, dict.fromkeys(found, gid_index))]
-    facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
-    measurement = Measurement(
-        check=CHECK.name,
-        subject="node0/rank0",
-        metrics=tuple(item for item in observations if isinstance(item, Metric)),
-        facts={**facts, PORTS_USED: port_names(compute)},
-    )
-    verdicts = judge_check(CHECK, [measurement], {}, "t")
-    return [verdict for verdict in verdicts if verdict.outcome not in (Outcome.PASS, Outcome.SKIP)]
+    return list(compare_ports(select_compute_ports(found), found))
+
+
+def judged(*nodes: tuple[PortDetails, ...], **settings: Any) -> list[Verdict]:
+    """The verdicts on nodes with these ports that are neither PASS nor SKIP."""
+    found = verdicts(CHECK, observed(*nodes, **settings))
+    return [verdict for verdict in found if verdict.outcome not in (Outcome.PASS, Outcome.SKIP)]
 
 
 def outcomes(*nodes: tuple[PortDetails, ...], **settings: Any) -> dict[tuple[str, str], Outcome]:
@@ -135,10 +145,34 @@ def test_other_settings_and_slower_than_capable_warn(changes: dict[str, Any], me
     assert outcomes(tuple(other), tuple(healthy)) == {(metric, PORT): Outcome.WARN}
 
 
-def test_an_unknown_capability_is_not_judged_but_named() -> None:
-    compute = select_compute_ports({"node0": NodePorts(eight())})
-    facts = {item.name: item.value for item in compare_ports(compute, {"node0": None}) if isinstance(item, Fact)}
-    assert (facts["capability_known"], facts["pci_link_known"], facts["roce"]) == ("no", "yes", "no")
+@pytest.mark.parametrize(
+    ("name", "ports"),
+    [
+        ("rate_vs_maximum", eight()),
+        ("pci_bandwidth", (port("mlx5_0", pci_gbps=None),)),
+        ("pci_bandwidth", (down("mlx5_0"), down("mlx5_1"))),
+        ("gid_usable", eight()),
+    ],
+)
+def test_a_comparison_without_its_base_does_not_apply(name: str, ports: tuple[PortDetails, ...]) -> None:
+    given = observed(ports, ports)
+    (absent,) = [each for each in measurement(CHECK, given, "node0/rank0").absent if each.metric == name]
+    assert (absent.why, absent.subject) == (Why.DOES_NOT_APPLY, "")
+    assert {verdict.outcome for verdict in verdicts(CHECK, given) if verdict.metric == name} == {Outcome.SKIP}
+
+
+def test_a_known_capability_of_one_port_is_enough() -> None:
+    given = observed((roce("mlx5_0", capability_gbps=400.0), roce("mlx5_1")))
+    found = [verdict for verdict in verdicts(CHECK, given) if verdict.metric == "rate_vs_maximum"]
+    assert [(verdict.subject, verdict.outcome) for verdict in found] == [("node0/mlx5_0", Outcome.PASS)]
+
+
+def test_each_port_must_have_its_settings_compared() -> None:
+    given = observed(eight(), eight())
+    without = [each for each in given if not (isinstance(each, Value) and each.subject == PORT)]
+    (error,) = [verdict for verdict in verdicts(CHECK, without) if verdict.outcome is Outcome.ERROR]
+    assert error.metric == "settings_differing"
+    assert PORT in error.detail
 
 
 def test_management_ports_are_not_judged() -> None:
@@ -146,6 +180,52 @@ def test_management_ports_are_not_judged() -> None:
     assert outcomes(eight(mlx5_8=management), eight()) == {}
 
 
-def test_without_a_port_the_check_does_not_apply() -> None:
-    assert "no RDMA port" in select_compute_ports({"node0": NodePorts(())}).absence_reason
-    assert not select_compute_ports({"node0": NodePorts(eight()), "node1": NodePorts(())}).absence_reason
+def measured_node(monkeypatch: pytest.MonkeyPatch, *ports: PortDetails) -> Measurement:
+    monkeypatch.setattr(ports_module, "read_node_ports", lambda _root: NodePorts(ports))
+    folder = Path("/nonexistent")
+    context = Context(
+        node="node0",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        device="cpu",
+        expected_gpus=None,
+        artifacts_dir=folder,
+        run_dir=folder,
+    )
+    return measure(NODE_CHECK, context, {})
+
+
+@pytest.mark.parametrize(
+    ("bad", "failed"),
+    [(None, set()), (port("mlx5_4", "200 Gb/sec (2X NDR)"), {PORT}), (down("mlx5_4"), {PORT})],
+)
+def test_ports_of_one_node_without_torch(
+    bad: PortDetails | None, failed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_node = measured_node(monkeypatch, *(eight(mlx5_4=bad) if bad else eight()))
+    found = judge_check(NODE_CHECK, [on_node], {}, "")
+    assert {verdict.subject for verdict in found if verdict.outcome is Outcome.FAIL} == failed
+    assert {verdict.metric for verdict in found if verdict.outcome is Outcome.FAIL} <= {"rate_vs_node_ports"}
+    assert not [verdict for verdict in found if verdict.outcome in (Outcome.ERROR, Outcome.UNJUDGED)]
+
+
+def test_a_node_without_ports_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_node = measured_node(monkeypatch)
+    assert on_node.skipped == "no RDMA port for compute on any node"
+    assert on_node.error is None
+
+
+def test_the_record_of_one_node_agrees_with_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_node = measured_node(monkeypatch, *eight())
+    config = Config.model_validate(
+        {"name": "t", "launcher": "local", "cluster": {"nodes": 1}, "checks": {NODE_CHECK.name: {}}}
+    )
+    plan = RecordedPlan(config, (job("nodes", 1, 1, NODE_CHECK.name),), {NODE_CHECK.name: [on_node]})
+    assert list(coverage_errors(NODE_CHECK, plan, [on_node])) == []
+
+
+def test_both_checks_show_one_cause() -> None:
+    (cause,) = [cause for cause in causes() if cause.id == "gid_unusable"]
+    assert dict(cause.evidence) == {CHECK.name: ("gid_usable",), NODE_CHECK.name: ("gid_usable",)}
+    assert catalog()[NODE_CHECK.name] is NODE_CHECK

@@ -142,8 +142,8 @@ def test_a_slow_port_and_one_whose_verbs_fail_are_located(runs: Runs) -> None:
         ("failed_paths", "node0->node2"),
         ("failed_paths", "node1->node2"),
     }
-    facts = runs["bad_ports"][0].facts
-    assert "node2: Failed status 4: wr_id 0 syndrom 0x51" in dict(facts["failed_paths"]).values()  # type: ignore[arg-type]
+    evidence = {verdict.evidence for verdict in verdicts(runs["bad_ports"]) if verdict.metric == "failed_paths"}
+    assert all("node2: Failed status 4: wr_id 0 syndrom 0x51" in text for text in evidence)
 
 
 def test_perftest_that_hangs_is_an_error_that_names_the_nodes(runs: Runs) -> None:
@@ -158,9 +158,9 @@ def test_perftest_that_hangs_is_an_error_that_names_the_nodes(runs: Runs) -> Non
 def test_another_version_is_named(runs: Runs) -> None:
     outcomes = places(runs["old_version"])
     assert outcomes["perftest_versions", "cluster"] is Outcome.WARN
-    facts = runs["old_version"][0].facts
-    assert facts["perftest_versions"] == {"node0": "6.06", "node1": "5.60"}
-    reasons = dict(facts["paths_not_measured"]).values()  # type: ignore[arg-type]
+    evidence = {metric.name: metric.evidence for metric in runs["old_version"][0].metrics}
+    assert evidence["perftest_versions"] == {"perftest_versions": {"node0": "6.06", "node1": "5.60"}}
+    reasons = evidence["paths_not_measured"]["paths_not_measured"].values()  # type: ignore[index,union-attr,call-overload]
     assert len(reasons) == 3
     assert all("not compatible with versions older" in str(reason) for reason in reasons)
 

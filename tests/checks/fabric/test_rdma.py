@@ -11,10 +11,17 @@ from seatrial.checks.base import Context
 from seatrial.checks.fabric import rdma
 from seatrial.checks.fabric._compute_ports import NodePorts
 from seatrial.checks.fabric._rdma_runs import RdmaOptions
-from seatrial.checks.fabric.rdma import CHECK, NodeTools, gpu_memory_options, read_tools, usable_ports
+from seatrial.checks.fabric.rdma import (
+    CHECK,
+    NodeTools,
+    compare_nodes,
+    gpu_memory_options,
+    read_tools,
+    usable_ports,
+)
 from seatrial.model import NotApplicable, Outcome
 from tests.checks.fabric.port_details import down, eight, port, roce
-from tests.checks.fabric.verdicts import outcomes
+from tests.checks.fabric.verdicts import outcomes, verdicts
 from tests.discover import trees
 from tests.fakes import perftest
 
@@ -29,7 +36,7 @@ GOOD = {
     "nodes_not_measured": 0,
     "perftest_versions": 1,
 }
-FACTS = {"measured": "yes", "comparable": "yes", "ports_used": {"node0": ["mlx5_0"]}}
+FACTS = {"comparable": "yes", "ports_used": {"node0": ["mlx5_0"]}}
 TOOLS = NodeTools((), "6.06")
 
 
@@ -66,10 +73,15 @@ def test_a_port_that_was_not_measured_is_an_error() -> None:
 
 
 def test_with_too_few_nodes_only_the_missing_ones_are_judged() -> None:
-    facts = {"measured": "no: 1 of 2 nodes can be measured, a pair needs 2", "ports_used": {}}
-    judged = outcomes(CHECK, {"nodes_not_measured": 1, "perftest_versions": 1}, **facts)
-    assert judged.pop("nodes_not_measured") is Outcome.ERROR
-    assert set(judged.values()) == {Outcome.SKIP}
+    given = compare_nodes(
+        {"node0": TOOLS, "node1": NodeTools(("ib_write_lat",))}, {"node1": "not installed"}, ["node0"]
+    )
+    by_metric = {verdict.metric: verdict for verdict in verdicts(CHECK, given)}
+    missing = by_metric.pop("nodes_not_measured")
+    assert (missing.outcome, "node1" in missing.evidence) == (Outcome.ERROR, True)
+    assert by_metric.keys() == {rule.metric for rule in CHECK.rules} - {"nodes_not_measured"}
+    assert {verdict.outcome for verdict in by_metric.values()} == {Outcome.SKIP}
+    assert all("1 of 2 nodes" in verdict.detail for verdict in by_metric.values())
 
 
 def context(root: Path) -> Context:

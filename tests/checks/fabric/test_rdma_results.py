@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from seatrial.bench.perftest import ProgramResult, TransferResult
+from seatrial.checks.declare import Value
 from seatrial.checks.fabric._rdma_results import RailPath, results_of_paths
-from seatrial.model import Fact, Metric
+from seatrial.model import Fact
 from tests.checks.fabric.port_details import port
 from tests.paths import FIXTURES
 
@@ -34,12 +35,16 @@ def latency(source: str, target: str, value: float) -> RailPath:
     return RailPath("ib_write_lat", source, target, 0, port("mlx5_0"), port("mlx5_0"), value=value)
 
 
-def values(paths: list[RailPath], name: str) -> dict[str, float]:
+def results(paths: list[RailPath], name: str) -> dict[str, Value]:
     return {
-        item.subject.removesuffix("/mlx5_0"): item.value
-        for item in results_of_paths(paths)
-        if isinstance(item, Metric) and item.name == name
+        str(item.subject).removesuffix("/mlx5_0"): item
+        for item in results_of_paths(paths, "GPU")
+        if isinstance(item, Value) and item.name == name
     }
+
+
+def values(paths: list[RailPath], name: str) -> dict[str, float]:
+    return {subject: item.value for subject, item in results(paths, name).items()}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,14 @@ def test_a_port_has_the_slower_direction_with_its_best_partner() -> None:
     assert values(paths, "write_bw") == {"a": 392.0, "b": 392.0, "c": 210.0}
     assert values(paths, "rate_share")["c"] == pytest.approx(52.5)
     assert values(paths, "path_share") == {"a->b": 1.0, "a->c": pytest.approx(200 / 210), "b->c": 1.0}
+    assert all(item.evidence == {"memory": "GPU"} for item in results(paths, "rate_share").values())
+
+
+def test_slow_paths_are_evidence_of_their_pair() -> None:
+    paths = [*both("a", "b"), *both("b", "c"), path("a", "c", 100.0), path("c", "a", 392.0)]
+    shares = results(paths, "path_share")
+    assert shares["a->c"].evidence == {"slow_paths": {"a/mlx5_0->c/mlx5_0": "100 of 392 Gb/s"}}
+    assert shares["a->b"].evidence == {"slow_paths": {}}
 
 
 def test_a_slower_partner_does_not_count_against_a_port() -> None:
@@ -92,6 +105,8 @@ def test_rdma_that_always_fails_is_zero_and_a_tool_that_fails_is_missing() -> No
     paths = [*both("a", "b"), *both("a", "c", None, failure="x"), *both("b", "c", None, failure="x")]
     assert values(paths, "write_bw") == {"a": 392.0, "b": 392.0, "c": 0.0}
     assert values(paths, "failed_paths") == {"a->b": 0, "a->c": 2, "b->c": 2}
+    named = {f"ib_write_bw {path}": "x" for path in ("a/mlx5_0->c/mlx5_0", "c/mlx5_0->a/mlx5_0")}
+    assert results(paths, "failed_paths")["a->c"].evidence == {"failed_paths": named}
     paths = [
         *both("a", "b"),
         *both("a", "c", None, not_measured="x"),
@@ -111,5 +126,5 @@ def test_latency_is_that_with_the_best_partner() -> None:
 @pytest.mark.parametrize(("nodes", "comparable"), [("ab", "no"), ("abc", "yes")])
 def test_two_ports_are_not_compared(nodes: str, comparable: str) -> None:
     paths = [one for a in nodes for b in nodes if a < b for one in (*both(a, b), latency(a, b, 1.2))]
-    facts = {item.name: item.value for item in results_of_paths(paths) if isinstance(item, Fact)}
+    facts = {item.name: item.value for item in results_of_paths(paths, "") if isinstance(item, Fact)}
     assert str(facts["comparable"]).partition(":")[0] == comparable

@@ -104,7 +104,7 @@ def test_one_node_is_a_skip(runs: Runs, name: str) -> None:
 @pytest.mark.parametrize("name", ["pairs", "rails", "scaling", "two_nodes"])
 def test_first_rank_reports_declared_metrics(runs: Runs, name: str) -> None:
     first_rank, *others = runs[name]
-    declared = catalog()[first_rank.check].metrics
+    declared = catalog()[first_rank.check].units
     for metric in first_rank.metrics:
         assert declared[re.sub(r"\..*", ".*", metric.name)] == metric.unit
     assert all(not measurement.metrics and not measurement.facts for measurement in others)
@@ -153,7 +153,9 @@ def test_slow_path_between_good_nodes_is_located(runs: Runs) -> None:
     shares = values(runs["late_path"], "path_share")
     assert min(shares, key=lambda subject: shares[subject]) == "node1->node2"
     assert shares["node1->node2"] < 0.5
-    assert list(facts(runs["late_path"])["single_pair"]) == ["node1->node2"]  # retried, and still slow
+    (shared,) = (metric for metric in runs["late_path"][0].metrics if metric.name == "shared_paths")
+    evidence: Any = shared.evidence
+    assert list(evidence["single_pair"]) == ["node1->node2"]  # retried, and still slow
     assert "node1->node2" in [
         finding.subject for finding in findings(runs["late_path"]) if finding.title.startswith("The path")
     ]
@@ -163,7 +165,8 @@ def test_wrong_data_fails_and_its_sender_has_no_good_partner(runs: Runs) -> None
     measured = runs["corrupt"]
     assert values(measured, "wrong_elements") == {"cluster": 3}
     assert outcomes(measured)["wrong_elements"] == {Outcome.FAIL}
-    wrong = facts(measured)["wrong_data"]
+    (evidence,) = (metric.evidence for metric in measured[0].metrics if metric.name == "wrong_elements")
+    wrong: Any = evidence["wrong_data"] if isinstance(evidence, dict) else []
     assert {(entry["from"], entry["to"]) for entry in wrong} == {("node3/rank3", f"node{i}/rank{i}") for i in range(3)}
     assert {entry["offset"] for entry in wrong} == {fault_driver.WRONG_OFFSET}
     assert values(measured, "gpu_share")["node3/rank3"] == 0
@@ -197,7 +200,9 @@ def test_scaling_reports_powers_of_two_and_efficiency(runs: Runs) -> None:
     assert two_nodes["efficiency.1node"] == two_nodes["busbw.2nodes"] / two_nodes["busbw.1node"]
     slower_link = min(two_nodes["busbw.1node"], two_nodes["network_busbw"])
     assert two_nodes["link_efficiency"] == two_nodes["busbw.2nodes"] / slower_link
-    assert facts(runs["scaling_two_nodes"])["efficiency"]["1node"] == {"of 1node": 1}
+    assert two_nodes.keys() == {
+        *("busbw.1node", "busbw.2nodes", "efficiency.1node", "network_busbw", "link_efficiency", "wrong_elements")
+    }
     assert first_rank.series[0].x == (2, 4)
 
 
@@ -292,7 +297,8 @@ def test_size_is_halved_on_all_ranks_until_it_fits(runs: Runs) -> None:
         by_name = {metric.name: metric.value for metric in first_rank.metrics}
         assert by_name.keys() == {"busbw.16KiB", "node_share", "wrong_elements", "sizes_not_allocated"}
         assert by_name["sizes_not_allocated"] == 2
-        assert first_rank.facts["not_allocated"] == {"64KiB": REASON, "32KiB": REASON}
+        (not_allocated,) = (each for each in first_rank.metrics if each.name == "sizes_not_allocated")
+        assert not_allocated.evidence == {"not_allocated": {"64KiB": REASON, "32KiB": REASON}}
         assert "all-reduce of 16 KiB (64 KiB did not fit on all ranks)" in str(first_rank.facts["method"])
 
 
@@ -323,9 +329,11 @@ def slow_subjects(runs: Runs, scenario: str) -> list[tuple[str, str]]:
 
 def test_search_names_the_late_node(runs: Runs) -> None:
     assert slow_subjects(runs, "search_late_node") == [("slow_node", "node2")]
-    facts = runs["search_late_node"][0].facts
-    assert facts["slow"] == ["node2/rank2"]
-    assert facts["ranks_by_node"] == {node: [f"{node}/rank{rank}"] for rank, node in enumerate(FOUR)}
+    evidence = {metric.name: metric.evidence for metric in runs["search_late_node"][0].metrics}
+    assert evidence == {"slow_ranks": ["node2/rank2"], "slow_paths": [], "slow_rails": [], "wrong_elements": None}
+    assert facts(runs["search_late_node"])["ranks_by_node"] == {
+        node: [f"{node}/rank{rank}"] for rank, node in enumerate(FOUR)
+    }
     verdicts = judge_check(catalog()[SEARCH], runs["search_late_node"], {}, "t")
     good = dict.fromkeys(("slow_paths", "slow_rails", "wrong_elements"), Outcome.PASS)
     assert {verdict.metric: verdict.outcome for verdict in verdicts} == {"slow_ranks": Outcome.FAIL, **good}

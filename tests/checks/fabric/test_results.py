@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.operations import OPERATIONS
 from seatrial.bench.pairs import PairResults, PairTiming
 from seatrial.bench.subgroups import GroupResult
-from seatrial.checks.fabric import _results
-from seatrial.model import Fact, Metric, Outcome
+from seatrial.checks.declare import NoValue, Value, value
+from seatrial.checks.fabric import _results, _wrong_data
+from seatrial.model import Outcome, Why
 
+SUBJECTS = ("n/gpu0", "n/gpu1")
 WRONG = Mismatch(7, 5, "1.0", "2.0", "0x1")
 
 
@@ -20,10 +23,10 @@ def timings(*seconds: float) -> Timings:
     return Timings(windows=tuple((window, window + 0.001) for window in seconds), per_window=1, warmup=1)
 
 
-def test_back_to_back_metrics_are_of_the_median_window() -> None:
+def test_back_to_back_values_are_of_the_median_window() -> None:
     operation = OPERATIONS["all_gather"]  # with two ranks busbw is half of algbw
     result = CollectiveResult(size=10**9, timings=timings(0.009, 0.019, 0.029), mismatches={})
-    by_name = {metric.name: metric for metric in _results.back_to_back_metrics(2**30, result, operation)}
+    by_name = {metric.name: metric for metric in _results.back_to_back_values(2**30, result, operation)}
     assert by_name.keys() == {"busbw.1GiB", "algbw.1GiB", "latency.1GiB", "latency_max.1GiB"}
     assert by_name["algbw.1GiB"].value == pytest.approx(1e9 / 0.0195 / 1e9)
     assert by_name["busbw.1GiB"].value == pytest.approx(by_name["algbw.1GiB"].value / 2)
@@ -32,84 +35,80 @@ def test_back_to_back_metrics_are_of_the_median_window() -> None:
     assert len(by_name["busbw.1GiB"].samples) == 3
 
 
+def percentiles(size: int, result: CollectiveResult) -> dict[str, float]:
+    answers = _results.percentile_values(size, result, SUBJECTS)
+    return {answer.name: answer.value for answer in answers if isinstance(answer, Value)}
+
+
 def test_percentiles_need_enough_samples() -> None:
     few, enough = (
         CollectiveResult(size=8, timings=timings(*[number / 1000 for number in range(count)]), mismatches={})
         for count in (58, 100)
     )
-    assert {metric.name for metric in _results.percentile_metrics(8, few)} == {"p50.8B", "cv.8B"}
-    values = {
-        metric.name: metric.value for metric in _results.percentile_metrics(8, enough)
-    }  # 1 to 100 ms, on the slower rank
+    assert percentiles(8, few).keys() == {"p50.8B", "cv.8B"}
+    values = percentiles(8, enough)  # 1 to 100 ms, on the slower rank
     assert values.keys() == {"p50.8B", "p95.8B", "cv.8B"}
     assert values["p50.8B"] == pytest.approx(50_500)
     assert values["p95.8B"] == pytest.approx(95_000)
 
 
-@pytest.mark.parametrize(
-    ("size", "count", "value"),
-    [
-        (2**30, 299, "yes"),
-        (2**30, 298, "no: p99 needs 299 operations of 1GiB, 298 were timed"),
-        (2**20, 299, "no: p99 needs 299 operations of 1GiB, 0 were timed"),
-    ],
-)
-def test_p99_ratio_is_judged_at_1gib_with_enough_operations(size: int, count: int, value: str) -> None:
-    result = CollectiveResult(size=size, timings=timings(*[0.003] * count), mismatches={})
-    assert _results.p99_ratio_fact({size: result}).value == value
-    names = {metric.name for metric in _results.percentile_metrics(size, result)}
-    assert ("p99_ratio.1GiB" in names) is (value == "yes")
-
-
-def test_rank_time_is_in_microseconds_with_samples() -> None:
-    metric = _results.rank_time_metric("node0/gpu1", 2**20, (0.002, 0.004))
-    assert (metric.name, metric.subject, metric.unit) == ("rank_time.1MiB", "node0/gpu1", "us")
-    assert metric.samples == pytest.approx((2000, 4000))
-    assert metric.value == pytest.approx(3000)
+@pytest.mark.parametrize("count", [299, 298])
+def test_p99_ratio_needs_enough_operations(count: int) -> None:
+    result = CollectiveResult(size=2**30, timings=timings(*[0.003] * count), mismatches={})
+    by_name: dict[str, Value | NoValue] = {}
+    for answer in _results.percentile_values(2**30, result, SUBJECTS):
+        if isinstance(answer, Value):
+            by_name[answer.name] = answer
+        elif isinstance(answer, NoValue):
+            by_name |= dict.fromkeys(answer.names, answer)
+    ratio = by_name["p99_ratio.1GiB"]
+    if isinstance(ratio, Value):
+        assert count == 299
+        assert ratio.value == pytest.approx(1)
+        assert isinstance(ratio.evidence, dict)
+        assert ratio.evidence["slowest_rank"] == "n/gpu1"
+    else:
+        assert ratio is by_name["p99.1GiB"]
+        assert (ratio.why, ratio.reason) == (Why.DOES_NOT_APPLY, "p99 needs 299 operations, 298 were timed")
 
 
 def test_wrong_data_counts_elements_and_locates_them() -> None:
-    metric, fact = _results.wrong_data_results([({"rank": 1}, WRONG), ({"rank": 2}, WRONG)])
-    assert isinstance(metric, Metric)
-    assert isinstance(fact, Fact)
-    assert (metric.name, metric.value) == ("wrong_elements", 14)
+    wrong = _wrong_data.wrong_data([({"rank": 1}, WRONG), ({"rank": 2}, WRONG)])
+    assert (wrong.name, wrong.value) == ("wrong_elements", 14)
     first = {"rank": 1, "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
-    assert fact.value == [first, {**first, "rank": 2}]
-    (metric,) = _results.wrong_data_results([])
-    assert isinstance(metric, Metric)
-    assert metric.value == 0
+    assert wrong.evidence == {"wrong_data": [first, {**first, "rank": 2}]}
+    assert _wrong_data.wrong_data([])[:2] == ("wrong_elements", 0)
+    assert _wrong_data.wrong_data([]).evidence is None
 
 
 def test_wrong_data_of_a_pair_names_sender_and_receiver() -> None:
     pair_timings = (PairTiming(0, 1, (0.1,), None), PairTiming(1, 0, (0.1,), WRONG))
     subjects = ("node0/gpu0", "node1/gpu0")
-    _, fact = _results.pair_wrong_data_results(
-        PairResults(pair_timings, 2**20, {"node0": (0,), "node1": (1,)}, subjects)
-    )
-    assert isinstance(fact, Fact)
-    assert isinstance(fact.value, list)
-    (entry,) = fact.value
+    wrong = _wrong_data.pair_wrong_data(PairResults(pair_timings, 2**20, {"node0": (0,), "node1": (1,)}, subjects))
+    assert isinstance(wrong.evidence, dict)
+    assert isinstance(wrong.evidence["wrong_data"], list)
+    (entry,) = wrong.evidence["wrong_data"]
     assert isinstance(entry, dict)
     assert (entry["from"], entry["to"], entry["wrong"]) == ("node0/gpu0", "node1/gpu0", 7)
 
 
+def test_sizes_not_allocated_are_the_evidence() -> None:
+    reasons: dict[str, JsonValue] = {"8GiB": "n/gpu1: out of memory"}
+    assert _results.sizes_not_allocated(reasons, "n") == value(
+        "sizes_not_allocated", 1, "n", evidence={"not_allocated": reasons}
+    )
+    assert _results.sizes_not_allocated({}) == value("sizes_not_allocated", 0)
+
+
 def test_shared_rules() -> None:
-    wrong_data, allocation = (
-        _results.wrong_data_rule("see the fact"),
-        _results.allocation_rule("all_gather", "sizes=[1MiB]"),
-    )
-    assert wrong_data.expect
-    assert allocation.expect
-    assert (wrong_data.expect.is_met_by(0), wrong_data.expect.is_met_by(1), wrong_data.outcome_if_violated) == (
-        True,
-        False,
-        Outcome.FAIL,
-    )
-    assert (allocation.expect.is_met_by(0), allocation.expect.is_met_by(1), allocation.outcome_if_violated) == (
-        True,
-        False,
-        Outcome.ERROR,
-    )
+    for metric, outcome in (
+        (_wrong_data.wrong_data_metric("see the evidence"), Outcome.FAIL),
+        (_results.allocation_metric("all_gather", "sizes=[1MiB]"), Outcome.ERROR),
+    ):
+        (rule,) = metric.rules
+        assert rule.expect
+        assert (rule.expect.is_met_by(0), rule.expect.is_met_by(1)) == (True, False)
+        assert rule.outcome_if_violated is outcome
 
 
 def test_transport_text_is_from_the_log() -> None:
@@ -126,10 +125,10 @@ def test_transport_text_is_from_the_log() -> None:
 def test_wrong_data_of_groups_is_located() -> None:
     timings = Timings(windows=((1.0, 1.0),), per_window=1, warmup=1)
     bad, good = GroupResult((1, 3), timings, {3: Mismatch(2, 5, "1.0", "2.0", "0x1")}), GroupResult((0, 2), timings, {})
-    metric, fact = _results.group_wrong_data_results({"rail0": good, "rail1": bad})
-    assert isinstance(metric, Metric)
-    assert isinstance(fact, Fact)
-    assert metric.value == 2
-    assert fact.value == [
-        {"group": "rail1", "rank": 3, "wrong": 2, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
-    ]
+    wrong = _wrong_data.group_wrong_data({"rail0": good, "rail1": bad})
+    assert wrong.value == 2
+    assert wrong.evidence == {
+        "wrong_data": [
+            {"group": "rail1", "rank": 3, "wrong": 2, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
+        ]
+    }

@@ -10,12 +10,13 @@ import pytest
 from seatrial.bench.child_ranks import ChildResult
 from seatrial.bench.collectives import Timings
 from seatrial.bench.subgroups import GroupResult
+from seatrial.checks.declare import Value
 from seatrial.checks.fabric.scaling import (
     CHECK,
+    _by_node_count,
     _efficiencies,
     _measure_rings,
     _no_sockets,
-    _observations,
     gpu_size,
     ranks_by_node_count,
 )
@@ -23,6 +24,8 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome, SeatrialError
 from tests.checks.fabric.verdicts import outcomes
 from tests.checks.training.check_helpers import make_context
+
+TWO_NODES = {"ring_efficiency": "there are only 2 nodes"}
 
 
 def result(ranks: int, seconds: float) -> GroupResult:
@@ -36,8 +39,8 @@ def test_node_counts_are_powers_of_two_and_all_nodes() -> None:
 
 def test_busbw_uses_rank_count_and_efficiency_compares_all_nodes() -> None:
     """1 GB in 10 ms: 100 GB/s algbw, times 2(n-1)/n."""
-    observations = list(_observations({1: result(2, 0.01), 2: result(4, 0.01), 4: result(8, 0.02)}, 10**9))
-    values = {metric.name: metric.value for metric in observations if isinstance(metric, Metric)}
+    observations = list(_by_node_count({1: result(2, 0.01), 2: result(4, 0.01), 4: result(8, 0.02)}, 10**9))
+    values = {answer.name: answer.value for answer in observations if isinstance(answer, Value)}
     assert values == pytest.approx(
         {
             "busbw.1node": 100.0,
@@ -51,11 +54,11 @@ def test_busbw_uses_rank_count_and_efficiency_compares_all_nodes() -> None:
 
 def efficiencies(
     rates: dict[int, float], network: list[float], rings: dict[str, list[float]] | None = None
-) -> dict[str, Metric]:
-    """The metrics of ``_efficiencies`` for rates in GB/s by number of nodes, each node with eight GPUs."""
+) -> dict[str, Value]:
+    """The values of ``_efficiencies`` for rates in GB/s by number of nodes, each node with eight GPUs."""
     results = {count: result(8 * count, 2 * (8 * count - 1) / (8 * count) / rate) for count, rate in rates.items()}
     items = _efficiencies(results, 10**9, network, rings or {})
-    return {item.name: item for item in items if isinstance(item, Metric)}
+    return {item.name: item for item in items}
 
 
 @pytest.mark.parametrize(
@@ -92,10 +95,11 @@ def test_noise_of_both_measurements_is_in_the_samples() -> None:
     assert outcome_by_noise == {"noisy": Outcome.UNJUDGED, "quiet": Outcome.FAIL}
 
 
-def outcomes_of(metric: Metric) -> Outcome:
+def outcomes_of(value: Value) -> Outcome:
+    metric = Metric(name=value.name, value=value.value, unit="of the base", subject="cluster", samples=value.samples)
     others = [Metric(name="link_efficiency", value=1, unit="of the base", subject="cluster")]
     others += [Metric(name="wrong_elements", value=0, unit="count", subject="cluster")]
-    facts = {"backend": "nccl", "beyond_two_nodes": "yes", "no_sockets": "yes"}
+    facts = {"backend": "nccl", "no_sockets": "yes"}
     measurement = Measurement(check=CHECK.name, subject="node0/gpu0", metrics=(metric, *others), facts=facts)
     return next(
         verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t") if verdict.metric == metric.name
@@ -110,19 +114,19 @@ def test_many_ranks_need_larger_buffers(ranks: int, size: int) -> None:
 def test_judged_are_data_and_the_two_efficiencies() -> None:
     good = {"link_efficiency": 1.2, "ring_efficiency": 0.97, "wrong_elements": 0}
     bad = {"link_efficiency": 0.2, "ring_efficiency": 0.5, "wrong_elements": 2}
-    facts = {"backend": "nccl", "beyond_two_nodes": "yes", "no_sockets": "yes"}
+    facts = {"backend": "nccl", "no_sockets": "yes"}
     assert outcomes(CHECK, good, **facts) == dict.fromkeys(good, Outcome.PASS)
     assert outcomes(CHECK, bad, **facts) == dict.fromkeys(bad, Outcome.FAIL)
 
 
 def test_efficiencies_that_do_not_exist_are_skipped() -> None:
-    two_nodes = {"backend": "nccl", "beyond_two_nodes": "no: 2 nodes", "no_sockets": "yes"}
-    assert outcomes(CHECK, {"link_efficiency": 1, "wrong_elements": 0}, **two_nodes) == {
+    two_nodes = {"backend": "nccl", "no_sockets": "yes"}
+    assert outcomes(CHECK, {"link_efficiency": 1, "wrong_elements": 0}, TWO_NODES, **two_nodes) == {
         "link_efficiency": Outcome.PASS,
         "ring_efficiency": Outcome.SKIP,
         "wrong_elements": Outcome.PASS,
     }
-    gloo = outcomes(CHECK, {"link_efficiency": 0.1, "wrong_elements": 0}, backend="gloo", beyond_two_nodes="yes")
+    gloo = outcomes(CHECK, {"link_efficiency": 0.1, "wrong_elements": 0}, backend="gloo")
     assert (gloo["link_efficiency"], gloo["ring_efficiency"]) == (Outcome.SKIP, Outcome.SKIP)
 
 
@@ -135,8 +139,10 @@ def test_efficiencies_that_do_not_exist_are_skipped() -> None:
     ],
 )
 def test_sockets_are_not_compared_with_the_nics(transports: dict[str, int], outcome: Outcome) -> None:
-    facts = {"backend": "nccl", "beyond_two_nodes": "no: 2 nodes", "no_sockets": _no_sockets(transports)}
-    assert outcomes(CHECK, {"link_efficiency": 0.5, "wrong_elements": 0}, **facts)["link_efficiency"] is outcome
+    facts = {"backend": "nccl", "no_sockets": _no_sockets(transports)}
+    assert (
+        outcomes(CHECK, {"link_efficiency": 0.5, "wrong_elements": 0}, TWO_NODES, **facts)["link_efficiency"] is outcome
+    )
 
 
 def test_rings_are_measured_with_child_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

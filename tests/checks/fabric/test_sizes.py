@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from seatrial.checks.fabric._busbw_rules import MANY_NODES
 from seatrial.checks.fabric._sizes import (
     CPU_SIZES,
     CUDA_GRAPH_SIZES,
     GPU_SIZES,
+    MANY_NODES,
     CollectiveOptions,
     default_sizes,
     expand_size_sweep,

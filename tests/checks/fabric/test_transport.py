@@ -13,13 +13,14 @@ import pytest
 from seatrial.bench import child_ranks, group, rank
 from seatrial.bench.child_ranks import ChildResult
 from seatrial.checks.base import Context
+from seatrial.checks.declare import NoValue, Value
 from seatrial.checks.fabric import transport
 from seatrial.checks.fabric._algorithms import requests
 from seatrial.checks.fabric.transport import CHECK, RankTransport, TransportOptions
 from seatrial.discover import nccl_log
 from seatrial.discover.fabric import RdmaDevice, RdmaFacts
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Measurement, Metric, Outcome
+from seatrial.model import Measurement, Outcome, Why
 from seatrial.worker import measure
 from tests.paths import FIXTURES
 
@@ -73,22 +74,27 @@ def test_nvlink_passes(context: Context, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("gpu", "gpus", "channels", "expected", "missing"),
+    ("gpu", "gpus", "channels", "reason", "missing"),
     [
-        ("NVIDIA H200", 4, 16, "yes", 0),
-        ("NVIDIA H200", 4, 0, "yes", 4),
-        ("NVIDIA H200", 2, 0, "no: 2 GPUs on a node", None),
-        ("NVIDIA H200", 4, None, "no: the log of n0/gpu0 has no number of NVLS channels", None),
-        ("NVIDIA A100-SXM4-80GB", 8, 0, "no: NVIDIA A100-SXM4-80GB: the switches do not reduce", None),
+        ("NVIDIA H200", 4, 16, "", 0),
+        ("NVIDIA H200", 4, 0, "", 4),
+        ("NVIDIA H200", 2, 0, "2 GPUs on a node", None),
+        ("NVIDIA H200", 4, None, "the log of n0/gpu0 has no number of NVLS channels", None),
+        ("NVIDIA A100-SXM4-80GB", 8, 0, "NVIDIA A100-SXM4-80GB: the switches do not reduce", None),
     ],
 )
 def test_nvls_is_missing_only_where_the_switches_reduce(
-    gpu: str, gpus: int, channels: int | None, expected: str, missing: int | None
+    gpu: str, gpus: int, channels: int | None, reason: str, missing: int | None
 ) -> None:
     log = nccl_log.NcclLog(nvls_channels=channels)
     ranks = {f"n0/gpu{index}": RankTransport(log, (), "", "", gpu) for index in range(gpus)}
-    values = {item.name: item.value for item in transport._nvls_observations(ranks) if isinstance(item, Fact | Metric)}
-    assert (values["nvls_expected"], values.get("nvls_missing")) == (expected, missing)
+    answer = transport._nvls_missing(ranks, {"NCCL_ALGO": "Ring"})
+    if missing is None:
+        assert isinstance(answer, NoValue)
+        assert (answer.names, answer.why, answer.reason) == (("nvls_missing",), Why.DOES_NOT_APPLY, reason)
+    else:
+        evidence = {"ranks": [*ranks] if missing else [], "settings": {"NCCL_ALGO": "Ring"}}
+        assert answer == Value("nvls_missing", missing, (), None, evidence)
 
 
 def test_sockets_fail_only_with_an_active_rdma_port(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +106,9 @@ def test_sockets_fail_only_with_an_active_rdma_port(context: Context, monkeypatc
     assert outcomes(measurement)["socket_despite_rdma"] is Outcome.FAIL
     (verdict,) = [verdict for verdict in judge_check(CHECK, [measurement], {}, "t") if verdict.outcome is Outcome.FAIL]
     assert "mlx5_0/1" in verdict.evidence
+    (evidence,) = (metric.evidence for metric in measurement.metrics if metric.name == "socket_despite_rdma")
+    assert isinstance(evidence, dict)
+    assert evidence["active_rdma_ports"] == {"n0/gpu0": ["mlx5_0/1"], "n0/gpu1": ["mlx5_0/1"]}
     assert outcomes(run_check(context, monkeypatch, log, sockets_expected=True))["socket_despite_rdma"] is Outcome.SKIP
 
 
@@ -108,7 +117,7 @@ def test_sockets_are_an_error_where_ports_cannot_be_read(context: Context, monke
     (context.root / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
     measurement = run_check(context, monkeypatch, log)
     assert "mlx5_0/1 state: " in str(measurement.error)
-    assert Outcome.PASS not in outcomes(measurement).values()
+    assert outcomes(measurement) == {"": Outcome.ERROR, "nvls_missing": Outcome.SKIP}, "2 GPUs need no NVLS"
     assert run_check(context, monkeypatch, log, sockets_expected=True).error is None
     assert run_check(context, monkeypatch, LOGS / "h200-nvlink-2.28.9.log").error is None
 

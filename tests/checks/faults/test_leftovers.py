@@ -44,7 +44,7 @@ def test_processes_with_the_run_directory(tmp_path: Path, stopped: bool) -> None
     with process(job) as worker, process(JOB_DIR=job) as child:
         if stopped:
             os.kill(worker, signal.SIGSTOP)
-            until(lambda: "stopped" in str(measure_leftovers(tmp_path).facts))
+            until(lambda: "stopped" in str(measure_leftovers(tmp_path).metrics[0].evidence))
         measurement = measure_leftovers(tmp_path)
     (verdict,) = judge(CHECK, measurement)
     assert verdict.outcome is Outcome.FAIL

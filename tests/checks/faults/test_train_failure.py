@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
+from seatrial.checks.declare import Answer, answers
 from seatrial.checks.faults import failing_job
 from seatrial.checks.faults.failing_job import ERROR_MESSAGE, Fault, FaultRecord
 from seatrial.checks.faults.train_failure import (
@@ -18,7 +19,7 @@ from seatrial.checks.faults.train_failure import (
     _env_unset_args,
     _read_fault,
     _with_short_timeout,
-    allocation_observations,
+    allocation_observation,
     leftover_observations,
     report_observations,
 )
@@ -26,15 +27,15 @@ from seatrial.config.schema import Config
 from seatrial.discover.slurm_facts import UNKNOWN, JobRecord
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
+    CLUSTER,
+    Absent,
     Decision,
     DecisionValue,
-    Fact,
     JobResult,
     JobState,
     Measurement,
     Metric,
     NotApplicable,
-    Observation,
     Outcome,
     SeatrialError,
     Trial,
@@ -100,19 +101,20 @@ def injected_fault(fault: Fault, time: float = FAULT_TIME) -> FaultRecord:
     return FaultRecord(fault=fault, rank=3, node="node1", subject="node1/rank3", pid=41, time=time)
 
 
-def verdicts(observed: Iterable[Observation]) -> list[Verdict]:
-    observations = list(observed)
-    facts = {"scheduler": "slurm"} | {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
-    metrics = tuple(metric for metric in observations if isinstance(metric, Metric))
-    return judge_check(CHECK, [Measurement(check=CHECK.name, subject="login", metrics=metrics, facts=facts)], {}, "")
+def verdicts(answered: Iterable[Answer]) -> list[Verdict]:
+    observations = list(answers(answered, CHECK.declared, CHECK.name, {None: CLUSTER}))
+    metrics = tuple(each for each in observations if isinstance(each, Metric))
+    absent = tuple(each for each in observations if isinstance(each, Absent))
+    measurement = Measurement(check=CHECK.name, subject="login", metrics=metrics, absent=absent)
+    return judge_check(CHECK, [measurement], {}, "")
 
 
-def failed(observed: Iterable[Observation]) -> dict[str, str]:
+def failed(observed: Iterable[Answer]) -> dict[str, str]:
     """Returns the evidence of failed metrics by name."""
     return {verdict.metric: verdict.evidence for verdict in verdicts(observed) if verdict.outcome is Outcome.FAIL}
 
 
-def passed(observed: Iterable[Observation]) -> set[str]:
+def passed(observed: Iterable[Answer]) -> set[str]:
     return {verdict.metric for verdict in verdicts(observed) if verdict.outcome is Outcome.PASS}
 
 
@@ -190,17 +192,16 @@ class TestLeftovers:
     def test_job_in_the_queue(self, job: JobRecord, outcome: Outcome) -> None:
         outcomes = [
             verdict.outcome
-            for verdict in verdicts(allocation_observations("stop", job))
+            for verdict in verdicts([allocation_observation("stop", job)])
             if verdict.metric == "leftover_jobs.stop" and verdict.value is not None
         ]
         assert outcomes == [outcome]
 
     def measurement(self, node: str, *processes: str, error: str | None = None) -> Measurement:
-        count = Metric(name="leftover_processes", value=len(processes), unit="count", subject=node)
-        facts = {"leftovers": [*processes]}
-        return Measurement(
-            check="nodes.leftovers", subject=node, metrics=() if error else (count,), facts=facts, error=error
-        )
+        evidence: list[JsonValue] = [*processes]
+        name, number = "leftover_processes", len(processes)
+        count = Metric(name=name, value=number, unit="count", subject=node, evidence=evidence or None)
+        return Measurement(check="nodes.leftovers", subject=node, metrics=() if error else (count,), error=error)
 
     def test_process_on_one_node(self) -> None:
         measurements = [
@@ -220,11 +221,6 @@ class TestLeftovers:
         for second in ([], [self.measurement("node0")], [self.measurement("node1", error="node1 is drained")]):
             with pytest.raises(SeatrialError, match=r"of 2 nodes reported"):
                 list(leftover_observations("kill", [self.measurement("node0"), *second], 2))
-
-    def test_no_queue_without_scheduler(self) -> None:
-        observations = [Fact(name="scheduler", value="none")]
-        skipped = {verdict.metric for verdict in verdicts(observations) if verdict.outcome is Outcome.SKIP}
-        assert skipped == {f"leftover_jobs.{fault}" for fault in FAULTS}
 
 
 class TestRunErrors:
@@ -304,9 +300,10 @@ def test_three_faults_with_two_processes(tmp_path: Path) -> None:
     assert (code, program.left_behind()) == (0, []), output + err
     measurement = single_measurement(tmp_path / "run")
     assert list(values(measurement, "root_cause_named")) == [1, 1, 1]
+    assert [each.metric for each in measurement.absent] == [f"leftover_jobs.{fault}" for fault in FAULTS]
     # heartbeat_timeout_s of the check, not the minute of the trial; it counts from the last heartbeat before the stop
     assert 15 - HEARTBEAT_INTERVAL_S < list(values(measurement, "job_end_s"))[2] < 60 - HEARTBEAT_INTERVAL_S
-    stop_record = str(measurement.facts["fault.stop"])
+    stop_record = next(str(each.evidence) for each in measurement.metrics if each.name == "ended_in_time.stop")
     assert "stopped by a signal" in stop_record
     assert "limit 45 s: teardown_s 30 s + heartbeat_timeout_s 15 s" in stop_record
     runs = [load((tmp_path / "run" / artifact.path).parent) for artifact in measurement.artifacts]

@@ -44,10 +44,11 @@ def test_faults_on_two_nodes_and_interruption(make_cluster: Callable[..., Cluste
         "node0",
         "node1",
     }
+    evidence = {metric.name: str(metric.evidence) for metric in measurement.metrics}
     for fault in FAULTS:
-        assert "'root_cause': 'rank 3 (node1/rank3, pid " in str(measurement.facts[f"fault.{fault}"])
-        assert "on node[0-1]" in str(measurement.facts[f"job.{fault}"])
-        assert "KillWait 2 s" in str(measurement.facts[f"fault.{fault}"])
+        assert "'root_cause': 'rank 3 (node1/rank3, pid " in evidence[f"root_cause_named.{fault}"]
+        assert "on node[0-1]" in evidence[f"leftover_jobs.{fault}"]
+        assert "KillWait 2 s" in evidence[f"ended_in_time.{fault}"]
 
     program = Program(*arguments, tmp_path / "interrupted", env=cluster.env)
     until(lambda: "RUNNING" in cluster.run(["squeue", "--noheader", "-o", "%T"]).stdout)

@@ -12,15 +12,16 @@ import pytest
 from seatrial.bench import compute, rank
 from seatrial.bench.compute import BurnResult
 from seatrial.bench.timing import DeviceTiming
-from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Context
+from seatrial.checks.base import Context
 from seatrial.checks.gpu import burn as device_burn
-from seatrial.checks.gpu.burn import CHECK, COUNTER_UNITS, MAX_CURVE_POINTS, THROTTLE_REASONS
+from seatrial.checks.gpu.burn import CHECK, MAX_CURVE_POINTS
 from seatrial.config.expect import declared_unit
 from seatrial.discover.gpu_counters import GPU_COUNTERS
 from seatrial.discover.nvml import NvmlReader
 from seatrial.hardware.references import References, Sku
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Outcome, Reason, ReferenceValue
+from seatrial.model import Measurement, Outcome, Reason, ReferenceValue, Why
+from seatrial.model.telemetry import THROTTLE_REASONS
 from seatrial.telemetry import error_counts, gpu_load
 from seatrial.telemetry.gpu_load import LoadSample
 from seatrial.worker import measure
@@ -124,15 +125,23 @@ def test_healthy_gpu_at_its_power_cap(burn: Callable[..., Measurement]) -> None:
     # same unit as the GPU load sampler
     assert {metric.unit for metric in measurement.metrics if metric.name == "temperature_max"} == {"°C"}
     assert metrics["throttled_share"] == 0
-    assert measurement.facts["clocks_event_reasons_percent"] == {"software power cap": 100.0}
+    assert throttling_evidence(measurement) == {"software power cap": 100.0}
     assert {metric.subject for metric in measurement.metrics} == {"n/gpu5"}
+
+
+def throttling_evidence(measurement: Measurement) -> Any:
+    (throttled,) = (metric for metric in measurement.metrics if metric.name == "throttled_share")
+    assert isinstance(throttled.evidence, dict)
+    return throttled.evidence["percent of samples"]
 
 
 def test_every_metric_is_declared_with_its_unit(burn: Callable[..., Measurement]) -> None:
     measurement = burn()
-    assert {f"new_errors.{counter}" for counter in COUNTER_UNITS} < {metric.name for metric in measurement.metrics}
+    counters = {name for name in CHECK.units if name.startswith("new_errors.")}
+    assert {"pcie_replay_rate", *counters} < {metric.name for metric in measurement.metrics}
+    assert len(counters) == len(GPU_COUNTERS) - 1
     for metric in measurement.metrics:
-        assert declared_unit(metric.name, CHECK.metrics) == metric.unit
+        assert declared_unit(metric.name, CHECK.units) == metric.unit
 
 
 @pytest.mark.parametrize("reason", THROTTLE_REASONS)
@@ -140,7 +149,7 @@ def test_one_throttled_sample_of_ten_fails(reason: str, burn: Callable[..., Meas
     measurement = burn(FakeGpuState(reasons=("software power cap", reason)))
     assert judged(measurement) == {**DTYPES_NOT_RUN, "throttled_share": Outcome.FAIL}
     assert {metric.name: metric.value for metric in measurement.metrics}["throttled_share"] == 10
-    assert measurement.facts["clocks_event_reasons_percent"] == {"software power cap": 100.0, reason: 10.0}
+    assert throttling_evidence(measurement) == {"software power cap": 100.0, reason: 10.0}
 
 
 @pytest.mark.parametrize(
@@ -160,6 +169,13 @@ def test_new_errors(counter: str, outcome: Outcome, burn: Callable[..., Measurem
     assert judged(burn(FakeGpuState(increases={counter: 1}))) == {**DTYPES_NOT_RUN, f"new_errors.{counter}": outcome}
 
 
+def test_evidence_of_new_errors(burn: Callable[..., Measurement]) -> None:
+    measurement = burn(FakeGpuState(increases={"xid": 1}, xids=[79]))
+    evidence = {metric.name: metric.evidence for metric in measurement.metrics if metric.name.startswith("new_errors.")}
+    assert evidence.pop("new_errors.xid") == {"before": 0, "xids": [79]}
+    assert set(evidence.values()) == {None}
+
+
 @pytest.mark.parametrize("counter", ["ecc_corrected", "nvlink_crc_flits", "nvlink_crc_data"])
 def test_corrected_errors_are_not_judged(counter: str, burn: Callable[..., Measurement]) -> None:
     assert judged(burn(FakeGpuState(increases={counter: 50}))) == DTYPES_NOT_RUN
@@ -174,18 +190,16 @@ def test_pcie_replay_rate(burn: Callable[..., Measurement]) -> None:
     }
 
 
-@pytest.mark.parametrize(("denied", "fact"), [({"xid"}, PERMISSION_DENIED), (set(), NOT_SUPPORTED)])
-def test_unavailable_counter_is_skipped_with_the_reason(
-    burn: Callable[..., Measurement], denied: set[str], fact: str
-) -> None:
+@pytest.mark.parametrize("denied", [{"xid"}, set()])
+def test_unavailable_counter_is_skipped_with_the_reason(burn: Callable[..., Measurement], denied: set[str]) -> None:
     unavailable = {"xid": "Insufficient Permissions"}
     measured = burn(FakeGpuState(increases={"xid": None}, unavailable=unavailable, permission_denied=denied))
-    assert measured.facts["xid_readable"] == f"{fact}: Insufficient Permissions"
+    (absent,) = (each for each in measured.absent if each.metric == "new_errors.xid")
+    assert (absent.why, absent.reason) == (Why.DOES_NOT_APPLY, "Insufficient Permissions")
     verdicts = judge_check(CHECK, [measured], {}, "t", References(None, [SKU]))
     (verdict,) = [verdict for verdict in verdicts if verdict.metric == "new_errors.xid"]
     assert verdict.outcome is Outcome.SKIP
-    assert verdict.reasons == (Reason.NOT_APPLICABLE,)
-    assert "Insufficient Permissions" in verdict.message
+    assert (verdict.reasons, verdict.detail) == ((Reason.NOT_APPLICABLE,), "Insufficient Permissions")
 
 
 def test_unreadable_counter_is_an_error(burn: Callable[..., Measurement]) -> None:
@@ -232,3 +246,5 @@ def test_cpu_has_accuracy_only(tmp_path: Path) -> None:
     assert {verdict.outcome for verdict in verdicts} == {Outcome.PASS, Outcome.SKIP}
     assert [verdict.metric for verdict in verdicts if verdict.outcome is Outcome.PASS] == ["relative_error.fp32"]
     assert [series.name for series in measurement.series] == ["tflops"]
+    answered = {each.metric for each in measurement.absent} | {metric.name for metric in measurement.metrics}
+    assert answered == CHECK.units.keys()

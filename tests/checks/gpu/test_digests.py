@@ -44,7 +44,8 @@ def test_equal_digests_need_one_round(runs: Runs) -> None:
     assert mismatches(runs["healthy"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 0}
     assert set(judged(runs["healthy"]).values()) == {Outcome.PASS}
     facts = runs["healthy"][0].facts
-    assert (facts["rounds"], facts["dtypes"], facts["digests"], facts["unique_models"]) == (1, ["fp32"], [], [])
+    assert (facts["rounds"], facts["dtypes"]) == (1, ["fp32"])
+    assert {metric.evidence for metric in runs["healthy"][0].metrics} == {None}
     assert [len(measurement.metrics) for measurement in runs["healthy"]] == [4, 0, 0]
 
 
@@ -78,14 +79,17 @@ def test_one_wrong_device_of_three(runs: Runs) -> None:
     assert mismatches(runs["one_wrong"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 2}
     assert judged(runs["one_wrong"])["node2/rank2"] is Outcome.FAIL
     assert judged(runs["one_wrong"])["node0/rank0"] is Outcome.PASS
-    first, second = cast("list[dict[str, list[str]]]", runs["one_wrong"][0].facts["digests"])
-    assert first == second
-    assert first["node2/rank2"] == ["wrong"] != first["node0/rank0"]
+    evidence = {metric.subject: metric.evidence for metric in runs["one_wrong"][0].metrics}
+    assert evidence.pop("node2/rank2") == [{"fp32": "wrong"}, {"fp32": "wrong"}]
+    assert set(evidence.values()) == {None}
 
 
 def test_transient_mismatch_counts_one_round(runs: Runs) -> None:
     assert mismatches(runs["transient"]) == {"node0/rank0": 0, "node1/rank1": 0, "node2/rank2": 1}
     assert judged(runs["transient"])["node2/rank2"] is Outcome.FAIL
+    evidence = next(each.evidence for each in runs["transient"][0].metrics if each.subject == "node2/rank2")
+    first, second = cast("list[dict[str, str]]", evidence)
+    assert first["fp32"] == "wrong" != second["fp32"]
 
 
 def test_two_different_digests_have_no_majority(runs: Runs) -> None:
@@ -93,7 +97,7 @@ def test_two_different_digests_have_no_majority(runs: Runs) -> None:
     assert judged(runs["two_differ"]) == {
         "node0/rank0": Outcome.FAIL,
         "node1/rank1": Outcome.FAIL,
-        "node2/rank2": Outcome.SKIP,  # unique model, exempt
+        "node2/rank2": Outcome.SKIP,  # unique model
     }
 
 
@@ -106,7 +110,8 @@ def test_device_without_peer_is_a_warning(runs: Runs, name: str, unique: str) ->
     assert unique not in mismatches(runs[name])
     assert len(mismatches(runs[name])) == 2
     assert judged(runs[name], "uncompared_devices") == {"cluster": Outcome.WARN}
-    assert runs[name][0].facts["unique_models"] == [unique]
+    assert [each.evidence for each in runs[name][0].metrics if each.name == "uncompared_devices"] == [[unique]]
+    assert [(each.metric, each.subject) for each in runs[name][0].absent] == [("digest_mismatches", unique)]
 
 
 def test_all_ranks_skip_without_peers(runs: Runs) -> None:

@@ -65,14 +65,15 @@ def test_cpu_has_float32_accuracy_only(tmp_path: Path) -> None:
 
 
 def unsupported_types(measurement: Measurement) -> dict[str, str]:
-    """Return the fact unsupported_types, and assert that its reasons are in the verdicts."""
-    reasons = measurement.facts["unsupported_types"]
-    assert isinstance(reasons, dict)
-    for verdict in judge_check(CHECK, [measurement], {}, "t"):
-        if (reason := reasons.get(verdict.metric.partition(".")[2])) and verdict.metric.startswith("relative_error."):
-            assert verdict.reasons == (Reason.NOT_APPLICABLE,)
-            assert str(reason) in verdict.message
-    return {dtype: str(reason) for dtype, reason in reasons.items()}
+    """Return dtype → why it has no accuracy, and assert that its speed and both verdicts have the same reason."""
+    reasons = {each.metric: each.reason for each in measurement.absent}
+    verdicts = [each for each in judge_check(CHECK, [measurement], {}, "t") if each.metric in reasons]
+    accuracies = {name.partition(".")[2]: reason for name, reason in reasons.items() if name.startswith("relative_")}
+    for dtype, reason in accuracies.items():
+        assert reasons[f"tflops.{dtype}"] == reason
+        (verdict,) = (each for each in verdicts if each.metric == f"relative_error.{dtype}")
+        assert (verdict.reasons, verdict.detail) == ((Reason.NOT_APPLICABLE,), reason)
+    return accuracies
 
 
 def test_reason_of_an_unsupported_dtype(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_metrics_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     for dtype, speed in SPEEDS.items():
         assert metrics[f"tflops.{dtype}"].value == pytest.approx(speed)
         assert metrics[f"tflops.{dtype}"].samples == pytest.approx((speed, speed, speed / 2))
-    assert all(declared_unit(metric.name, CHECK.metrics) == metric.unit for metric in measurement.metrics)
+    assert all(declared_unit(metric.name, CHECK.units) == metric.unit for metric in measurement.metrics)
 
 
 def test_each_dtype_has_a_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from seatrial.checks import catalog
 from seatrial.checks.base import Context
 from seatrial.checks.gpu.inventory import CHECK
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Outcome, Reason, Verdict, worst
+from seatrial.model import Measurement, Outcome, Reason, Verdict, Why, worst
 from seatrial.worker import measure
 from tests.fakes.nvml import (
     FakeGpu,
@@ -88,10 +88,10 @@ def outcome_of(verdicts: dict[tuple[str, str], Verdict], metric: str) -> Outcome
 def test_declaration(runner: InventoryRunner) -> None:
     assert catalog()["gpu.inventory"] is CHECK
     measurement = runner.measure(FakeNvml(*board()), expected=4)
-    assert {(metric.name, metric.unit) for metric in measurement.metrics} == set(CHECK.metrics.items())
-    assert {rule.metric for rule in CHECK.rules} == set(CHECK.metrics)
-    conditions = {name for rule in CHECK.rules for name in rule.applies_if}
-    assert conditions <= set(measurement.facts)
+    assert {(metric.name, metric.unit) for metric in measurement.metrics} == set(CHECK.units.items())
+    assert measurement.absent == ()
+    assert {rule.metric for rule in CHECK.rules} == set(CHECK.units)
+    assert {each.name for each in CHECK.declared if each.per is None} == {"gpus_missing", "gpus_hidden", "gpu_models"}
 
 
 def test_healthy_board(runner: InventoryRunner) -> None:
@@ -233,8 +233,8 @@ def test_all_nvlinks_of_a_board_down_is_an_error(runner: InventoryRunner, name: 
     }
     verdicts = runner.judge(FakeNvml(h200(0, **links_down), h200(1, **links_down)))
     (error,) = (verdict for verdict in verdicts.values() if verdict.outcome is Outcome.ERROR)
-    assert "not measured: gpu0, gpu1 nvlinks_down: " in error.message
-    assert "nvlinks_down" not in {metric for metric, _ in verdicts}
+    assert (error.metric, error.subject, error.reasons) == ("nvlinks_down", "node3", (Reason.METRIC_PARTLY_MISSING,))
+    assert "all links may be down" in error.detail
 
 
 def test_all_nvlinks_of_a_board_with_fabric_down(runner: InventoryRunner) -> None:
@@ -310,14 +310,18 @@ def test_failed_reading_of_one_nvlink(runner: InventoryRunner) -> None:
 )
 def test_reading_that_fails_on_all_gpus_is_an_error(runner: InventoryRunner, call: str, metrics: set[str]) -> None:
     gpus = [h200(index, **{call: nvml_error("NoPermission")}) for index in range(2)]
-    assert runner.not_passed(*gpus) == {("", ""): Outcome.ERROR}
-    error = runner.measure(FakeNvml(*gpus)).error or ""
-    assert all(f"gpu0, gpu1 {metric}: Insufficient Permissions" in error for metric in metrics)
+    assert runner.not_passed(*gpus) == {(metric, ""): Outcome.ERROR for metric in metrics}
+    unreadable = {(each.metric, each.subject, each.why) for each in runner.measure(FakeNvml(*gpus)).absent}
+    subjects = ("node3/gpu0", "node3/gpu1")
+    assert unreadable == {(metric, subject, Why.UNREADABLE) for metric in metrics for subject in subjects}
 
 
 def test_failed_reading_without_a_gpu_of_the_same_model_is_an_error(runner: InventoryRunner) -> None:
     unreadable = h200(1, nvmlDeviceGetComputeRunningProcesses_v3=nvml_error("NoPermission"))
-    assert runner.not_passed(geforce(0), unreadable) == {("gpu_models", ""): Outcome.WARN, ("", ""): Outcome.ERROR}
+    assert runner.not_passed(geforce(0), unreadable) == {
+        ("gpu_models", ""): Outcome.WARN,
+        ("foreign_processes", ""): Outcome.ERROR,
+    }
 
 
 @pytest.mark.parametrize("kind", ["FunctionNotFound", "ArgumentVersionMismatch", "Deprecated"])
@@ -338,9 +342,9 @@ def test_failed_reading_without_a_gpu_of_the_same_model_is_an_error(runner: Inve
 def test_old_driver_is_an_error(runner: InventoryRunner, call: str, metric: str, kind: str) -> None:
     fake = FakeNvml(*(h200(index, **{call: nvml_error(kind)}) for index in range(2)))
     verdicts = runner.judge(fake)
-    (verdict,) = (verdict for verdict in verdicts.values() if verdict.outcome is Outcome.ERROR)
-    assert f"gpu0, gpu1 {metric}: " in verdict.message
-    assert call in verdict.message
+    errors = {verdict.metric: verdict for verdict in verdicts.values() if verdict.outcome is Outcome.ERROR}
+    assert metric in errors
+    assert all(call in verdict.detail for verdict in errors.values())
     assert Outcome.FAIL not in {verdict.outcome for verdict in verdicts.values()}
 
 
@@ -380,14 +384,15 @@ def test_feature_that_only_some_gpus_support(runner: InventoryRunner) -> None:
     verdicts = runner.judge(FakeNvml(geforce(0), h200(1)))
     assert {subject for (_, subject), verdict in verdicts.items() if verdict.outcome is Outcome.SKIP} == {"node3/gpu0"}
     assert verdicts["ecc_enabled", "node3/gpu0"].reasons == (Reason.NOT_APPLICABLE,)
-    assert "not supported by this GPU" in verdicts["ecc_enabled", "node3/gpu0"].message
+    assert "does not report ecc mode" in verdicts["ecc_enabled", "node3/gpu0"].detail
     assert verdicts["ecc_enabled", "node3/gpu1"].outcome is Outcome.PASS
     failed = runner.judge(FakeNvml(*board(nvmlDeviceGetRemappedRows=nvml_error("Unknown"))))
-    assert "Unknown Error" in failed["rows_remapped", "node3/gpu2"].message
+    assert failed["rows_remapped", "node3/gpu2"].outcome is Outcome.SKIP
+    assert "Unknown Error" in failed["rows_remapped", "node3/gpu2"].detail
     assert failed["readings_failed", "node3/gpu2"].outcome is Outcome.FAIL
 
 
-def test_exempt_metrics_do_not_cover_other_metrics(runner: InventoryRunner) -> None:
+def test_absent_metrics_do_not_cover_other_metrics(runner: InventoryRunner) -> None:
     measurement = runner.measure(FakeNvml(geforce(0), h200(1)))
     metrics = tuple(
         metric for metric in measurement.metrics if (metric.name, metric.subject) != ("persistence", "node3/gpu0")
@@ -433,6 +438,7 @@ class TestMissing:
         ]
         assert measurement.metrics[0].value == 2
         assert "NVML" in str(measurement.facts["nvml_unavailable"])
+        assert "nvml_unavailable: " in verdicts[0].evidence  # the fact of the cause driver_unusable
 
     def test_expected_gpus_missing(self, runner: InventoryRunner) -> None:
         measurement = runner.measure(FakeNvml(init=nvml_error("LibraryNotFound")), expected=8)
@@ -482,6 +488,9 @@ class TestVisibleDevices:
     def test_empty_list(self, runner: InventoryRunner) -> None:
         runner.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         assert runner.not_passed(*board()) == {}
+        absent = runner.measure(FakeNvml(*board())).absent
+        assert {each.metric for each in absent} == CHECK.units.keys() - {"gpus_missing", "gpus_hidden"}
+        assert {(each.why, each.subject) for each in absent} == {(Why.DOES_NOT_APPLY, "")}
 
     def test_invalid_entry(self, runner: InventoryRunner) -> None:
         runner.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,9")
@@ -509,6 +518,7 @@ class TestProcesses:
         measurement = runner.measure(FakeNvml(h200(nvmlDeviceGetComputeRunningProcesses_v3=others)))
         listed = measurement.facts["foreign_processes"]
         assert isinstance(listed, list)
+        assert [each.evidence for each in measurement.metrics if each.name == "foreign_processes"] == [listed]
         parent, invisible = listed
         assert isinstance(parent, dict)
         assert isinstance(invisible, dict)

@@ -47,7 +47,7 @@ def outcome(measurement: Measurement) -> Outcome:
 def test_an_xid_for_which_nvidia_asks_for_a_reset_or_repair_warns(number: int, tmp_path: Path) -> None:
     measurement = measured(tmp_path, 13, number)
     assert outcome(measurement) is Outcome.WARN
-    assert f"['1 s after boot, PCI 0000:3b:00: Xid {number} (" in str(measurement.facts["xids_of_hardware"])
+    assert f"['1 s after boot, PCI 0000:3b:00: Xid {number} (" in str(measurement.metrics[0].evidence)
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 94, 154, 99999])
@@ -60,7 +60,7 @@ def test_an_xid_of_a_program_or_without_an_action_passes(number: int, tmp_path: 
 def test_a_container_without_the_log_skips(tmp_path: Path) -> None:
     measurement = measured(tmp_path)
     assert outcome(measurement) is Outcome.SKIP
-    assert str(measurement.facts["log_status"]).startswith("not_supported: ")
+    assert "No such file" in measurement.absent[0].reason
 
 
 def test_a_user_who_may_not_read_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_user_who_may_not_read_it_skips(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(kernel_log, "read", refuse)
     measurement = measured(tmp_path)
     assert outcome(measurement) is Outcome.SKIP
-    assert str(measurement.facts["log_status"]).startswith("permission_denied: ")
+    assert "Operation not permitted" in measurement.absent[0].reason
 
 
 def test_a_node_without_gpus_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

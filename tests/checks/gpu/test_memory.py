@@ -56,7 +56,7 @@ def test_cpu_memory(tmp_path: Path) -> None:
     measurement = measure(CHECK, make_context(tmp_path, "cpu"), {"size": "1MiB", "seconds": 0.05})
     assert measurement.error is None
     assert judged(measurement) == {"wrong_words": Outcome.PASS, "tested_share": Outcome.SKIP, "copy": Outcome.SKIP}
-    assert all(declared_unit(metric.name, CHECK.metrics) == metric.unit for metric in measurement.metrics)
+    assert all(declared_unit(metric.name, CHECK.units) == metric.unit for metric in measurement.metrics)
 
 
 def test_bandwidth_counts_reads_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def test_another_model_or_an_unreadable_name_fails(monkeypatch: pytest.MonkeyPat
     bad = measured(FakeNvml(h200(0), geforce(1), nameless), monkeypatch, tmp_path)
     (verdict,) = judge_check(CHECK, [bad], {}, "")
     assert (verdict.outcome, verdict.value) == (Outcome.FAIL, 2)
-    assert bad.facts["other_models"] == ["gpu1: NVIDIA GeForce RTX 4090", "gpu2: name not readable"]
+    others = ["gpu1: NVIDIA GeForce RTX 4090", "gpu2: name not readable"]
+    assert bad.metrics[0].evidence == {"expected": "h200", "other models": others}
 
 
 def test_without_a_gpu_or_an_expected_model_it_does_not_apply(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

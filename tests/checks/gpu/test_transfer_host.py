@@ -31,7 +31,7 @@ def test_every_rank_has_all_metrics(measured: list[Measurement]) -> None:
     for measurement, subject in zip(measured, ("node0/rank0", "node0/rank1", "node1/rank2"), strict=True):
         assert measurement.error is None
         metrics = {metric.name: metric for metric in measurement.metrics}
-        assert {name: metric.unit for name, metric in metrics.items()} == dict(CHECK.metrics)
+        assert {name: metric.unit for name, metric in metrics.items()} == dict(CHECK.units)
         assert {metric.subject for metric in metrics.values()} == {subject}
 
 
@@ -62,7 +62,7 @@ def test_concurrent_bandwidth_is_not_compared_with_reference_values() -> None:
     def outcomes(*values: float) -> list[Outcome]:
         facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
         metrics = [
-            tuple(Metric(name=name, value=value, unit="GB/s", subject=f"n/gpu{gpu}") for name in CHECK.metrics)
+            tuple(Metric(name=name, value=value, unit="GB/s", subject=f"n/gpu{gpu}") for name in CHECK.units)
             for gpu, value in enumerate(values)
         ]
         measurements = [

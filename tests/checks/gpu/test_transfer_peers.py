@@ -39,8 +39,9 @@ def test_local_rank_0_reports_every_ordered_pair(runs: Runs) -> None:
         f"node0/rank{a}->rank{b}" for a in range(3) for b in range(3) if a != b
     }
     assert [measurement.metrics for measurement in others] == [(), ()]
-    assert values(first_rank, "peer_access")["node0/rank0->rank1"] == 1
-    assert values(first_rank, "peer_access")["node0/rank1->rank0"] == 0
+    evidence = {metric.subject: metric.evidence for metric in first_rank.metrics if metric.name == "unidirectional"}
+    assert evidence["node0/rank0->rank1"] == {"peer access": "yes"}
+    assert evidence["node0/rank1->rank0"] == {"peer access": "no"}
 
 
 def test_bidirectional_counts_both_directions(runs: Runs) -> None:

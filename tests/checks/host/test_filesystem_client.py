@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks.base import Context
 from seatrial.checks.host.filesystem_client import CHECK, ClientOptions
@@ -60,6 +61,10 @@ class Node:
         assert measurement.error is None
         return measurement
 
+    def evidence(self, name: str) -> JsonValue:
+        (evidence,) = (metric.evidence for metric in self.measure().metrics if metric.name == name)
+        return evidence
+
     def outcomes(self) -> Outcomes:
         by_metric: Outcomes = {}
         for verdict in judge_check(CHECK, [self.measure()], {}, "t"):
@@ -108,6 +113,7 @@ def test_a_used_up_quota_fails(node: Node) -> None:
     node.mount("home", "nfs4", "vers=4.2,rsize=1048576,wsize=1048576,hard,local_lock=none")
     node.tools["quota"] = read("quota-over.txt")
     assert node.outcomes()["quota_used.home"] == {Outcome.FAIL, Outcome.WARN}
+    assert "quota -u" in str(node.evidence("quota_used.home"))
     assert node.commands[0] == ["quota", "-u", "-v", "-w", "-f", node.paths["home"]]
 
 
@@ -129,8 +135,9 @@ def test_unwise_settings_and_a_misplaced_path(node: Node) -> None:
     node.mount("local_scratch", "nfs", "vers=3,rsize=8192,wsize=1048576,soft,local_lock=all")
     outcomes = node.outcomes()
     assert outcomes["unwise_settings"] == outcomes["paths_misplaced"] == {Outcome.WARN}
-    unwise: Any = node.measure().facts["unwise_settings"]
-    assert set(unwise["local_scratch"]) == {"rsize", "recovery", "local_lock"}
+    unwise: Any = node.evidence("unwise_settings")
+    assert set(unwise) == {f"{setting} of local_scratch" for setting in ("rsize", "recovery", "local_lock")}
+    assert node.evidence("paths_misplaced") == {"local_scratch": "NFS"}
 
 
 def test_a_local_disk_has_no_quota_tool_and_no_servers(node: Node) -> None:
@@ -171,7 +178,7 @@ def test_a_path_that_does_not_exist_is_not_looked_up_in_its_parent(node: Node) -
     node.mount("home", "nfs", "hard")
     node.paths["hf_cache"] = str(node.root / "home" / "not" / "mounted")
     assert node.outcomes()["paths_not_found"] == {Outcome.FAIL}
-    assert "No such file" in str(node.measure().facts["not_found"])
+    assert "No such file" in str(node.evidence("paths_not_found"))
 
 
 def test_default_paths_are_those_of_this_process(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,9 @@ def metrics(measurements: list[Measurement]) -> dict[str, float]:
 
 
 def failed(measurements: list[Measurement]) -> dict[str, str]:
-    reasons = measurements[0].facts["failed"]
+    (evidence,) = (metric.evidence for metric in measurements[0].metrics if metric.name == "paths_failed")
+    assert isinstance(evidence, dict)
+    reasons = evidence["failed"]
     assert isinstance(reasons, dict)
     return {path: str(reason) for path, reason in reasons.items()}
 
@@ -76,7 +78,7 @@ def test_all_rates_are_declared(runs: Runs, out: Path) -> None:
     rates = {f"{operation}_{mode}.{out / 'a'}" for operation in OPERATIONS for mode in ("single", "concurrent")}
     assert {metric.name for metric in metrics} == rates | {"paths_failed"}
     assert {metric.name: metric.unit for metric in metrics} == {
-        metric.name: declared_unit(metric.name, CHECK.metrics) for metric in metrics
+        metric.name: declared_unit(metric.name, CHECK.units) for metric in metrics
     }
     assert [other.metrics for other in runs["three_nodes"][1:]] == [(), ()]
 

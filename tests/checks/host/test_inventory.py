@@ -4,12 +4,13 @@ import resource
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks.base import Context, Options
 from seatrial.checks.host.inventory import CHECK
 from seatrial.discover import clock, fabric, filesystem
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Measurement, Metric, Outcome
+from seatrial.model import Absent, Fact, Measurement, Metric, Outcome
 from seatrial.util import resolver
 from tests.discover import trees
 
@@ -29,11 +30,12 @@ def measure(root: Path, out: Path) -> Measurement:
         run_dir=out,
         root=root,
     )
-    observations = list(CHECK.measure(context, Options()))
+    observations = list(CHECK.observe(context, Options()))
     return Measurement(
         check=CHECK.name,
         subject=context.node,
         metrics=tuple(item for item in observations if isinstance(item, Metric)),
+        absent=tuple(item for item in observations if isinstance(item, Absent)),
         facts={item.name: item.value for item in observations if isinstance(item, Fact)},
     )
 
@@ -66,6 +68,10 @@ class Node:
     def measurement(self) -> Measurement:
         return measure(self.root, self.root)
 
+    def evidence(self, name: str) -> JsonValue:
+        (evidence,) = (metric.evidence for metric in self.measurement().metrics if metric.name == name)
+        return evidence
+
     def outcomes(self) -> dict[str, Outcome]:
         verdicts = judge_check(CHECK, [self.measurement()], {}, "test")
         return {verdict.metric: verdict.outcome for verdict in verdicts}
@@ -96,8 +102,8 @@ def test_this_machine(tmp_path: Path) -> None:
     """All declared metrics with their units, and no ERROR or UNJUDGED, on any machine."""
     measurement = measure(Path("/"), tmp_path)
     units = {metric.name: metric.unit for metric in measurement.metrics}
-    assert units == {name: unit for name, unit in CHECK.metrics.items() if name in units}
-    assert set(CHECK.metrics) - set(units) <= {"clock_synchronised"}  # not readable on some kernels
+    assert units == {name: unit for name, unit in CHECK.units.items() if name in units}
+    assert set(CHECK.units) - set(units) <= {"clock_synchronised"}  # not readable on some kernels
     outcomes = {verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "test")}
     assert not outcomes & {Outcome.ERROR, Outcome.UNJUDGED}
     areas = {"os", "cpu", "memory", "mounts", "nics", "rdma", "limits", "hostname", "clock", "software", "unreadable"}
@@ -106,17 +112,17 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 def test_every_metric_has_a_rule_with_meaning_and_fix() -> None:
-    assert sorted(rule.metric for rule in CHECK.rules) == sorted(CHECK.metrics)
+    assert sorted(rule.metric for rule in CHECK.rules) == sorted(CHECK.units)
     for rule in CHECK.rules:
         assert rule.expect is not None
-        assert rule.expect.unit == CHECK.metrics[rule.metric]
+        assert rule.expect.unit == CHECK.units[rule.metric]
         assert rule.meaning.endswith(".")
         assert len(rule.fix) > 20
 
 
 def test_healthy_node(node: Node) -> None:
     outcomes = node.outcomes()
-    assert set(outcomes) == set(CHECK.metrics)
+    assert set(outcomes) == set(CHECK.units)
     assert node.not_passed() == {}
     skipped = {metric for metric, outcome in outcomes.items() if outcome is Outcome.SKIP}
     assert skipped == {"memlock_unlimited", "rdma_inaccessible_devices", "rdma_inactive_ports"}
@@ -170,12 +176,14 @@ def test_hung_mount(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = mounts.model_copy(update={"filesystems": (*mounts.filesystems[:-1], hung)})
     monkeypatch.setattr(filesystem, "read", lambda _root: changed)
     assert node.outcomes()["hung_mounts"] is Outcome.FAIL
-    assert node.measurement().facts["hung_mounts"] == ["/shared"]
+    assert node.evidence("hung_mounts") == ["/shared"]
 
 
 def test_unreadable_mounts_are_an_error(node: Node) -> None:
     (node.root / "proc/self/mountinfo").unlink()
     assert node.outcomes()["hung_mounts"] is Outcome.ERROR
+    (absent,) = node.measurement().absent
+    assert "proc/self/mountinfo" in absent.reason
 
 
 @pytest.mark.parametrize(
@@ -219,7 +227,7 @@ def test_memlock_above_total_memory_or_with_capability(node: Node) -> None:
 def test_inactive_port(node: Node) -> None:
     trees.eight_mlx5(node.root)
     assert node.not_passed() == {"rdma_inactive_ports": Outcome.WARN}
-    assert node.measurement().facts["inactive_ports"] == ["mlx5_7/1 (DOWN, Polling)"]
+    assert node.evidence("rdma_inactive_ports") == ["mlx5_7/1 (DOWN, Polling)"]
 
 
 def test_inaccessible_rdma_device(node: Node) -> None:
@@ -227,6 +235,7 @@ def test_inaccessible_rdma_device(node: Node) -> None:
     trees.hca(node.root, "mlx5_0", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
     (node.root / "dev/infiniband/uverbs0").unlink()
     assert node.not_passed() == {"rdma_inaccessible_devices": Outcome.WARN}
+    assert node.evidence("rdma_inaccessible_devices") == ["mlx5_0"]
 
 
 def test_unreadable_rdma_device_is_a_warning(node: Node) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from seatrial.checks.declare import Value
 from seatrial.checks.host.nodes_connectivity import CHECK, compare_versions, read_versions
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Measurement, Metric, Outcome, Verdict
+from seatrial.model import Measurement, Outcome, Verdict
 from seatrial.util.resolver import RESOLVE_TIMEOUT_S
 from tests.bench.cluster import ONE, THREE, TWO, Scenario, run
 from tests.checks.host import nodes_driver
@@ -71,12 +72,18 @@ def fact(measurements: list[Measurement], name: str) -> Any:
     return measurements[0].facts[name]
 
 
+def evidence(measurements: list[Measurement], name: str) -> Any:
+    (evidence,) = (metric.evidence for metric in measurements[0].metrics if metric.name == name)
+    return evidence
+
+
 def values(measurements: list[Measurement], name: str) -> dict[str, float]:
     return {metric.subject: metric.value for metric in measurements[0].metrics if metric.name == name}
 
 
 def offset(measurements: list[Measurement], node: str) -> float:
-    return float(fact(measurements, "clocks")[node].split()[0])
+    (text,) = (each.evidence for each in measurements[0].metrics if (each.name, each.subject) == ("clock_skew", node))
+    return float(str(text).split()[0])
 
 
 @pytest.mark.parametrize("scenario", ["healthy", "two_ranks_a_node"])
@@ -88,7 +95,7 @@ def test_healthy_nodes(runs: Runs, scenario: str) -> None:
 
 def test_rank_0_reports_all_declared_metrics(runs: Runs) -> None:
     first_rank, *others = runs["healthy"]
-    assert {metric.name: metric.unit for metric in first_rank.metrics} == CHECK.metrics
+    assert {metric.name: metric.unit for metric in first_rank.metrics} == CHECK.units
     assert [(other.metrics, other.facts) for other in others] == [((), {}), ((), {})]
 
 
@@ -108,7 +115,9 @@ def test_one_node_is_skipped(runs: Runs) -> None:
 
 def test_unresolved_name_on_one_node(runs: Runs) -> None:
     assert not_passed(runs["unknown_name"]) == {"names_unresolved": Outcome.FAIL}
-    assert fact(runs["unknown_name"], "unresolved") == {"node2": "Name or service not known (on node1)"}
+    assert evidence(runs["unknown_name"], "names_unresolved")["unresolved"] == {
+        "node2": "Name or service not known (on node1)"
+    }
 
 
 def test_pods_resolve_the_names_of_pods(runs: Runs) -> None:
@@ -116,7 +125,9 @@ def test_pods_resolve_the_names_of_pods(runs: Runs) -> None:
     assert not_passed(runs["pods"]) == {}
     assert set(values(runs["pods"], "rtt")) == set(THREE)
     assert not_passed(runs["unknown_pod"]) == {"names_unresolved": Outcome.FAIL}
-    assert fact(runs["unknown_pod"], "unresolved") == {"job-2.job": "Name or service not known (on node1)"}
+    assert evidence(runs["unknown_pod"], "names_unresolved")["unresolved"] == {
+        "job-2.job": "Name or service not known (on node1)"
+    }
     assert fact(runs["unknown_pod"], "fault_places")["names_unresolved"] == {"node1": ["job-2.job"]}
 
 
@@ -127,13 +138,13 @@ def test_no_name_and_no_address(runs: Runs) -> None:
         "pairs_unreachable": Outcome.FAIL,
         "interfaces_unreadable": Outcome.WARN,
     }
-    assert fact(measurements, "interfaces_unreadable") == list(THREE)
-    assert list(fact(measurements, "unreachable")) == ["node1->node2"]
+    assert evidence(measurements, "interfaces_unreadable") == list(THREE)
+    assert list(evidence(measurements, "pairs_unreachable")["unreachable"]) == ["node1->node2"]
 
 
 def test_loopback_name_is_unresolved(runs: Runs) -> None:
     assert not_passed(runs["loopback_name"]) == {"names_unresolved": Outcome.FAIL}
-    ((name, reason),) = fact(runs["loopback_name"], "unresolved").items()
+    ((name, reason),) = evidence(runs["loopback_name"], "names_unresolved")["unresolved"].items()
     assert name == "node1"
     assert "127.0.1.1" in reason
     assert "(on node0, on node1, on node2)" in reason
@@ -141,14 +152,14 @@ def test_loopback_name_is_unresolved(runs: Runs) -> None:
 
 def test_resolver_timeout(runs: Runs) -> None:
     assert values(runs["resolver_hangs"], "names_unresolved") == {"cluster": 3}
-    assert "0.2 s" in str(fact(runs["resolver_hangs"], "unresolved"))
+    assert "0.2 s" in str(evidence(runs["resolver_hangs"], "names_unresolved")["unresolved"])
     assert values(runs["resolver_hangs"], "pairs_unreachable") == {"cluster": 0}
 
 
 @pytest.mark.parametrize("scenario", ["closed_port", "wrong_token", "no_answer"])
 def test_unreachable_node(runs: Runs, scenario: str) -> None:
     assert not_passed(runs[scenario]) == {"pairs_unreachable": Outcome.FAIL}
-    unreachable = fact(runs[scenario], "unreachable")
+    unreachable = evidence(runs[scenario], "pairs_unreachable")["unreachable"]
     assert set(unreachable) == {"node0->node2", "node1->node2"}
     assert all(unreachable.values())
     assert set(values(runs[scenario], "clock_skew")) == {"node1", "node2"}  # node2 can connect to the first node
@@ -189,7 +200,7 @@ def test_two_nodes_have_no_majority(runs: Runs) -> None:
     measurements = runs["other_kernel_of_two"]
     assert not_passed(measurements) == {"versions_differing": Outcome.WARN}
     both = {"kernel": {"5.15.0-105-generic": ["node0"], "6.8.0-31-generic": ["node1"]}}
-    assert fact(measurements, "version_differences") == both
+    assert evidence(measurements, "versions_differing")["version_differences"] == both
     (warning,) = (verdict for verdict in verdicts(measurements) if verdict.outcome is Outcome.WARN)
     assert "node1" in warning.evidence
 
@@ -205,28 +216,34 @@ def test_network_facts(runs: Runs) -> None:
 def test_other_mtu_on_one_node(runs: Runs) -> None:
     measurements = runs["mtu_1500_on_one"]
     assert not_passed(measurements) == {"network_differing": Outcome.WARN}
-    assert fact(measurements, "network_differing") == {"MTU": {"9000 B": ["node0", "node2"], "1500 B": ["node1"]}}
+    assert evidence(measurements, "network_differing")["network_differing"] == {
+        "MTU": {"9000 B": ["node0", "node2"], "1500 B": ["node1"]}
+    }
 
 
 def test_other_nccl_variable_on_one_node(runs: Runs) -> None:
     measurements = runs["other_nccl_variables"]
     assert not_passed(measurements) == {"network_differing": Outcome.WARN}
-    assert fact(measurements, "network_differing") == {"NCCL_NET": {"not set": ["node0", "node1"], "Socket": ["node2"]}}
+    assert evidence(measurements, "network_differing")["network_differing"] == {
+        "NCCL_NET": {"not set": ["node0", "node1"], "Socket": ["node2"]}
+    }
     (warning,) = (verdict for verdict in verdicts(measurements) if verdict.outcome is Outcome.WARN)
     assert "NCCL_NET" in warning.evidence
 
 
 def test_missing_component_is_a_difference() -> None:
     nodes: dict[str, dict[str, str | None]] = {name: {"driver": None if name == "c" else "570.1"} for name in "abcd"}
-    facts = {fact.name: fact.value for fact in compare_versions(nodes) if isinstance(fact, Fact)}
-    assert facts["version_differences"] == {"driver": {"570.1": ["a", "b", "d"], "none": ["c"]}}
-    assert facts["nodes_differing"] == {"c": {"driver": "none, majority: 570.1"}}
+    values = {answer.name: answer.evidence for answer in compare_versions(nodes) if isinstance(answer, Value)}
+    assert values["versions_differing"] == {
+        "version_differences": {"driver": {"570.1": ["a", "b", "d"], "none": ["c"]}}
+    }
+    assert values["nodes_differing"] == {"nodes_differing": {"c": {"driver": "none, majority: 570.1"}}}
 
 
 def test_half_is_not_a_majority() -> None:
     nodes: dict[str, dict[str, str | None]] = {name: {"torch": "2.1" if name in "ab" else "2.2"} for name in "abcd"}
-    metrics = {metric.name: metric.value for metric in compare_versions(nodes) if isinstance(metric, Metric)}
-    assert metrics == {"versions_differing": 1, "nodes_differing": 0}
+    values = {answer.name: answer.value for answer in compare_versions(nodes) if isinstance(answer, Value)}
+    assert values == {"versions_differing": 1, "nodes_differing": 0}
 
 
 def test_read_versions(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, nodes: Sequence[str], expected: in
         artifacts_dir=Path("/nowhere"),
         run_dir=Path("/nowhere"),
     )
-    observations = list(CHECK.measure(context, Options()))
+    observations = list(CHECK.observe(context, Options()))
     return Measurement(
         check=CHECK.name,
         subject=context.subject,
@@ -47,7 +47,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, nodes: Sequence[str], expected: in
 def test_number_of_nodes(nodes: list[str], expected: int, outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     measurement = measured(monkeypatch, nodes, expected)
     assert [verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")] == [outcome]
-    assert measurement.facts["ranks_by_node"] == {node: nodes.count(node) for node in nodes}
+    evidence = {metric.name: metric.evidence for metric in measurement.metrics}["nodes_missing"]
+    assert evidence == {"ranks_by_node": {node: nodes.count(node) for node in nodes}}
 
 
 def test_only_rank_0_reports(monkeypatch: pytest.MonkeyPatch) -> None:

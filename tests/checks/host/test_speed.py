@@ -9,25 +9,30 @@ import pytest
 
 from seatrial.bench import host_speed
 from seatrial.checks.base import Context
-from seatrial.checks.host.speed import CHECK, METRICS
+from seatrial.checks.host.speed import CHECK
 from seatrial.discover import cpu_memory, filesystem
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Metric, Outcome, Reason, Verdict
+from seatrial.model import Absent, Measurement, Metric, Outcome, Reason, Verdict, Why
 from seatrial.worker import measure
 
 MODEL = "Intel(R) Xeon(R) Platinum 8480C; CPUs: 112; NUMA nodes: 2"
 GOOD = {"hash_single": 1.2e6, "hash_all": 6e7, "memory_copy": 480.0, "disk_write": 2.8, "disk_read": 5.1}
 
 
-def node(name: str, values: Mapping[str, float], model: str = MODEL, local_disk: str = "yes") -> Measurement:
-    """A node with these values in place of the good ones."""
-    metrics = [
-        Metric(name=metric, value=value, unit=METRICS[metric], subject=name)
+def node(name: str, values: Mapping[str, float], model: str = MODEL, no_disk: str = "") -> Measurement:
+    """A node with these values in place of the good ones; ``no_disk``: why its disk was not measured."""
+    absent = tuple(
+        Absent(metric=metric, why=Why.DOES_NOT_APPLY, reason=no_disk)
+        for metric in ("disk_write", "disk_read")
+        if no_disk
+    )
+    metrics = tuple(
+        Metric(name=metric, value=value, unit=CHECK.units[metric], subject=name)
         for metric, value in {**GOOD, **values}.items()
-        if local_disk == "yes" or not metric.startswith("disk")
-    ]
-    facts = {"host": model, "cpu_known": "yes", "local_disk": local_disk}
-    return Measurement(check=CHECK.name, subject=name, rank=0, metrics=tuple(metrics), facts=facts)
+        if metric not in {each.metric for each in absent}
+    )
+    facts = {"host": model, "cpu_known": "yes"}
+    return Measurement(check=CHECK.name, subject=name, rank=0, metrics=metrics, absent=absent, facts=facts)
 
 
 def judge(*nodes: Measurement) -> dict[tuple[str, str], Verdict]:
@@ -78,7 +83,7 @@ def test_nodes_of_another_model_are_not_compared() -> None:
 
 
 def test_a_node_without_local_disk() -> None:
-    verdicts = judge(*good_nodes(3), node("n3", {}, local_disk="no: the run directory is on nfs4, not local"))
+    verdicts = judge(*good_nodes(3), node("n3", {}, no_disk="the run directory is on nfs4, not local"))
     assert verdicts["n3", "disk_write"].outcome is Outcome.SKIP
     assert "nfs4" in verdicts["n3", "disk_write"].detail
     assert verdicts["n3", "memory_copy"].outcome is Outcome.PASS
@@ -87,6 +92,13 @@ def test_a_node_without_local_disk() -> None:
 def test_a_missing_model_is_an_error() -> None:
     verdicts = judge(*good_nodes(3), node("n3", {}, model=""))
     assert verdicts["n3", "hash_all"].outcome is Outcome.ERROR
+
+
+def test_an_unreadable_model_is_skipped() -> None:
+    measurement = node("n3", {})
+    unreadable = {**measurement.facts, "cpu_known": "no: the CPU model is not readable"}
+    verdicts = judge(*good_nodes(3), measurement.model_copy(update={"facts": unreadable}))
+    assert verdicts["n3", "hash_all"].outcome is Outcome.SKIP
 
 
 def measured(tmp_path: Path) -> Measurement:
@@ -103,6 +115,11 @@ def measured(tmp_path: Path) -> Measurement:
     return measure(CHECK, context, {"seconds": 0.02, "disk_size": "4MiB"})
 
 
+def reasons(measurement: Measurement) -> dict[str, str]:
+    assert {absent.why for absent in measurement.absent} <= {Why.DOES_NOT_APPLY}
+    return {absent.metric: absent.reason for absent in measurement.absent}
+
+
 def values(measurement: Measurement) -> Mapping[str, float]:
     return {metric.name: metric.value for metric in measurement.metrics}
 
@@ -112,7 +129,7 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_speed, "disk_speed", lambda _path, size, _limit_s: host_speed.DiskSpeed(1.5, 2.5, size))
     measurement = measured(tmp_path)
     assert measurement.error is None
-    assert set(values(measurement)) == set(METRICS)
+    assert set(values(measurement)) == set(CHECK.units)
     assert min(values(measurement).values()) > 0
     assert {verdict.outcome for verdict in judge(measurement).values()} == {Outcome.SKIP}
     assert not list(tmp_path.iterdir())
@@ -127,6 +144,8 @@ def test_no_file_is_written_to_a_shared_filesystem(
     measurement = measured(tmp_path)
     assert measurement.error is None
     assert set(values(measurement)) == {"hash_single", "hash_all", "memory_copy"}
+    assert set(reasons(measurement)) == {"disk_write", "disk_read"}
+    assert (kind or "unknown") in reasons(measurement)["disk_read"]
 
 
 @pytest.mark.parametrize(("code", "error"), [(errno.EINVAL, False), (errno.EIO, True)])
@@ -138,13 +157,15 @@ def test_errors_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cod
     monkeypatch.setattr(host_speed, "disk_speed", fail)
     measurement = measured(tmp_path)
     assert (measurement.error is not None) is error
-    assert error or str(measurement.facts["local_disk"]).startswith("no: ")
+    assert error or "O_DIRECT" in reasons(measurement)["disk_write"]
 
 
 def test_a_full_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "filesystem_type", lambda _path: "xfs")
     monkeypatch.setattr(filesystem, "usage", lambda _root, path: filesystem.Usage(2**40, 2**22, True, path))
-    assert "disk_write" not in values(measured(tmp_path))
+    measurement = measured(tmp_path)
+    assert "disk_write" not in values(measurement)
+    assert "free space" in reasons(measurement)["disk_write"]
 
 
 def test_a_quota_limits_the_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +204,8 @@ def test_cpus_are_grouped_by_numa_node(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(cpu_memory, "read_cpu", lambda _root: cpu)
     monkeypatch.setattr(host_speed, "hash_rate", lambda _cpus, _seconds: 1.0)
     monkeypatch.setattr(host_speed, "copy_rates", copy_rates)
-    facts = measured(tmp_path).facts
+    measurement = measured(tmp_path)
     assert groups == [[[1, 2, 9], [6]]]
-    assert facts["memory_copy_by_numa_node"] == {"node0": 1.0, "node1": 1.0}
-    assert str(facts["host"]).endswith("; CPUs: 4; NUMA nodes: 2")
+    (memory_copy,) = (metric for metric in measurement.metrics if metric.name == "memory_copy")
+    assert memory_copy.evidence == {"by_numa_node": {"node0": 1.0, "node1": 1.0}}
+    assert str(measurement.facts["host"]).endswith("; CPUs: 4; NUMA nodes: 2")

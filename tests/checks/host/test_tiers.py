@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+from seatrial.checks.declare import NoValue, value
 from seatrial.checks.host import _tiers
 from seatrial.checks.host.filesystem_metadata import OPERATIONS
-from seatrial.model import Fact, Metric
+from seatrial.model import Why
 from seatrial.util import data_files
 from tests.paths import ROOT
 
@@ -31,12 +32,15 @@ def test_default_paths_follow_the_environment() -> None:
     assert _tiers.default_paths("/runs/1", {**environment, "HF_HOME": "/hf"})["hf_cache"] == "/hf"
 
 
-def test_unknown_tiers_are_counted_and_named() -> None:
-    fact, number = _tiers.observations(["home", "archive"])
-    assert isinstance(fact, Fact)
-    assert str(fact.value).startswith("not_supported: no thresholds for tier archive")
-    assert isinstance(number, Metric)
-    assert number.value == 1
-    known, _ = _tiers.observations(["home"])
-    assert isinstance(known, Fact)
-    assert known.value == "yes"
+def test_unknown_tiers_are_not_judged_and_named() -> None:
+    unknown, *without_path = _tiers.answers({"home": "/home", "archive": "/archive"})
+    assert isinstance(unknown, NoValue)
+    assert (unknown.names, unknown.why) == (("unknown_tiers",), Why.NOT_PERMITTED)
+    assert unknown.reason.startswith("no thresholds for tier archive")
+    names = [name for answer in without_path if isinstance(answer, NoValue) for name in answer.names]
+    assert names == ["*.run_directory", "*.hf_cache", "*.local_scratch"]
+
+
+def test_known_tiers() -> None:
+    (number,) = _tiers.answers(_tiers.default_paths("/run", {}))
+    assert number == value("unknown_tiers", 0)

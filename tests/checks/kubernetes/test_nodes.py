@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seatrial.checks.kubernetes.nodes import CHECK
-from seatrial.model import DecisionValue, Outcome
+from seatrial.model import DecisionValue, Outcome, Why
 from tests.checks.kubernetes.fake_cluster import DAEMON_SETS, KubernetesRunner, daemon_pod, node_list
 from tests.fakes.kubectl import Cluster
-from tests.fakes.slurm import judge, run_check
+from tests.fakes.slurm import judge, reasons, run_check
 from tests.processes import Program, load
 
 WARN, FAIL, ERROR = Outcome.WARN, Outcome.FAIL, Outcome.ERROR
@@ -20,11 +21,17 @@ def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KubernetesRunner:
     return KubernetesRunner(CHECK, monkeypatch, tmp_path)
 
 
+def evidence(runner: KubernetesRunner, name: str, subject: str = "cluster") -> Any:
+    (found,) = (each.evidence for each in runner.measure().metrics if (each.name, each.subject) == (name, subject))
+    return found
+
+
 def test_a_healthy_cluster(runner: KubernetesRunner) -> None:
     assert runner.not_passed() == {}
     values = {(metric.name, metric.subject): metric.value for metric in runner.measure().metrics}
     assert values["nodes", "cluster"] == 4  # control0 has no GPU
-    assert values["gpus_allocatable", "gpu3"] == 8
+    assert values["gpus_unhealthy", "gpu3"] == 0
+    assert {name for name, _ in values} == set(CHECK.units)
 
 
 def test_a_node_that_is_not_ready(runner: KubernetesRunner) -> None:
@@ -43,7 +50,7 @@ def test_a_node_that_is_not_ready(runner: KubernetesRunner) -> None:
     warnings = {"ready gpu2": WARN, "schedulable gpu2": WARN}
     assert runner.not_passed(nodes=3) == warnings
     assert runner.not_passed(nodes=4) == {**warnings, "nodes_missing": FAIL}
-    assert runner.measure().facts["unusable"] == {
+    assert evidence(runner, "nodes_missing") == {
         "gpu2": "Ready=Unknown: NodeStatusUnknown: Kubelet stopped posting node status.; "
         "taint node.kubernetes.io/unreachable:NoSchedule; taint node.kubernetes.io/unreachable:NoExecute"
     }
@@ -53,7 +60,8 @@ def test_unhealthy_gpu(runner: KubernetesRunner) -> None:
     """The kubelet keeps an unhealthy GPU in the capacity of its node."""
     runner.cluster.node("gpu1")["status"]["allocatable"]["nvidia.com/gpu"] = "7"
     assert runner.not_passed() == {"gpus_unhealthy gpu1": WARN, "nodes_missing": FAIL}
-    assert runner.measure().facts["unusable"] == {"gpu1": "7 nvidia.com/gpu allocatable, 8 requested"}
+    assert evidence(runner, "nodes_missing") == {"gpu1": "7 nvidia.com/gpu allocatable, 8 requested"}
+    assert evidence(runner, "gpus_unhealthy", "gpu1") == "7 of 8 allocatable"
 
 
 def test_allocatable_stuck_at_zero(runner: KubernetesRunner) -> None:
@@ -73,7 +81,7 @@ def test_node_without_device_plugin(runner: KubernetesRunner) -> None:
     ]
     bad = runner.not_passed()
     assert bad == {"gpus_below_expected gpu3": WARN, "operator_pods_missing gpu3": WARN, "nodes_missing": FAIL}
-    assert runner.measure().facts["operator_pods_missing"] == {"gpu3": [f"gpu-operator/{DAEMON_SETS[0]}"]}
+    assert evidence(runner, "operator_pods_missing", "gpu3") == [f"gpu-operator/{DAEMON_SETS[0]}"]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +123,9 @@ def test_problem_conditions(runner: KubernetesRunner) -> None:
     conditions = runner.cluster.node("gpu0")["status"]["conditions"]
     conditions += [{"type": kind, "status": status, "reason": "Test"} for kind, status in rows]
     assert runner.not_passed() == {"problem_conditions gpu0": WARN}
-    facts = runner.measure().facts
-    assert facts["problem_conditions"] == {"gpu0": ["GPUMissing=True: Test", "AcceleratedHardwareReady=False: Test"]}
-    assert facts["unknown_conditions"] == {"gpu0": ["RackMoved=True: Test"]}
+    conditions = ["GPUMissing=True: Test", "AcceleratedHardwareReady=False: Test"]
+    assert evidence(runner, "problem_conditions", "gpu0") == conditions
+    assert runner.measure().facts["unknown_conditions"] == {"gpu0": ["RackMoved=True: Test"]}
 
 
 def test_requested_devices_are_missing(runner: KubernetesRunner) -> None:
@@ -126,7 +134,7 @@ def test_requested_devices_are_missing(runner: KubernetesRunner) -> None:
     for part in ("capacity", "allocatable"):
         runner.cluster.node("gpu2")["status"][part]["rdma/ens34f0np0_roce"] = "0"
     assert runner.not_passed() == {"resources_missing gpu2": WARN, "nodes_missing": FAIL}
-    assert runner.measure().facts["resources_missing"] == {"gpu2": ["rdma/ens34f0np0_roce"]}
+    assert evidence(runner, "resources_missing", "gpu2") == ["rdma/ens34f0np0_roce"]
 
 
 def test_devices_that_other_nodes_have(runner: KubernetesRunner) -> None:
@@ -147,8 +155,35 @@ def test_versions_and_models_differ(runner: KubernetesRunner) -> None:
         "driver_version_differs gpu2": WARN,
         "gpu_model_differs gpu3": WARN,
     }
-    versions = runner.measure().facts["driver_versions"]
-    assert versions == {"580.65.06": ["gpu0", "gpu1", "gpu3"], "570.65.06": ["gpu2"]}
+    differing = {"node": "570.65.06", "most other nodes": "580.65.06"}
+    assert evidence(runner, "driver_version_differs", "gpu2") == differing
+    assert evidence(runner, "driver_version_differs", "gpu0") is None
+
+
+def test_a_single_node_is_not_compared(runner: KubernetesRunner) -> None:
+    runner.cluster.nodes = runner.cluster.nodes[:1]
+    measurement = runner.measure(nodes=1)
+    assert runner.not_passed(nodes=1) == {}
+    compared = {name for name in CHECK.units if name.endswith("_differs")}
+    compared |= {"topology_labels_missing", "operator_pods_missing"}
+    assert reasons(measurement, Why.DOES_NOT_APPLY) == dict.fromkeys(compared, "single node")
+    skipped = {verdict.metric for verdict in judge(CHECK, measurement) if verdict.outcome is Outcome.SKIP}
+    assert skipped == compared
+
+
+def test_nodes_without_labels_are_not_compared(runner: KubernetesRunner) -> None:
+    for node in runner.cluster.nodes:
+        labels = node["metadata"]["labels"]
+        for name in [name for name in labels if "driver" in name or name == "nvidia.com/gpu.product"]:
+            del labels[name]
+    assert reasons(runner.measure(), Why.DOES_NOT_APPLY) == dict.fromkeys(
+        ("driver_version_differs", "gpu_model_differs"), "no node has the labels of GPU Feature Discovery"
+    )
+
+
+@pytest.mark.parametrize("gpus", [0, None])
+def test_unexpected_gpus_are_not_counted(runner: KubernetesRunner, gpus: int | None) -> None:
+    assert "gpus_below_expected" in reasons(runner.measure(gpus=gpus), Why.DOES_NOT_APPLY)
 
 
 def test_two_nodes_that_differ_are_both_named(runner: KubernetesRunner) -> None:
@@ -166,9 +201,8 @@ def test_nvl72_clique_labels(runner: KubernetesRunner) -> None:
     assert runner.not_passed() == {}
     del runner.cluster.node("gpu3")["metadata"]["labels"]["nvidia.com/gpu.clique"]
     assert runner.not_passed() == {"topology_labels_missing gpu3": WARN}
-    facts = runner.measure().facts
-    assert facts["topology_labels_missing"] == {"gpu3": ["nvidia.com/gpu.clique"]}
-    assert facts["cliques"] == {"a2221497-dbce-4964-8826-684c3694fd45.2478": ["gpu0", "gpu1", "gpu2"]}
+    assert evidence(runner, "topology_labels_missing", "gpu3") == ["nvidia.com/gpu.clique"]
+    assert runner.measure().facts["cliques"] == {"a2221497-dbce-4964-8826-684c3694fd45.2478": ["gpu0", "gpu1", "gpu2"]}
 
 
 @pytest.mark.parametrize(("key", "value"), [("nvidia.com/gpu.sharing-strategy", "time-slicing"), ("", "")])
@@ -194,18 +228,14 @@ def test_mig_instances_are_not_counted_as_gpus(runner: KubernetesRunner, profile
             node["status"][part]["nvidia.com/gpu"] = "0" if profile == "INVALID" else "56"
     node["metadata"]["labels"] |= {f"nvidia.com/{key}": value for key, value in labels.items()}
     measurement = runner.measure()
-    values = {metric.name: metric.value for metric in measurement.metrics if metric.subject == "gpu1"}
     bad = {verdict.metric for verdict in judge(CHECK, measurement) if verdict.outcome in (FAIL, WARN, ERROR)}
-    reasons = measurement.facts["unusable"]
-    assert isinstance(reasons, dict)
+    unusable = evidence(runner, "nodes_missing")
     if profile:
-        assert values["gpus_allocatable"] == 0
         assert {"gpus_shared", "nodes_missing"} <= bad
-        assert f"MIG enabled; MIG instances are not supported ({labels['gpu.product']})" in str(reasons["gpu1"])
+        assert f"MIG enabled; MIG instances are not supported ({labels['gpu.product']})" in unusable["gpu1"]
     else:
-        assert values["gpus_allocatable"] == 8
         assert bad == {"gpu_model_differs"}
-        assert reasons == {}
+        assert unusable == {}
 
 
 def test_operator_pods(runner: KubernetesRunner) -> None:
@@ -216,9 +246,8 @@ def test_operator_pods(runner: KubernetesRunner) -> None:
     del validator["metadata"]["ownerReferences"]
     pods.append(validator)
     assert runner.not_passed() == {"operator_pods_not_ready gpu0": WARN}
-    assert runner.measure().facts["operator_pods_not_ready"] == {
-        "gpu0": [f"gpu-operator/{DAEMON_SETS[0]}-5crlk: CrashLoopBackOff"]
-    }
+    not_ready = [f"gpu-operator/{DAEMON_SETS[0]}-5crlk: CrashLoopBackOff"]
+    assert evidence(runner, "operator_pods_not_ready", "gpu0") == not_ready
 
 
 def test_without_operator_pods_the_rules_do_not_apply(runner: KubernetesRunner) -> None:

@@ -9,10 +9,10 @@ import pytest
 from seatrial.checks.kubernetes import _probe_pods
 from seatrial.checks.kubernetes.pods import CHECK
 from seatrial.discover.pod_probe import peers
-from seatrial.model import Outcome
+from seatrial.model import Outcome, Why
 from seatrial.util.processes import CommandResult
 from tests.checks.kubernetes.fake_cluster import KubernetesRunner, Object
-from tests.fakes.slurm import judge, run_check
+from tests.fakes.slurm import judge, not_passed, reasons, run_check
 
 FAIL, WARN, ERROR = Outcome.FAIL, Outcome.WARN, Outcome.ERROR
 FINDINGS = {
@@ -86,13 +86,18 @@ def fact(probes: Probes, name: str) -> Any:
     return probes.measure().facts[name]
 
 
+def evidence(probes: Probes, name: str) -> dict[str, Any]:
+    """Subject → the evidence of a metric."""
+    return {metric.subject: metric.evidence for metric in probes.measure().metrics if metric.name == name}
+
+
 def values(probes: Probes) -> dict[tuple[str, str], float]:
     return {(metric.name, metric.subject): metric.value for metric in probes.measure().metrics}
 
 
 def test_healthy_pods(probes: Probes) -> None:
     assert probes.not_passed() == {}
-    assert values(probes)["gpus_seen", "gpu2"] == 8
+    assert values(probes)["gpus_missing", "gpu2"] == 0
     assert values(probes)["start_seconds", "gpu2"] == 30
 
 
@@ -102,7 +107,7 @@ def test_a_kubelet_that_cannot_be_reached_is_the_cause(probes: Probes) -> None:
     measured = probes.measure()
     assert measured.error is not None
     assert "sh and df" not in measured.error
-    assert {metric.subject for metric in measured.metrics if metric.name == "gpus_seen"} == {"gpu0", "gpu1", "gpu3"}
+    assert {metric.subject for metric in measured.metrics if metric.name == "gpus_missing"} == {"gpu0", "gpu1", "gpu3"}
     failures: Any = measured.facts["job_failures"]
     (failure,) = failures
     assert (failure["cause"], failure["nodes"]) == ("kubernetes_kubelet_unreachable", ["gpu2"])
@@ -110,8 +115,10 @@ def test_a_kubelet_that_cannot_be_reached_is_the_cause(probes: Probes) -> None:
 
 
 def test_rules_of_rdma_do_not_apply_without_rdma(probes: Probes) -> None:
-    verdicts = {v.metric: v.outcome for v in judge(CHECK, probes.measure())}
-    assert (verdicts["rdma_devices_missing"], verdicts["memlock_unlimited"]) == (Outcome.SKIP, Outcome.SKIP)
+    measurement = probes.measure()
+    not_applicable = reasons(measurement, Why.DOES_NOT_APPLY)
+    assert {"rdma_devices_missing", "memlock_unlimited"} < not_applicable.keys()
+    assert {v.metric for v in judge(CHECK, measurement) if v.outcome is Outcome.SKIP} == not_applicable.keys()
 
 
 def test_gpus_of_one_pod_are_missing(probes: Probes) -> None:
@@ -120,7 +127,12 @@ def test_gpus_of_one_pod_are_missing(probes: Probes) -> None:
     probes.findings["gpu3"]["gpu_error"] = "Failed to initialize NVML: Unknown Error "
     assert probes.not_passed() == {"gpus_missing gpu1": FAIL, "gpus_missing gpu3": FAIL}
     assert values(probes)["gpus_missing", "gpu3"] == 8
-    assert fact(probes, "gpu_errors") == {"gpu3": "Failed to initialize NVML: Unknown Error"}
+    assert evidence(probes, "gpus_missing")["gpu3"] == "Failed to initialize NVML: Unknown Error"
+
+
+@pytest.mark.parametrize("gpus", [0, None])
+def test_unexpected_gpus_are_not_counted(probes: Probes, gpus: int | None) -> None:
+    assert "gpus_missing" in reasons(probes.measure(gpus=gpus), Why.DOES_NOT_APPLY)
 
 
 def test_shm_and_rdma(probes: Probes) -> None:
@@ -146,7 +158,7 @@ def test_a_name_that_does_not_resolve(probes: Probes) -> None:
     probes.unresolved = {"gpu2": [0, 1]}
     assert probes.not_passed() == {"names_unresolved gpu2": FAIL}
     assert probes.cluster.now == pytest.approx(_probe_pods.PROBE_S + _probe_pods.RESOLVE_S, abs=_probe_pods.POLL_S)
-    (names,) = fact(probes, "unresolved").values()
+    names = evidence(probes, "names_unresolved")["gpu2"]
     assert [name.rpartition("-")[2] for name in names] == ["0", "1"]
 
 
@@ -154,19 +166,26 @@ def test_image_without_getent(probes: Probes) -> None:
     for findings in probes.findings.values():
         findings["dns_error"] = "the image has no getent"
     probes.unresolved = {node: [0, 1, 2, 3] for node in probes.findings}
-    verdicts = {v.metric: v for v in judge(CHECK, probes.measure())}
-    assert verdicts["names_unresolved"].outcome is Outcome.SKIP
+    assert reasons(probes.measure(), Why.DOES_NOT_APPLY)["names_unresolved"] == "the image has no getent"
+    assert probes.not_passed() == {}
+
+
+def test_a_single_pod_has_nothing_to_compare(probes: Probes) -> None:
+    probes.findings = {"gpu0": dict(FINDINGS)}
+    measurement = probes.measure(nodes=1)
+    assert not_passed(judge(CHECK, measurement)) == {}
+    compared = {"names_unresolved", "image_digests", "image_pull_ratio"}
+    assert compared < reasons(measurement, Why.DOES_NOT_APPLY).keys()
 
 
 def test_image_that_one_node_cannot_pull(probes: Probes) -> None:
     message = 'Back-off pulling image "registry.example/seatrial:1"'
     probes.states["gpu1"] = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
     assert probes.not_passed() == {"pods_missing": FAIL, "started gpu1": FAIL}
-    facts: dict[str, Any] = probes.measure().facts
-    (state,) = facts["not_started"].values()
-    assert state.endswith(f"ImagePullBackOff: {message}")
-    assert facts["unresolved"] == {}  # the pod that did not start has no name
-    (failure,) = facts["job_failures"]
+    assert evidence(probes, "started")["gpu1"]["not_started"].endswith(f"ImagePullBackOff: {message}")
+    unresolved = evidence(probes, "names_unresolved")  # the pod that did not start has no name
+    assert unresolved == {"gpu0": [], "gpu2": [], "gpu3": []}
+    (failure,) = fact(probes, "job_failures")
     assert (failure["cause"], failure["nodes"]) == ("kubernetes_image_pull", ["gpu1"])
     assert failure["first_command"].startswith("kubectl describe pod -n team seatrial-probe-")
 
@@ -174,7 +193,7 @@ def test_image_that_one_node_cannot_pull(probes: Probes) -> None:
 def test_pod_without_a_node(probes: Probes) -> None:
     probes.unscheduled = {"gpu3"}
     assert probes.not_passed() == {"pods_missing": FAIL}
-    (state,) = fact(probes, "not_started").values()
+    (state,) = evidence(probes, "pods_missing")["cluster"]["not_started"].values()
     assert state.endswith("Unschedulable: 0/5 nodes are available: 5 Insufficient nvidia.com/gpu.")
 
 
@@ -200,8 +219,9 @@ def test_no_pod_at_all(probes: Probes) -> None:
     probes.cluster.probe_pods = events
     bad = probes.not_passed()
     assert bad.pop("pods_missing") is FAIL
-    assert set(bad.values()) == {ERROR}
-    assert fact(probes, "warnings") == [message]
+    unmeasured = {"started", "gpus_missing", "shm_bytes"}
+    assert bad == {f"{name} login": ERROR for name in unmeasured}
+    assert evidence(probes, "pods_missing")["cluster"]["warnings"] == [message]
     (failure,) = fact(probes, "job_failures")
     assert (failure["cause"], failure["name"], failure["nodes"]) == ("kubernetes_quota", "team", [])
 
@@ -264,12 +284,15 @@ def test_one_tag_with_two_digests(probes: Probes) -> None:
     ids = [f"registry.example/seatrial@sha256:{new}"] * 2 + [f"mirror.example/seatrial@sha256:{old}", f"sha256:{old}"]
     probes.image_ids = dict(zip(probes.findings, ids, strict=True))
     assert probes.not_passed() == {"image_digests": FAIL}
-    assert fact(probes, "images") == {f"sha256:{new}": ["gpu0", "gpu1"], f"sha256:{old}": ["gpu2"]}
+    assert evidence(probes, "image_digests")["cluster"] == {
+        f"sha256:{new}": ["gpu0", "gpu1"],
+        f"sha256:{old}": ["gpu2"],
+    }
     probes.image_ids = dict.fromkeys(probes.findings, ids[0])
     assert probes.not_passed() == {}
     assert values(probes)["image_digests", "cluster"] == 1
     probes.image_ids = {}
-    assert {v.metric: v.outcome for v in judge(CHECK, probes.measure())}["image_digests"] is Outcome.SKIP
+    assert "image_digests" in reasons(probes.measure(), Why.DOES_NOT_APPLY)
 
 
 def test_events_that_the_user_may_not_list(probes: Probes) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.slurm.binding import CHECK, METRICS, RULES
-from seatrial.model import Measurement, Outcome
+from seatrial.checks.slurm.binding import CHECK
+from seatrial.model import Measurement, Outcome, Why
 from tests.checks.slurm.fake_cluster import FakeCluster, ProbeCheckRunner
-from tests.fakes.slurm import NODES, failure, recorded, run_check, success
+from tests.fakes.slurm import NODES, failure, judge, reasons, recorded, run_check, success
 from tests.paths import FIXTURES
 
 TASKS = (FIXTURES / "slurm-task/rig-confined.txt").read_text()
@@ -48,7 +48,7 @@ def binding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Binding:
 def test_a_healthy_cluster(binding: Binding) -> None:
     assert binding.problems() == {}
     measured = {metric.name for metric in binding.measured().metrics}
-    assert {rule.metric for rule in RULES} == set(METRICS) == measured | {"numa_distance"}
+    assert set(CHECK.units) == measured | {"numa_distance"}
 
 
 def test_submit_options_of_job_and_steps(binding: Binding) -> None:
@@ -92,6 +92,8 @@ class TestCpus:
     def test_two_tasks_on_the_same_cpu(self, binding: Binding) -> None:
         binding.change("^3: cpus=1", "3: cpus=0")
         assert binding.problems() == {"cpus_shared node1": Outcome.FAIL}
+        evidence = {m.subject: m.evidence for m in binding.measured().metrics if m.name == "cpus_shared"}
+        assert evidence == {"node0": [], "node1": [0]}
 
     def test_cpus_are_not_judged_without_binding(self, binding: Binding) -> None:
         binding.slurm.settings = UNCONFINED
@@ -112,6 +114,10 @@ class TestMemory:
     def test_invisible_cgroup_is_an_error(self, binding: Binding) -> None:
         binding.change("^([0-3]): memory=.*\n", "")
         assert binding.problems() == {"memory_confined login": Outcome.ERROR}
+
+    def test_invisible_cgroup_of_one_task_is_an_error(self, binding: Binding) -> None:
+        binding.change("^2: memory=.*\n", "")
+        assert binding.problems() == {"memory_confined node1/rank2": Outcome.ERROR}
 
     def test_not_configured(self, binding: Binding) -> None:
         binding.slurm.settings["ConstrainRAMSpace"] = "no"
@@ -144,7 +150,9 @@ class TestGpus:
     def test_one_gpu_per_node_needs_no_isolation(self, binding: Binding) -> None:
         binding.tasks = binding.single_task
         assert binding.problems(gpus=1) == {}
-        assert binding.measured(gpus=1).facts["gpu_isolation_tested"] == "no: one GPU per node"
+        facts, verdicts = binding.measured(gpus=1).facts, judge(CHECK, binding.measured(gpus=1))
+        assert facts["gpu_isolation_tested"] == "no: one GPU per node"
+        assert {v.outcome for v in verdicts if v.metric == "gpus_accessible"} == {Outcome.SKIP}
 
     def test_gpus_by_cuda_index_without_device_cgroups(self, binding: Binding) -> None:
         binding.slurm.settings["ConstrainDevices"] = "no"
@@ -164,7 +172,9 @@ class TestGpus:
     def test_gpus_that_slurm_cannot_allocate(self, binding: Binding, settings: dict[str, str], reason: str) -> None:
         binding.slurm.settings |= settings
         measurement = binding.measured()
-        assert measurement.facts["gpu_per_task"] == f"no: {reason}"
+        gpu_metrics = ("gpus_per_task", "gpus_shared", "gpus_accessible", "devices_confined", "numa_distance")
+        assert reasons(measurement, Why.DOES_NOT_APPLY) == dict.fromkeys(gpu_metrics, reason)
+        assert {v.metric for v in judge(CHECK, measurement) if v.outcome is Outcome.SKIP} == set(gpu_metrics)
         assert {metric.name for metric in measurement.metrics} == {
             *("cpus_missing", "cpus_outside_allocation", "cpus_shared", "memory_confined"),
         }
@@ -198,11 +208,11 @@ class TestNumaDistance:
     def test_unreadable_distance_has_a_reason(self, binding: Binding) -> None:
         self.sockets(binding, 1)
         measurement = binding.measured()
-        numa = measurement.facts["numa"]
-        assert isinstance(numa, dict)
-        assert numa["node0/rank1"] == 10
-        assert "nvidia-smi" in str(numa["node0/rank0"])
-        assert measurement.facts["numa_distance_readable"] == "yes"
+        distances = {m.subject: m.value for m in measurement.metrics if m.name == "numa_distance"}
+        unknown = {each.subject: each.reason for each in measurement.absent if each.metric == "numa_distance"}
+        assert distances == {"node0/rank1": 10}
+        assert unknown.keys() == {"node0/rank0", "node1/rank2", "node1/rank3"}
+        assert all("nvidia-smi" in reason for reason in unknown.values())
 
 
 class TestErrors:

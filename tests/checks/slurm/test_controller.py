@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.slurm.controller import CHECK, METRICS, RULES
-from seatrial.model import Outcome
-from tests.fakes.slurm import CheckRunner, Reply, cluster, config_with, recorded, run_check, success
+from seatrial.checks.slurm.controller import CHECK
+from seatrial.model import Outcome, Why
+from tests.fakes.slurm import CheckRunner, Reply, cluster, config_with, reasons, recorded, run_check, success
 
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 GOOD = {
@@ -30,9 +30,10 @@ def settings(**changes: str) -> dict[str, Reply]:
     return {**cluster(), "scontrol show config": config_with(**(GOOD | changes))}
 
 
-def test_every_rule_has_a_measured_metric(runner: CheckRunner) -> None:
-    measured = {metric.name for metric in runner.measure(settings(), (4, 2)).metrics}
-    assert {rule.metric for rule in RULES} == measured == set(METRICS)
+def test_every_metric_has_a_value(runner: CheckRunner) -> None:
+    measured = runner.measure(settings(), (4, 2))
+    assert {metric.name for metric in measured.metrics} == set(CHECK.units)
+    assert measured.absent == ()
 
 
 def test_recommended_settings_pass(runner: CheckRunner) -> None:
@@ -40,10 +41,11 @@ def test_recommended_settings_pass(runner: CheckRunner) -> None:
 
 
 def test_facts(runner: CheckRunner) -> None:
-    facts = runner.measure(settings(), (4, 2)).facts
+    measured = runner.measure(settings(), (4, 2))
+    facts, evidence = measured.facts, {metric.name: metric.evidence for metric in measured.metrics}
     assert facts["version"] == "22.05.8"
     assert facts["select_type_parameters"] == ["CR_CORE_MEMORY"]
-    assert facts["controllers"] == [{"role": "primary", "host": "ctl", "up": True}]
+    assert evidence["controllers_up"] == {"controllers": [{"role": "primary", "host": "ctl", "up": True}]}
     assert facts["mpi_default"] == "none"
 
 
@@ -65,7 +67,21 @@ def test_problematic_setting_is_a_warning(runner: CheckRunner, key: str, value: 
 
 
 def test_unverified_configuration_is_not_judged(runner: CheckRunner) -> None:
-    assert runner.not_passed(settings(HASH_VAL="Not Verified")) == {}
+    replies = settings(HASH_VAL="Not Verified")
+    assert runner.not_passed(replies) == {}
+    assert reasons(runner.measure(replies, (4, 2)), Why.DOES_NOT_APPLY).keys() == {"configuration_differs"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "metric"),
+    [
+        ("ProctrackType", "(null)", "proctrack_loses_processes"),
+        ("KillWait", "UNLIMITED", "kill_wait"),
+        ("SlurmdTimeout", "(null)", "dead_nodes_detected"),
+    ],
+)
+def test_unreadable_setting_is_an_error(runner: CheckRunner, key: str, value: str, metric: str) -> None:
+    assert runner.not_passed(settings(**{key: value})) == {f"{metric} login": Outcome.ERROR}
 
 
 class TestGpus:
@@ -74,7 +90,9 @@ class TestGpus:
 
     @pytest.mark.parametrize("expected", [None, 0])
     def test_no_gpus_expected(self, runner: CheckRunner, expected: int | None) -> None:
-        assert runner.not_passed(settings(GresTypes="(null)"), gpus=expected) == {}
+        replies = settings(GresTypes="(null)")
+        assert runner.not_passed(replies, gpus=expected) == {}
+        assert reasons(runner.measure(replies, (4, expected)), Why.DOES_NOT_APPLY).keys() == {"gpu_gres_configured"}
 
 
 class TestLockedMemory:
@@ -85,9 +103,12 @@ class TestLockedMemory:
         runner.monkeypatch.setattr(resource, "getrlimit", lambda which: (8 * 2**20, 8 * 2**20))
 
     def test_limit_is_propagated(self, runner: CheckRunner) -> None:
-        (verdict,) = (v for v in runner.verdicts(settings()) if v.outcome is Outcome.WARN)
-        assert verdict.metric == "memlock_limit_propagated"
-        assert "submit_host_memlock: 8388608" in verdict.evidence
+        assert runner.not_passed(settings()) == {"memlock_limit_propagated": Outcome.WARN}
+        evidence = {metric.name: metric.evidence for metric in runner.measure(settings(), (4, 2)).metrics}
+        assert evidence["memlock_limit_propagated"] == {
+            "propagate_resource_limits": ["ALL"],
+            "submit_host_memlock": 8 * 2**20,
+        }
 
     @pytest.mark.parametrize(
         ("changes", "propagated"),

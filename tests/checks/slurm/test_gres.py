@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from seatrial.checks.base import Context
-from seatrial.checks.slurm.gres import CHECK, METRICS, RULES
-from seatrial.model import Measurement, Outcome
+from seatrial.checks.slurm.gres import CHECK
+from seatrial.model import Measurement, Outcome, Why
 from seatrial.worker import measure
 from tests.fakes.nvml import FakeNvml, h200, nvml_error
-from tests.fakes.slurm import NEWER_NODES, FakeSlurm, Reply, failure, judge, not_passed, recorded, success
+from tests.fakes.slurm import NEWER_NODES, FakeSlurm, Reply, failure, judge, not_passed, reasons, recorded, success
 
 NODE = """\
 NodeName=gpu1 Arch=x86_64 CoresPerSocket=32
@@ -71,24 +71,36 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 def test_gpu_counts_match(machine: Machine) -> None:
     measurement = machine.measure("gpu:h200:2(S:0-1)", h200(0), h200(1))
     assert not_passed(judge(CHECK, measurement)) == {}
-    assert {metric.name for metric in measurement.metrics} == set(METRICS)
-    assert {rule.metric for rule in RULES} <= set(METRICS)
-    assert (measurement.facts["gres"], measurement.facts["models"]) == ("gpu:h200:2", ["NVIDIA H200"])
+    assert {metric.name for metric in measurement.metrics} == set(CHECK.units)
+
+
+def evidence(measurement: Measurement) -> Any:
+    """The evidence of gpus_missing."""
+    return next(metric.evidence for metric in measurement.metrics if metric.name == "gpus_missing")
 
 
 def test_evidence_has_both_counts(machine: Machine) -> None:
-    measurement = machine.measure("gpu:h200:2", h200(0))
-    (verdict,) = (verdict for verdict in judge(CHECK, measurement) if verdict.outcome is Outcome.FAIL)
-    assert '"2 GPUs by Slurm"; detected: "1 GPUs by NVML"; gres: "gpu:h200:2"' in verdict.evidence
+    assert evidence(machine.measure("gpu:h200:2", h200(0))) == {
+        "configured": "2 GPUs by Slurm",
+        "detected": "1 GPUs by NVML",
+        "gres": "gpu:h200:2",
+        "models": ["NVIDIA H200"],
+        "nvml_unavailable": None,
+        "gpus_lost": [],
+    }
 
 
 def test_no_driver(machine: Machine) -> None:
     assert machine.not_passed("gpu:h200:2") == {MISSING: Outcome.FAIL}
-    assert "libnvidia-ml" in str(machine.measure("gpu:h200:2").facts["nvml_unavailable"])
+    measurement = machine.measure("gpu:h200:2")
+    assert "libnvidia-ml" in str(measurement.facts["nvml_unavailable"])
+    assert evidence(measurement)["nvml_unavailable"] == measurement.facts["nvml_unavailable"]
 
 
 def test_gpus_not_configured(machine: Machine) -> None:
-    assert machine.not_passed("(null)", h200(0), h200(1), expected=None) == {UNLISTED: Outcome.FAIL}
+    measurement = machine.measure("(null)", h200(0), h200(1), expected=None)
+    assert not_passed(judge(CHECK, measurement)) == {f"{UNLISTED}.cluster.example": Outcome.FAIL}
+    assert reasons(measurement, Why.DOES_NOT_APPLY).keys() == {"gpus_below_expected"}
 
 
 def test_fewer_gpus_configured_than_detected(machine: Machine) -> None:
@@ -98,7 +110,7 @@ def test_fewer_gpus_configured_than_detected(machine: Machine) -> None:
 def test_lost_gpu(machine: Machine) -> None:
     measurement = machine.measure("gpu:2", h200(0), h200(1).lost())
     assert not_passed(judge(CHECK, measurement)) == {"gpus_missing gpu1.cluster.example": Outcome.FAIL}
-    assert "lost" in str(measurement.facts["gpus_lost"])
+    assert "lost" in str(evidence(measurement)["gpus_lost"])
 
 
 def test_fewer_configured_than_expected(machine: Machine) -> None:
@@ -158,7 +170,7 @@ class TestNodeName:
     def test_output_of_slurm_24(self, machine: Machine) -> None:
         replies = {"scontrol show node gpu1": success(NEWER_NODES.read_text())}
         measurement = machine.measure("", *map(h200, range(8)), expected=8, replies=replies)
-        assert measurement.facts["configured"] == "8 GPUs by Slurm"
+        assert evidence(measurement)["configured"] == "8 GPUs by Slurm"
         assert not_passed(judge(CHECK, measurement)) == {}
 
 

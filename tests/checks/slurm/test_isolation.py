@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.slurm.isolation import CHECK, METRICS, RULES
-from seatrial.model import Measurement, Outcome
+from seatrial.checks.slurm.isolation import CHECK
+from seatrial.model import Measurement, Outcome, Why
 from seatrial.util.processes import CommandResult
 from tests.checks.slurm.fake_cluster import FakeCluster, ProbeCheckRunner
-from tests.fakes.slurm import PARTITIONS, recorded, run_check, success
+from tests.fakes.slurm import PARTITIONS, judge, reasons, recorded, run_check, success
 from tests.paths import FIXTURES
 
 TASKS = (FIXTURES / "slurm-task/rig-confined.txt").read_text()
 DETAILS = "JobId=1\n   NodeList=node0\n     Nodes=node0 CPU_IDs=0 Mem=1000 GRES=gpu:fake:1(IDX:0)\n"
-ACCESSIBLE = "gpus_accessible_to_both login"
+GPU_METRICS = ("gpus_shared", "gpus_accessible_to_both")
 OUTPUT = {
     rank: re.sub(f"^(?!{rank}: ).*\n", "", TASKS, flags=re.MULTILINE).replace(f"{rank}: ", "0: ") for rank in "01"
 }
@@ -51,7 +51,9 @@ def isolation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Isolation:
 
 def test_two_jobs_without_shared_resources(isolation: Isolation) -> None:
     assert isolation.problems() == {}
-    assert {metric.name for metric in isolation.measured().metrics} == set(METRICS) == {rule.metric for rule in RULES}
+    measured = isolation.measured()
+    assert {metric.name for metric in measured.metrics} == set(CHECK.units)
+    assert measured.absent == ()
 
 
 def test_submit_options_of_jobs_and_steps(isolation: Isolation) -> None:
@@ -96,12 +98,12 @@ class TestSharedResources:
         isolation.change_second("^(0: opened=.*)", r"\1\n0: opened=/rig/dev/gpu0")
         assert isolation.problems() == {"gpus_accessible_to_both node0": Outcome.FAIL}
 
-    def test_facts_of_both_jobs(self, isolation: Isolation) -> None:
+    def test_evidence_of_both_jobs(self, isolation: Isolation) -> None:
         isolation.change_second("^0: cpus=1", "0: cpus=0-1")
-        facts = isolation.measured().facts
-        assert isinstance(facts["first_job"], dict)
-        assert isinstance(facts["second_job"], dict)
-        assert (facts["first_job"]["cpus"], facts["second_job"]["cpus"]) == ([0], [0, 1])
+        for metric in isolation.measured().metrics:
+            evidence: Any = metric.evidence
+            assert (evidence["first_job"]["cpus"], evidence["second_job"]["cpus"]) == ([0], [0, 1])
+            assert evidence["first_job"]["gpus"] == ["/rig/dev/gpu0"]
 
 
 class TestNotApplicable:
@@ -131,23 +133,48 @@ class TestNotApplicable:
     def test_one_gpu_per_node(self, isolation: Isolation) -> None:
         assert isolation.problems(gpus=1) == {}
         assert "--gres=gpu:1" not in isolation.slurm.submitted[0]
-        assert str(isolation.measured(gpus=1).facts["gpus_compared"]).startswith("no: 1 GPUs per node")
+        not_applicable = reasons(isolation.measured(gpus=1), Why.DOES_NOT_APPLY)
+        assert not_applicable == dict.fromkeys(GPU_METRICS, "1 GPUs per node; two jobs need one GPU each")
 
     def test_no_gpus_in_slurm(self, isolation: Isolation) -> None:
         isolation.slurm.settings["GresTypes"] = "(null)"
         assert isolation.problems() == {}
-        assert {metric.name for metric in isolation.measured().metrics} == {"cpus_shared"}
+        measured = isolation.measured()
+        assert {metric.name for metric in measured.metrics} == {"cpus_shared"}
+        assert reasons(measured, Why.DOES_NOT_APPLY).keys() == set(GPU_METRICS)
+
+    def test_devices_without_cgroups(self, isolation: Isolation) -> None:
+        isolation.slurm.settings["ConstrainDevices"] = "no"
+        isolation.change_second("^0: cuda=0", "0: cuda=1")
+        measured = isolation.measured()
+        assert {metric.name for metric in measured.metrics} == {"cpus_shared", "gpus_shared"}
+        assert reasons(measured, Why.DOES_NOT_APPLY) == {
+            "gpus_accessible_to_both": "TaskPlugin=task/affinity,task/cgroup, ConstrainDevices=no"
+        }
+        assert isolation.problems() == {}
 
 
 class TestOneJobPerNode:
+    def reason(self, isolation: Isolation) -> str:
+        """The reason why no metric applies; each has the verdict SKIP, although Slurm is there."""
+        measured = isolation.measured()
+        not_applicable = reasons(measured, Why.DOES_NOT_APPLY)
+        assert not_applicable.keys() == set(CHECK.units)
+        assert {(verdict.metric, verdict.outcome) for verdict in judge(CHECK, measured)} == {
+            (name, Outcome.SKIP) for name in CHECK.units
+        }
+        assert (measured.skipped, measured.error) == (None, None)
+        (reason,) = set(not_applicable.values())
+        return reason
+
     def test_whole_nodes(self, isolation: Isolation) -> None:
         isolation.slurm.settings["SelectType"] = "select/linear"
-        assert "SelectType=select/linear" in str(isolation.measured().skipped)
+        assert "SelectType=select/linear" in self.reason(isolation)
         assert isolation.slurm.submitted == []
 
     def test_exclusive_partition(self, isolation: Isolation) -> None:
         isolation.slurm.overrides[PARTITIONS] = partitions("EXCLUSIVE")
-        assert "partition gpu has OverSubscribe=EXCLUSIVE" in str(isolation.measured().skipped)
+        assert "partition gpu has OverSubscribe=EXCLUSIVE" in self.reason(isolation)
 
     def test_selected_partition_is_not_exclusive(self, isolation: Isolation) -> None:
         isolation.slurm.overrides[PARTITIONS] = partitions("EXCLUSIVE")
@@ -183,7 +210,8 @@ class TestErrors:
 
     def test_unknown_gpu_of_a_job(self, isolation: Isolation) -> None:
         isolation.change_second("^0: opened=.*\n", "")
-        assert isolation.problems() == dict.fromkeys(("gpus_shared login", ACCESSIBLE), Outcome.ERROR)
+        assert isolation.problems() == {f"{name} login": Outcome.ERROR for name in GPU_METRICS}
+        assert reasons(isolation.measured(), Why.UNREADABLE).keys() == set(GPU_METRICS)
 
 
 def partitions(oversubscribe: str) -> CommandResult:

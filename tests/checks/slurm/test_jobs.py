@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from seatrial.checks.slurm import _probe_jobs, jobs
-from seatrial.checks.slurm.jobs import CHECK, METRICS, RULES
-from seatrial.model import Measurement, Outcome
+from seatrial.checks.slurm.jobs import CHECK
+from seatrial.model import Measurement, Outcome, Why
 from seatrial.util.processes import CommandResult
 from tests.fakes.slurm import (
     FakeSlurm,
@@ -21,6 +21,7 @@ from tests.fakes.slurm import (
     failure,
     judge,
     not_passed,
+    reasons,
     recorded,
     run_check,
     success,
@@ -143,11 +144,16 @@ class TestHealthy:
         with_cgroups(runner.queue)
         assert runner.not_passed(time_limit=True) == {}
 
-    def test_every_rule_has_a_measured_metric(self, runner: JobsRunner) -> None:
+    def test_every_metric_has_a_value(self, runner: JobsRunner) -> None:
         with_cgroups(runner.queue)
-        measured = {metric.name for metric in runner.measure(time_limit=True).metrics}
-        assert measured == set(METRICS)
-        assert {rule.metric for rule in RULES} == measured - {"srun_seconds"}
+        measured = runner.measure(time_limit=True)
+        assert {metric.name for metric in measured.metrics} == set(CHECK.units)
+        assert measured.absent == ()
+
+    def test_time_limit_is_not_tested_by_default(self, runner: JobsRunner) -> None:
+        measured = runner.measure()
+        assert reasons(measured, Why.DOES_NOT_APPLY)["time_limit_enforced"] == "the option time_limit is not set"
+        assert "sleep 3600" not in str(runner.queue.submitted)
 
     def test_signal_before_the_trap_is_delivered(self, runner: JobsRunner) -> None:
         runner.queue.ends["signal"] = "FAILED 0:10"
@@ -247,18 +253,36 @@ class TestFailures:
 
 
 @pytest.mark.parametrize(
-    ("settings", "fact"),
+    ("settings", "mechanism"),
     [
-        ({}, "not enforced: neither task/cgroup with ConstrainRAMSpace nor OverMemoryKill is configured"),
-        ({"SelectTypeParameters": "CR_CORE"}, "not enforced: memory is not a consumable resource"),
         ({"TaskPlugin": "task/affinity,task/cgroup"}, "task/cgroup"),
-        ({"TaskPlugin": "task/cgroup", "ConstrainRAMSpace": "no"}, "not enforced: neither"),
         ({"JobAcctGatherParams": "OverMemoryKill"}, "OverMemoryKill"),
     ],
 )
-def test_memory_limit_mechanism(runner: JobsRunner, settings: dict[str, str], fact: str) -> None:
+def test_memory_limit_mechanism(runner: JobsRunner, settings: dict[str, str], mechanism: str) -> None:
     runner.queue.settings |= settings
-    assert str(runner.measure().facts["memory_limit"]).startswith(fact)
+    measured = runner.measure()
+    (evidence,) = (metric.evidence for metric in measured.metrics if metric.name == "memory_limit_enforced")
+    assert isinstance(evidence, dict)
+    assert evidence["memory_limit"] == mechanism
+    assert runner.not_passed() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "neither task/cgroup with ConstrainRAMSpace nor OverMemoryKill is configured"),
+        ({"SelectTypeParameters": "CR_CORE"}, "memory is not a consumable resource"),
+        ({"TaskPlugin": "task/cgroup", "ConstrainRAMSpace": "no"}, "neither"),
+    ],
+)
+def test_unlimited_memory(runner: JobsRunner, settings: dict[str, str], reason: str) -> None:
+    runner.queue.settings |= settings
+    measured = runner.measure()
+    (evidence,) = (metric.evidence for metric in measured.metrics if metric.name == "memory_limited")
+    assert str(evidence).startswith(reason)
+    assert reasons(measured, Why.DOES_NOT_APPLY)["memory_limit_enforced"] == evidence
+    assert runner.not_passed() == UNLIMITED_MEMORY
 
 
 class TestErrors:

@@ -27,9 +27,9 @@ def partitions_with(*changes: tuple[str, str]) -> dict[str, Reply]:
 
 
 def test_partition_without_time_limit(runner: CheckRunner) -> None:
-    (verdict,) = (v for v in runner.verdicts(partitions_with()) if v.outcome is not Outcome.PASS)
-    assert (verdict.metric, verdict.outcome) == ("partitions_without_limit", Outcome.WARN)
-    assert 'partitions_without_limit: ["members"]' in verdict.evidence
+    assert runner.not_passed(partitions_with()) == MEMBERS
+    evidence = {metric.name: metric.evidence for metric in runner.measure(partitions_with(), (4, None)).metrics}
+    assert evidence["partitions_without_limit"] == ["members"]
 
 
 def test_default_time_is_a_time_limit(runner: CheckRunner) -> None:
@@ -64,9 +64,9 @@ def test_no_default_partition(runner: CheckRunner) -> None:
 def test_nodes_without_partition(runner: CheckRunner) -> None:
     """node0 and node1 are also in partition ``short``."""
     closed = (("Default=YES", "Default=NO"), ("State=UP TotalCPUs=32", "State=DOWN TotalCPUs=32"))
-    verdicts = {v.metric: v for v in runner.verdicts(partitions_with(*closed))}
-    assert verdicts["nodes_without_partition"].outcome is Outcome.WARN
-    assert 'nodes_without_partition: ["node2", "node3"]' in verdicts["nodes_without_partition"].evidence
+    assert runner.not_passed(partitions_with(*closed))["nodes_without_partition"] is Outcome.WARN
+    evidence = {metric.name: metric.evidence for metric in runner.measure(partitions_with(*closed), (4, None)).metrics}
+    assert evidence["nodes_without_partition"] == ["node2", "node3"]
 
 
 def test_no_partitions(runner: CheckRunner) -> None:

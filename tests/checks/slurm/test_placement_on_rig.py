@@ -52,12 +52,12 @@ def measurement(record: Trial, check: str) -> Measurement:
 
 def nodes_of_probe_jobs(record: Trial) -> dict[str, set[str]]:
     """Return check → nodes on which its probe jobs ran."""
-    facts: dict[str, Any] = dict(measurement(record, "slurm.jobs").facts)
-    srun_node = next(line for line in facts["srun_output"] if line.startswith("node=")).removeprefix("node=")
-    tasks: Any = measurement(record, "slurm.binding").facts["tasks"]
+    evidence: dict[str, Any] = {each.name: each.evidence for each in measurement(record, "slurm.jobs").metrics}
+    srun_node = next(line for line in evidence["srun_exit_code"] if line.startswith("node=")).removeprefix("node=")
+    tasks = {each.subject for each in measurement(record, "slurm.binding").metrics if each.name == "cpus_missing"}
     isolation = {metric.subject for metric in measurement(record, "slurm.isolation").metrics}
     return {
-        "slurm.jobs": {facts["batch_job"]["nodes"], facts["signalled_job"]["nodes"], srun_node},
+        "slurm.jobs": {evidence["sbatch_exit_code"]["nodes"], evidence["signal_delivered"]["nodes"], srun_node},
         "slurm.binding": {name.partition("/")[0] for name in tasks},
         "slurm.isolation": isolation,
     }
@@ -70,7 +70,7 @@ def test_probe_jobs_run_in_the_trials_partition(cluster: Cluster, tmp_path: Path
     assert nodes["slurm.binding"] == {"node1", "node2", "node3"}
     assert nodes["slurm.jobs"] | nodes["slurm.isolation"] <= {"node1", "node2", "node3"}
     counted = {metric.name: metric.value for metric in measurement(record, "slurm.nodes").metrics}
-    assert (counted["nodes"], counted["nodes_usable"], counted["nodes_missing"]) == (3, 3, 0)
+    assert (counted["nodes"], counted["nodes_missing"]) == (3, 0)
 
 
 def test_probe_jobs_run_on_the_trials_node_list(cluster: Cluster, tmp_path: Path) -> None:

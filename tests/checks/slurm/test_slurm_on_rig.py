@@ -17,8 +17,8 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.discover import slurm
-from seatrial.model import Measurement, Outcome
-from tests.fakes.slurm import judge, not_passed, run_check
+from seatrial.model import Measurement, Outcome, Why
+from tests.fakes.slurm import judge, not_passed, reasons, run_check
 from tests.processes import until
 from tests.rig.cluster import Cluster
 
@@ -289,7 +289,8 @@ class TestBinding:
         start(1)
         measurement = run_check(catalog()["slurm.binding"], tmp_path)
         assert not_passed(judge(catalog()["slurm.binding"], measurement)) == {}
-        assert measurement.facts["gpu_per_task"] == "no: Slurm has no GPUs, or --gpus-per-node is 0"
+        not_applicable = reasons(measurement, Why.DOES_NOT_APPLY)
+        assert not_applicable["gpus_per_task"] == "Slurm has no GPUs, or --gpus-per-node is 0"
         assert {metric.subject for metric in measurement.metrics} == {"node0", "node0/rank0", "node0/rank1"}
 
     def test_more_nodes_than_available(self, start: MakeCluster, tmp_path: Path) -> None:
@@ -303,7 +304,7 @@ class TestIsolation:
         cluster, devices = confined(start)
         measurement = run_check(catalog()["slurm.isolation"], tmp_path, (1, 2), cpus=1, **devices)
         assert not_passed(judge(catalog()["slurm.isolation"], measurement)) == {}
-        assert {metric.name for metric in measurement.metrics} == set(catalog()["slurm.isolation"].metrics)
+        assert {metric.name for metric in measurement.metrics} == set(catalog()["slurm.isolation"].units)
         until(lambda: queued(cluster) == "", 30)
 
     def test_device_outside_of_slurm(self, start: MakeCluster, tmp_path: Path) -> None:
@@ -326,7 +327,8 @@ class TestIsolation:
     def test_one_job_per_node(self, start: MakeCluster, tmp_path: Path, extra: str, reason: str) -> None:
         cluster = start(1, extra=extra)
         partition = "whole" if "whole" in extra else "gpu"
-        assert reason in str(run_check(catalog()["slurm.isolation"], tmp_path, partition=partition).skipped)
+        measurement = run_check(catalog()["slurm.isolation"], tmp_path, partition=partition)
+        assert reason in reasons(measurement, Why.DOES_NOT_APPLY)["cpus_shared"]
         assert queued(cluster) == ""
 
     @pytest.mark.parametrize(("option", "value"), [("cpus", 5), ("extra", ["--exclusive"])])
@@ -354,8 +356,8 @@ def test_gpus_missing_on_the_nodes(start: MakeCluster) -> None:
     code = "from pathlib import Path; from seatrial.checks import catalog; "
     code += "from tests.fakes.slurm import judge, not_passed, run_check; "
     code += "check = catalog()['slurm.gres']; measurement = run_check(check, Path('.')); "
-    code += "print(measurement.facts['gres'], measurement.facts['detected'], "
-    code += "not_passed(judge(check, measurement)))"
+    code += "evidence = measurement.metrics[0].evidence; "
+    code += "print(evidence['gres'], evidence['detected'], not_passed(judge(check, measurement)))"
     output = cluster.run(["srun", "-N2", "--label", "--chdir", str(Path.cwd()), sys.executable, "-c", code]).stdout
     assert sorted(output.splitlines()) == [
         f"{node}: gpu:fake:2 0 GPUs by NVML {{'gpus_missing login': <Outcome.FAIL: 'FAIL'>}}" for node in (0, 1)
@@ -380,6 +382,7 @@ def test_limits_are_enforced(limits: RunningMeasurement) -> None:
     assert limits.process.wait(180) == 0
     measurement = Measurement.model_validate_json(limits.result.read_text())
     assert not_passed(judge(catalog()["slurm.jobs"], measurement)) == {}
-    assert measurement.facts["memory_limit"] == "OverMemoryKill"
-    assert {"memory_limit_enforced", "time_limit_enforced"} < {metric.name for metric in measurement.metrics}
+    evidence: dict[str, Any] = {metric.name: metric.evidence for metric in measurement.metrics}
+    assert evidence["memory_limit_enforced"]["memory_limit"] == "OverMemoryKill"
+    assert "time_limit_enforced" in evidence
     assert queued(limits.cluster) == ""

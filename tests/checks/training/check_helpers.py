@@ -9,9 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 from seatrial.checks.base import Check, Context
+from seatrial.checks.declare import Answer
 from seatrial.checks.training._workload import TrainingResult
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Observation, Outcome
+from seatrial.model import Fact, Measurement, Outcome
 from seatrial.train import loop, lora
 from seatrial.train.decoder import Decoder
 from seatrial.train.train_config import TrainConfig
@@ -24,13 +25,18 @@ def outcomes(check: Check, measurements: Iterable[Measurement]) -> dict[str, Out
     return {verdict.metric: verdict.outcome for verdict in judge_check(check, list(measurements), {}, "t")}
 
 
-def failed_metrics(check: Check, observations: Iterable[Observation], folder: Path) -> set[str]:
-    """The metrics with outcome FAIL if ``check`` yields ``observations`` of a completed LoRA training."""
-    fixed = list(observations)
-    measurement = measure(replace(check, measure=lambda context, options: iter(fixed)), make_context(folder), {})
+def measured(check: Check, answers: Iterable[Answer], **facts: str | int) -> Measurement:
+    """The measurement of ``check`` if its ``measure`` yields ``answers`` and ``facts``."""
+    given = [*answers, *(Fact(name=name, value=value) for name, value in facts.items())]
+    measurement = measure(replace(check, measure=lambda context, options: iter(given)), make_context(Path()), {})
     assert measurement.error is None
-    measurement = measurement.model_copy(update={"facts": {"trained": "yes", "use_lora": "yes"} | measurement.facts})
-    return {metric for metric, outcome in outcomes(check, [measurement]).items() if outcome is Outcome.FAIL}
+    return measurement
+
+
+def failed_metrics(check: Check, answers: Iterable[Answer]) -> set[str]:
+    """The metrics with outcome FAIL if ``check`` yields ``answers`` of a completed training."""
+    verdicts = outcomes(check, [measured(check, answers, trained="yes")])
+    return {metric for metric, outcome in verdicts.items() if outcome is Outcome.FAIL}
 
 
 def lora_training(config: TrainConfig, out: Path, frozen: bool) -> TrainingResult:

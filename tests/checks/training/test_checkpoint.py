@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.checks.declare import Value
 from seatrial.checks.training._checkpoint_runs import CheckpointPlan
 from seatrial.checks.training.checkpoint import (
     CHECK,
@@ -17,7 +18,6 @@ from seatrial.checks.training.checkpoint import (
     save_and_load_rates,
 )
 from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
-from seatrial.model import Metric
 from tests.checks.training.check_helpers import failed_metrics
 from tests.checks.training.test_checkpoint_runs import make_plan
 from tests.train.test_compare import record, write_steps
@@ -68,7 +68,7 @@ def test_checkpoints_after_kill(
     plan: CheckpointPlan, change: Callable[[CheckpointPlan], None], metrics: set[str]
 ) -> None:
     change(plan)
-    assert failed_metrics(CHECK, killed_run_state(plan), plan.folder) == metrics
+    assert failed_metrics(CHECK, killed_run_state(plan)) == metrics
 
 
 def _changed_loss(name: str, step: int, by: float) -> Callable[[CheckpointPlan], None]:
@@ -96,12 +96,12 @@ def test_resumed_and_resharded_runs(
 ) -> None:
     write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006")
     change(plan)
-    assert failed_metrics(CHECK, compare_runs(plan), plan.folder) == metrics
+    assert failed_metrics(CHECK, compare_runs(plan)) == metrics
 
 
 def test_different_last_checkpoint_fails(plan: CheckpointPlan) -> None:
     write_manifest(plan.run_folder("killed") / "checkpoints" / "step-00000006", b="2")
-    assert failed_metrics(CHECK, compare_runs(plan), plan.folder) == {"resumed_files_differing"}
+    assert failed_metrics(CHECK, compare_runs(plan)) == {"resumed_files_differing"}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_undetected_faults_fail(
     plan: CheckpointPlan, bit_flip_message: str, nan_message: str, metrics: set[str]
 ) -> None:
     observed = fault_detection(plan, "__1_0.distcp", bit_flip_message, nan_message)
-    assert failed_metrics(CHECK, observed, plan.folder) == metrics
+    assert failed_metrics(CHECK, observed) == metrics
 
 
 def test_flip_changes_one_bit_of_the_largest_file(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_rates_and_blocked_times_from_metrics_json(plan: CheckpointPlan) -> None
     for name, results in saves.items():
         plan.run_folder(name).mkdir()
         (plan.run_folder(name) / "metrics.json").write_text(json.dumps({"checkpoints": results}))
-    values = {item.name: item.value for item in save_and_load_rates(plan) if isinstance(item, Metric)}
+    values = {item.name: item.value for item in save_and_load_rates(plan) if isinstance(item, Value)}
     assert values == {
         "save_rate": 2.0,
         "save_blocked": 2.0,

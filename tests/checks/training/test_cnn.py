@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from seatrial.checks.base import Context
-from seatrial.checks.training.cnn import CHECK, METRICS
+from seatrial.checks.training.cnn import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
 from seatrial.train import cnn, images
@@ -41,7 +41,7 @@ def outcomes(measurement: Measurement) -> dict[str, Outcome]:
 
 def values(measurement: Measurement) -> dict[str, float]:
     assert {metric.subject for metric in measurement.metrics} == {"node3/rank1"}
-    assert all(metric.unit == METRICS[metric.name] for metric in measurement.metrics)
+    assert all(metric.unit == CHECK.units[metric.name] for metric in measurement.metrics)
     return {metric.name: metric.value for metric in measurement.metrics}
 
 
@@ -86,7 +86,7 @@ def test_training_passes_all_rules(run: Run) -> None:
     assert measured.error is None
     assert set(outcomes(measured).values()) == {Outcome.PASS}
     metrics = values(measured)
-    assert set(metrics) == set(METRICS)
+    assert set(metrics) == set(CHECK.units)
     assert 95 < metrics["accuracy"] < 100
     assert metrics["loss_first"] > 2 > 0.5 > metrics["loss_last"]
     assert metrics["reload_accuracy_difference"] == 0

@@ -16,8 +16,8 @@ from seatrial.checks.training.command import CHECK, CommandOptions, log_entries
 from seatrial.config.layers import resolve
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu, GpuFacts
-from seatrial.model import Measurement, Outcome
-from tests.fakes.slurm import judge, run_check
+from seatrial.model import Measurement, Outcome, Why
+from tests.fakes.slurm import judge, not_passed, run_check
 from tests.paths import ROOT
 from tests.processes import with_enough_time
 
@@ -38,6 +38,10 @@ def trained(folder: Path, fault: str = "", **options: Any) -> Measurement:
 
 def values(measured: Measurement) -> dict[str, float]:
     return {metric.name: metric.value for metric in measured.metrics}
+
+
+def evidence(measured: Measurement, name: str) -> Any:
+    return next(metric.evidence for metric in measured.metrics if metric.name == name)
 
 
 def outcomes(measured: Measurement) -> dict[str, Outcome]:
@@ -62,7 +66,7 @@ def test_loss_and_speed_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
     measured = trained(tmp_path, log=[LOG], steps=6)
     assert measured.error is None
     metrics = values(measured)
-    assert (metrics["exit_code"], metrics["steps_logged"], metrics["steps_missing"]) == (0, 6, 0)
+    assert (metrics["exit_code"], metrics["steps_missing"]) == (0, 0)
     assert (metrics["loss_first_third"], metrics["loss_last_third"], metrics["loss_drop"]) == (5.25, 3.25, 2.0)
     assert metrics["tokens_per_second"] == 1003.5
     assert [series.y for series in measured.series] == [(5.5, 5.0, 4.5, 4.0, 3.5, 3.0)]
@@ -70,7 +74,7 @@ def test_loss_and_speed_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert verdicts.pop("artifacts_missing") is Outcome.SKIP
     assert set(verdicts.values()) == {Outcome.PASS}
     assert "rank: None" in (tmp_path / measured.artifacts[0].path).read_text()
-    assert measured.facts["exit_reason"] == {"login": "exit code 0"}
+    assert evidence(measured, "exit_code")["exit_reason"] == "exit code 0"
 
 
 def test_steps_that_are_numbered_from_0(tmp_path: Path) -> None:
@@ -78,7 +82,8 @@ def test_steps_that_are_numbered_from_0(tmp_path: Path) -> None:
     options: dict[str, Any] = {"log": [r"step (?P<step>\d+) loss (?P<loss>\S+)"], "steps": 4}
     measured = run_check(CHECK, tmp_path, command=[sys.executable, "-c", log], **options)
     assert measured.error is None
-    assert (values(measured)["steps_logged"], values(measured)["steps_missing"]) == (4, 0)
+    assert len(measured.series[0].x) == 4
+    assert values(measured)["steps_missing"] == 0
 
 
 def test_loss_and_speed_from_trainer_state(tmp_path: Path) -> None:
@@ -86,9 +91,10 @@ def test_loss_and_speed_from_trainer_state(tmp_path: Path) -> None:
     assert measured.error is None
     assert values(measured) == {
         **{"exit_code": 0, "wall_seconds": pytest.approx(1, abs=30), "train_runtime": 2.0, "samples_per_second": 12.5},
-        **{"steps_logged": 6, "steps_missing": 0, "nonfinite_steps": 0, "artifacts_missing": 0},
+        **{"steps_missing": 0, "nonfinite_steps": 0, "artifacts_missing": 0},
         **{"loss_first_third": 5.25, "loss_last_third": 3.25, "loss_drop": 2.0},
     }
+    assert len(measured.series[0].x) == 6
     assert set(outcomes(measured).values()) == {Outcome.PASS}
 
 
@@ -97,6 +103,16 @@ def test_command_without_loss_has_only_an_exit_code(tmp_path: Path) -> None:
     verdicts = outcomes(measured)
     assert verdicts.pop("exit_code") is Outcome.PASS
     assert set(verdicts.values()) == {Outcome.SKIP}
+    assert {each.metric for each in measured.absent} == verdicts.keys()
+
+
+def test_fewer_than_three_steps_have_no_loss_drop(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('loss 2')"]
+    measured = run_check(CHECK, tmp_path, command=command, log=["loss (?P<loss>[0-9]+)"])
+    assert outcomes(measured)["loss_drop"] is Outcome.ERROR
+    assert [(each.metric, each.subject) for each in measured.absent if each.why is Why.UNREADABLE] == [
+        ("loss_drop", "login")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -127,8 +143,11 @@ def test_failed_command_gives_exit_code_and_reason(tmp_path: Path, fault: str, c
     (failed,) = [verdict for verdict in judge(CHECK, measured) if verdict.outcome is Outcome.FAIL]
     assert failed.metric == "exit_code"
     assert reason in str(failed.evidence)
-    assert measured.facts["exit_reason"] == {"login": reason}
-    assert "visible: None" in str(measured.facts["log_tail"])
+    assert evidence(measured, "exit_code")["exit_reason"] == reason
+    assert "visible: None" in evidence(measured, "exit_code")["log_tail"]
+    assert {name for name, outcome in outcomes(measured).items() if outcome is Outcome.ERROR} == {
+        *("nonfinite_steps", "loss_drop")
+    }
 
 
 @pytest.mark.parametrize(
@@ -171,6 +190,17 @@ def test_one_run_per_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [metric.value for metric in measured.metrics if metric.name == "loss_drop"] == [2.0, 2.0]
     logs = [(tmp_path / artifact.path).read_text().splitlines()[0] for artifact in measured.artifacts]
     assert logs == ["visible: GPU-0 rank: None", "visible: GPU-1 rank: None"]
+
+
+def test_failure_on_one_gpu_leaves_its_results_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}") for index in range(2))
+    monkeypatch.setattr(gpu, "read_with_timeout", lambda: GpuFacts(gpus=gpus))
+    command = ["sh", "-c", "test $CUDA_VISIBLE_DEVICES = GPU-0 && echo weights > {out}/weights"]
+    measured = run_check(CHECK, tmp_path, command=command, per="gpu", artifacts=["weights"])
+    assert not_passed(judge(CHECK, measured)) == {
+        "exit_code login/gpu1": Outcome.FAIL,
+        "artifacts_missing login/gpu1": Outcome.ERROR,
+    }
 
 
 def test_fewer_gpus_than_expected_are_an_error(tmp_path: Path) -> None:

@@ -4,18 +4,20 @@ import json
 import math
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
 
-from seatrial.checks.base import Context
-from seatrial.checks.training.ddp import CHECK, METRICS, _scaling_observations
+from seatrial.checks.declare import Value
+from seatrial.checks.training.ddp import CHECK, _scaling_answers
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Measurement, Metric, Outcome, Threshold
+from seatrial.model import CLUSTER, Fact, Measurement, Outcome, Threshold
 from seatrial.train.markov import ENTROPY
 from seatrial.worker import measure
+from tests.checks.training.check_helpers import make_context
 from tests.train import driver, ranks
 
 RANKS = 3  # two ranks have no majority
@@ -58,8 +60,12 @@ def failed(measurements: list[Measurement]) -> set[str]:
 
 def value(measurements: list[Measurement], name: str) -> float:
     (metric,) = (metric for metric in measurements[0].metrics if metric.name == name)
-    assert metric.unit == METRICS[name]
+    assert metric.unit == CHECK.units[name]
     return metric.value
+
+
+def evidence(measurements: list[Measurement], name: str) -> Any:
+    return next(metric.evidence for metric in measurements[0].metrics if metric.name == name)
 
 
 GPU_RULES = ("shared_gpus", "tokens_per_second_per_gpu", "scaling_noise")
@@ -93,7 +99,9 @@ def test_rank_0_reports_the_cluster_and_each_rank_its_step_times(runs: Runs) -> 
         cluster = {metric.name for metric in measurement.metrics if metric.subject == CLUSTER}
         assert of_rank == step_times | ({"rank_data_wait"} if rank == 0 else set())  # rank 0 reports that of all ranks
         cluster.discard("scaling_efficiency")  # reported only if the noise is small
-        expected = set(METRICS) - step_times - {"shared_gpus", "scaling_efficiency", "rank_slowdown", "rank_data_wait"}
+        expected = (
+            set(CHECK.units) - step_times - {"shared_gpus", "scaling_efficiency", "rank_slowdown", "rank_data_wait"}
+        )
         assert cluster == (expected if rank == 0 else set())
         assert bool(measurement.facts) is (rank == 0)
 
@@ -132,7 +140,7 @@ def test_speed_counts_tokens_of_all_ranks(runs: Runs) -> None:
     slowest = max(m.value for run in healthy for m in run.metrics if m.name == "step_time_max")
     assert total > RANKS * 2 * 16 / slowest * 0.99
     assert len(next(m for m in healthy[0].metrics if m.name == "tokens_per_second").samples) == SMALL["steps"]
-    assert len(next(m for m in healthy[0].metrics if m.name == "scaling_above_limit").samples) == SMALL["steps"]
+    assert len(evidence(healthy, "scaling_above_limit")["pairs_of_windows"]) == SMALL["steps"]
     shape = cast("dict[str, int]", healthy[0].facts["training"])
     assert shape["flops_per_token"] == 6 * shape["parameters"] + 12 * shape["layers"] * shape["dim"] * shape["seq_len"]
     assert {"scaling_baseline", "cpu_only"} <= healthy[0].facts.keys()
@@ -152,11 +160,9 @@ def test_rank_0_writes_metrics_json(runs: Runs, out: Path) -> None:
 def test_flipped_bit_names_its_rank(runs: Runs) -> None:
     assert failed(runs["flipped_bit"]) == {"parameter_digests_differing"}
     assert value(runs["flipped_bit"], "parameter_digests_differing") == 1
-    differing = runs["flipped_bit"][0].facts["differing_ranks"]
-    assert isinstance(differing, dict)
-    ((reason, ranks),) = differing.items()
+    ((reason, ranks),) = evidence(runs["flipped_bit"], "parameter_digests_differing").items()
     assert "from the majority" in reason
-    assert [rank["subject"] for rank in ranks] == ["node0/rank1"]  # type: ignore[union-attr,index,call-overload]
+    assert [rank["subject"] for rank in ranks] == ["node0/rank1"]
 
 
 @pytest.mark.training
@@ -177,7 +183,7 @@ def test_same_order_in_all_epochs_fails(runs: Runs) -> None:
 @pytest.mark.training
 def test_missing_all_reduce_breaks_parity_and_digests(runs: Runs) -> None:
     assert failed(runs["not_reduced"]) == {"parity_max_relative_difference", "parameter_digests_differing"}
-    assert "without a majority" in str(runs["not_reduced"][0].facts["differing_ranks"])
+    assert "without a majority" in str(evidence(runs["not_reduced"], "parameter_digests_differing"))
 
 
 @pytest.mark.training
@@ -194,9 +200,7 @@ def test_nonfinite_loss_fails_without_hanging(runs: Runs) -> None:
 @pytest.mark.training
 def test_wrong_local_rank_is_named(runs: Runs) -> None:
     assert failed(runs["wrong_local_rank"]) == {"rank_mismatches"}
-    errors = runs["wrong_local_rank"][0].facts["rank_errors"]
-    assert isinstance(errors, dict)
-    assert errors.keys() == {"rank 1"}
+    assert evidence(runs["wrong_local_rank"], "rank_mismatches").keys() == {"rank 1"}
 
 
 @pytest.mark.training
@@ -212,10 +216,10 @@ def test_efficiency_above_100_percent_is_not_reported(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(("device", "noise"), [("cuda", Outcome.WARN), ("cpu", Outcome.SKIP)])
-def test_noisy_efficiency_warns_on_gpus(device: str, noise: Outcome) -> None:
+def test_noisy_efficiency_warns_on_gpus(tmp_path: Path, device: str, noise: Outcome) -> None:
     """On a CPU ranks share cores: the noise is recorded, and a threshold on the efficiency is an ERROR."""
-    metrics = tuple(item for item in _scaling_observations([99, 140, 120, 60, 110, 105]) if isinstance(item, Metric))
-    measured = [Measurement(check=CHECK.name, subject="node0/rank0", metrics=metrics, facts={"device": device})]
+    given = [*_scaling_answers([99, 140, 120, 60, 110, 105]), Fact(name="device", value=device)]
+    measured = [measure(replace(CHECK, measure=lambda context, options: iter(given)), make_context(tmp_path), {})]
     verdicts = outcomes(measured)
     assert (verdicts["scaling_above_limit"], verdicts["scaling_noise"]) == (Outcome.PASS, noise)
     thresholds = {"scaling_efficiency": Threshold.parse("> 90 %")}
@@ -235,10 +239,10 @@ def test_noisy_efficiency_warns_on_gpus(device: str, noise: Outcome) -> None:
     ],
 )
 def test_scaling_limits(percent: list[float], above_limit: float, reported: bool) -> None:
-    metrics = {item.name: item for item in _scaling_observations(percent) if isinstance(item, Metric)}
-    assert metrics["scaling_above_limit"].value == pytest.approx(above_limit)
-    assert ("scaling_efficiency" in metrics) is reported
-    assert metrics["scaling_above_limit"].samples == tuple(percent)
+    values = {item.name: item for item in _scaling_answers(percent) if isinstance(item, Value)}
+    assert values["scaling_above_limit"].value == pytest.approx(above_limit)
+    assert ("scaling_efficiency" in values) is reported
+    assert not reported or values["scaling_efficiency"].samples == tuple(percent)
 
 
 @pytest.fixture
@@ -257,17 +261,7 @@ def single_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("single_process_group")
 def test_single_process_passes(tmp_path: Path) -> None:
-    context = Context(
-        node="node0",
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        device="cpu",
-        expected_gpus=None,
-        artifacts_dir=tmp_path,
-        run_dir=tmp_path,
-    )
-    measured = measure(CHECK, context, dict(SMALL))
+    measured = measure(CHECK, make_context(tmp_path, ranks=1), dict(SMALL))
     assert measured.error is None
     verdicts = outcomes([measured])
     assert pop_gpu_rules(verdicts) == {Outcome.SKIP}

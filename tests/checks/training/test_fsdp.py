@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from seatrial.checks.base import Check
-from seatrial.checks.training import fsdp
+from seatrial.checks.training import _results, fsdp
 from seatrial.checks.training._workload import TrainingResult
 from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Metric, Outcome
-from tests.checks.training.test_results import metrics_by_name, timed_result
+from seatrial.model import Outcome
+from tests.checks.training.check_helpers import make_context, measured, outcomes
+from tests.checks.training.test_results import timed_result
 
+NO_TENSORS = {"parameter_tensors": 0, "sharded_tensors": 0}
 SLOW = 1 / 0.85  # seconds per step at 85 % of the reference; below 90 % is a FAIL
 
 
@@ -29,18 +31,22 @@ def test_memory_and_sharding(gib: float, unsharded: int, outcome: Outcome) -> No
         "world_size": 2,
         "loss_entropy_bound": 1.3,
     }
-    observed = [*fsdp._sharding_observations({"native": TrainingResult(metrics, Path(), "")})]
-    names = ("unsharded_tensors", "memory_excess")
-    rules = tuple(rule for rule in fsdp.CHECK.rules if rule.metric in names)
-    measurement = Measurement(
-        check="train.fsdp",
-        subject="n0/gpu0",
-        metrics=tuple(item for item in observed if isinstance(item, Metric)),
-        facts={"device": "cuda", "trained": "yes", "cpu_offload": "no"},
-    )
-    check = Check(**{**vars(fsdp.CHECK), "rules": rules})
-    verdicts = judge_check(check, [measurement], {}, "t")
-    assert max(verdicts, key=lambda verdict: verdict.outcome is Outcome.FAIL).outcome is outcome
+    answers = fsdp._sharding_observations({"native": TrainingResult(metrics, Path(), "")})
+    measurement = measured(fsdp.CHECK, answers, device="cuda", trained="yes", cpu_offload="no")
+    verdicts = outcomes(fsdp.CHECK, [measurement])
+    assert {verdicts[name] for name in ("unsharded_tensors", "memory_excess")} == {Outcome.PASS, outcome}
+
+
+@pytest.mark.parametrize("entropy_bound", [None, 1.3])
+def test_loss_is_judged_against_the_entropy_of_generated_data_only(entropy_bound: float | None) -> None:
+    result = TrainingResult({"loss_entropy_bound": entropy_bound}, Path(), "", steps=({"step": 1, "loss": 4.0},))
+    answers = [
+        *_results.training_observations(make_context(Path()), result, "native", metrics_only=True),
+        *fsdp._sharding_observations({"native": replace(result, metrics={**(result.metrics or {}), **NO_TENSORS})}),
+    ]
+    verdicts = outcomes(fsdp.CHECK, [measured(fsdp.CHECK, answers, device="cuda", trained="yes")])
+    expected = Outcome.SKIP if entropy_bound is None else Outcome.FAIL
+    assert verdicts["loss_above_entropy_bound.native"] is expected
 
 
 @pytest.mark.parametrize(
@@ -57,11 +63,10 @@ def test_slow_steps_fail_and_steps_around_the_limit_are_inconclusive(
     seconds: tuple[float, ...], outcome: Outcome
 ) -> None:
     result = timed_result(*seconds, measured=len(seconds), tokens=2 * 11954)  # speed per GPU of 4 H200 in data/skus
-    facts = {"gpu": "NVIDIA H200", "device": "cuda", "trained": "yes", "settings": "shipped", "world_size": 4}
-    facts |= {"nodes": 1, "layers": "all", "cpu_offload": "no", "data": "rows"}
-    measured = Measurement(
-        check="train.fsdp", subject="n0/gpu0", metrics=tuple(metrics_by_name(result).values()), facts=facts
-    )
-    verdicts = judge_check(fsdp.CHECK, [measured], {}, "t", References(skus=skus()))
+    facts: dict[str, str | int] = {"gpu": "NVIDIA H200", "device": "cuda", "trained": "yes", "settings": "shipped"}
+    facts |= {"world_size": 4, "nodes": 1, "layers": "all", "cpu_offload": "no"}
+    observed = _results.training_observations(make_context(Path()), result, "native", metrics_only=True)
+    measurement = measured(fsdp.CHECK, observed, **facts)
+    verdicts = judge_check(fsdp.CHECK, [measurement], {}, "t", References(skus=skus()))
     (verdict,) = (verdict for verdict in verdicts if verdict.metric == "tokens_per_second_per_gpu.native")
     assert verdict.outcome is outcome, verdict.message

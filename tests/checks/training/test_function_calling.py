@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from seatrial.bench.child_ranks import ChildResult
 from seatrial.checks.base import Context
 from seatrial.checks.training import function_calling
-from seatrial.checks.training._workload import WorkloadOptions
+from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.checks.training.function_calling import (
     CHECK,
     RANDOM_WEIGHTS_OVERRIDES,
@@ -19,10 +20,10 @@ from seatrial.checks.training.function_calling import (
     training_task,
 )
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Fact, Measurement, Metric, Outcome, UsageError
+from seatrial.model import CLUSTER, Measurement, Metric, Outcome, UsageError
 from seatrial.train import train_config
 from seatrial.worker import measure
-from tests.checks.training.check_helpers import failed_metrics, lora_training
+from tests.checks.training.check_helpers import failed_metrics, lora_training, measured
 
 PRETRAINED = "model.weights=/models/Qwen2-7B-Instruct"
 
@@ -107,15 +108,43 @@ RECORD = {
 
 
 def test_scores_cover_both_splits_and_need_cases() -> None:
-    observed = list(evaluation_observations(RECORD))
-    values = {item.name: item.value for item in observed if isinstance(item, Metric)}
+    measurement = measured(CHECK, evaluation_observations(RECORD))
+    values = {item.name: item.value for item in measurement.metrics}
     assert (values["call_correct.base"], values["call_correct.tuned"]) == (20, 90)
     assert values["function_name_correct.tuned"] == pytest.approx(500 / 7)
     assert "function_name_correct.base" not in values
     assert values["irrelevance_correct.base"] == 50
     assert (values["call_correct_gain"], values["improved"], values["cases"]) == (70, 1, 10)
-    assert (values["rows"], values["rows_rejected"], values["rows_unaccounted"]) == (100, 4, 1)
-    assert Fact(name="rejected_by_reason", value={"duplicate": 3, "no chat": 1}) in observed
+    (unaccounted,) = (item for item in measurement.metrics if item.name == "rows_unaccounted")
+    assert (unaccounted.value, unaccounted.evidence) == (
+        1,
+        {
+            "rows": 100,
+            "rejected": {"duplicate": 3, "no chat": 1},
+            "used": {"train": 80, "seen": 6, "unseen": 9},
+        },
+    )
+    assert measurement.facts["rejected_by_reason"] == {"duplicate": 3, "no chat": 1}
+
+
+def test_failed_evaluation_is_a_fail_and_its_results_are_errors() -> None:
+    failed = ChildResult(error="rank 0: out of memory", exit_code=1)
+    measurement = measured(CHECK, function_calling._evaluation_result(failed, 1.0), trained="yes", pretrained="no")
+    verdicts = judge_check(CHECK, [measurement], {}, "t")
+    outcomes = {verdict.metric: verdict.outcome for verdict in verdicts}
+    assert outcomes["evaluation_exit_code"] is Outcome.FAIL
+    assert outcomes["rows_unaccounted"] is outcomes["cases"] is Outcome.ERROR
+    assert outcomes["improved"] is Outcome.SKIP
+    assert "out of memory" in next(v.evidence for v in verdicts if v.metric == "evaluation_exit_code")
+
+
+def test_outputs_that_the_config_does_not_request_are_skipped(tmp_path: Path) -> None:
+    config = train_config.load("tiny/function-calling-qwen2-7b", ("use_lora=false", "tensorboard=false"))
+    outputs = function_calling._training_outputs(config, TrainingResult({}, tmp_path, ""))
+    verdicts = judge_check(CHECK, [measured(CHECK, outputs, trained="yes")], {}, "t")
+    outcomes = {verdict.metric: verdict.outcome for verdict in verdicts}
+    assert outcomes["parameters_trained_beyond_adapters"] is outcomes["tensorboard_logs"] is Outcome.SKIP
+    assert outcomes["final_model_reloads"] is Outcome.FAIL
 
 
 def test_speed_rule_applies_only_to_gpus() -> None:
@@ -126,10 +155,10 @@ def test_speed_rule_applies_only_to_gpus() -> None:
 
 
 def outcomes(pretrained: str, device: str = "cuda", **values: float) -> dict[str, Outcome]:
-    metrics = tuple(Metric(name=n, value=v, unit=CHECK.metrics[n], subject=CLUSTER) for n, v in values.items())
+    metrics = tuple(Metric(name=n, value=v, unit=CHECK.units[n], subject=CLUSTER) for n, v in values.items())
     facts = {"trained": "yes", "pretrained": pretrained, "device": device}
-    measured = Measurement(check=CHECK.name, subject=CLUSTER, rank=0, metrics=metrics, facts=facts)
-    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measured], {}, "t")}
+    measurement = Measurement(check=CHECK.name, subject=CLUSTER, rank=0, metrics=metrics, facts=facts)
+    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
 
 
 def test_learning_rules_need_pretrained_weights() -> None:
@@ -147,7 +176,7 @@ def test_learning_rules_need_pretrained_weights() -> None:
 def test_training_that_does_not_freeze_the_model_fails(tmp_path: Path, frozen: bool) -> None:
     config = train_config.load("tiny/lora-mistral-7b-ddp")
     result = lora_training(config, tmp_path / "out", frozen)
-    failed = failed_metrics(CHECK, function_calling._training_outputs(config, result), tmp_path)
+    failed = failed_metrics(CHECK, function_calling._training_outputs(config, result))
     assert failed == (set() if frozen else {"parameters_trained_beyond_adapters"})
 
 
@@ -170,17 +199,17 @@ def single_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_training_and_evaluation_on_one_rank(tmp_path: Path) -> None:
     few = ["max_steps=4", "untimed_steps=1", "grad_accum=1", "checkpoint.every=0"]
     short = ["evaluation.cases=2", "evaluation.max_new_tokens=4"]
-    measured = measure(CHECK, make_context(tmp_path), {"overrides": [*few, *short]})
-    assert measured.error is None
-    verdicts = {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measured], {}, "t")}
+    measurement = measure(CHECK, make_context(tmp_path), {"overrides": [*few, *short]})
+    assert measurement.error is None
+    verdicts = {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
     for metric in ("final_loss", "improved", "tokens_per_second_per_gpu"):  # need pretrained weights or GPUs
         assert verdicts.pop(metric) is Outcome.SKIP
     assert set(verdicts.values()) == {Outcome.PASS}
-    assert measured.facts["strategy"] == "single"
-    assert measured.facts["strategy_requested"] == "zero3"
-    assert set(measured.facts["overrides"]) == set(SINGLE_RANK_OVERRIDES)  # type: ignore[arg-type]
-    names = [Path(artifact.path).name for artifact in measured.artifacts]
+    assert measurement.facts["strategy"] == "single"
+    assert measurement.facts["strategy_requested"] == "zero3"
+    assert set(measurement.facts["overrides"]) == set(SINGLE_RANK_OVERRIDES)  # type: ignore[arg-type]
+    names = [Path(artifact.path).name for artifact in measurement.artifacts]
     assert {"metrics.json", "summary.txt", "evaluation.json", "answers.jsonl"} <= set(names)
     assert any(name.startswith("events.out.tfevents") for name in names)
-    summary = next(artifact.path for artifact in measured.artifacts if artifact.path.endswith("summary.txt"))
+    summary = next(artifact.path for artifact in measurement.artifacts if artifact.path.endswith("summary.txt"))
     assert "world_size: 1\n" in (tmp_path / summary).read_text()

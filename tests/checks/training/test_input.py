@@ -6,44 +6,44 @@ from tempfile import gettempdir
 
 import pytest
 
-from seatrial.checks.training.input import CHECK, data_cold, reads_text
+from seatrial.checks.declare import Answer
+from seatrial.checks.training._workload import TrainingResult
+from seatrial.checks.training.input import CHECK, data_wait, reads_text
 from seatrial.discover import filesystem
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Metric, Outcome
+from seatrial.model import Outcome
+from tests.checks.training.check_helpers import measured
 from tests.processes import Program
 
-GOOD = {"exit_code": 0.0, "steps_missing": 0.0, "nonfinite_losses": 0.0, "loss_drop": 1.0}
+
+def waiting(share: float, cached: float | None = 0.05) -> list[Answer]:
+    """The answers of a rank that waits for this share of the step time, with this share of data in the page cache."""
+    rank = {"device": "H", "compute_s": [], "data_wait_s": [share] * 8, "seconds": [1.0] * 8}
+    result = TrainingResult({"ranks": [rank], "data_cached_share": cached}, Path(), "", ranks=(0,))
+    return list(data_wait(result, ["n0/gpu0"], "nfs at /data"))
 
 
-def wait_outcome(percent: float, **changed: str) -> set[Outcome]:
-    """The outcomes on a wait of this share of the step time."""
-    facts = {
-        "device": "cuda",
-        "trained": "yes",
-        "ranks_compared": "no: x",
-        "data_wait_timed": "yes",
-        "data_cold": "yes",
-    }
-    metrics = [
-        Metric(name=name, value=value, unit=CHECK.metrics[name], subject="cluster") for name, value in GOOD.items()
-    ]
-    metrics.append(Metric(name="rank_data_wait", value=percent, unit="%", subject="n0/gpu0"))
-    measurement = Measurement(check=CHECK.name, subject="n0/rank0", metrics=tuple(metrics), facts={**facts, **changed})
-    verdicts = judge_check(CHECK, [measurement], {}, "t")
+def wait_outcome(answers: list[Answer], device: str = "cuda") -> set[Outcome]:
+    verdicts = judge_check(CHECK, [measured(CHECK, answers, device=device, trained="yes")], {}, "t")
     return {verdict.outcome for verdict in verdicts if verdict.metric == "rank_data_wait"} - {Outcome.SKIP}
 
 
 def test_the_limit_depends_on_the_device() -> None:
-    assert wait_outcome(9.0) == {Outcome.PASS}
-    assert wait_outcome(11.0) == {Outcome.FAIL}
-    assert wait_outcome(29.0, device="cpu") == {Outcome.PASS}
-    assert wait_outcome(31.0, device="cpu") == {Outcome.FAIL}
+    assert wait_outcome(waiting(0.09)) == {Outcome.PASS}
+    assert wait_outcome(waiting(0.11)) == {Outcome.FAIL}
+    assert wait_outcome(waiting(0.29), "cpu") == {Outcome.PASS}
+    assert wait_outcome(waiting(0.31), "cpu") == {Outcome.FAIL}
+
+
+def test_evidence_is_the_filesystem_and_the_share_in_the_page_cache() -> None:
+    (metric,) = measured(CHECK, waiting(0.5)).metrics
+    assert (metric.subject, metric.value) == ("n0/gpu0", 50)
+    assert metric.evidence == {"filesystem": "nfs at /data", "data in the page cache": "5%"}
 
 
 def test_data_wait_is_unjudged_with_data_in_the_page_cache() -> None:
-    assert data_cold(0.05) == "yes"
-    assert wait_outcome(0.0, data_cold=data_cold(1.0)) == {Outcome.UNJUDGED}
-    assert wait_outcome(0.0, data_cold=data_cold(None)) == set()
+    assert wait_outcome(waiting(0.0, cached=1.0)) == {Outcome.UNJUDGED}
+    assert wait_outcome(waiting(0.0, cached=None)) == set()
 
 
 def test_more_sequences_than_the_data_has_are_read_repeatedly() -> None:
@@ -78,7 +78,7 @@ def test_a_rank_whose_filesystem_is_slow(tmp_path: Path) -> None:
     program.finish()
     trial = json.loads((tmp_path / "run" / "trial.json").read_text())
     (measurement,) = [item for item in trial["measurements"] if item["facts"].get("method")]
-    assert measurement["facts"]["data_cold"] == "yes"
+    assert "rank_data_wait" not in {each["metric"] for each in measurement["absent"]}
     waits = {item["subject"]: item["value"] for item in measurement["metrics"] if item["name"] == "rank_data_wait"}
     assert len(waits) == 2
     failed = [verdict["subject"] for verdict in trial["verdicts"] if verdict["outcome"] == "FAIL"]

@@ -11,10 +11,10 @@ import pytest
 from seatrial.checks.training import lora
 from seatrial.checks.training._results import TOKENS_PER_GPU
 from seatrial.checks.training._workload import TrainingResult
-from seatrial.model import Fact, Metric, Outcome
+from seatrial.model import Metric, Outcome
 from seatrial.train import train_config
 from tests.checks.fabric.verdicts import outcomes
-from tests.checks.training.check_helpers import failed_metrics, lora_training
+from tests.checks.training.check_helpers import failed_metrics, lora_training, measured
 
 CONFIG = train_config.load(f"tiny/{lora.NAME}")
 EXPECTED = CONFIG.architecture().adapter_parameters(CONFIG.lora_targets, CONFIG.lora_r)
@@ -28,24 +28,22 @@ def trained(parameters: int = EXPECTED, speed: float = 100.0, **more: Any) -> Tr
     )
 
 
-def adapters(export: bool = True, **runs: list[TrainingResult]) -> dict[str, float]:
+def adapters(export: bool = True, **runs: list[TrainingResult]) -> dict[str, Metric]:
     config = train_config.load(f"tiny/{lora.NAME}", [f"export={str(export).lower()}"])
-    return {item.name: item.value for item in lora._adapter_counts(runs, config) if isinstance(item, Metric)}
+    return {metric.name: metric for metric in measured(lora.CHECK, lora._adapter_counts(runs, config)).metrics}
 
 
 def test_adapter_mismatches() -> None:
-    assert adapters(native=[trained()], hf=[trained()])["adapter_mismatches"] == 0
-    assert adapters(native=[trained(EXPECTED + 1)], hf=[trained()])["adapter_mismatches"] == 1
-    assert (
-        adapters(native_single_gpu=[trained(1), replace(trained(2), ranks=(1,))], hf=[trained()])["adapter_mismatches"]
-        == 2
-    )
+    assert adapters(native=[trained()], hf=[trained()])["adapter_mismatches"].value == 0
+    assert adapters(native=[trained(EXPECTED + 1)], hf=[trained()])["adapter_mismatches"].value == 1
+    single_gpu = [trained(1), replace(trained(2), ranks=(1,))]
+    assert adapters(native_single_gpu=single_gpu, hf=[trained()])["adapter_mismatches"].value == 2
 
 
 def test_counts_are_named_by_training_and_rank() -> None:
     runs = {"hf_single_gpu": [trained(), replace(trained(7), ranks=(1,))], "hf": [trained()]}
-    (fact,) = (item for item in lora._adapter_counts(runs, CONFIG) if isinstance(item, Fact))
-    assert fact.value == {
+    (mismatches, _) = measured(lora.CHECK, lora._adapter_counts(runs, CONFIG)).metrics
+    assert mismatches.evidence == {
         "expected": EXPECTED,
         "hf_single_gpu of rank 0": EXPECTED,
         "hf_single_gpu of rank 1": 7,
@@ -54,13 +52,16 @@ def test_counts_are_named_by_training_and_rank() -> None:
 
 
 def test_exports_are_missing_only_if_configured() -> None:
-    assert adapters(native=[trained()], hf=[trained()])["exports_missing"] == 2
-    assert adapters(export=False, native=[trained()], hf=[trained()])["exports_missing"] == 0
+    assert adapters(native=[trained()], hf=[trained()])["exports_missing"].value == 2
+    assert adapters(export=False, native=[trained()], hf=[trained()])["exports_missing"].value == 0
+    missing = adapters(native=[trained(final="loaded")], hf=[trained()])["exports_missing"]
+    assert (missing.value, missing.evidence) == (1, {"loaded": ["native"]})
 
 
 def test_failed_training_is_not_counted() -> None:
     failed = TrainingResult(None, Path("none"), "rank 0: ended by signal 9", -9, ranks=(0,))
-    assert adapters(native=[failed]) == {"adapter_mismatches": 0, "exports_loaded": 0, "exports_missing": 0}
+    values = {name: metric.value for name, metric in adapters(native=[failed]).items()}
+    assert values == {"adapter_mismatches": 0, "exports_missing": 0}
 
 
 def test_efficiency_and_ratio_of_stacks() -> None:
@@ -70,10 +71,11 @@ def test_efficiency_and_ratio_of_stacks() -> None:
         "hf": [trained(speed=60)],
         "hf_single_gpu": [trained(speed=80)],
     }
-    values = {item.name: item.value for item in lora._compare_stacks(runs) if isinstance(item, Metric)}
+    values = {metric.name: metric.value for metric in measured(lora.CHECK, lora._compare_stacks(runs)).metrics}
     assert values == pytest.approx({"efficiency.native": 90, "efficiency.hf": 75, "native_vs_hf": 1.5})
     one_rank = {name: runs[name] for name in lora.STACKS}
-    assert [item.name for item in lora._compare_stacks(one_rank) if isinstance(item, Metric)] == ["native_vs_hf"]
+    metrics = measured(lora.CHECK, lora._compare_stacks(one_rank)).metrics
+    assert [metric.name for metric in metrics] == ["native_vs_hf"]
 
 
 @pytest.mark.parametrize("metric", ["adapter_mismatches", "exports_missing"])
@@ -90,7 +92,7 @@ def test_mismatch_or_missing_export_fails(metric: str) -> None:
 @pytest.mark.parametrize("frozen", [True, False])
 def test_training_that_does_not_freeze_the_model_fails(tmp_path: Path, frozen: bool) -> None:
     result = lora_training(CONFIG, tmp_path / "out", frozen)
-    failed = failed_metrics(lora.CHECK, lora._adapter_counts({"native": [result]}, CONFIG), tmp_path)
+    failed = failed_metrics(lora.CHECK, lora._adapter_counts({"native": [result]}, CONFIG))
     assert failed == (set() if frozen else {"adapter_mismatches"})
 
 

@@ -53,8 +53,8 @@ def test_training_passes_all_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert measured.error is None
     assert set(outcomes(measured).values()) == {Outcome.PASS}
     values = {metric.name: metric.value for metric in measured.metrics}
-    assert set(values) == set(CHECK.metrics)
-    assert (values["steps_logged"], values["checkpoints"]) == (12, 1)
+    assert set(values) == set(CHECK.units)
+    assert (values["steps_missing"], values["checkpoints"]) == (0, 1)
     assert measured.facts["oumi_version"] == "0.4.2"
     assert (measured.facts["weights"], measured.facts["data"]) == ("random", "generated")
     assert [len(series.x) for series in measured.series] == [12]

@@ -14,15 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from seatrial.checks.training.parity import (
-    CHECK,
-    STRATEGIES,
-    VARIANTS,
-    compare_runs,
-    memory_observations,
-    training_configs,
-)
-from seatrial.model import Metric
+from seatrial.checks.declare import Value
+from seatrial.checks.training.parity import CHECK, STRATEGIES, VARIANTS, compare_runs, memory_use, training_configs
 from seatrial.train import compare, train_config
 from seatrial.train.compare import StepRecord
 from seatrial.train.train_config import TrainConfig
@@ -105,11 +98,11 @@ def test_each_injected_fault_fails_its_metrics(tmp_path: Path) -> None:
 
     def failed(ddp: str) -> set[str]:
         repeated = {f"{name}-repeated": steps[ddp if name == "ddp" else name] for name in STRATEGIES}
-        return failed_metrics(CHECK, compare_runs(steps | repeated | {"ddp": steps[ddp]}), tmp_path)
+        return failed_metrics(CHECK, compare_runs(steps | repeated | {"ddp": steps[ddp]}))
 
     assert failed("ddp") == set()
     reports = {name: json.loads((tmp_path / name / "metrics.json").read_text()) for name in COMPARED}
-    memory = {item.name: item.value for item in memory_observations(reports) if isinstance(item, Metric)}
+    memory = {item.name: item.value for item in memory_use(reports) if isinstance(item, Value)}
     assert all(0 <= memory[f"state_excess.{name}"] < 1 for name in COMPARED[1:])  # 257 rows on two ranks
     groups = {name: reports[name]["fsdp_groups"] for name in COMPARED}
     assert groups == {"ddp": 0, "fsdp2": 4, "fsdp2_by_size": 6, "fsdp2_unwrapped": 1, "fsdp2_cpu_offload": 4}
@@ -136,8 +129,8 @@ def test_unsharded_tensor_exceeds_the_share_of_a_rank(tmp_path: Path) -> None:
 
     runs = {name: falling_loss() for name in training_configs(CONFIG, 4, tmp_path)}
     reports = {name: report(1.0 if name == "ddp" else 0.25) for name in COMPARED} | {"fsdp2_by_size": report(0.3)}
-    observations = [*compare_runs(runs), *memory_observations(reports)]
-    assert failed_metrics(CHECK, observations, tmp_path) == {"state_excess.fsdp2_by_size"}
+    observations = [*compare_runs(runs), *memory_use(reports)]
+    assert failed_metrics(CHECK, observations) == {"state_excess.fsdp2_by_size"}
 
 
 def falling_loss(**changes: Any) -> list[StepRecord]:
@@ -157,7 +150,7 @@ def falling_loss(**changes: Any) -> list[StepRecord]:
 )
 def test_each_rule_can_fail(tmp_path: Path, changed: dict[str, list[StepRecord]], metrics: set[str]) -> None:
     runs = {name: falling_loss() for name in training_configs(CONFIG, 2, tmp_path)} | changed
-    assert failed_metrics(CHECK, compare_runs(runs), tmp_path) == metrics
+    assert failed_metrics(CHECK, compare_runs(runs)) == metrics
 
 
 def test_all_runs_have_the_same_global_batch(tmp_path: Path) -> None:

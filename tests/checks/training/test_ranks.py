@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks import catalog
+from seatrial.checks.declare import NoValue, Value, answers
 from seatrial.checks.training import _ranks
 from seatrial.checks.training._workload import TrainingResult
+from seatrial.checks.training.ddp import CHECK
 from seatrial.diagnose.causes import cause_findings
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Fact, Measurement, Metric, Outcome, Series, Verdict
+from seatrial.model import CLUSTER, Absent, Measurement, Metric, Outcome, Verdict, Why
 from seatrial.train.rank_times import RankTimes
 
 
@@ -20,16 +23,18 @@ def times(compute: float = 1.0, wait: float = 0.0, steps: int = 12, device: str 
 
 
 def measured(ranks: dict[str, RankTimes], device: str = "cuda") -> Measurement:
-    observations = list(_ranks.observations(ranks, ranks))
-    assert not any(isinstance(observation, Series) for observation in observations)
-    facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
+    given = [*_ranks.slowdown(ranks), *_ranks.data_wait(ranks)]
+    observations = list(answers(given, CHECK.declared, CHECK.name, {None: CLUSTER}))
     metrics = tuple(item for item in observations if isinstance(item, Metric))
-    return Measurement(check="train.ddp", subject="n0/gpu0", metrics=metrics, facts={"device": device, **facts})
+    absent = tuple(item for item in observations if isinstance(item, Absent))
+    assert len(metrics) + len(absent) == len(observations)
+    facts: dict[str, JsonValue] = {"device": device}
+    return Measurement(check=CHECK.name, subject="n0/gpu0", metrics=metrics, absent=absent, facts=facts)
 
 
 def verdicts(measurement: Measurement) -> list[Verdict]:
-    judged = judge_check(catalog()["train.ddp"], [measurement], {}, "t")
-    return [verdict for verdict in judged if verdict.metric in _ranks.METRICS]
+    judged = judge_check(CHECK, [measurement], {}, "t")
+    return [verdict for verdict in judged if verdict.metric in (_ranks.SLOWDOWN, _ranks.DATA_WAIT)]
 
 
 def outcomes(measurement: Measurement, metric: str) -> dict[str, Outcome]:
@@ -112,15 +117,17 @@ def test_variables_of_nccl_explain_neither_a_slow_rank_nor_slow_input() -> None:
 @pytest.mark.parametrize(
     ("ranks", "reason"),
     [
-        ({"n0/gpu0": times()}, "no: fewer than 2 ranks"),
-        ({"n0/gpu0": times(steps=3), "n0/gpu1": times(steps=3)}, "no: 3 steps; 6 are needed"),
-        ({"n0/gpu0": RankTimes("a", (), (), ()), "n0/gpu1": RankTimes("a", (), (), ())}, "no: compute time contains"),
-        ({"n0/gpu0": times(device="a"), "n0/gpu1": times(device="b")}, "no: no two ranks have the same device model"),
+        ({"n0/gpu0": times()}, "fewer than 2 ranks"),
+        ({"n0/gpu0": times(steps=3), "n0/gpu1": times(steps=3)}, "3 steps; 6 are needed"),
+        ({"n0/gpu0": RankTimes("a", (), (), ()), "n0/gpu1": RankTimes("a", (), (), ())}, "compute time contains"),
+        ({"n0/gpu0": times(device="a"), "n0/gpu1": times(device="b")}, "no two ranks have the same device model"),
     ],
 )
 def test_ranks_that_are_not_compared_are_skipped_with_the_reason(ranks: dict[str, RankTimes], reason: str) -> None:
     measurement = measured(ranks)
-    assert str(measurement.facts["ranks_compared"]).startswith(reason)
+    (absent,) = (each for each in measurement.absent if each.metric == "rank_slowdown")
+    assert absent.why is Why.DOES_NOT_APPLY
+    assert absent.reason.startswith(reason)
     assert {v.outcome for v in verdicts(measurement) if v.metric == "rank_slowdown"} == {Outcome.SKIP}
 
 
@@ -131,10 +138,17 @@ def test_trainings_of_single_gpus_are_compared_and_the_last_stage_shows_the_data
 
     failed = TrainingResult(None, Path(), "killed", 9, ranks=(0, 1))
     results = {"gpu": [training((0,), 1.0, 0.0), training((1,), 3.0, 0.0)], "node": [training((0, 1), 1.0, 0.5)]}
-    observed = list(_ranks.observations_of_trainings(results, ["n0/gpu0", "n0/gpu1"]))
-    values = {(o.name, o.subject): o.value for o in observed if isinstance(o, Metric)}
+    subjects = ["n0/gpu0", "n0/gpu1"]
+    answers = list(_ranks.slowdown_and_data_wait(results, subjects))
+    values = {(each.name, each.subject): each.value for each in answers if isinstance(each, Value)}
     assert values["rank_slowdown", "n0/gpu1"] == pytest.approx(200)
     assert values["rank_data_wait", "n0/gpu0"] == 50
-    without = _ranks.observations_of_trainings({"gpu": [failed]}, ["a", "b"])
-    facts = {o.name: o.value for o in without if isinstance(o, Fact)}
-    assert facts == {"ranks_compared": "no: fewer than 2 ranks", "data_wait_timed": facts["data_wait_timed"]}
+    without = list(_ranks.slowdown_and_data_wait({"gpu": [failed]}, subjects))
+    assert [each.names for each in without if isinstance(each, NoValue)] == [("rank_slowdown",), ("rank_data_wait",)]
+    assert len(without) == 2
+
+
+def test_rank_of_another_model_is_skipped_beside_ranks_that_are_compared() -> None:
+    measurement = measured({"n0/gpu0": times(), "n0/gpu1": times(), "n0/gpu2": times(device="other")})
+    assert outcomes(measurement, "rank_slowdown") == {"n0/gpu0": Outcome.PASS, "n0/gpu1": Outcome.PASS}
+    assert "n0/gpu2" in {v.subject for v in verdicts(measurement) if v.metric == "rank_slowdown"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,28 @@ import pytest
 
 from seatrial.bench.child_ranks import ChildResult
 from seatrial.checks.base import Check, Context
-from seatrial.checks.training import _results, _workload, throughput
+from seatrial.checks.declare import Answer
+from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._workload import TrainingResult
-from seatrial.judge.rules import judge_check
-from seatrial.model import Artifact, Fact, Measurement, Metric, Observation, Outcome, Series
+from seatrial.model import Artifact, Metric, Outcome, Phase, Scope, Series
+from tests.checks.training import check_helpers
+from tests.checks.training.check_helpers import measured
 
-CHECK = Check(**{**vars(throughput.CHECK), "metrics": _results.metric_units() | {"memory_excess": "%"}})
+CHECK = Check(
+    name="train.results",
+    title="",
+    phase=Phase.DISTRIBUTED,
+    scope=Scope.CLUSTER,
+    measure=lambda context, options: iter(()),
+    limit_s=1.0,
+    declared=(
+        *_results.DECLARED,
+        *_results.speed("", "all", "native"),
+        *_results.ONE_TRAINING,
+        *_results.EACH_STAGE,
+        _results.memory_metric("cpu_offload == no"),
+    ),
+)
 
 
 def make_context(device: str, out: Path = Path()) -> Context:
@@ -32,24 +49,24 @@ def trained(*losses: float | None, max_steps: int = 4, problem: str = "", exit_c
     return TrainingResult(metrics, Path("none"), problem, exit_code, steps, (0,), max_steps, 9.0)
 
 
-def outcomes(*observed: Observation) -> dict[str, Outcome]:
-    measurement = Measurement(
-        check=CHECK.name,
-        subject="n0/rank0",
-        metrics=tuple(item for item in observed if isinstance(item, Metric)),
-        facts={item.name: item.value for item in observed if isinstance(item, Fact)},
-    )
-    return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
+def observe(answers: Iterable[Answer]) -> tuple[Metric, ...]:
+    return measured(CHECK, answers).metrics
+
+
+def outcomes(answers: Iterable[Answer], **facts: str) -> dict[str, Outcome]:
+    return check_helpers.outcomes(CHECK, [measured(CHECK, answers, **facts)])
 
 
 def test_successful_training_passes() -> None:
-    ranks = [Fact(name=name, value="no: not compared") for name in ("ranks_compared", "data_wait_timed")]
-    results = _results.combined_observations({"a": trained(4, 3, 2, 1)})
-    verdicts = outcomes(Fact(name="device", value="cpu"), *ranks, *results)
-    not_passed = {metric: outcome for metric, outcome in verdicts.items() if outcome is not Outcome.PASS}
-    without_gpus = {"memory_excess", "tokens_per_second_per_gpu.gpu", "rank_slowdown", "rank_data_wait"}
-    without_gpus |= {f"efficiency.{pair}" for pair in ("node_vs_gpu", "cluster_vs_node", "cluster_vs_gpu")}
-    assert not_passed == dict.fromkeys(without_gpus, Outcome.SKIP)
+    verdicts = outcomes(_results.combined_observations({"a": trained(4, 3, 2, 1)}), device="cpu")
+    assert verdicts.pop("memory_excess") is Outcome.SKIP
+    assert set(verdicts.values()) == {Outcome.PASS}
+    assert len(verdicts) == 4
+
+
+def test_training_without_two_losses_is_an_error() -> None:
+    verdicts = outcomes(_results.combined_observations({"a": trained(4, max_steps=1)}), device="cpu")
+    assert verdicts["loss_drop"] is Outcome.ERROR
 
 
 @pytest.mark.parametrize(
@@ -75,12 +92,12 @@ def test_reference_speeds_apply_to_longer_runs_of_the_shipped_settings(options: 
     ],
 )
 def test_one_bad_training_of_two_fails_its_metric(bad: TrainingResult, metric: str) -> None:
-    verdicts = outcomes(*_results.combined_observations({"good": trained(4, 3, 2, 1), "bad": bad}))
+    verdicts = outcomes(_results.combined_observations({"good": trained(4, 3, 2, 1), "bad": bad}))
     assert [name for name, outcome in verdicts.items() if outcome is Outcome.FAIL] == [metric]
 
 
 def test_failed_training_skips_other_rules() -> None:
-    verdicts = outcomes(*_results.combined_observations({"a": trained(problem="x", exit_code=1)}))
+    verdicts = outcomes(_results.combined_observations({"a": trained(problem="x", exit_code=1)}))
     assert verdicts["exit_code"] is Outcome.FAIL
     assert verdicts["steps_missing"] is verdicts["loss_drop"] is Outcome.SKIP
 
@@ -93,13 +110,11 @@ def with_memory(ranks: int, gib: float, expected: float | None) -> TrainingResul
 @pytest.mark.parametrize(("gib", "outcome"), [(11.3, Outcome.PASS), (22.5, Outcome.FAIL)])
 def test_memory_excess_uses_the_worst_number_of_ranks(gib: float, outcome: Outcome) -> None:
     results = [with_memory(1, 22.4, 22.4), with_memory(1, 22.5, 22.4), with_memory(2, gib, 11.2)]
-    observed = [*_results.memory_excess(results)]
-    conditions = {"device": "cuda", "trained": "yes", "parallelism": "fsdp2", "cpu_offload": "no"}
-    facts = [Fact(name=name, value=value) for name, value in conditions.items()]
-    assert outcomes(*observed, *facts)["memory_excess"] is outcome
-    (fact,) = (item for item in observed if isinstance(item, Fact))
+    measurement = measured(CHECK, _results.memory_excess(results), device="cuda", trained="yes", cpu_offload="no")
+    assert check_helpers.outcomes(CHECK, [measurement])["memory_excess"] is outcome
+    (metric,) = measurement.metrics
     sizes = {"1": {"used_gib": 22.5, "expected_gib": 22.4}, "2": {"used_gib": gib, "expected_gib": 11.2}}
-    assert fact.value == {"by_ranks": sizes}
+    assert metric.evidence == {"by_ranks": sizes}
 
 
 def test_unknown_or_offloaded_memory_gives_no_metric() -> None:
@@ -107,14 +122,15 @@ def test_unknown_or_offloaded_memory_gives_no_metric() -> None:
     assert [*_results.memory_excess(results)] == []
 
 
-def test_fact_problems_has_the_failure() -> None:
-    observed = [*_results.combined_observations({"a": trained(problem="rank 3: out of memory", exit_code=1)})]
-    assert Fact(name="problems", value={"a": "rank 3: out of memory"}) in observed
+def test_evidence_of_the_exit_code_is_the_failure() -> None:
+    failed = trained(problem="rank 3: out of memory", exit_code=1)
+    (metric,) = (each for each in observe(_results.combined_observations({"a": failed})) if each.name == "exit_code")
+    assert (metric.value, metric.evidence) == (1, {"a": "rank 3: out of memory"})
 
 
 def test_unknown_values_give_no_metric(tmp_path: Path) -> None:
     observed = [*_results.training_observations(make_context("cpu", tmp_path), trained(4, 3, 2, 1), "all")]
-    values = {item.name: item.value for item in observed if isinstance(item, Metric)}
+    values = {item.name: item.value for item in observe(observed)}
     assert values["tokens_per_second_per_gpu.all"] == 100.0
     assert values["loss_above_entropy_bound.all"] == 0.5  # of the last two steps
     assert "mfu.all" not in values
@@ -148,12 +164,12 @@ def test_duplicate_step_does_not_replace_a_missing_step() -> None:
     missing, extra = trained(4, 3, 2), trained(4, 3, 2, 1, 1)
     duplicate = TrainingResult(**{**vars(extra), "steps": (*missing.steps, missing.steps[0])})
     for results in ({"a": duplicate}, {"a": missing, "b": extra}):
-        assert outcomes(*_results.combined_observations(results))["steps_missing"] is Outcome.FAIL
+        assert outcomes(_results.combined_observations(results))["steps_missing"] is Outcome.FAIL
 
 
 @pytest.mark.parametrize("loss", ["1.0", True, 10**400, float("nan"), float("inf"), [1.0], {}])
 def test_loss_that_is_not_a_finite_float_fails(loss: Any) -> None:
-    verdicts = outcomes(*_results.combined_observations({"a": trained(4, 3, loss, 1)}))
+    verdicts = outcomes(_results.combined_observations({"a": trained(4, 3, loss, 1)}))
     assert verdicts["nonfinite_losses"] is Outcome.FAIL
 
 
@@ -172,7 +188,7 @@ def timed_result(*seconds: float, measured: int, tokens: int = 8192, ranks: int 
 
 def metrics_by_name(result: TrainingResult) -> dict[str, Metric]:
     observed = _results.training_observations(make_context("cuda:0"), result, "native", metrics_only=True)
-    return {metric.name: metric for metric in observed if isinstance(metric, Metric)}
+    return {metric.name: metric for metric in observe(observed)}
 
 
 def test_speed_has_samples_of_the_measured_steps() -> None:

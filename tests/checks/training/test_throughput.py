@@ -8,8 +8,10 @@ import pytest
 
 from seatrial.checks.training import throughput
 from seatrial.checks.training._workload import TrainingResult
-from seatrial.model import Metric, Outcome
+from seatrial.model import Measurement, Outcome
 from tests.checks.fabric.verdicts import outcomes
+from tests.checks.training import check_helpers
+from tests.checks.training.check_helpers import measured
 
 
 def test_identical_stages_run_once() -> None:
@@ -24,6 +26,10 @@ def test_identical_stages_run_once() -> None:
     assert list(throughput.groups_by_stage({"a": (0,)})) == ["gpu"]
 
 
+def scaling(runs: dict[str, list[TrainingResult]]) -> Measurement:
+    return measured(throughput.CHECK, throughput._scaling_observations(runs))
+
+
 def test_efficiency_relative_to_each_baseline() -> None:
     def result(speed: float, ranks: int) -> TrainingResult:
         return TrainingResult({"tokens_per_second_per_gpu": speed}, Path(), "", ranks=tuple(range(ranks)))
@@ -33,7 +39,7 @@ def test_efficiency_relative_to_each_baseline() -> None:
         "node": [result(99, 2), result(99, 2)],
         "cluster": [result(88, 4)],
     }
-    values = {item.name: item.value for item in throughput._scaling_observations(runs) if isinstance(item, Metric)}
+    values = {metric.name: metric.value for metric in scaling(runs).metrics}
     assert values == pytest.approx(
         {
             "efficiency.node_vs_gpu": 90.0,
@@ -48,10 +54,9 @@ GOOD |= {"tokens_per_second_per_gpu.gpu": 30_000}
 EFFICIENCIES = ("efficiency.node_vs_gpu", "efficiency.cluster_vs_node", "efficiency.cluster_vs_gpu")
 
 
-def judged(values: dict[str, float], ranks: int = 16, nodes: int = 2, device: str = "cuda") -> dict[str, Outcome]:
+def judged(values: dict[str, float], device: str = "cuda") -> dict[str, Outcome]:
     """Metric → outcome of the rule on each efficiency."""
     facts = {"device": device, "trained": "yes", "parallelism": "fsdp2", "cpu_offload": "no"}
-    facts |= throughput.stage_facts(ranks, nodes)
     by_metric = outcomes(throughput.CHECK, GOOD | values, **facts)
     return {metric: by_metric[metric] for metric in EFFICIENCIES}
 
@@ -69,19 +74,31 @@ def test_every_efficiency_must_exceed_90_percent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "nodes", "device", "existing"),
+    ("ranks_by_node", "existing"),
     [
-        (1, 1, "cuda", set()),
-        (8, 1, "cuda", {"efficiency.node_vs_gpu"}),
-        (4, 4, "cuda", {"efficiency.cluster_vs_gpu"}),  # one GPU per node
-        (2, 1, "cpu", set()),
+        ({"a": (0,)}, set()),
+        ({"a": (0, 1)}, {"efficiency.node_vs_gpu"}),
+        ({"a": (0,), "b": (1,)}, {"efficiency.cluster_vs_gpu"}),  # one GPU per node
+        ({"a": (0, 1), "b": (2, 3)}, set(EFFICIENCIES)),
     ],
 )
 def test_efficiency_of_a_stage_that_does_not_exist_is_skipped(
-    ranks: int, nodes: int, device: str, existing: set[str]
+    ranks_by_node: dict[str, tuple[int, ...]], existing: set[str]
 ) -> None:
-    by_metric = judged(dict.fromkeys(existing, 95.0), ranks, nodes, device)
-    assert by_metric == {name: Outcome.PASS if name in existing else Outcome.SKIP for name in EFFICIENCIES}
+    runs = {
+        stage: [
+            TrainingResult({"tokens_per_second_per_gpu": 100.0}, Path(), "", ranks=tuple(ranks)) for ranks in groups
+        ]
+        for stage, groups in throughput.groups_by_stage(ranks_by_node).items()
+    }
+    for device in ("cuda", "cpu"):
+        answers = throughput._scaling_observations(runs)
+        verdicts = check_helpers.outcomes(
+            throughput.CHECK, [measured(throughput.CHECK, answers, device=device, trained="yes")]
+        )
+        passed = existing if device == "cuda" else set()
+        expected = {name: Outcome.PASS if name in passed else Outcome.SKIP for name in EFFICIENCIES}
+        assert {name: verdicts[name] for name in EFFICIENCIES} == expected
 
 
 def test_missing_efficiency_of_an_existing_stage_is_an_error() -> None:
@@ -99,7 +116,7 @@ def test_samples_of_an_efficiency_are_ratios_of_windows() -> None:
         return TrainingResult(metrics, Path(), "", steps=steps, ranks=tuple(range(ranks)))
 
     runs = {"gpu": [trained([1.0, 1.0]), trained([1.0, 1.0])], "node": [trained([1.25, 1.0], 2)]}
-    (metric,) = (item for item in throughput._scaling_observations(runs) if isinstance(item, Metric))
+    (metric,) = scaling(runs).metrics
     assert metric.value == pytest.approx(100 * 2 / 2.25)
     assert metric.samples == pytest.approx((80.0, 100.0))
 

@@ -1,4 +1,4 @@
-"""The declaration and the measurement that the checks of one collective operation share, such as all_reduce.
+"""The measurement of one collective operation, such as all_reduce.
 
 Sizes, bandwidths and timing follow nccl-tests, so that published figures of nccl-tests can be compared directly.
 """
@@ -13,32 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, SkipIf, facts, metric
-from seatrial.checks.fabric import _nccl_log, _results
-from seatrial.checks.fabric._busbw_rules import CHANNELS_PER_PEER, NET_PEER_CHANNELS, POINT_TO_POINT_OPERATIONS
+from seatrial.checks.base import Context, facts
+from seatrial.checks.declare import Answer, NoValue, absent, not_requested, value
+from seatrial.checks.fabric import _forced_ring, _nccl_log, _results, _wrong_data
 from seatrial.checks.fabric._sizes import (
     ELEMENT_SIZES,
     CollectiveOptions,
     DefaultSizes,
     default_sizes,
     omitted_sizes,
-    timed_sizes,
 )
-from seatrial.model import (
-    JUDGED_INSTEAD,
-    NOT_REQUESTED,
-    Fact,
-    Metric,
-    NotApplicable,
-    Observation,
-    Phase,
-    Rule,
-    Scope,
-    SeatrialError,
-    format_bytes,
-    parse_bytes,
-    size_label,
-)
+from seatrial.model import Fact, NotApplicable, SeatrialError, format_bytes, parse_bytes, size_label
 
 if TYPE_CHECKING:
     from seatrial.bench.collectives import CollectiveResult
@@ -47,13 +32,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # Yields the metrics of one mode; returns the results of this mode: size in bytes → result
-ModeResults = Generator[Observation, None, dict[int, "CollectiveResult"]]
+ModeResults = Generator[Answer, None, dict[int, "CollectiveResult"]]
 
 # By default NCCL uses protocol LL at the first size and Simple at the second.
 GPU_DATA_CHECK_SIZES = tuple(map(parse_bytes, ("64KiB", "64MiB")))
 CPU_DATA_CHECK_SIZES = (parse_bytes("64KiB"),)
 
-NO_CUDA_GRAPH = "not applicable: gloo runs on the CPU and has no CUDA graphs"
+# Between nodes these operations use as many channels per peer as the NCCL variable CHANNELS_PER_PEER sets; one or two
+# channels do not saturate fast ports (NVIDIA/nccl-tests#321)
+POINT_TO_POINT_OPERATIONS = ("all_to_all", "send_receive")
+CHANNELS_PER_PEER = "NCCL_NCHANNELS_PER_NET_PEER"
+NET_PEER_CHANNELS = "net_peer_channels"  # evidence with the value of CHANNELS_PER_PEER
+
+NO_CUDA_GRAPH = "gloo runs on the CPU and has no CUDA graphs"
 
 
 class DataCheck(NamedTuple):
@@ -63,70 +54,13 @@ class DataCheck(NamedTuple):
     mismatches: Mapping[int, Mismatch]
 
 
-def collective_check(
-    name: str,
-    title: str,
-    *,
-    rules: tuple[Rule, ...] = (),
-    measure_more: Callable[[Context, CollectiveOptions], Iterator[Observation]] | None = None,
-    more_metrics: Mapping[str, str] | None = None,
-) -> Check:
-    """Return the check of the operation ``name``.
-
-    It has rules on wrong data, on sizes that could not be allocated and on tail latency (p99), and ``rules``.
-    ``measure_more`` runs after the modes; ``more_metrics``: its metrics with their units.
-    """
-    return Check(
-        name=f"collectives.{name}",
-        title=title,
-        phase=Phase.INTERCONNECT,
-        scope=Scope.CLUSTER,
-        metrics={
-            **{f"{quantity}.*": unit for quantity, unit in _results.UNITS.items()},
-            "rank_time.*": "us",
-            **{
-                f"{quantity}{suffix}.*": unit
-                for quantity, unit in _results.UNITS.items()
-                for suffix in _results.VARIANT_SUFFIXES.values()
-            },
-            "cuda_graph_latency.*": "us",
-            "cuda_graph_busbw.*": "GB/s",
-            **{f"p{percent}.*": "us" for percent in _results.MIN_SAMPLES},
-            "p99_ratio.*": "x",
-            "cv.*": "%",
-            "wrong_elements": "count",
-            "sizes_not_allocated": "sizes",
-            **(more_metrics or {}),
-        },
-        rules=(_results.allocation_rule(name, "sizes=[1MiB, 1GiB]"), _WRONG_DATA_RULE, _P99_RULE, *rules),
-        rule_facts=_results.BACKEND | _results.P99_RATIO,
-        fact_roles={"connections": "transports"},
-        measure=partial(_measure_all, name, measure_more),
-        limit_s=600.0,  # gigabytes over a slow network take minutes
-        needs=Needs(min_ranks=2),
-        options=CollectiveOptions,
-        skip_if=(SkipIf.ONLY_CUDA_GRAPHS,),
-        operation=name,
-        timed_sizes=partial(timed_sizes, name),
-        omitted_sizes=partial(omitted_sizes, name),
-        bounds=_results.BANDWIDTH_BOUNDS,
-        may_exceed_100=("cv.*",),
-        performance_metrics=("busbw*", "algbw*", "latency*", "rank_time.*", "cuda_graph_*", "p[59]*", "cv*"),
-    )
+def measure_all_reduce(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
+    """Yield the results of the all-reduce, then those with NCCL_ALGO=Ring."""
+    yield from measure("all_reduce", context, options)
+    yield from _forced_ring.measure(context, options)
 
 
-def _measure_all(
-    name: str,
-    measure_more: Callable[[Context, CollectiveOptions], Iterator[Observation]] | None,
-    context: Context,
-    options: CollectiveOptions,
-) -> Iterator[Observation]:
-    yield from measure(name, context, options)
-    if measure_more:
-        yield from measure_more(context, options)
-
-
-def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator[Observation]:
+def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator[Answer]:
     """Yield the cluster's metrics on rank 0, and on every rank its time per operation at the largest size.
 
     Raises NotApplicable with fewer than two ranks, or if cuda_graph is the only mode on a CPU. Raises SeatrialError if
@@ -146,13 +80,9 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     settings["api"] = collectives.describe_api(context.device)
     if is_rank_0:
         yield from facts({**group_facts, **settings, "modes": list(options.modes)})
-        if name in POINT_TO_POINT_OPERATIONS and node_count > 1:
-            channels = os.environ.get(CHANNELS_PER_PEER)
-            value = f"{CHANNELS_PER_PEER}={channels}" if channels else f"{CHANNELS_PER_PEER} is not set: NCCL's default"
-            yield Fact(name=NET_PEER_CHANNELS, value=value)
-    for observation in modes.run():
+    for answer in modes.run():
         if is_rank_0:
-            yield observation
+            yield answer
     # Read after the measurement: NCCL opens connections at first use
     group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
     if modes.not_allocated and not modes.data_checks:
@@ -164,14 +94,14 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     if modes.back_to_back:
         size = max(modes.back_to_back)
         windows = modes.back_to_back[size].timings.rank_windows(context.rank)
-        yield _results.rank_time_metric(context.subject, size, windows)
+        yield value(f"rank_time.{size_label(size)}", [1e6 * seconds for seconds in windows], context.subject)
     if is_rank_0:
-        yield from _results.wrong_data_results(modes.mismatches())
-        yield _results.p99_ratio_fact(modes.percentiles)
+        yield _wrong_data.wrong_data(modes.mismatches())
+        if parse_bytes(_results.P99_RATIO_SIZE) not in modes.percentiles:
+            yield absent(f"p99_ratio.{_results.P99_RATIO_SIZE}", "no operations of this size were timed one by one")
         yield Fact(name="additional_data_checks", value=[check.name for check in modes.data_checks[timed_check_count:]])
-        yield metric("sizes_not_allocated", len(modes.not_allocated), "sizes")
-        yield from facts({"not_allocated": modes.not_allocated} if modes.not_allocated else {})
-        yield from modes.not_requested()
+        yield _results.sizes_not_allocated(modes.not_allocated)
+        yield from modes.not_measured()
         yield Fact(name="transports", value=group_facts["transports"])
         method = _results.method_text(group_facts, settings, modes.applicable_modes, modes.back_to_back, operation)
         yield Fact(name="method", value=method)
@@ -202,8 +132,8 @@ class _Modes:
         """The requested modes that exist on this device."""
         return [mode for mode in self.options.modes if self.context.on_gpu or mode != "cuda_graph"]
 
-    def run(self) -> Iterator[Observation]:
-        """Yield the observations of all requested modes, in a fixed order."""
+    def run(self) -> Iterator[Answer]:
+        """Yield the results of all requested modes, in a fixed order."""
         run_by_mode = {
             "back_to_back": self.run_back_to_back,
             "cuda_graph": self.run_cuda_graph,
@@ -213,7 +143,7 @@ class _Modes:
             if mode in self.options.modes:
                 yield from run()
 
-    def run_back_to_back(self) -> Iterator[Observation]:
+    def run_back_to_back(self) -> Iterator[Answer]:
         self.back_to_back = yield from self._time_back_to_back(self.operation, "")
         if self.back_to_back:
             yield from _results.size_curves(self.back_to_back, self.operation)
@@ -221,7 +151,7 @@ class _Modes:
         if self.options.in_place == "both":
             yield from self._run_opposite_variant()
 
-    def _run_opposite_variant(self) -> Iterator[Observation]:
+    def _run_opposite_variant(self) -> Iterator[Answer]:
         """Measure the other variant: in place if the operation is out of place, and the reverse.
 
         All ranks take the same branch.
@@ -230,10 +160,10 @@ class _Modes:
 
         variant = self.operation.opposite_variant()
         if not variant:
-            yield Fact(name="in_place_variant", value="not applicable: this operation exists out of place only")
+            yield absent(f"*{_results.VARIANT_SUFFIXES[True]}.*", "this operation exists out of place only")
         elif not variant.in_place and not supports_out_of_place(self.context.device):
-            reason = "not applicable: torch's process group, used on this device, has this operation in place only"
-            yield Fact(name="in_place_variant", value=reason)
+            reason = "torch's process group, used on this device, has this operation in place only"
+            yield absent(f"*{_results.VARIANT_SUFFIXES[False]}.*", reason)
         else:
             suffix = _results.VARIANT_SUFFIXES[variant.in_place]
             label = "in place" if variant.in_place else "out of place"
@@ -247,40 +177,50 @@ class _Modes:
         time_size = partial(
             measure_back_to_back, operation, seconds=max(min_seconds, max_seconds), min_seconds=min_seconds
         )
-        metrics_of_size = partial(_results.back_to_back_metrics, operation=operation, suffix=suffix)
-        return self._each_size("back_to_back", label, time_size, metrics_of_size)
+        values_of_size = partial(
+            _results.back_to_back_values, operation=operation, suffix=suffix, evidence=self._net_peer_channels()
+        )
+        return self._each_size("back_to_back", label, time_size, values_of_size)
 
-    def run_cuda_graph(self) -> Iterator[Observation]:
+    def _net_peer_channels(self) -> dict[str, JsonValue] | None:
+        """The evidence NET_PEER_CHANNELS of point-to-point operations between nodes."""
+        nodes = {subject.partition("/")[0] for subject in self.subjects}
+        if self.operation.name not in POINT_TO_POINT_OPERATIONS or len(nodes) == 1:
+            return None
+        channels = os.environ.get(CHANNELS_PER_PEER)
+        setting = f"={channels}" if channels else " is not set: NCCL's default"
+        return {NET_PEER_CHANNELS: f"{CHANNELS_PER_PEER}{setting}"}
+
+    def run_cuda_graph(self) -> Iterator[Answer]:
         from seatrial.bench.collectives import measure_cuda_graph
 
         if not self.context.on_gpu:
-            yield Fact(name="cuda_graph", value=NO_CUDA_GRAPH)
+            yield absent("cuda_graph_*", NO_CUDA_GRAPH)
             return
         time_size = partial(measure_cuda_graph, self.operation, seconds=self.options.seconds_per_size)
-        metrics_of_size = partial(_results.cuda_graph_metrics, operation=self.operation)
-        results = yield from self._each_size("cuda_graph", "cuda_graph", time_size, metrics_of_size)
+        values_of_size = partial(_results.cuda_graph_values, operation=self.operation)
+        results = yield from self._each_size("cuda_graph", "cuda_graph", time_size, values_of_size)
         if results:
             yield from _results.size_curves(results, self.operation, "cuda_graph_")
         yield _results.cuda_graph_fact(results)
 
-    def run_percentiles(self) -> Iterator[Observation]:
+    def run_percentiles(self) -> Iterator[Answer]:
         from seatrial.bench.collectives import measure_each_operation
 
         time_size = partial(measure_each_operation, self.operation, seconds=self.options.seconds_per_size)
-        metrics_of_size = _results.percentile_metrics
-        self.percentiles = yield from self._each_size("percentiles", "percentiles", time_size, metrics_of_size)
-        yield _results.percentiles_fact(self.percentiles, self.subjects)
+        values_of_size = partial(_results.percentile_values, subjects=self.subjects)
+        self.percentiles = yield from self._each_size("percentiles", "percentiles", time_size, values_of_size)
 
     def _each_size(
         self,
         mode: str,
         label: str,
         time_size: Callable[..., CollectiveResult],
-        metrics_of_size: Callable[..., Iterator[Metric]],
+        values_of_size: Callable[..., Iterator[Answer]],
     ) -> ModeResults:
-        """Yield the metrics of each size of a mode; return the results of the sizes that fit on every rank.
+        """Yield the values of each size of a mode; return the results of the sizes that fit on every rank.
 
-        ``label``: see ``_size_name``. ``time_size`` measures one size; ``metrics_of_size`` yields its metrics.
+        ``label``: see ``_size_name``. ``time_size`` measures one size; ``values_of_size`` yields its values.
         """
         requested = self.defaults.for_mode(mode, self.options, gpu=self.context.on_gpu)
         element_bytes = ELEMENT_SIZES[self.options.dtype]
@@ -290,7 +230,7 @@ class _Modes:
             if result := self._run_if_allocated(label, size, partial(time_size, dtype=self.options.dtype)):
                 results[size] = result
                 self.data_checks.append(DataCheck(_size_name(label, size), result.mismatches))
-                yield from metrics_of_size(size, result)
+                yield from values_of_size(size, result)
         return dict(sorted(results.items()))
 
     def check_other_dtypes(self) -> None:
@@ -318,7 +258,7 @@ class _Modes:
             }
             return None
 
-    def mismatches(self) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
+    def mismatches(self) -> Iterator[_wrong_data.Located]:
         """Yield (location, mismatch) for the wrong data of each rank; a location has size, rank and subject."""
         for check in self.data_checks:
             for rank, mismatch in check.mismatches.items():
@@ -330,12 +270,11 @@ class _Modes:
         subject, reason = next(iter(reason_by_subject.items()))
         return f"no buffer could be allocated at any size; request a smaller size. {size}: {subject}: {reason}"
 
-    def not_requested(self) -> Iterator[Observation]:
-        """Yield the facts NOT_REQUESTED and JUDGED_INSTEAD.
+    def not_measured(self) -> Iterator[NoValue]:
+        """Yield the bus bandwidth at each default size that was not measured, and the reason.
 
-        NOT_REQUESTED: metric of each default size that was not measured → the reason: the trial's options do not
-        contain the size, or the network is too slow for it. JUDGED_INSTEAD: each size that the network is too slow for
-        → the largest default size that the network is fast enough for.
+        Either the trial's options do not contain the size, or the network is too slow for it. Then the largest default
+        size that the network is fast enough for is judged instead.
         """
         name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu
         all_defaults = default_sizes(name, network.nodes) if network else self.defaults  # all sizes, even slow ones
@@ -345,45 +284,16 @@ class _Modes:
         if "back_to_back" in self.options.modes:
             requested = self.defaults.for_mode("back_to_back", self.options, gpu=gpu)
             reason = f"the trial's options request only sizes {', '.join(map(size_label, sorted(requested)))}"
-        reasons = {size_label(size): reason for size in default if size not in requested}
         omitted = omitted_sizes(name, self.options, network)
-        if network and omitted:
-            reasons |= {size_label(size): network.too_slow_reason(name, size) for size in omitted}
-            largest = size_label(max(size for size in default if size not in omitted))
-            yield Fact(name=JUDGED_INSTEAD, value={size_label(size): largest for size in omitted})
-        if reasons:
-            yield Fact(name=NOT_REQUESTED, value={f"busbw.{size}": text for size, text in reasons.items()})
+        for size in default:
+            busbw = f"busbw.{size_label(size)}"
+            if network and size in omitted:
+                largest = max(size for size in default if size not in omitted)
+                yield absent(busbw, network.too_slow_reason(name, size), instead=f"busbw.{size_label(largest)}")
+            elif size not in requested:
+                yield not_requested(busbw, reason)
 
 
 def _size_name(label: str, size: int) -> str:
     """The size as facts name it: ``1MiB``, ``percentiles 4KiB``, ``float16 64KiB``; ``label``: the part before it."""
     return f"{label} {size_label(size)}".lstrip()
-
-
-_WRONG_DATA_RULE = Rule(
-    metric="wrong_elements",
-    evidence_facts=("wrong_data",),
-    expect="== 0",
-    meaning="Data was corrupted in transfer: the expected result is exact in every bit. Training "
-    "uses the same ports and links.",
-    fix="Do not train on these nodes. The fact wrong_data names rank, offset and flipped bits. On the "
-    "rank's node run `nvidia-smi -q -d ECC,ROW_REMAPPER`, `nvidia-smi nvlink -e`, `dmesg | grep -i xid`. "
-    "Then repeat with NCCL_P2P_DISABLE=1. On one node: wrong data without P2P suggests a GPU's memory, correct data "
-    "suggests NVLink or PCIe peer-to-peer. On several nodes also run each node alone: correct data there suggests a "
-    "NIC, cable or switch.",
-)
-# No vendor publishes a tail latency. The limit is the speed below which the judge calls a window slow, 80 % of the
-# median (judge/samples.py). In twelve records of healthy H200 nodes in docs/results the ratio is 1.005 to 1.017. A rule
-# on p95 would add nothing: if 5 % of the operations are slow, p99 exceeds its limit too.
-_P99_RULE = Rule(
-    metric=f"p99_ratio.{_results.P99_RATIO_SIZE}",
-    expect="<= 1.25 x",
-    applies_if={"backend": "nccl", "p99_ratio_measured": "yes"},
-    evidence_facts=("percentiles",),
-    meaning="More than 1 % of the operations take over 1.25 times the median (below 80 % of its speed). A training "
-    "step waits for all its operations, so one slow operation delays the step. No vendor publishes a limit; "
-    "healthy H200 nodes have 1.005 to 1.017.",
-    fix="The fact percentiles names the rank that was slowest most often. Look for intermittent causes: "
-    "`nvidia-smi -q -d PERFORMANCE` (clocks), `nvidia-smi nvlink -e` (replays), port counters (`rdma statistic`), and "
-    "other processes on the nodes.",
-)

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seatrial.model import SeatrialError
+from seatrial.model import NotApplicable, SeatrialError
 from seatrial.util import data_files
 
 if TYPE_CHECKING:
@@ -52,14 +52,6 @@ class ComputePorts:
     by_node: Mapping[str, tuple[PortDetails, ...]]
     others: Mapping[str, str]
 
-    @property
-    def absence_reason(self) -> str:
-        """Why no node has a compute port; empty if a node has one."""
-        if any(self.by_node.values()):
-            return ""
-        others = "; ".join(f"{name}: {reason}" for name, reason in self.others.items())
-        return f"no RDMA port for compute on any node{f' ({others})' if others else ''}"
-
     def __iter__(self) -> Iterator[tuple[str, PortDetails]]:
         return ((node, port) for node, ports in self.by_node.items() for port in ports)
 
@@ -81,13 +73,11 @@ def read_node_ports(root: Path) -> NodePorts:
     return NodePorts(rdma_ports.read_ports(root), hca, gid_index, rdma_off)
 
 
-def port_names(compute: ComputePorts) -> dict[str, list[str]]:
-    """Node → names of its compute ports, for the fact PORTS_USED."""
-    return {node: [port.name for port in ports] for node, ports in compute.by_node.items()}
-
-
 def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
-    """The compute ports of all nodes. Raises SeatrialError if a node has ports and its NCCL_IB_HCA selects none."""
+    """The compute ports of all nodes.
+
+    Raises NotApplicable if no node has one, and SeatrialError if a node has ports and its NCCL_IB_HCA selects none.
+    """
     others: dict[str, str] = {}
     candidates = {node: _candidates(node, node_ports, others) for node, node_ports in nodes.items()}
     rate_by_kind = _rate_by_kind(candidates)
@@ -97,9 +87,9 @@ def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
         if ports and not _is_list(nodes[node].nccl_ib_hca):
             kind = max((port.kind for port in ports), key=rate_by_kind.__getitem__)
             of_best_kind[node] = tuple(port for port in ports if port.kind == kind)
-            reason = f"not of the compute ports' kind ({kind_text(kind)})"
+            reason = f"not of the compute ports' kind ({_kind_text(kind)})"
             others |= {
-                f"{node}/{port.name}": f"{kind_text(port.kind)}: {reason}" for port in ports if port.kind != kind
+                f"{node}/{port.name}": f"{_kind_text(port.kind)}: {reason}" for port in ports if port.kind != kind
             }
     unused = _unused_ports(of_best_kind)
     by_node: dict[str, tuple[PortDetails, ...]] = {}
@@ -107,10 +97,13 @@ def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
         excluded = {} if _is_list(nodes[node].nccl_ib_hca) else unused
         by_node[node] = tuple(port for port in ports if f"{node}/{port.name}" not in excluded)
         others |= {place: reason for place, reason in excluded.items() if place.partition("/")[0] == node}
+    if not any(by_node.values()):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in others.items())
+        raise NotApplicable(f"no RDMA port for compute on any node{f' ({reasons})' if reasons else ''}")
     return ComputePorts(by_node, others)
 
 
-def kind_text(kind: Kind) -> str:
+def _kind_text(kind: Kind) -> str:
     """The kind of a port as text: ``MT4129 (MT_0000000838), InfiniBand``."""
     model, board, layer = kind
     return f"{model}{f' ({board})' if board else ''}, {layer}"

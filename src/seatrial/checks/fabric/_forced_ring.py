@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.checks.base import Context, metric
+from seatrial.checks.base import Context
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.fabric._nccl_log import logging_environment
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, omitted_sizes
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
-from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes, size_label
+from seatrial.model import Fact, SeatrialError, format_bytes, parse_bytes, size_label
 
 SIZE = parse_bytes("8GiB")  # the largest default size of the all-reduce
 OPERATIONS = OPERATIONS_PER_SIZE + 1  # one more: the first operation, whose algorithm NCCL logs
@@ -22,33 +24,41 @@ ENVIRONMENT = {"NCCL_ALGO": "Ring"}
 LIMIT_S = 300.0  # time limit of the child processes; limit_with_network adds the transfer time of a slow network
 _ALL_RANKS = "all_ranks"  # name of the only group, which contains all ranks
 
-QUANTITY = "busbw_ring"
-BUSBW = f"{QUANTITY}.{size_label(SIZE)}"
-RULES = (
-    Rule(
-        metric=BUSBW,
-        reference=f"all_reduce.{BUSBW}",
-        applies_if={"backend": "nccl"},
-        min_nodes=2,
-        meaning="A ring sends its whole bus bandwidth over the network ports, so a port, a path or a PCIe link between "
-        "GPU and NIC is slow. On two nodes NCCL's default algorithm may hide this.",
-        fix="collectives.pairs and collectives.rails name the node and the rail. On that node: ibstat (rate of each "
-        "port), lspci -vv | grep LnkSta (slot of the NIC), nvidia-smi topo -m. In the NCCL log look for GDRDMA in "
-        "NET/IB lines: without it, each byte passes through host memory. In virtual machines check ACS and the IOMMU.",
+_WHEN = "backend == nccl and nodes >= 2"
+METRICS = (
+    metric(
+        "busbw_ring.*",
+        unit="GB/s",
+        meaning="bus bandwidth of the all-reduce with NCCL_ALGO=Ring",
+        speed=True,
+        bound=COLLECTIVE,
     ),
-    Rule(
-        metric="wrong_elements_ring",
-        expect="== 0",
-        applies_if={"backend": "nccl"},
-        min_nodes=2,
-        meaning="Data was corrupted in transfer with NCCL_ALGO=Ring; training uses the same ports and links.",
-        fix="Do not train on these nodes. collectives.pairs names sender and receiver.",
+    metric(
+        f"busbw_ring.{size_label(SIZE)}",
+        ">= 0.90 reference",
+        "A ring sends its whole bus bandwidth over the network ports, so a port, a path or a PCIe link between GPU and "
+        "NIC is slow. On two nodes NCCL's default algorithm may hide this.",
+        "collectives.pairs and collectives.rails name the node and the rail. On that node: ibstat (rate of each port), "
+        "lspci -vv | grep LnkSta (slot of the NIC), nvidia-smi topo -m. In the NCCL log look for GDRDMA in NET/IB "
+        "lines: without it, each byte passes through host memory. In virtual machines check ACS and the IOMMU.",
+        when=_WHEN,
+        unit="GB/s",
+        reference=f"all_reduce.busbw_ring.{size_label(SIZE)}",
+        speed=True,
+        bound=COLLECTIVE,
+    ),
+    metric(
+        "wrong_elements_ring",
+        "== 0",
+        "Data was corrupted in transfer with NCCL_ALGO=Ring; training uses the same ports and links.",
+        "Do not train on these nodes. collectives.pairs names sender and receiver.",
+        when=_WHEN,
+        unit="count",
     ),
 )
-METRICS = {f"{QUANTITY}.*": "GB/s", "wrong_elements_ring": "count"}
 
 
-def measure(context: Context, options: CollectiveOptions) -> Iterator[Observation]:
+def measure(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
     """Yield on rank 0 the bus bandwidth and the wrong elements with NCCL_ALGO=Ring; nothing on one node or on CPUs.
 
     Raises SeatrialError if a child process fails.
@@ -82,8 +92,12 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
         raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
     if context.rank == 0:
         rank_0_result = results[0].value  # format: bench.nccl_settings
-        yield metric(f"{QUANTITY}.{size_label(size)}", rank_0_result["busbw"][_ALL_RANKS][0], "GB/s")
-        yield metric("wrong_elements_ring", rank_0_result["wrong_elements"], "count")
+        busbw = f"busbw_ring.{size_label(size)}"
+        yield value(busbw, rank_0_result["busbw"][_ALL_RANKS][0])
+        if network and size != SIZE:
+            too_slow = network.too_slow_reason("all_reduce", SIZE)
+            yield absent(f"busbw_ring.{size_label(SIZE)}", too_slow, instead=busbw)
+        yield value("wrong_elements_ring", rank_0_result["wrong_elements"])
         log = nccl_log.read(Path(rank_0_result["log"]), rank_0_result["log_bytes"])
         choice = log.find_choice("AllReduce", size)
         algorithm = f"NCCL logs {choice.algorithm}" if choice else "NCCL logs no algorithm"

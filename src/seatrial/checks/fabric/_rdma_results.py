@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import metric
+from seatrial.checks.declare import Answer, value
 from seatrial.checks.fabric._compute_ports import Kind
-from seatrial.model import Fact, Observation
+from seatrial.model import Fact
 
 if TYPE_CHECKING:
     from seatrial.bench.perftest import ProgramResult, TransferResult
@@ -90,10 +89,10 @@ def _failure_reason(program: ProgramResult) -> str:
     return "; ".join(filter(None, [program.error or exit_code, perftest.first_error(program.err)]))
 
 
-def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
+def results_of_paths(paths: Sequence[RailPath], memory: str) -> Iterator[Answer]:
     """Yield for each port its best values over all partners, compared with the port's rate and with other ports.
 
-    Also yield the lowest path share and the failures of each pair of nodes.
+    Also yield the lowest path share and the failures of each pair of nodes. ``memory``: which memory the data is in.
     """
     from seatrial.discover import perftest
 
@@ -109,14 +108,14 @@ def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
             gbps_by_kind.setdefault(bandwidth.kind, []).append(bandwidth.gbps)
     medians = {kind: median(values) for kind, values in gbps_by_kind.items()}
     for subject, bandwidth in bandwidth_by_port.items():
-        yield metric("write_bw", bandwidth.gbps, "Gb/s", subject)
-        yield metric("rate_share", 100 * bandwidth.share, "%", subject)
+        yield value("write_bw", bandwidth.gbps, subject)
+        yield value("rate_share", 100 * bandwidth.share, subject, evidence={"memory": memory})
         if bandwidth.is_at_port_rate and medians[bandwidth.kind]:
-            yield metric("bw_vs_peers", bandwidth.gbps / medians[bandwidth.kind], "of the median", subject)
+            yield value("bw_vs_peers", bandwidth.gbps / medians[bandwidth.kind], subject)
     median_latency = median(latency_by_port.values()) if latency_by_port else 0.0
     for subject, latency in latency_by_port.items():
-        yield metric("write_latency", latency, "us", subject)
-        yield metric("latency_vs_peers", latency / median_latency, "x", subject)
+        yield value("write_latency", latency, subject)
+        yield value("latency_vs_peers", latency / median_latency, subject)
     yield from _path_shares(bandwidth_paths, bandwidth_by_port)
     yield from _pair_results(paths)
     yield Fact(name="paths", value=_values_by_tool(paths))
@@ -180,28 +179,26 @@ def _best_latencies(paths: Sequence[RailPath]) -> dict[str, float]:
     return best
 
 
-def _pair_results(paths: Sequence[RailPath]) -> Iterator[Observation]:
-    """Yield for each pair of nodes the number of its failed and of its unmeasured paths, and the reasons as facts."""
-    counts: dict[str, Counter[str]] = {path.pair: Counter() for path in paths}
-    reasons: dict[str, dict[str, str]] = {"failed_paths": {}, "paths_not_measured": {}}
+def _pair_results(paths: Sequence[RailPath]) -> Iterator[Answer]:
+    """Yield for each pair of nodes the number of its failed and of its unmeasured paths."""
+    failed: dict[str, dict[str, str]] = {path.pair: {} for path in paths}  # pair → path → the error
+    not_measured: dict[str, dict[str, str]] = {path.pair: {} for path in paths}
     for path in paths:
-        for name, reason in (("failed_paths", path.failure), ("paths_not_measured", path.not_measured)):
-            if reason:
-                counts[path.pair][name] += 1
-                reasons[name][f"{path.tool} {path.key}"] = reason
-    for name, reason_by_path in reasons.items():
-        yield Fact(name=name, value=dict(reason_by_path))
-        for pair, counts_of_pair in counts.items():
-            yield metric(name, counts_of_pair[name], "paths", pair)
+        for errors, error in ((failed, path.failure), (not_measured, path.not_measured)):
+            if error:
+                errors[path.pair][f"{path.tool} {path.key}"] = error
+    for name, errors in (("failed_paths", failed), ("paths_not_measured", not_measured)):
+        for pair, errors_of_pair in errors.items():
+            yield value(name, len(errors_of_pair), pair, evidence={name: dict(errors_of_pair)})
 
 
-def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBandwidth]) -> Iterator[Observation]:
-    """Yield for each pair of nodes the lowest share of its paths, and the fact ``slow_paths``: paths below MIN_SHARE.
+def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBandwidth]) -> Iterator[Answer]:
+    """Yield for each pair of nodes the lowest share of its paths.
 
     The share of a path is its bandwidth, divided by the lower one of the best bandwidths of its two ports.
     """
     lowest_shares: dict[str, float] = {}  # pair of nodes → share
-    slow_paths: dict[str, str] = {}
+    slow_paths: dict[str, dict[str, str]] = {}  # pair of nodes → its paths below MIN_SHARE
     for path in paths:
         best_source, best_target = best_by_port.get(path.source_subject), best_by_port.get(path.target_subject)
         if path.value is None or best_source is None or best_target is None:
@@ -211,10 +208,9 @@ def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBand
             share = path.value / lower_best
             lowest_shares[path.pair] = min(lowest_shares.get(path.pair, share), share)
             if share < MIN_SHARE:
-                slow_paths[path.key] = f"{path.value:g} of {lower_best:g} Gb/s"
+                slow_paths.setdefault(path.pair, {})[path.key] = f"{path.value:g} of {lower_best:g} Gb/s"
     for pair, share in lowest_shares.items():
-        yield metric("path_share", share, "of the best", pair)
-    yield Fact(name="slow_paths", value=slow_paths)
+        yield value("path_share", share, pair, evidence={"slow_paths": dict(slow_paths.get(pair, {}))})
 
 
 def _values_by_tool(paths: Sequence[RailPath]) -> dict[str, dict[str, float | None]]:

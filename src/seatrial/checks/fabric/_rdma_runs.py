@@ -17,12 +17,12 @@ from seatrial.checks.base import Context, Options
 from seatrial.checks.fabric._compute_ports import NodePorts
 from seatrial.checks.fabric._rdma_results import RailPath
 from seatrial.discover.file_readers import parse_id_list, read_line
-from seatrial.model import ByteSize, parse_bytes
 
 if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
 
 SECONDS = 0.5  # duration of a bandwidth test at the port's rate
+WRITE_BYTES, QUEUE_PAIRS = 2**20, 4  # of a bandwidth test
 # Iterations of each queue pair in a bandwidth test. Above the maximum, perftest does not report the peak bandwidth.
 MIN_ITERATIONS, MAX_ITERATIONS = 100, 20_000
 LATENCY_ITERATIONS = 1000  # perftest's default
@@ -31,14 +31,12 @@ LATENCY_ITERATIONS = 1000  # perftest's default
 class RdmaOptions(Options):
     """Options of fabric.rdma.
 
-    ``rounds``: number of rounds; by default as many as cover all pairs on up to 4 nodes, and 3 on more nodes. ``size``:
-    bytes per RDMA write. ``qps``: number of queue pairs. ``transfer_limit_s``: time limit of one run of perftest.
+    ``rounds``: number of rounds; by default as many as cover all pairs on up to 4 nodes, and 3 on more nodes.
+    ``transfer_limit_s``: time limit of one run of perftest.
     ``gpu_memory``: transfer from and to GPU memory if possible.
     """
 
     rounds: int | None = Field(default=None, ge=1)
-    size: ByteSize = Field(default=parse_bytes("1MiB"), ge=2)
-    qps: int = Field(default=4, ge=1, le=64)
     transfer_limit_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
     gpu_memory: bool = True
 
@@ -147,10 +145,8 @@ class TransferRunner:
         command += ["-x", str(gid.index)] if gid else []
         if path.tool == perftest.LATENCY_TOOL:
             return [*command, "-n", str(LATENCY_ITERATIONS)]
-        options = self._options
-        bytes_per_s = path.rate_gbps * 1e9 / 8
-        iterations = int(SECONDS * bytes_per_s / options.size / options.qps)
-        command += ["-s", str(options.size), "-q", str(options.qps), "--report_gbits"]
+        iterations = int(SECONDS * path.rate_gbps * 1e9 / 8 / WRITE_BYTES / QUEUE_PAIRS)
+        command += ["-s", str(WRITE_BYTES), "-q", str(QUEUE_PAIRS), "--report_gbits"]
         command += ["-n", str(min(max(iterations, MIN_ITERATIONS), MAX_ITERATIONS))]
         if self._cuda_options:
             use_cuda, *more_options = self._cuda_options

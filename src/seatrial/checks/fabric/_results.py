@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from statistics import fmean, median, pstdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Options, RuleFact, metric
-from seatrial.hardware.links import COLLECTIVE
-from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Outcome, Rule, Series, size_label
+from seatrial.checks import declare
+from seatrial.checks.base import Options
+from seatrial.checks.declare import Answer, Value, absent, value
+from seatrial.model import CLUSTER, ByteSize, Fact, Outcome, Series, size_label
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
     from seatrial.bench.collectives import CollectiveResult, Timings
-    from seatrial.bench.data_check import Mismatch
     from seatrial.bench.operations import Operation
-    from seatrial.bench.pairs import PairResults
-    from seatrial.bench.subgroups import GroupResult
 
 Results = Mapping[int, "CollectiveResult"]  # requested size in bytes → result
 
-# Quantity → unit. latency: mean over ranks; latency_max: of the slowest rank
-UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
-BACKEND = {"backend": RuleFact("nccl|gloo")}  # Check.rule_facts
-P99_RATIO = {"p99_ratio_measured": RuleFact()}  # Check.rule_facts; see p99_ratio_fact
 P99_RATIO_SIZE = "1GiB"  # the size whose p99_ratio has a rule
-BANDWIDTH_BOUNDS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
 # Suffix of the metrics of the variant that the option in_place=both adds, by whether this variant is in place
 VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}
 
 # Percentile → minimum number of samples. The maximum of n samples exceeds the percentile p (0.95 or 0.99) with 95 %
 # confidence if 1 - p^n >= 0.95.
-MIN_SAMPLES = {50: 1, 95: 59, 99: 299}
+MIN_SAMPLES = {95: 59, 99: 299}
 MODE_DESCRIPTIONS = {
     "cuda_graph": "cuda_graph: operations captured in CUDA graphs, so that the host does not launch each one; "
     "NCCL_GRAPH_MIXING_SUPPORT=0 unless the environment sets it (facts set_by_seatrial, backend_environment)",
@@ -55,65 +47,65 @@ class GroupOptions(Options):
     seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
-def back_to_back_metrics(
-    size: int, result: CollectiveResult, operation: Operation, suffix: str = ""
-) -> Iterator[Metric]:
+def back_to_back_values(
+    size: int, result: CollectiveResult, operation: Operation, suffix: str = "", evidence: JsonValue = None
+) -> Iterator[Value]:
     """Yield busbw, algbw, latency (mean over ranks) and latency_max (slowest rank): medians over windows.
 
-    ``samples`` has one value per window.
+    ``samples`` has one value per window. ``evidence``: of busbw.
     """
-    return _metrics({f"{name}{suffix}": name for name in UNITS}, size, result, operation)
+    for name in ("busbw", "algbw", "latency", "latency_max"):
+        yield _value(f"{name}{suffix}", name, size, result, operation, evidence if name == "busbw" else None)
 
 
-def cuda_graph_metrics(size: int, result: CollectiveResult, operation: Operation) -> Iterator[Metric]:
+def cuda_graph_values(size: int, result: CollectiveResult, operation: Operation) -> Iterator[Value]:
     """Yield time (us) and bus bandwidth (GB/s) of operations in a CUDA graph."""
-    return _metrics({"cuda_graph_latency": "latency", "cuda_graph_busbw": "busbw"}, size, result, operation)
+    for name in ("latency", "busbw"):
+        yield _value(f"cuda_graph_{name}", name, size, result, operation)
 
 
-def _metrics(names: Mapping[str, str], size: int, result: CollectiveResult, operation: Operation) -> Iterator[Metric]:
-    """Yield a metric for each of ``names`` (metric name → key in UNITS)."""
-    for name, quantity in names.items():
-        windows = result.timings.window_maxima if quantity == "latency_max" else result.timings.window_means
-        yield Metric(
-            name=f"{name}.{size_label(size)}",
-            value=_value(quantity, result, median(windows), operation),
-            unit=UNITS[quantity],
-            subject=CLUSTER,
-            samples=tuple(_value(quantity, result, seconds, operation) for seconds in windows),
-        )
+def _value(
+    name: str, quantity: str, size: int, result: CollectiveResult, operation: Operation, evidence: JsonValue = None
+) -> Value:
+    timings = result.timings
+    windows = timings.window_maxima if quantity == "latency_max" else timings.window_means
+    samples = tuple(_converted(quantity, result, seconds, operation) for seconds in windows)
+    median_window = _converted(quantity, result, median(windows), operation)
+    return value(f"{name}.{size_label(size)}", median_window, evidence=evidence)._replace(samples=samples)
 
 
-def _value(quantity: str, result: CollectiveResult, seconds: float, operation: Operation) -> float:
-    """The quantity in its unit (UNITS) for one time per operation, as nccl-tests defines it."""
+def _converted(quantity: str, result: CollectiveResult, seconds: float, operation: Operation) -> float:
+    """The quantity (GB/s or us) for one time per operation, as nccl-tests defines it."""
     if quantity.startswith("latency"):
         return seconds * 1e6
     algbw = result.size / seconds / 1e9
     return algbw * operation.busbw_factor(result.timings.rank_count) if quantity == "busbw" else algbw
 
 
-def percentile_metrics(size: int, result: CollectiveResult) -> Iterator[Metric]:
+def percentile_values(size: int, result: CollectiveResult, subjects: Sequence[str]) -> Iterator[Answer]:
     """Yield percentiles (us), p99 ÷ p50 and the coefficient of variation (%) of single operations.
 
-    The time of an operation is that of its slowest rank.
+    The time of an operation is that of its slowest rank; the rank that was slowest most often is the evidence.
+    ``subjects``: the subject of each rank.
     """
-    times_us = [seconds * 1e6 for seconds in result.timings.window_maxima]
-    yield metric(f"p50.{size_label(size)}", times_us, "us")
+    label, times_us = size_label(size), [seconds * 1e6 for seconds in result.timings.window_maxima]
+    slowest_rank, slowest_share = result.timings.most_often_slowest_rank
+    slowest: dict[str, JsonValue] = {
+        "bytes": result.size,
+        "slowest_rank": subjects[slowest_rank],
+        "slowest_in_percent_of_samples": 100 * slowest_share,
+    }
+    yield value(f"p50.{label}", times_us, evidence=slowest)
     for percent, min_samples in MIN_SAMPLES.items():
-        if percent != 50 and len(times_us) >= min_samples:
-            index = ceil(len(times_us) * percent / 100) - 1  # at least ``percent`` % of the times are this or shorter
-            percentile_us = sorted(times_us)[index]
-            yield metric(f"p{percent}.{size_label(size)}", percentile_us, "us")
-            if percent == 99:
-                yield metric(f"p99_ratio.{size_label(size)}", percentile_us / median(times_us), "x")
-    yield metric(f"cv.{size_label(size)}", 100 * pstdev(times_us) / fmean(times_us), "%")
-
-
-def rank_time_metric(subject: str, size: int, seconds: Sequence[float]) -> Metric:
-    """Time per operation on one rank in us; ``seconds``: seconds per operation in each window.
-
-    The rank with the longest time is not necessarily at fault: it may wait for another rank.
-    """
-    return metric(f"rank_time.{size_label(size)}", [1e6 * window_s for window_s in seconds], "us", subject)
+        names = [f"p{percent}.{label}", *([f"p99_ratio.{label}"] if percent == 99 else [])]
+        if len(times_us) < min_samples:
+            yield absent(names, f"p{percent} needs {min_samples} operations, {len(times_us)} were timed")
+            continue
+        index = ceil(len(times_us) * percent / 100) - 1  # at least ``percent`` % of the times are this or shorter
+        percentile_us = sorted(times_us)[index]
+        for name, measured in zip(names, (percentile_us, percentile_us / median(times_us)), strict=False):
+            yield value(name, measured, evidence=slowest)
+    yield value(f"cv.{label}", 100 * pstdev(times_us) / fmean(times_us))
 
 
 def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") -> Iterator[Fact]:
@@ -132,9 +124,11 @@ def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") ->
 def size_curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
     """Yield bus bandwidth (GB/s) and time (us) over size (B); ``prefix``: prefix of the mode's metric names."""
     x = tuple(result.size for result in results.values())
-    for name in ("busbw", "latency"):
-        y = tuple(_value(name, result, median(result.timings.window_means), operation) for result in results.values())
-        yield Series(name=f"{prefix}{name}", subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=UNITS[name])
+    for name, unit in {"busbw": "GB/s", "latency": "us"}.items():
+        y = tuple(
+            _converted(name, result, median(result.timings.window_means), operation) for result in results.values()
+        )
+        yield Series(name=f"{prefix}{name}", subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=unit)
 
 
 def _iterations(timings: Timings) -> dict[str, JsonValue]:
@@ -166,92 +160,23 @@ def cuda_graph_fact(results: Results) -> Fact:
     return Fact(name="cuda_graph", value=counts)
 
 
-def percentiles_fact(results: Results, subjects: Sequence[str]) -> Fact:
-    """The fact ``percentiles``: number of samples and slowest rank by size, and why a percentile is missing."""
-    by_size: dict[str, JsonValue] = {}
-    for size, result in results.items():
-        sample_count = len(result.timings.windows)
-        slowest_rank, slowest_share = result.timings.most_often_slowest_rank
-        missing_percentiles: dict[str, JsonValue] = {
-            f"p{percent}": f"not computed: needs {min_samples} samples, got {sample_count}"
-            for percent, min_samples in MIN_SAMPLES.items()
-            if sample_count < min_samples
-        }
-        by_size[size_label(size)] = {
-            "bytes": result.size,
-            "samples": sample_count,
-            "slowest_rank": subjects[slowest_rank],
-            "slowest_in_percent_of_samples": 100 * slowest_share,
-            **missing_percentiles,
-        }
-    return Fact(name="percentiles", value=by_size)
+def sizes_not_allocated(not_allocated: Mapping[str, Any], subject: str | None = None) -> Value:
+    """The number of sizes whose buffers did not fit; ``not_allocated``: size → ranks and reasons, the evidence."""
+    evidence = {"not_allocated": dict(not_allocated)} if not_allocated else None
+    return value("sizes_not_allocated", len(not_allocated), subject, evidence=evidence)
 
 
-def p99_ratio_fact(results: Results) -> Fact:
-    """The fact ``p99_ratio_measured``: yes, or why ``p99_ratio.1GiB`` is missing; ``results``: of mode percentiles."""
-    counts = {size_label(size): len(result.timings.windows) for size, result in results.items()}
-    count, needed = counts.get(P99_RATIO_SIZE, 0), MIN_SAMPLES[99]
-    value = "yes" if count >= needed else f"no: p99 needs {needed} operations of {P99_RATIO_SIZE}, {count} were timed"
-    return Fact(name="p99_ratio_measured", value=value)
-
-
-def wrong_data_results(
-    mismatches: Iterable[tuple[Mapping[str, JsonValue], Mismatch]], subject: str = CLUSTER
-) -> Iterator[Observation]:
-    """Yield the number of wrong elements, and the fact ``wrong_data`` if there are any.
-
-    ``mismatches``: (location, mismatch); the location is a mapping such as sender and receiver.
-    """
-    located_mismatches = list(mismatches)
-    yield metric("wrong_elements", sum(mismatch.wrong for _, mismatch in located_mismatches), "count", subject)
-    if located_mismatches:
-        wrong_data = [{**location, **asdict(mismatch)} for location, mismatch in located_mismatches]
-        yield Fact(name="wrong_data", value=wrong_data)
-
-
-def group_wrong_data_results(results: Mapping[str, GroupResult], subject: str = CLUSTER) -> Iterator[Observation]:
-    """Yield the wrong data of all groups, located by group name and rank."""
-    located_mismatches: list[tuple[Mapping[str, JsonValue], Mismatch]] = []
-    for name, result in results.items():
-        for rank, mismatch in result.mismatches.items():
-            located_mismatches.append(({"group": name, "rank": rank}, mismatch))
-    return wrong_data_results(located_mismatches, subject)
-
-
-def pair_wrong_data_results(results: PairResults, subject: str = CLUSTER) -> Iterator[Observation]:
-    """Yield the wrong data of all pairs, located by sender and receiver."""
-    subjects = results.subjects
-    located_mismatches = (
-        ({"from": subjects[timing.partner], "to": subjects[timing.rank]}, timing.mismatch)
-        for timing in results.corrupted
-        if timing.mismatch
-    )
-    return wrong_data_results(located_mismatches, subject)
-
-
-def wrong_data_rule(fix: str) -> Rule:
-    """The rule on ``wrong_elements``; ``fix``: how to locate the fault, appended to the general fix."""
-    return Rule(
-        metric="wrong_elements",
-        expect="== 0",
-        evidence_facts=("wrong_data",),
-        meaning="Data was corrupted in transfer; training uses the same ports and links.",
-        fix=f"Do not train on these nodes. {fix}",
-    )
-
-
-def allocation_rule(name: str, option: str) -> Rule:
-    """The rule on ``sizes_not_allocated`` of collectives.``name``; ``option``: NAME=VALUE with smaller sizes."""
-    return Rule(
-        metric="sizes_not_allocated",
-        evidence_facts=("not_allocated",),
-        expect="== 0 sizes",
-        outcome_if_violated=Outcome.ERROR,
-        meaning="Buffers of these sizes did not fit into memory; these sizes were not measured.",
-        fix="The fact not_allocated has sizes, ranks and reasons. Check for other processes that hold memory: "
+def allocation_metric(name: str, option: str) -> declare.metric:
+    """The declaration of ``sizes_not_allocated`` of collectives.``name``; ``option``: NAME=VALUE with smaller sizes."""
+    return declare.metric(
+        "sizes_not_allocated",
+        "== 0 sizes",
+        "Buffers of these sizes did not fit into memory; these sizes were not measured.",
+        "not_allocated in the evidence has sizes, ranks and reasons. Check for other processes that hold memory: "
         "nvidia-smi, or free -h on a machine without GPUs. If the device has less memory, set smaller sizes and a "
         f"threshold for the largest one, for example: --set 'checks.collectives.{name}.options.{option}' "
         f"--set 'checks.collectives.{name}.expect.busbw.1GiB=> 300 GB/s'.",
+        outcome=Outcome.ERROR,
     )
 
 
@@ -300,7 +225,9 @@ def transport_text(group: Mapping[str, object]) -> str:
 
 def _interval_text(result: CollectiveResult, size: int, operation: Operation) -> str:
     """The 95 % confidence interval of the median bus bandwidth at one size."""
-    interval = median_interval([_value("busbw", result, seconds, operation) for seconds in result.timings.window_means])
+    interval = median_interval(
+        [_converted("busbw", result, seconds, operation) for seconds in result.timings.window_means]
+    )
     if not interval:
         return f"too few windows for a 95 % interval at {size_label(size)}"
     return f"95 % interval of busbw.{size_label(size)}: {interval[0]:.4g} to {interval[1]:.4g} GB/s"

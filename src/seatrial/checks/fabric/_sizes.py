@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from seatrial.checks.base import Options
-from seatrial.checks.fabric._busbw_rules import MANY_NODES
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import ByteSize, parse_bytes
 
@@ -25,7 +24,9 @@ CUDA_GRAPH_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "16KiB", "64KiB", "256K
 GPU_PERCENTILE_SIZES = (parse_bytes("1GiB"),)
 CPU_PERCENTILE_SIZES = (parse_bytes("1MiB"),)
 
-MANY_NODES_SIZE = parse_bytes("8GiB")  # one more default size, on MANY_NODES nodes or more
+# On this number of nodes or more, 1 GiB measures the latency of the many steps instead of the bandwidth
+# (data/network_limits.yaml), and MANY_NODES_SIZE is one more default size
+MANY_NODES, MANY_NODES_SIZE = 16, parse_bytes("8GiB")
 
 ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}  # dtype → bytes
 

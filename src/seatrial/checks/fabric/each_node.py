@@ -13,27 +13,17 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, RuleFact, SkipIf, facts, metric
-from seatrial.checks.declare import Comparison
+from seatrial.checks.base import Check, Context, Needs, SkipIf, facts
+from seatrial.checks.declare import Answer, Comparison, absent, metric, not_requested, unreadable, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import (
-    BACKEND,
-    BANDWIDTH_BOUNDS,
-    GroupOptions,
-    allocation_rule,
-    group_wrong_data_results,
-    transport_text,
-    wrong_data_rule,
-)
+from seatrial.checks.fabric._results import GroupOptions, allocation_metric, sizes_not_allocated, transport_text
+from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
-    NOT_REPORTED,
-    NOT_REQUESTED,
     ByteSize,
     Fact,
     NotApplicable,
-    Observation,
     Phase,
-    Rule,
     Scope,
     SeatrialError,
     format_bytes,
@@ -59,7 +49,7 @@ class EachNodeOptions(GroupOptions):
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
 
 
-def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]:
+def measure(context: Context, options: EachNodeOptions) -> Iterator[Answer]:
     """Yield the metrics of each node on its first rank.
 
     Raises NotApplicable on a single node and with one rank per node, and SeatrialError if no size fits into memory.
@@ -90,25 +80,22 @@ def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]
         f"{len(result.ranks)} ranks of this node, {len(ranks_by_node)} nodes at the same time; median of "
         f"{len(result.timings.windows)} windows; busbw = algbw · 2(n−1)/n",
     )
-    yield metric(f"busbw.{size_label(size)}", result.busbw(size), "GB/s", context.node)
+    yield value(f"busbw.{size_label(size)}", result.busbw(size), context.node)
     busbw_of_same_gpus = [  # of this node, and of the other nodes with the same number of GPUs of the same models
         median(node_result.busbw(size))
         for node_result in results
         if (models_by_rank[node_result.ranks[0]], len(node_result.ranks)) == (models, len(result.ranks))
     ]
-    is_comparable = len(busbw_of_same_gpus) > 1
-    yield Fact(name="comparable", value="yes" if is_comparable else "no: no other node has the same GPUs")
-    if is_comparable:
-        shares = [busbw / max(busbw_of_same_gpus) for busbw in result.busbw(size)]
-        yield metric("node_share", shares, "of the best", context.node)
-    yield from group_wrong_data_results({context.node: result}, context.node)
-    yield metric("sizes_not_allocated", len(not_allocated), "sizes", context.node)
-    if not_allocated:
-        not_reported = {f"busbw.{label}": f"no memory at {reason}" for label, reason in not_allocated.items()}
-        yield from facts({"not_allocated": not_allocated, NOT_REPORTED: not_reported})
+    if len(busbw_of_same_gpus) > 1:
+        yield value("node_share", [busbw / max(busbw_of_same_gpus) for busbw in result.busbw(size)], context.node)
+    else:
+        yield absent("node_share", "no other node has the same GPUs", context.node)
+    yield group_wrong_data({context.node: result}, context.node)
+    yield sizes_not_allocated(not_allocated, context.node)
+    for label, reason in not_allocated.items():
+        yield unreadable(f"busbw.{label}", f"no memory at {reason}")
     if options.size and f"busbw.{size_label(options.size)}" != REFERENCE_METRIC:
-        reason = f"the trial's options set size {size_label(options.size)}"
-        yield Fact(name=NOT_REQUESTED, value={REFERENCE_METRIC: reason})
+        yield not_requested(REFERENCE_METRIC, f"the trial's options set size {size_label(options.size)}")
 
 
 def _measure_largest_size(
@@ -146,39 +133,38 @@ CHECK = Check(
     title="All-reduce within each node",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={
-        "busbw.*": "GB/s",
-        "node_share": "of the best",
-        "wrong_elements": "count",
-        "sizes_not_allocated": "sizes",
-    },
-    rules=(
-        allocation_rule("each_node", "size=1GiB"),
-        Rule(
-            metric=REFERENCE_METRIC,
+    declared=(
+        allocation_metric("each_node", "size=1GiB"),
+        metric(
+            "busbw.*", unit="GB/s", meaning="bus bandwidth of the all-reduce on one node", speed=True, bound=COLLECTIVE
+        ),
+        metric(
+            REFERENCE_METRIC,
+            ">= 0.90 reference",
+            "No data leaves the node in this check, so the cause is inside the node. The slowest node limits every "
+            "collective of the cluster.",
+            _FIX,
+            when="backend == nccl",
+            unit="GB/s",
             reference=f"all_reduce.{REFERENCE_METRIC}",
-            applies_if={"backend": "nccl"},
-            meaning="No data leaves the node in this check, so the cause is inside the node. The slowest node limits "
-            "every collective of the cluster.",
-            fix=_FIX,
+            speed=True,
+            bound=COLLECTIVE,
         ),
-        Rule(
-            metric="node_share",
-            expect=">= 0.90 of the best",
-            applies_if={"backend": "nccl", "comparable": "yes"},
-            meaning="The node is slower than another node with the same GPUs, and no data leaves a node in this check: "
-            "the cause is inside the node.",
-            fix=_FIX,
+        metric(
+            "node_share",
+            ">= 0.90 of the best",
+            "The node is slower than another node with the same GPUs, and no data leaves a node in this check: the "
+            "cause is inside the node.",
+            _FIX,
+            when="backend == nccl",
+            speed=True,
+            comparison=Comparison(part="one node"),
         ),
-        wrong_data_rule("The subject names the node, the fact wrong_data names rank, offset and flipped bits."),
+        wrong_data_metric("The subject names the node, wrong_data in the evidence rank, offset and flipped bits."),
     ),
-    rule_facts={**BACKEND, "comparable": RuleFact(reason="no other node has the same GPUs")},
     measure=measure,
-    performance_metrics=("busbw.*", "node_share"),
-    comparisons={"node_share": Comparison(part="one node")},
     per_node=True,
     operation="all_reduce",
-    bounds=BANDWIDTH_BOUNDS,
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=EachNodeOptions,

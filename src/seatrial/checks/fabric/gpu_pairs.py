@@ -20,27 +20,28 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, SkipIf, facts, metric
-from seatrial.checks.declare import Comparison, FindingTemplate
-from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import (
-    BACKEND,
-    BANDWIDTH_BOUNDS,
-    pair_wrong_data_results,
-    transport_text,
-    wrong_data_rule,
+from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.declare import (
+    Answer,
+    Comparison,
+    FindingTemplate,
+    absent,
+    metric,
+    not_requested,
+    value,
 )
+from seatrial.checks.fabric import _nccl_log
+from seatrial.checks.fabric._results import transport_text
+from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
-    NOT_REQUESTED,
     ByteSize,
     Fact,
     NotApplicable,
-    Observation,
     Outcome,
     Phase,
-    Rule,
     Scope,
     format_bytes,
     parse_bytes,
@@ -73,7 +74,7 @@ class GpuPairOptions(Options):
     retry_slow_pairs: bool | None = None
 
 
-def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
+def measure(context: Context, options: GpuPairOptions) -> Iterator[Answer]:
     """Yield the metrics of each node on its first rank.
 
     Raises NotApplicable if no node has two ranks, and SeatrialError if the buffers do not fit.
@@ -101,12 +102,12 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
             link = " + ".join(sorted(link_types(gpu.read(context.root), node_indices)))
         # world_size 2: SKU data has reference values for two GPUs of one node
         yield from facts({**group_facts, "gpu": models, "world_size": 2, "nodes": 1, "size": results.size})
-        yield from facts(_comparison_facts(results, link, retry=retry))
-        yield from _observations(context.node, results, link)
+        yield from facts({"link": link} if link else {})
+        yield from _answers(context.node, results, link, retry=retry)
         yield Fact(name="method", value=_method_text(transport_text(group_facts), results, len(all_results)))
         if context.on_gpu and results.size != GPU_SIZE:
             reason = f"the trial's options set size {size_label(results.size)}"
-            yield Fact(name=NOT_REQUESTED, value={f"busbw.{size_label(GPU_SIZE)}": reason})
+            yield not_requested(f"busbw.{size_label(GPU_SIZE)}", reason)
 
 
 def _measure_rounds(
@@ -219,45 +220,44 @@ def _not_comparable_reason(results: PairResults, link: str) -> str:
     return ""
 
 
-def _comparison_facts(results: PairResults, link: str, *, retry: bool) -> dict[str, JsonValue]:
-    """The facts ``comparable``, ``retried`` and ``link``."""
-    reason = _not_comparable_reason(results, link)
-    retried = "yes" if retry and _has_concurrent_pairs(results) else "no"
-    values: dict[str, JsonValue] = {"comparable": f"no: {reason}" if reason else "yes", "retried": retried}
-    return values | ({"link": link} if link else {})
-
-
-def _observations(node: str, results: PairResults, link: str) -> Iterator[Observation]:
+def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Iterator[Answer]:
     """Yield the rates in GB/s of every pair, and of every GPU with its fastest partner, and the wrong data.
 
     A pair that was retried has the rate of its retry; the best rate of a GPU is the highest of all its measurements,
-    including retries. If the GPUs are comparable, also yield path_share and gpu_share.
+    including retries. ``retry``: whether slow pairs were measured again if other pairs had run concurrently.
     """
     gpus: list[JsonValue] = [name.rpartition("/")[2] for name in results.members]
     matrix = [[*row] for row in results.rate_matrix(results.final_by_pair)]
     yield Fact(name="matrix", value={"gpus": gpus, "gb_s": matrix})
-    comparable = not _not_comparable_reason(results, link)
+    retried = {_pair_subject(*pair): rates for pair, rates in results.retry_rates().items()}
+    evidence = {"single_pair": retried} if retried else None
+    if reason := _not_comparable_reason(results, link):
+        yield absent("path_share", reason)
     for (a, b), timings in results.final_by_pair.items():
-        yield metric(f"busbw.{size_label(results.size)}", results.pair_rates(timings), "GB/s", _pair_subject(a, b))
-        if comparable and (shares := results.pair_shares(timings)):
-            yield metric("path_share", shares, "of the best", _pair_subject(a, b))
+        pair = _pair_subject(a, b)
+        of_pair = {"single_pair": retried[pair]} if pair in retried else None
+        yield value(f"busbw.{size_label(results.size)}", results.pair_rates(timings), pair, evidence=of_pair)
+        if not reason and (shares := results.pair_shares(timings)):
+            yield value("path_share", shares, pair, evidence=of_pair)
     for rank, rates in results.best_rates_with_retries.items():
-        yield metric("best_busbw", rates, "GB/s", results.subjects[rank])
-        if comparable and results.median_best_rate:
+        subject = results.subjects[rank]
+        yield value("best_busbw", rates, subject)
+        if reason:
+            yield absent("gpu_share", reason, subject)
+        elif results.median_best_rate:
             shares = tuple(rate / results.median_best_rate for rate in rates)
-            yield metric("gpu_share", shares, "of the median", results.subjects[rank])
-    if _has_concurrent_pairs(results):
+            yield value("gpu_share", shares, subject, evidence=evidence)
+    if retry and _has_concurrent_pairs(results):
         required_rate = MIN_SHARE * results.median_best_rate
         fast_in_retry_count = sum(
             all(median(results.rates(timing)) >= required_rate for timing in timings)
             for timings in results.retries_by_pair.values()
         )
-        yield metric("shared_links", fast_in_retry_count, "pairs", node)
-    if results.retries:
-        rates_by_pair = {_pair_subject(*pair): rates for pair, rates in results.retry_rates().items()}
-        yield Fact(name="single_pair", value=rates_by_pair)
+        yield value("shared_links", fast_in_retry_count, node, evidence=evidence)
+    else:
+        yield absent("shared_links", "no pair was measured without concurrent pairs, which shows shared links")
     yield Fact(name="max_locatable_gpus", value=max_locatable(len(results.members)))
-    yield from pair_wrong_data_results(results, node)
+    yield pair_wrong_data(results, node)
 
 
 def _pair_subject(a: str, b: str) -> str:
@@ -287,8 +287,6 @@ def _method_text(transport: str, results: PairResults, node_count: int) -> str:
     )
 
 
-_APPLIES_IF = {"backend": "nccl", "comparable": "yes"}
-_LINK = rf"({NVLINK}|{UNKNOWN_LINK}|NV\d+|PIX|PXB|PHB|NODE|SYS)"  # a type of discover.nvlinks.link_types
 _LINK_COMMANDS = (
     "Run transfer.peers to find the slow direction; nvidia-smi nvlink -s -i INDEX and nvidia-smi nvlink -e -i INDEX "
     "(links down, errors, replays); nvidia-smi topo -p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'"
@@ -299,87 +297,81 @@ CHECK = Check(
     title="GPU-to-GPU bandwidth through NCCL within each node",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={
-        "busbw.*": "GB/s",
-        "path_share": "of the best",
-        "best_busbw": "GB/s",
-        "gpu_share": "of the median",
-        "shared_links": "pairs",
-        "wrong_elements": "count",
-    },
-    rules=(
-        Rule(
-            metric=f"busbw.{size_label(GPU_SIZE)}",
+    declared=(
+        metric(
+            f"busbw.{size_label(GPU_SIZE)}",
+            ">= 0.90 reference",
+            "The pair is slower than the reference value of its GPU model. The slowest link limits every collective.",
+            _LINK_COMMANDS,
+            when="backend == nccl",
+            unit="GB/s",
             reference=f"gpu_pairs.busbw.{size_label(GPU_SIZE)}",
-            applies_if={"backend": "nccl"},
-            evidence_facts=("single_pair",),
             reference_optional=True,  # on PCIe the rate also depends on the board
-            meaning="The pair is slower than the reference value of its GPU model. The slowest link limits every "
-            "collective.",
-            fix=_LINK_COMMANDS,
+            per="pair",
+            speed=True,
+            bound=COLLECTIVE,
         ),
-        Rule(
-            metric="gpu_share",
-            expect=f">= {MIN_SHARE} of the median",
-            applies_if=_APPLIES_IF,
-            evidence_facts=("single_pair",),
-            meaning="The GPU is slow with every other GPU of its node: check its links, clocks, memory and process.",
-            fix=f"{_LINK_COMMANDS}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
+        metric(
+            "busbw.*",
+            unit="GB/s",
+            meaning="bandwidth per direction between two GPUs of a node",
+            per="pair",
+            speed=True,
+            bound=COLLECTIVE,
         ),
-        Rule(
-            metric="path_share",
-            expect=f">= {MIN_SHARE} of the best",
-            applies_if=_APPLIES_IF,
-            evidence_facts=("single_pair",),
-            meaning="Both GPUs are faster with other GPUs, and the pair is slow without concurrent pairs too: the path "
-            "between them is slow.",
-            fix=_LINK_COMMANDS,
+        metric(
+            "gpu_share",
+            f">= {MIN_SHARE} of the median",
+            "The GPU is slow with every other GPU of its node: check its links, clocks, memory and process.",
+            f"{_LINK_COMMANDS}; nvidia-smi -q -d PERFORMANCE,CLOCK -i INDEX",
+            when="backend == nccl",
+            per="rank",
+            speed=True,
+            comparison=Comparison(part="one GPU to all others of its node"),
+            finding=FindingTemplate(
+                title="A GPU is slow with every other GPU of its node",
+                first_command="on {node}: nvidia-smi nvlink -s; nvidia-smi -q -d PERFORMANCE,CLOCK",
+                max_locatable_fact="max_locatable_gpus",
+            ),
         ),
-        Rule(
-            metric="shared_links",
-            expect="== 0 pairs",
-            applies_if={"backend": "nccl", "link": NVLINK, "retried": "yes"},
-            outcome_if_violated=Outcome.WARN,
-            evidence_facts=("single_pair",),
-            meaning="These pairs are slow when other pairs run concurrently and fast otherwise, so they share a link. "
-            "With NVLink between all GPUs, no two pairs share a link by design.",
-            fix=f"{_LINK_COMMANDS}; for the switches: systemctl status nvidia-fabricmanager; dmesg | grep SXid",
+        metric(
+            "path_share",
+            f">= {MIN_SHARE} of the best",
+            "Both GPUs are faster with other GPUs, and the pair is slow without concurrent pairs too: the path between "
+            "them is slow.",
+            _LINK_COMMANDS,
+            when="backend == nccl",
+            per="pair",
+            speed=True,
+            comparison=Comparison(part="the path between two GPUs of a node"),
+            finding=FindingTemplate(
+                title="The path between two GPUs of a node is slow",
+                first_command="on {node}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
+            ),
         ),
-        wrong_data_rule(
-            "The fact wrong_data names sender, receiver, offset and flipped bits; a GPU in all entries is at fault. On "
-            "its node run nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi nvlink -e; dmesg | grep -i xid",
+        metric(
+            "best_busbw",
+            unit="GB/s",
+            meaning="bandwidth of this GPU with its fastest partner",
+            per="rank",
+            bound=COLLECTIVE,
+        ),
+        metric(
+            "shared_links",
+            "== 0 pairs",
+            "These pairs are slow when other pairs run concurrently and fast otherwise, so they share a link. With "
+            "NVLink between all GPUs, no two pairs share a link by design.",
+            f"{_LINK_COMMANDS}; for the switches: systemctl status nvidia-fabricmanager; dmesg | grep SXid",
+            outcome=Outcome.WARN,
+            when=f"backend == nccl and link == {NVLINK}",
+        ),
+        wrong_data_metric(
+            "The evidence names sender, receiver, offset and flipped bits; a GPU in all entries is at fault. On its "
+            "node run nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi nvlink -e; dmesg | grep -i xid"
         ),
     ),
-    rule_facts={
-        **BACKEND,
-        "comparable": RuleFact(reason="too few GPUs on the node to compare them"),
-        "retried": RuleFact(
-            reason="no pair was measured without concurrent pairs, which is needed to detect shared links"
-        ),
-        "link": RuleFact(
-            rf"{_LINK}( \+ {_LINK})*", "the GPUs are connected by {}, where pairs may share links by design"
-        ),
-    },
     measure=measure,
-    performance_metrics=("busbw.*", "gpu_share", "path_share"),
     operation="send_receive",
-    bounds=BANDWIDTH_BOUNDS,
-    comparisons={
-        "gpu_share": Comparison(part="one GPU to all others of its node"),
-        "path_share": Comparison(part="the path between two GPUs of a node"),
-    },
-    finding_templates={
-        "gpu_share": FindingTemplate(
-            title="A GPU is slow with every other GPU of its node",
-            first_command="on {node}: nvidia-smi nvlink -s; nvidia-smi -q -d PERFORMANCE,CLOCK",
-            max_locatable_fact="max_locatable_gpus",
-        ),
-        "path_share": FindingTemplate(
-            title="The path between two GPUs of a node is slow",
-            first_command="on {node}: nvidia-smi nvlink -e; nvidia-smi topo -p2p r",
-        ),
-    },
-    required_per={"busbw.*": "pair", "path_share": "pair", "best_busbw": "rank", "gpu_share": "rank"},
     per_node=True,
     limit_s=300.0,
     needs=Needs(min_ranks=2),

@@ -19,14 +19,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import (
-    BACKEND,
-    pair_wrong_data_results,
-    transport_text,
-    wrong_data_rule,
-)
+from seatrial.checks.fabric._results import transport_text
+from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.pair_rates import (
     CPU_LIMITS,
@@ -37,18 +34,8 @@ from seatrial.hardware.pair_rates import (
     PairRate,
     PairStep,
 )
-from seatrial.hardware.pair_search import ROUNDS, pair_search
-from seatrial.model import (
-    ByteSize,
-    Fact,
-    NotApplicable,
-    Observation,
-    Phase,
-    Rule,
-    Scope,
-    format_bytes,
-    parse_bytes,
-)
+from seatrial.hardware.pair_search import pair_search
+from seatrial.model import ByteSize, Fact, NotApplicable, Phase, Scope, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairTiming
@@ -64,17 +51,15 @@ MAX_OPERATION_S = 0.1
 class LocalizationOptions(Options):
     """Options of collectives.localization.
 
-    ``rounds``: number of rounds; in each round every node is measured with a new partner. ``size``: bytes that each
-    rank sends at a time; the default depends on the device. ``seconds``: maximum timed duration of a step; on a GPU an
-    imprecise median extends this to at most twice.
+    ``size``: bytes that each rank sends at a time; the default depends on the device. ``seconds``: maximum timed
+    duration of a step; on a GPU an imprecise median extends this to at most twice.
     """
 
-    rounds: int = Field(default=ROUNDS, ge=1)
     size: ByteSize | None = Field(default=None, ge=4)
     seconds: float = Field(default=0.3, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: LocalizationOptions) -> Iterator[Observation]:
+def measure(context: Context, options: LocalizationOptions) -> Iterator[Answer]:
     """Yield the rates of all steps on rank 0, and the number of slow ranks, paths and rails.
 
     Raises NotApplicable on one node.
@@ -94,7 +79,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     timings: list[PairTiming] = []
     conclusion: Conclusion
     # all ranks have the rates of all ranks, so that all choose the same steps
-    search = pair_search(list(members), limits, options.rounds)
+    search = pair_search(list(members), limits)
     step, step_number = next(search), 1
     while True:
         context.progress(f"{step.stage}, step {step_number}: {len(step.pairs)} pairs")
@@ -115,15 +100,14 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     yield from facts({**group_facts, "nodes": len(members), "size": size, "steps": step_number})
     yield Fact(name=RANKS_BY_NODE, value=subjects_by_node)
     yield Fact(name=PAIR_RATES, value=[rate.model_dump(mode="json") for rate in rates])
-    slow_pairs = list(dict.fromkeys(path.pair for path in conclusion.paths))
-    slow_parts = [subjects_by_node[slow_rank.node][slow_rank.rail] for slow_rank in conclusion.ranks]
-    slow_parts += [f"{first}->{second}" for first, second in slow_pairs]
-    slow_parts += [f"rail {rail}" for rail in conclusion.slow_rails]
-    yield Fact(name="slow", value=slow_parts)
-    yield metric("slow_ranks", len(conclusion.ranks), "ranks")
-    yield metric("slow_paths", len(slow_pairs), "paths")
-    yield metric("slow_rails", len(conclusion.slow_rails), "rails")
-    yield from pair_wrong_data_results(results)
+    slow_parts = {
+        "slow_ranks": [subjects_by_node[slow_rank.node][slow_rank.rail] for slow_rank in conclusion.ranks],
+        "slow_paths": list(dict.fromkeys("->".join(path.pair) for path in conclusion.paths)),
+        "slow_rails": [f"rail {rail}" for rail in conclusion.slow_rails],
+    }
+    for name, parts in slow_parts.items():
+        yield value(name, len(parts), evidence=parts)
+    yield pair_wrong_data(results)
     statistic = "median" if context.on_gpu else "fastest"
     yield Fact(
         name="method",
@@ -180,44 +164,33 @@ def _rates(
     ]
 
 
-_FIX = (
-    "On the node: ibstat, ip -s link and ethtool DEV (rate, errors), lspci -vv (width of the NIC's slot); then cable "
-    "and switch port. Compare with a good node."
-)
-
-
-def _rule(name: str, unit: str, meaning: str, fix: str) -> Rule:
-    return Rule(metric=name, expect=f"== 0 {unit}", evidence_facts=("slow",), meaning=meaning, fix=fix)
-
-
 CHECK = Check(
     name="collectives.localization",
     title="Search for slow nodes, GPUs, rails and paths",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"slow_ranks": "ranks", "slow_paths": "paths", "slow_rails": "rails", "wrong_elements": "count"},
-    rules=(
-        _rule(
+    declared=(
+        metric(
             "slow_ranks",
-            "ranks",
+            "== 0 ranks",
             "These ranks are slow with every partner: the node, its cable or its switch port is slow.",
-            _FIX,
+            "On the node: ibstat, ip -s link and ethtool DEV (rate, errors), lspci -vv (width of the NIC's slot); then "
+            "cable and switch port. Compare with a good node.",
         ),
-        _rule(
+        metric(
             "slow_paths",
-            "paths",
+            "== 0 paths",
             "Two nodes are slow with each other and not with others: the path between them is slow.",
             "Run ibtracert or traceroute between the two nodes, and check the switch ports on the path.",
         ),
-        _rule(
+        metric(
             "slow_rails",
-            "rails",
+            "== 0 rails",
             "The ranks with this index are slower than the others on all nodes: one network rail is slow.",
             "Compare the leaf switch of the rail, and the NICs of this rail, with those of the other rails.",
         ),
-        wrong_data_rule("The fact wrong_data names sender, receiver, offset and flipped bits."),
+        wrong_data_metric("The evidence names sender, receiver, offset and flipped bits."),
     ),
-    rule_facts=BACKEND,
     measure=measure,
     limit_s=600.0,
     needs=Needs(min_ranks=2),

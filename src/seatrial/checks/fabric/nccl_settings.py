@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
-from seatrial.checks.declare import Comparison
+from seatrial.checks.base import Check, Context, Needs, Options, facts
+from seatrial.checks.declare import Answer, Comparison, absent, metric, value
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
-from seatrial.checks.fabric._results import BANDWIDTH_BOUNDS, wrong_data_rule
+from seatrial.checks.fabric._wrong_data import wrong_data_metric
 from seatrial.discover import gpu
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     CLUSTER,
     ByteSize,
     Fact,
-    Metric,
     NotApplicable,
-    Observation,
     Outcome,
     Phase,
-    Rule,
     Scope,
     SeatrialError,
     format_bytes,
@@ -79,18 +77,16 @@ SETTINGS = {
 class NcclSettingsOptions(Options):
     """Options of collectives.nccl_settings.
 
-    ``size``: bytes of the timed all-reduce. ``untimed_sizes``: more sizes whose algorithm and transport are recorded.
-    ``seconds``: maximum timed duration of each setting; an imprecise median extends this to at most twice.
-    ``limit_s``: time limit of the child processes of a setting.
+    ``size``: bytes of the timed all-reduce. ``seconds``: maximum timed duration of each setting; an imprecise median
+    extends this to at most twice. ``limit_s``: time limit of the child processes of a setting.
     """
 
     size: ByteSize = Field(default=SIZE, ge=4)
-    untimed_sizes: tuple[ByteSize, ...] = UNTIMED_SIZES
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     limit_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observation]:
+def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Answer]:
     """Yield the cluster's metrics on rank 0.
 
     Raises NotApplicable on CPUs, and SeatrialError if a setting could not be measured.
@@ -106,7 +102,6 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
         "nodes": len(ranks_by_node),
         "nvlink": _nvlink(context),
         "size": options.size,
-        "p2p_available": "no" if "no_p2p" in not_applicable else "yes",
         "settings_not_applicable": not_applicable,
         "settings_tested": {name: SETTINGS[name].meaning for name in settings},
     }
@@ -130,8 +125,11 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
     if context.rank == 0:
         yield from facts(group_facts)
         rank_0_results = {name: results[name][0].value for name in results if name not in failed}
-        yield from _metrics(rank_0_results, list(ranks_by_node), options.size)
-        yield from _path_facts(rank_0_results, logs, options, _too_slow_sizes(context, options))
+        paths = {name: path_at_size(logs[name], options.size) for name in rank_0_results}
+        yield from _values(rank_0_results, list(ranks_by_node), options.size, paths)
+        if "no_p2p" in not_applicable:
+            yield absent("p2p_gain", not_applicable["no_p2p"])
+        yield from _path_facts(rank_0_results, logs, options.size, _too_slow_sizes(context))
     if failed:
         texts = "; ".join(f"{name} ({errors})" for name, errors in failed.items())
         raise SeatrialError(f"NCCL settings not measured: {texts}")
@@ -158,12 +156,12 @@ def start_setting(
     groups = {ALL_RANKS: [sorted(chain.from_iterable(ranks_by_node.values()))]}
     if len(ranks_by_node) > 1 and min(map(len, ranks_by_node.values())) > 1:
         groups[PER_NODE] = [sorted(ranks) for ranks in ranks_by_node.values()]
-    too_slow = _too_slow_sizes(context, options)
+    too_slow = _too_slow_sizes(context)
     task = {
         "groups": groups,
         "size": options.size,
         "seconds": options.seconds,
-        "untimed_sizes": [size for size in options.untimed_sizes if size not in too_slow],
+        "untimed_sizes": [size for size in UNTIMED_SIZES if size not in too_slow],
     }
     return child_ranks.start_child_ranks(
         "seatrial.bench.nccl_settings",
@@ -176,11 +174,9 @@ def start_setting(
     )
 
 
-def _too_slow_sizes(context: Context, options: NcclSettingsOptions) -> list[int]:
-    """The sizes among UNTIMED_SIZES that the network is too slow for; none if the trial sets ``untimed_sizes``."""
-    if context.tcp_network is None or options.untimed_sizes != UNTIMED_SIZES:
-        return []
-    return context.tcp_network.too_slow_sizes("all_reduce", UNTIMED_SIZES)
+def _too_slow_sizes(context: Context) -> Sequence[int]:
+    """The sizes among UNTIMED_SIZES that the network is too slow for."""
+    return context.tcp_network.too_slow_sizes("all_reduce", UNTIMED_SIZES) if context.tcp_network else ()
 
 
 def _child_log(result: ChildResult) -> NcclLog:
@@ -208,10 +204,12 @@ def _nvlink(context: Context) -> str:
     return "no" if "no" in states_of_nodes else "yes"
 
 
-def _metrics(results: Mapping[str, Any], nodes: Sequence[str], size: int) -> Iterator[Metric]:
+def _values(
+    results: Mapping[str, Any], nodes: Sequence[str], size: int, paths: Mapping[str, Mapping[str, object]]
+) -> Iterator[Answer]:
     """Yield busbw (GB/s) by setting, over all ranks and per node, and the ratios default/no_p2p and default/ring.
 
-    ``results``: setting → the result of bench.nccl_settings on rank 0.
+    ``results``: setting → the result of bench.nccl_settings on rank 0; ``paths``: setting → path at ``size``.
     """
     busbw_by_subject: dict[str, dict[str, Sequence[float]]] = {}  # setting → subject → GB/s of every window
     for name, result in results.items():
@@ -219,25 +217,23 @@ def _metrics(results: Mapping[str, Any], nodes: Sequence[str], size: int) -> Ite
         if PER_NODE in result["busbw"]:
             busbw_by_subject[name] |= zip(nodes, result["busbw"][PER_NODE], strict=True)
         for subject, samples in busbw_by_subject[name].items():
-            yield metric(f"busbw_{name}.{size_label(size)}", samples, "GB/s", subject)
+            yield value(f"busbw_{name}.{size_label(size)}", samples, subject)
     p2p_subjects = nodes if len(nodes) > 1 else [CLUSTER]
     for name, base_setting, subjects in (("p2p_gain", "no_p2p", p2p_subjects), ("default_vs_ring", "ring", [CLUSTER])):
         default, base = busbw_by_subject.get("default", {}), busbw_by_subject.get(base_setting, {})
         for subject in subjects:
             if subject in default and subject in base:
                 base_median = median(base[subject])
-                yield metric(name, [busbw / base_median for busbw in default[subject]], "x", subject)
-    yield metric("wrong_elements", sum(result["wrong_elements"] for result in results.values()), "count")
+                evidence = {each: paths[each] for each in ("default", base_setting)}
+                yield value(name, [busbw / base_median for busbw in default[subject]], subject, evidence=evidence)
+    yield value("wrong_elements", sum(result["wrong_elements"] for result in results.values()))
 
 
 def _path_facts(
-    results: Mapping[str, Any],
-    logs: Mapping[str, Sequence[NcclLog]],
-    options: NcclSettingsOptions,
-    too_slow_sizes: Sequence[int],
+    results: Mapping[str, Any], logs: Mapping[str, Sequence[NcclLog]], timed_size: int, too_slow_sizes: Sequence[int]
 ) -> Iterator[Fact]:
     """Yield algorithm, protocol, channels and transport by setting and size, and the method."""
-    sizes = sorted({options.size, *options.untimed_sizes} - set(too_slow_sizes))
+    sizes = sorted({timed_size, *UNTIMED_SIZES} - set(too_slow_sizes))
     path_by_size: dict[str, dict[str, object]] = {name: {} for name in results}  # setting → size → path
     for name, result in results.items():
         for size in sizes:
@@ -250,12 +246,12 @@ def _path_facts(
         yield Fact(name="sizes_left_out", value=f"{texts}: would take too long at the cluster.fabric.rate of the trial")
     if "default" in results:
         rank_logs = logs["default"]
-        path = path_at_size(rank_logs, options.size)
+        path = path_at_size(rank_logs, timed_size)
         tree = "" if len(rank_logs) > 2 else "; with two ranks NCCL has no tree, only a ring"
         yield Fact(
             name="method",
             value=f"NCCL {rank_logs[0].version}, {len(rank_logs)} ranks on {rank_logs[0].nodes} nodes, all-reduce of "
-            f"{format_bytes(options.size)} in new processes for each setting; default: {path['algorithm']}, "
+            f"{format_bytes(timed_size)} in new processes for each setting; default: {path['algorithm']}, "
             f"{path['protocol']}, {path['channels']} channels, over {path['transport']}{tree}",
         )
 
@@ -278,49 +274,43 @@ CHECK = Check(
     title="All-reduce under different NCCL settings",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={
-        "busbw_default.*": "GB/s",
-        "busbw_ring.*": "GB/s",
-        "busbw_no_p2p.*": "GB/s",
-        "busbw_no_nvls.*": "GB/s",
-        "p2p_gain": "x",
-        "default_vs_ring": "x",
-        "wrong_elements": "count",
-    },
-    rules=(
-        Rule(
-            metric="p2p_gain",
+    declared=(
+        *(
+            metric(
+                f"busbw_{name}.*",
+                unit="GB/s",
+                meaning=f"bus bandwidth of all-reduce, {' '.join(map('='.join, setting.env.items())) or 'defaults'}",
+                speed=True,
+                bound=COLLECTIVE,
+            )
+            for name, setting in sorted(SETTINGS.items())
+        ),
+        metric(
+            "p2p_gain",
             # The slowest NVLink bridge (RTX A6000) carries 56 GB/s per direction (NVIDIA's data sheet: 112.5 GB/s
             # bidirectional), 1.8 times the 31.5 GB/s of PCIe 4.0 x16
-            expect=">= 1.5 x",
-            applies_if={"nvlink": "yes", "p2p_available": "yes"},
-            evidence_facts=("path_by_size",),
-            meaning="NVLinks are active, but disabling peer-to-peer hardly slows the all-reduce: NCCL does not use "
-            "them.",
-            fix="Run env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL) and nvidia-smi topo -p2p r. In a container, "
-            "all GPUs must be visible to each process. In a virtual machine, check the ACS and IOMMU settings.",
+            ">= 1.5 x",
+            "NVLinks are active, but disabling peer-to-peer hardly slows the all-reduce: NCCL does not use them.",
+            "Run env | grep NCCL (NCCL_P2P_DISABLE, NCCL_P2P_LEVEL) and nvidia-smi topo -p2p r. In a container, all "
+            "GPUs must be visible to each process. In a virtual machine, check the ACS and IOMMU settings.",
+            when="nvlink == yes",
+            per="node",
+            speed=True,
+            comparison=Comparison(part="peer-to-peer", is_speedup=True),
         ),
-        Rule(
-            metric="default_vs_ring",
-            expect=">= 0.90 x",
-            outcome_if_violated=Outcome.WARN,
-            evidence_facts=("path_by_size",),
-            meaning="A ring is faster than NCCL's default algorithm: NCCL's model of this machine is wrong.",
-            fix="Run env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN) and unset these variables. Else "
-            "report an NCCL log with NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING to NVIDIA.",
+        metric(
+            "default_vs_ring",
+            ">= 0.90 x",
+            "A ring is faster than NCCL's default algorithm: NCCL's model of this machine is wrong.",
+            "Run env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN) and unset these variables. Else report "
+            "an NCCL log with NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING to NVIDIA.",
+            outcome=Outcome.WARN,
+            speed=True,
         ),
-        wrong_data_rule("Run collectives.all_reduce: it names rank, offset and flipped bits."),
+        wrong_data_metric("Run collectives.all_reduce: it names rank, offset and flipped bits."),
     ),
-    rule_facts={
-        "nvlink": RuleFact("yes|no|unknown", "the GPUs are not known to be connected by NVLink"),
-        "p2p_available": RuleFact(reason="one rank per node: no peer-to-peer transfers"),
-    },
     measure=measure,
     fact_roles={"algorithms_by_setting": "path_by_size"},
-    bounds=BANDWIDTH_BOUNDS,
-    comparisons={"p2p_gain": Comparison(part="peer-to-peer", is_speedup=True)},
-    performance_metrics=("busbw_*", "p2p_gain", "default_vs_ring"),
-    required_per={"p2p_gain": "node"},
     limit_s=600.0,
     needs=Needs(gpus=True, min_ranks=2),
     options=NcclSettingsOptions,

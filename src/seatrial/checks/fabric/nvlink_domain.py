@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.discover import nvml
-from seatrial.model import Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Fact, Outcome, Phase, Scope
 
 MAX_GPUS = 72  # largest NVLink domain: GB200 and GB300 NVL72 (nvidia.com/en-us/data-center/gb200-nvl72)
 
 
-def measure(context: Context, _options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Answer]:
     """Yield from rank 0 the NVLink domains of all GPUs, and the metrics of ``compare``."""
     from seatrial.bench import rank
 
@@ -26,8 +27,8 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
         yield from compare(domains)
 
 
-def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
-    """Yield the domains as facts, and three counts: GPUs in no domain, nodes in several domains, domains too many.
+def compare(domains: Mapping[str, str]) -> Iterator[Answer]:
+    """Yield the domains as a fact, and three counts: GPUs in no domain, nodes in several domains, domains too many.
 
     ``domains``: subject of the GPU → its domain; an empty text if the GPU is in no domain.
     """
@@ -44,22 +45,16 @@ def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
     # between nodes. On a trial of a single node, the rules check whether its GPUs are in one domain.
     spans_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())
     rules_apply = spans_nodes or (len(domains_by_node) == 1 and bool(nodes_by_domain))
-    yield from facts(
-        {
-            "nvlink_across_nodes": "yes" if rules_apply else "no",
-            "domains": nodes_by_domain,
-            "without_domain": without_domain,
-            "split_nodes": split_nodes,
-        }
-    )
-    if rules_apply:
-        yield metric("gpus_without_domain", len(without_domain), "GPUs")
-        yield metric("split_nodes", len(split_nodes), "nodes")
-        required_domains = math.ceil(len(domains) / MAX_GPUS)
-        yield metric("additional_domains", max(0, len(nodes_by_domain) - required_domains), "count")
+    yield Fact(name="domains", value=nodes_by_domain)
+    if not rules_apply:
+        yield absent("*", "the GPUs are in no NVLink domain (cluster UUID and clique) across nodes")
+        return
+    yield value("gpus_without_domain", len(without_domain), evidence=without_domain)
+    yield value("split_nodes", len(split_nodes), evidence={"nodes": split_nodes, "domains": nodes_by_domain})
+    required_domains = math.ceil(len(domains) / MAX_GPUS)
+    yield value("additional_domains", max(0, len(nodes_by_domain) - required_domains), evidence=nodes_by_domain)
 
 
-_APPLIES_IF = {"nvlink_across_nodes": "yes"}
 _FIX = (
     "nvidia-smi -q -i INDEX | grep -A8 Fabric on the nodes: CliqueId and ClusterUUID; on the NVLink switches: nv show "
     "sdn partition; systemctl status nvidia-imex"
@@ -71,42 +66,31 @@ CHECK = Check(
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     needs=Needs(gpus=True),
-    metrics={"gpus_without_domain": "GPUs", "split_nodes": "nodes", "additional_domains": "count"},
-    rules=(
-        Rule(
-            metric="gpus_without_domain",
-            expect="== 0 GPUs",
-            outcome_if_violated=Outcome.WARN,
-            applies_if=_APPLIES_IF,
-            evidence_facts=("without_domain",),
-            meaning="These GPUs are in no NVLink domain although others are: they reach other nodes over RDMA only.",
-            fix=_FIX,
+    declared=(
+        metric(
+            "gpus_without_domain",
+            "== 0 GPUs",
+            "These GPUs are in no NVLink domain although others are: they reach other nodes over RDMA only.",
+            _FIX,
+            outcome=Outcome.WARN,
         ),
-        Rule(
-            metric="split_nodes",
-            expect="== 0 nodes",
-            outcome_if_violated=Outcome.WARN,
-            applies_if=_APPLIES_IF,
-            evidence_facts=("split_nodes", "domains"),
-            meaning="GPUs of one node are in different NVLink domains and have no NVLink between them.",
-            fix=_FIX,
+        metric(
+            "split_nodes",
+            "== 0 nodes",
+            "GPUs of one node are in different NVLink domains and have no NVLink between them.",
+            _FIX,
+            outcome=Outcome.WARN,
         ),
-        Rule(
-            metric="additional_domains",
-            expect="== 0",
-            outcome_if_violated=Outcome.WARN,
-            applies_if=_APPLIES_IF,
-            evidence_facts=("domains",),
-            meaning=f"The nodes are in more NVLink domains than their number of GPUs needs ({MAX_GPUS} fit into one): "
-            "traffic between domains uses RDMA. A node alone in its domain is misconfigured or in another rack.",
-            fix=f"{_FIX}. If the nodes are in several racks on purpose, ignore this",
+        metric(
+            "additional_domains",
+            "== 0",
+            f"The nodes are in more NVLink domains than their number of GPUs needs ({MAX_GPUS} fit into one): traffic "
+            "between domains uses RDMA. A node alone in its domain is misconfigured or in another rack.",
+            f"{_FIX}. If the nodes are in several racks on purpose, ignore this",
+            outcome=Outcome.WARN,
+            unit="count",
         ),
     ),
-    rule_facts={
-        "nvlink_across_nodes": RuleFact(
-            reason="the GPUs are in no NVLink domain (cluster UUID and clique) across nodes"
-        )
-    },
     measure=measure,
     limit_s=60,
 )

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Context, Options, facts, metric
-from seatrial.checks.fabric import _results
-from seatrial.checks.fabric._results import group_wrong_data_results, transport_text
-from seatrial.model import Fact, Observation, Phase, Rule, Scope
+from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.fabric._results import transport_text
+from seatrial.checks.fabric._wrong_data import group_wrong_data
+from seatrial.model import Fact, Phase, Scope
 
 SIZE = 1024  # bytes; the time of this small size is a latency
 SECONDS = 0.2  # timed duration: tens of thousands of operations on a GPU
 
 
-def measure(context: Context, _options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Answer]:
     """Yield latency (us) and wrong elements of this rank; all ranks run concurrently."""
     from seatrial.bench import collectives, rank, subgroups
 
@@ -34,8 +35,8 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
         value=f"{transport_text(group_facts)}: in-place all-reduce of 1 KiB in a communicator of one rank, "
         f"{context.world_size} ranks concurrently; median of {len(times_us)} windows",
     )
-    yield metric("latency.1KiB", times_us, "us", context.subject)
-    yield from group_wrong_data_results({context.subject: result}, context.subject)
+    yield value("latency.1KiB", times_us)
+    yield group_wrong_data({context.subject: result})
 
 
 CHECK = Check(
@@ -43,20 +44,24 @@ CHECK = Check(
     title="All-reduce of each GPU with itself (one rank)",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"latency.1KiB": "us", "wrong_elements": "count"},
-    rules=(
-        Rule(
-            metric="wrong_elements",
-            expect="== 0",
-            evidence_facts=("wrong_data",),
-            meaning="The sum over one rank differs from its input, although no data left the GPU.",
-            fix="Run device.digests and device.burn on this GPU; compare the versions of driver and NCCL with another "
-            "node (host.inventory)",
+    declared=(
+        metric(
+            "latency.1KiB",
+            unit="us",
+            meaning="time of one operation of the rank with itself, median of windows",
+            per="rank",
+            speed=True,
+        ),
+        metric(
+            "wrong_elements",
+            "== 0",
+            "The sum over one rank differs from its input, although no data left the GPU.",
+            "Run device.digests and device.burn on this GPU; compare the versions of driver and NCCL with another node "
+            "(host.inventory)",
+            unit="count",
+            per="rank",
         ),
     ),
-    rule_facts=_results.BACKEND,
     measure=measure,
-    required_per={"latency.1KiB": "rank", "wrong_elements": "rank"},
-    performance_metrics=("latency.*",),
     limit_s=120.0,
 )

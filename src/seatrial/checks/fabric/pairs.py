@@ -23,24 +23,18 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, SkipIf, facts, metric
-from seatrial.checks.declare import Comparison, FindingTemplate
+from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.declare import Answer, Comparison, FindingTemplate, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import (
-    BACKEND,
-    BANDWIDTH_BOUNDS,
-    pair_wrong_data_results,
-    transport_text,
-    wrong_data_rule,
-)
+from seatrial.checks.fabric._results import transport_text
+from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,
     Fact,
     NotApplicable,
-    Observation,
     Outcome,
     Phase,
-    Rule,
     Scope,
     SeatrialError,
     Topology,
@@ -78,7 +72,7 @@ class PairOptions(Options):
     seconds: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
+def measure(context: Context, options: PairOptions) -> Iterator[Answer]:
     """Yield the cluster's metrics on rank 0. Raises NotApplicable on a single node."""
     from seatrial.bench import collectives, pairs, rank, subgroups
     from seatrial.hardware.pair_search import round_robin
@@ -113,8 +107,9 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     if context.rank == 0:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "rounds": len(rounds)})
         results = pairs.PairResults(tuple(timings), size, ranks_by_node, tuple(subjects), tuple(retries))
-        yield from _switch_facts(results, switches_by_node, context.topology)
-        yield from _observations(results, len(rounds), transport_text(group_facts))
+        if context.topology:
+            yield _pairs_by_switch(results, switches_by_node, context.topology)
+        yield from _answers(results, len(rounds), transport_text(group_facts), switches_by_node)
 
 
 def _switches_by_node(context: Context, nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -136,49 +131,48 @@ def _switches_by_node(context: Context, nodes: Sequence[str]) -> dict[str, tuple
     return {node: switches_by_node[node] for node in nodes}
 
 
-def _switch_facts(
-    results: PairResults, switches_by_node: Mapping[str, tuple[str, ...]], topology: Topology | None
-) -> Iterator[Fact]:
-    """Yield the number of pairs inside and across leaf switches, and the switches between the nodes of slow pairs."""
-    if not topology:
-        return
+def _pairs_by_switch(results: PairResults, switches_by_node: Mapping[str, tuple[str, ...]], topology: Topology) -> Fact:
+    """The number of pairs inside and across leaf switches."""
     in_leaf = sum(switches_by_node[a][:1] == switches_by_node[b][:1] for a, b in results.by_pair)
     counts = {"source": topology.source, "inside a leaf switch": in_leaf, "across": len(results.by_pair) - in_leaf}
-    yield Fact(name="pairs_by_switch", value=counts)
-    slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
-    for a, b in results.pairs_below_best(MIN_SHARE):
-        slow_paths[f"{a}->{b}"] = " – ".join(switch_path(switches_by_node[a], switches_by_node[b])) or "unknown"
-    if slow_paths:
-        yield Fact(name="slow_paths", value=slow_paths)
+    return Fact(name="pairs_by_switch", value=counts)
 
 
-def _observations(results: PairResults, round_count: int, transport: str) -> Iterator[Observation]:
-    """Yield the rate of each pair and the best rate of each rank (GB/s), their shares, wrong data and method."""
+def _answers(
+    results: PairResults, round_count: int, transport: str, switches_by_node: Mapping[str, tuple[str, ...]]
+) -> Iterator[Answer]:
+    """Yield the rate of each pair and the best rate of each rank (GB/s), their shares, wrong data and method.
+
+    Evidence: the rates of pairs that were retried, and the switches between the nodes of slow pairs if these are known.
+    """
     node_count = len(results.members)
     partner_counts = Counter(chain.from_iterable(results.by_pair))  # node → number of its partners
     max_located = _max_locatable(node_count, min(partner_counts[node] for node in results.members))
-    guarantee = f"up to {max_located} bad {'node is' if max_located == 1 else 'nodes are'} located exactly"
-    if node_count == 2:
-        guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
     comparable = "yes" if node_count > 2 else "no: a comparison needs 3 nodes, this trial has 2"
-    yield from facts({"comparable": comparable, "max_locatable_nodes": max_located, "guarantee": guarantee})
+    yield from facts({"comparable": comparable, "max_locatable_nodes": max_located})
     yield Fact(name="pair_matrix", value={"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
-    if results.retries:
-        yield Fact(name="single_pair", value={f"{a}->{b}": rates for (a, b), rates in results.retry_rates().items()})
+    slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
+    for a, b in results.pairs_below_best(MIN_SHARE) if switches_by_node else ():
+        slow_paths[f"{a}->{b}"] = " – ".join(switch_path(switches_by_node[a], switches_by_node[b])) or "unknown"
+    retried = {f"{a}->{b}": rates for (a, b), rates in results.retry_rates().items()}
     for (a, b), timings in results.by_pair.items():
-        yield metric("pair_busbw", results.pair_rates(timings), "GB/s", f"{a}->{b}")
+        pair = f"{a}->{b}"
+        yield value("pair_busbw", results.pair_rates(timings), pair)
         if shares := results.pair_shares(results.final_by_pair[a, b]):
-            yield metric("path_share", shares, "of the best", f"{a}->{b}")
+            evidence = {"switches": slow_paths.get(pair), "single_pair": retried.get(pair)}
+            yield value("path_share", shares, pair, evidence=evidence if any(evidence.values()) else None)
     for rank, rates in results.best_rates.items():
-        yield metric("best_busbw", rates, "GB/s", results.subjects[rank])
+        yield value("best_busbw", rates, results.subjects[rank])
         if results.median_best_rate:
-            shares = tuple(rate / results.median_best_rate for rate in rates)
-            yield metric("gpu_share", shares, "of the median", results.subjects[rank])
+            yield value("gpu_share", [rate / results.median_best_rate for rate in rates], results.subjects[rank])
     shares_in_retry = [results.pair_shares(timings) for timings in results.retries_by_pair.values()]
     # No shares: every rank of the pair received wrong data
     fast_in_retry_count = sum(bool(shares) and median(shares) >= MIN_SHARE for shares in shares_in_retry)
-    yield metric("shared_paths", fast_in_retry_count, "pairs")
-    yield from pair_wrong_data_results(results)
+    yield value("shared_paths", fast_in_retry_count, evidence={"slow_paths": slow_paths, "single_pair": retried})
+    yield pair_wrong_data(results)
+    guarantee = f"up to {max_located} bad {'node is' if max_located == 1 else 'nodes are'} located exactly"
+    if node_count == 2:
+        guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
     yield Fact(
         name="method",
         value=f"{transport}: {len(results.by_pair)} pairs of {node_count} nodes in {round_count} rounds; each rank "
@@ -195,76 +189,74 @@ def _max_locatable(node_count: int, min_partners: int) -> int:
     return max(0, min(min_partners - 1, (node_count - 1) // 2))
 
 
-_APPLIES_IF = {"backend": "nccl", "comparable": "yes"}
+_WHEN = "backend == nccl and comparable == yes"
 
 CHECK = Check(
     name="collectives.pairs",
     title="Node-to-node bandwidth in pairs",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={
-        "pair_busbw": "GB/s",
-        "path_share": "of the best",
-        "best_busbw": "GB/s",
-        "gpu_share": "of the median",
-        "shared_paths": "pairs",
-        "wrong_elements": "count",
-    },
-    rules=(
-        Rule(
-            metric="gpu_share",
-            expect=f">= {MIN_SHARE} of the median",
-            applies_if=_APPLIES_IF,
-            meaning="The GPU is slow with every partner, so the cause is in or next to its node: NIC, cable, switch "
-            "port, PCIe slot or driver settings.",
-            fix="On that node run ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
-            "LnkSta (speed and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). "
-            "Compare with a good node.",
+    declared=(
+        metric(
+            "pair_busbw",
+            unit="GB/s",
+            meaning="bandwidth per rank and direction between two nodes",
+            speed=True,
+            bound=COLLECTIVE,
         ),
-        Rule(
-            metric="path_share",
-            expect=f">= {MIN_SHARE} of the best",
-            applies_if=_APPLIES_IF,
-            evidence_facts=("slow_paths", "single_pair"),
-            meaning="Both nodes are faster with other nodes: the path between them is slow.",
-            fix="Run ibtracert or traceroute between the two nodes. Check the switch ports on the path for errors "
+        metric(
+            "best_busbw",
+            unit="GB/s",
+            meaning="bandwidth of this GPU with its fastest partner",
+            per="rank",
+            speed=True,
+            bound=COLLECTIVE,
+        ),
+        metric(
+            "gpu_share",
+            f">= {MIN_SHARE} of the median",
+            "The GPU is slow with every partner, so the cause is in or next to its node: NIC, cable, switch port, PCIe "
+            "slot or driver settings.",
+            "On that node run ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep LnkSta "
+            "(speed and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). Compare "
+            "with a good node.",
+            when=_WHEN,
+            per="rank",
+            speed=True,
+            comparison=Comparison(part="the inter-node path of one GPU", inter_node=True),
+            finding=FindingTemplate(
+                title="GPUs of a node are slow to every other node",
+                whole_node_title="A node is slow to every other node",
+                first_command="on {node}: ibstat; nvidia-smi topo -m",
+                max_locatable_fact="max_locatable_nodes",
+            ),
+        ),
+        metric(
+            "path_share",
+            f">= {MIN_SHARE} of the best",
+            "Both nodes are faster with other nodes: the path between them is slow.",
+            "Run ibtracert or traceroute between the two nodes. Check the switch ports on the path for errors "
             "(ibqueryerrors, or the switch's counters) and the uplinks for links that are down.",
+            when=_WHEN,
+            speed=True,
+            comparison=Comparison(part="the path between two nodes", inter_node=True),
+            finding=FindingTemplate(
+                title="The path between two nodes is slow", first_command="ibtracert between {pair}"
+            ),
         ),
-        Rule(
-            metric="shared_paths",
-            expect="== 0 pairs",
-            applies_if=_APPLIES_IF,
-            outcome_if_violated=Outcome.WARN,
-            evidence_facts=("slow_paths", "single_pair"),
-            meaning="These paths are slow when other pairs run concurrently and fast otherwise: they share an "
-            "oversubscribed uplink.",
-            fix="Compare the uplinks of the nodes' leaf switches with their ports to nodes: uplinks may be down, or "
-            "the fabric may be oversubscribed by design. Check with ibdiagnet whether adaptive routing is on.",
+        metric(
+            "shared_paths",
+            "== 0 pairs",
+            "These paths are slow when other pairs run concurrently and fast otherwise: they share an oversubscribed "
+            "uplink.",
+            "Compare the uplinks of the nodes' leaf switches with their ports to nodes: uplinks may be down, or the "
+            "fabric may be oversubscribed by design. Check with ibdiagnet whether adaptive routing is on.",
+            outcome=Outcome.WARN,
+            when=_WHEN,
         ),
-        wrong_data_rule(
-            "The fact wrong_data names sender, receiver, offset and flipped bits; a rank in all entries is at fault."
-        ),
+        wrong_data_metric("The evidence names sender, receiver, offset and flipped bits; a rank in all is at fault."),
     ),
-    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few nodes to compare their paths")},
     measure=measure,
-    performance_metrics=("pair_busbw", "path_share", "best_busbw", "gpu_share"),
-    required_per={"best_busbw": "rank", "gpu_share": "rank"},
-    bounds=BANDWIDTH_BOUNDS,
-    comparisons={
-        "gpu_share": Comparison(part="the inter-node path of one GPU", inter_node=True),
-        "path_share": Comparison(part="the path between two nodes", inter_node=True),
-    },
-    finding_templates={
-        "gpu_share": FindingTemplate(
-            title="GPUs of a node are slow to every other node",
-            whole_node_title="A node is slow to every other node",
-            first_command="on {node}: ibstat; nvidia-smi topo -m",
-            max_locatable_fact="max_locatable_nodes",
-        ),
-        "path_share": FindingTemplate(
-            title="The path between two nodes is slow", first_command="ibtracert between {pair}"
-        ),
-    },
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=PairOptions,

@@ -8,36 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from seatrial.checks.base import Check, Context, Needs, RuleFact, SkipIf, facts, metric
-from seatrial.checks.declare import Comparison
+from seatrial.checks.base import Check, Context, Needs, SkipIf, facts
+from seatrial.checks.declare import Answer, Cause, Comparison, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import (
-    BACKEND,
-    BANDWIDTH_BOUNDS,
-    GroupOptions,
-    group_wrong_data_results,
-    transport_text,
-    wrong_data_rule,
-)
-from seatrial.model import (
-    CLUSTER,
-    Fact,
-    NotApplicable,
-    Observation,
-    Phase,
-    Rule,
-    Scope,
-    Series,
-    format_bytes,
-    parse_bytes,
-)
+from seatrial.checks.fabric._results import GroupOptions, transport_text
+from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
+from seatrial.hardware.links import COLLECTIVE
+from seatrial.model import CLUSTER, Fact, NotApplicable, Phase, Scope, Series, format_bytes, parse_bytes
 
 # GPU_SIZE takes about 10 ms at the 50 GB/s of a 400 Gb/s NIC. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
 MIN_COMPARABLE_RAILS = 3  # with two rails, either may be the slow one
 
 
-def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
+def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
     """Yield on rank 0 the busbw (GB/s) of every rail, and its ratio to the median of the rails.
 
     Raises NotApplicable on a single node.
@@ -62,11 +46,11 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     rail_medians = tuple(map(median, busbw_by_rail))
     overall_median = median(rail_medians)
     for number, samples in enumerate(busbw_by_rail):
-        yield metric("rail_busbw", samples, "GB/s", f"rail{number}")
-        yield metric("rail_share", [busbw / overall_median for busbw in samples], "of the median", f"rail{number}")
+        yield value("rail_busbw", samples, f"rail{number}")
+        yield value("rail_share", [busbw / overall_median for busbw in samples], f"rail{number}")
     x = tuple(map(float, range(len(rails))))
     yield Series(name="rail_busbw", subject=CLUSTER, x=x, y=rail_medians, x_unit="rail", y_unit="GB/s")
-    yield from group_wrong_data_results({f"rail{number}": result for number, result in enumerate(results)})
+    yield group_wrong_data({f"rail{number}": result for number, result in enumerate(results)})
     yield Fact(
         name="method",
         value=f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} on {len(rails)} rails concurrently, "
@@ -88,27 +72,40 @@ CHECK = Check(
     title="Bandwidth of each network rail",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"rail_busbw": "GB/s", "rail_share": "of the median", "wrong_elements": "count"},
-    rules=(
-        Rule(
-            metric="rail_share",
-            expect=">= 0.90 of the median",
-            applies_if={"backend": "nccl", "comparable": "yes"},
-            meaning="The rail is slower than the others. The slowest rail limits every collective of all GPUs.",
-            fix="Run collectives.pairs to locate a slow node. If no node is slow, check the switches of this rail, "
-            "ports that are down, and uplinks; ibdiagnet checks the whole fabric.",
+    declared=(
+        metric(
+            "rail_busbw",
+            unit="GB/s",
+            meaning="bus bandwidth of all-reduce over one rail (one GPU per node)",
+            per="rail",
+            speed=True,
+            bound=COLLECTIVE,
         ),
-        wrong_data_rule(
-            "The fact wrong_data names rail, rank, offset and flipped bits; collectives.pairs names sender and "
-            "receiver."
+        metric(
+            "rail_share",
+            ">= 0.90 of the median",
+            "The rail is slower than the others. The slowest rail limits every collective of all GPUs.",
+            "Run collectives.pairs to locate a slow node. If no node is slow, compare the ports and cables of the "
+            "rail's NICs on all nodes, then check its switches for ports and uplinks that are down; ibdiagnet checks "
+            "the whole fabric.",
+            when="backend == nccl and comparable == yes",
+            per="rail",
+            speed=True,
+            comparison=Comparison(part="one rail", inter_node=True),
+            cause=Cause(
+                id="rail",
+                title="one network rail is slow",
+                place="cluster",
+                explains=("collectives.*", "train.*"),
+                first_command="ibstat; ibqueryerrors",
+                action="check-cable",
+            ),
+        ),
+        wrong_data_metric(
+            "The evidence names rail, rank, offset and flipped bits; collectives.pairs names sender and receiver."
         ),
     ),
-    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few rails to compare them")},
     measure=measure,
-    performance_metrics=("rail_*",),
-    bounds=BANDWIDTH_BOUNDS,
-    comparisons={"rail_share": Comparison(part="one rail", inter_node=True)},
-    required_per={"rail_*": "rail"},
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=GroupOptions,

@@ -13,20 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, Needs, RuleFact, SkipIf, facts, metric
-from seatrial.checks.declare import Comparison, FindingTemplate
+from seatrial.checks.base import Check, Context, Needs, SkipIf, facts
+from seatrial.checks.declare import Answer, Comparison, FindingTemplate, absent, metric, rule, value
 from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths
 from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
-from seatrial.model import (
-    PORTS_USED,
-    NotApplicable,
-    Observation,
-    Outcome,
-    Phase,
-    Rule,
-    Scope,
-)
+from seatrial.model import PORTS_USED, Fact, NotApplicable, Outcome, Phase, Scope
 from seatrial.util import data_files, processes
 
 if TYPE_CHECKING:
@@ -52,7 +44,7 @@ class NodeTools:
     problem: str = ""
 
 
-def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
+def measure(context: Context, options: RdmaOptions) -> Iterator[Answer]:
     """Yield bandwidths in Gb/s and latencies in us on rank 0.
 
     Raises NotApplicable on a single node, if no node has a usable port, and if all nodes lack perftest. Raises
@@ -78,9 +70,12 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     no_gpu_memory = "this trial has no GPU"
     if context.on_gpu:
         cuda_options, no_gpu_memory = gpu_memory_options(tools, usable_nodes, options)
+    memory = f"host: {no_gpu_memory}" if no_gpu_memory else "GPU"
     places = rank.gather(rank_place(context))
     if context.rank == 0:
-        yield from _facts(ports, tools, unusable, usable_nodes, no_gpu_memory)
+        names_of_ports = {node: [port.name for port in ports[node] if port] for node in usable_nodes}
+        yield from facts({"memory": memory, PORTS_USED: names_of_ports})
+        yield from compare_nodes(tools, unusable, usable_nodes)
     if len(usable_nodes) < 2:
         return
     runner = TransferRunner(context, options, nodes, ports, places, cuda_options)
@@ -91,7 +86,7 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
         context.progress(f"round {number} of {len(rounds)}")
         paths += runner.run_round([(usable_nodes[a], usable_nodes[b]) for a, b in paired])
     if context.rank == 0:
-        yield from results_of_paths(paths)
+        yield from results_of_paths(paths, memory)
 
 
 def read_tools(context: Context) -> NodeTools:
@@ -129,12 +124,9 @@ def usable_ports(
     None stands for a port that cannot be used. The first mapping has all nodes, the second only unusable ones.
     Raises NotApplicable if no node has a usable port, or if perftest is missing on all nodes.
     """
-    compute = select_compute_ports(nodes)
-    if compute.absence_reason:
-        raise NotApplicable(compute.absence_reason)
     ports: dict[str, tuple[PortDetails | None, ...]] = {}
     unusable: dict[str, str] = {}
-    for node, node_ports in compute.by_node.items():
+    for node, node_ports in select_compute_ports(nodes).by_node.items():
         reasons = [_unusable_reason(port, nodes[node].gid_index) for port in node_ports]
         ports[node] = tuple(None if reason else port for port, reason in zip(node_ports, reasons, strict=True))
         if not any(ports[node]):
@@ -183,174 +175,135 @@ def gpu_memory_options(
     return max((tools[node].cuda_options for node in usable_nodes), key=len, default=()), ""
 
 
-def _facts(
-    ports: Mapping[str, Sequence[PortDetails | None]],
-    tools: Mapping[str, NodeTools],
-    unusable: Mapping[str, str],
-    usable_nodes: Sequence[str],
-    no_gpu_memory: str,
-) -> Iterator[Observation]:
-    """Yield the facts that are known before the measurement, and two counts: unmeasured nodes, perftest versions."""
-    versions = {node: tools[node].version for node in usable_nodes}
-    names_of_ports = {node: [port.name for port in ports[node] if port] for node in usable_nodes}
-    has_pairs = len(usable_nodes) > 1
-    too_few = f"no: {len(usable_nodes)} of {len(ports)} nodes can be measured, a pair needs 2"
-    yield from facts(
-        {
-            "measured": "yes" if has_pairs else too_few,
-            "nodes_not_measured": dict(unusable),
-            "perftest_versions": versions,
-            "memory": f"host: {no_gpu_memory}" if no_gpu_memory else "GPU",
-            PORTS_USED: names_of_ports if has_pairs else {},
-        }
-    )
-    yield metric("nodes_not_measured", len(unusable), "nodes")
-    yield metric("perftest_versions", len(set(versions.values())), "count")
+def compare_nodes(
+    tools: Mapping[str, NodeTools], unusable: Mapping[str, str], usable_nodes: Sequence[str]
+) -> Iterator[Answer]:
+    """Yield the number of unmeasured nodes and of versions of perftest, and whether a pair of nodes can be measured."""
+    yield value("nodes_not_measured", len(unusable), evidence={"nodes_not_measured": dict(unusable)})
+    if len(usable_nodes) > 1:
+        versions = {node: tools[node].version for node in usable_nodes}
+        yield value("perftest_versions", len(set(versions.values())), evidence={"perftest_versions": dict(versions)})
+    else:
+        reason = f"{len(usable_nodes)} of {len(tools)} nodes can be measured, a pair needs 2"
+        yield Fact(name="comparable", value=f"no: {reason}")
+        yield absent("*", reason)
 
 
 def _limit_and_source(name: str, key: str) -> tuple[float, str]:
-    """A limit of data/perftest.yaml, and a sentence for the meaning of its rule that names the source of the limit."""
+    """A limit of data/perftest.yaml, and a text for the meaning of its rule that names the source of the limit."""
     limit = _LIMITS[name][key]
-    return float(limit["value"]), f"Source of the limit: {limit['source']}."
+    return float(limit["value"]), f"source of the limit: {limit['source']}"
 
 
-SLOW_FIX = (
-    "On the node run mlxlink -d DEVICE (rate, width, errors), lspci -vv -s ADDRESS | grep LnkSta (PCI link), "
+_SLOW_FIX = (
+    "on the node run mlxlink -d DEVICE (rate, width, errors), lspci -vv -s ADDRESS | grep LnkSta (PCI link), "
     "nvidia-smi topo -m (GPU and NIC should share a switch) and check that ACS redirection and IOMMU translation are "
     "off. Repeat the test by hand: ib_write_bw -d DEVICE --report_gbits on one node, and the same command with the "
-    "address of that node on the other; fact paths has all values."
+    "address of that node on the other; fact paths has all values"
 )
-_MEASURED = {"measured": "yes"}
-_COMPARABLE = {**_MEASURED, "comparable": "yes"}
+_BELOW_RATE = "RDMA writes do not reach the share of the port's rate that good ports reach;"
+_FAIL_SHARE, _FAIL_SOURCE = _limit_and_source("bandwidth", "fail_below")
+_WARN_SHARE, _WARN_SOURCE = _limit_and_source("bandwidth", "warn_below")
 _MAX_LATENCY_US, _MAX_LATENCY_SOURCE = _limit_and_source("latency", "warn_above_us")
 MAX_LATENCY_RATIO = 1.5  # two more switches on the path increase the latency by less than half
-
-
-def _rate_rules() -> Iterator[Rule]:
-    for key, outcome in (("fail_below", Outcome.FAIL), ("warn_below", Outcome.WARN)):
-        min_share, source = _limit_and_source("bandwidth", key)
-        yield Rule(
-            metric="rate_share",
-            expect=f">= {100 * min_share:g} %",
-            outcome_if_violated=outcome,
-            applies_if=_MEASURED,
-            evidence_facts=("memory",),
-            meaning=f"RDMA writes do not reach the share of the port's rate that good ports reach. {source}",
-            fix=SLOW_FIX,
-        )
-
-
-RULES = (
-    *_rate_rules(),
-    Rule(
-        metric="bw_vs_peers",
-        expect=f">= {MIN_SHARE} of the median",
-        applies_if=_COMPARABLE,
-        meaning="The port is slower than the others of its kind with every partner, so the cause is in its node, its "
-        "cable or its switch port.",
-        fix=SLOW_FIX,
-    ),
-    Rule(
-        metric="path_share",
-        expect=f">= {MIN_SHARE} of the best",
-        outcome_if_violated=Outcome.WARN,  # pairs run concurrently; collectives.pairs retries slow paths alone
-        applies_if=_COMPARABLE,
-        evidence_facts=("slow_paths",),
-        meaning="Both nodes are faster with other nodes: the path between them is slow, or shared with other pairs.",
-        fix="Run ibtracert or traceroute between the two nodes; check the switch ports on the path for errors "
-        "(ibqueryerrors) and uplinks that are down.",
-    ),
-    Rule(
-        metric="latency_vs_peers",
-        expect=f"<= {MAX_LATENCY_RATIO} x",
-        outcome_if_violated=Outcome.WARN,
-        applies_if=_COMPARABLE,
-        meaning="The latency of the port is far above the median of all ports with every partner.",
-        fix="Compare with a good node: CPU frequency governor and C-states (cpupower frequency-info), NUMA node of the "
-        "NIC (/sys/class/infiniband/DEVICE/device/numa_node), and the number of switches on the path (ibtracert).",
-    ),
-    Rule(
-        metric="write_latency",
-        expect=f"<= {_MAX_LATENCY_US:g} us",
-        outcome_if_violated=Outcome.WARN,
-        applies_if=_MEASURED,
-        meaning=f"The latency of RDMA writes is high. {_MAX_LATENCY_SOURCE}",
-        fix="cpupower frequency-info on the node; ibtracert or traceroute to the partner; for RoCE check PFC and ECN "
-        "settings and pause counters (ethtool -S INTERFACE | grep pause).",
-    ),
-    Rule(
-        metric="failed_paths",
-        expect="== 0 paths",
-        applies_if=_MEASURED,
-        evidence_facts=("failed_paths",),
-        meaning="RDMA operations between these nodes end in an error, although the TCP connection of perftest works.",
-        fix="Fact failed_paths lists ports and errors. RoCE: show_gids on both nodes (RoCE v2 GIDs in one routable "
-        "network), ping -I INTERFACE, MTU, UDP port 4791. InfiniBand: ibping, partition keys (P_Key), sminfo.",
-    ),
-    Rule(
-        metric="paths_not_measured",
-        expect="== 0 paths",
-        outcome_if_violated=Outcome.ERROR,
-        applies_if=_MEASURED,
-        evidence_facts=("paths_not_measured",),
-        meaning="perftest failed or did not end on these paths.",
-        fix="Fact paths_not_measured names node and error. Couldn't connect: a firewall must allow all TCP ports "
-        "between nodes. Couldn't allocate MR: ulimit -l; for GPU memory nvidia_peermem, or options.gpu_memory: false.",
-    ),
-    Rule(
-        metric="nodes_not_measured",
-        expect="== 0 nodes",
-        outcome_if_violated=Outcome.ERROR,
-        evidence_facts=("nodes_not_measured",),
-        meaning="These nodes cannot be measured, although others can.",
-        fix="Fact nodes_not_measured has the reasons. Install perftest on all nodes (apt or dnf install perftest), or "
-        "in the container; pass /dev/infiniband into the container; see fabric.ports for ports that are down.",
-    ),
-    Rule(
-        metric="perftest_versions",
-        expect="<= 1 count",
-        outcome_if_violated=Outcome.WARN,
-        applies_if=_MEASURED,
-        evidence_facts=("perftest_versions",),
-        meaning="The nodes have different versions of perftest, which may be incompatible.",
-        fix="Install the same version of perftest on all nodes; fact perftest_versions lists them.",
-    ),
-)
-
-
 CHECK = Check(
     name="fabric.rdma",
     title="RDMA bandwidth and latency between nodes, without NCCL",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={
-        "write_bw": "Gb/s",
-        "rate_share": "%",
-        "bw_vs_peers": "of the median",
-        "path_share": "of the best",
-        "write_latency": "us",
-        "latency_vs_peers": "x",
-        "failed_paths": "paths",
-        "paths_not_measured": "paths",
-        "nodes_not_measured": "nodes",
-        "perftest_versions": "count",
-    },
-    rules=RULES,
-    rule_facts={
-        "measured": RuleFact(reason="too few nodes can be measured"),
-        "comparable": RuleFact(reason="too few ports to compare with each other"),
-    },
-    measure=measure,
-    performance_metrics=("write_bw", "rate_share", "bw_vs_peers", "path_share", "write_latency", "latency_vs_peers"),
-    key_metric="write_bw",
-    required_per={"rate_share": "port", "write_latency": "port"},
-    comparisons={"bw_vs_peers": Comparison(part="one RDMA port", inter_node=True)},
-    finding_templates={
-        "rate_share": FindingTemplate(
-            title="RDMA ports of a node are slow", first_command="on {node}: ibstat; mlxlink -d DEVICE -m -c"
+    declared=(
+        metric(
+            "write_bw",
+            unit="Gb/s",
+            meaning="ib_write_bw of the port with its fastest partner, in the slower direction",
+            speed=True,
+            key=True,
         ),
-        "failed_paths": FindingTemplate(title="RDMA between two nodes fails", first_command="ibping between {pair}"),
-    },
+        metric(
+            "rate_share",
+            f">= {100 * _FAIL_SHARE:g} %",
+            f"{_BELOW_RATE} {_FAIL_SOURCE}",
+            _SLOW_FIX,
+            also=(rule(f">= {100 * _WARN_SHARE:g} %", f"{_BELOW_RATE} {_WARN_SOURCE}", outcome=Outcome.WARN),),
+            per="port",
+            speed=True,
+            finding=FindingTemplate(
+                title="RDMA ports of a node are slow", first_command="on {node}: ibstat; mlxlink -d DEVICE -m -c"
+            ),
+        ),
+        metric(
+            "bw_vs_peers",
+            f">= {MIN_SHARE} of the median",
+            "the port is slower than the others of its kind with every partner, so the cause is in its node, its cable "
+            "or its switch port",
+            _SLOW_FIX,
+            when="comparable == yes",
+            speed=True,
+            comparison=Comparison(part="one RDMA port", inter_node=True),
+        ),
+        metric(
+            "path_share",
+            f">= {MIN_SHARE} of the best",
+            "both nodes are faster with other nodes: the path between them is slow, or shared with other pairs",
+            "run ibtracert or traceroute between the two nodes; check the switch ports on the path for errors "
+            "(ibqueryerrors) and uplinks that are down",
+            outcome=Outcome.WARN,  # pairs run concurrently; collectives.pairs retries slow paths alone
+            when="comparable == yes",
+            speed=True,
+        ),
+        metric(
+            "write_latency",
+            f"<= {_MAX_LATENCY_US:g} us",
+            f"the latency of RDMA writes is high; {_MAX_LATENCY_SOURCE}",
+            "cpupower frequency-info on the node; ibtracert or traceroute to the partner; for RoCE check PFC and ECN "
+            "settings and pause counters (ethtool -S INTERFACE | grep pause)",
+            outcome=Outcome.WARN,
+            per="port",
+            speed=True,
+        ),
+        metric(
+            "latency_vs_peers",
+            f"<= {MAX_LATENCY_RATIO} x",
+            "the latency of the port is far above the median of all ports with every partner",
+            "compare with a good node: CPU frequency governor and C-states (cpupower frequency-info), NUMA node of the "
+            "NIC (/sys/class/infiniband/DEVICE/device/numa_node), and the number of switches on the path (ibtracert)",
+            outcome=Outcome.WARN,
+            when="comparable == yes",
+            speed=True,
+        ),
+        metric(
+            "failed_paths",
+            "== 0 paths",
+            "RDMA operations between these nodes end in an error, although the TCP connection of perftest works",
+            "the evidence lists ports and errors. RoCE: show_gids on both nodes (RoCE v2 GIDs in one routable "
+            "network), ping -I INTERFACE, MTU, UDP port 4791. InfiniBand: ibping, partition keys (P_Key), sminfo",
+            finding=FindingTemplate(title="RDMA between two nodes fails", first_command="ibping between {pair}"),
+        ),
+        metric(
+            "paths_not_measured",
+            "== 0 paths",
+            "perftest failed or did not end on these paths",
+            "the evidence names node and error. Couldn't connect: a firewall must allow all TCP ports between nodes. "
+            "Couldn't allocate MR: ulimit -l; for GPU memory nvidia_peermem, or options.gpu_memory: false",
+            outcome=Outcome.ERROR,
+        ),
+        metric(
+            "nodes_not_measured",
+            "== 0 nodes",
+            "these nodes cannot be measured, although others can",
+            "the evidence has the reasons. Install perftest on all nodes (apt or dnf install perftest), or in the "
+            "container; pass /dev/infiniband into the container; see fabric.ports for ports that are down",
+            outcome=Outcome.ERROR,
+        ),
+        metric(
+            "perftest_versions",
+            "<= 1 count",
+            "the nodes have different versions of perftest, which may be incompatible",
+            "install the same version of perftest on all nodes; the evidence lists them",
+            outcome=Outcome.WARN,
+        ),
+    ),
+    measure=measure,
     limit_s=300,
     needs=Needs(min_ranks=2),
     options=RdmaOptions,

@@ -19,25 +19,18 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, RuleFact, ScalingMetrics, SkipIf, facts, metric, ratios
+from seatrial.checks.base import Check, Context, Needs, ScalingMetrics, SkipIf, facts, ratios
+from seatrial.checks.declare import Answer, Value, absent, metric, value
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import (
-    BACKEND,
-    BANDWIDTH_BOUNDS,
-    GroupOptions,
-    transport_text,
-    wrong_data_results,
-    wrong_data_rule,
-)
+from seatrial.checks.fabric._results import GroupOptions, transport_text
+from seatrial.checks.fabric._wrong_data import wrong_data, wrong_data_metric
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import (
     CLUSTER,
     Fact,
-    Metric,
     NotApplicable,
-    Observation,
     Phase,
-    Rule,
     Scope,
     SeatrialError,
     Series,
@@ -74,7 +67,7 @@ MIN_LINK_EFFICIENCY = 0.80
 MIN_RING_EFFICIENCY = 0.90
 
 
-def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
+def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
     """Yield busbw (GB/s) by number of nodes and the efficiencies on rank 0.
 
     Raises NotApplicable on a single node, and SeatrialError if the child processes with NCCL_ALGO=Ring fail.
@@ -100,14 +93,14 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
         context.progress("NCCL_ALGO=Ring")
         ring_busbw = _measure_rings(members, size, context, options.seconds)
     if context.rank == 0:
-        beyond_two = "yes" if node_count > 2 else "no: there are only 2 nodes"
         yield from facts({**group_facts, "nodes": node_count, "size": size, "node_order": list(ranks_by_node)})
-        yield Fact(name="beyond_two_nodes", value=beyond_two)
         yield Fact(name="no_sockets", value=_no_sockets(transports))
-        yield from _observations(results, size)
+        yield from _by_node_count(results, size)
         network_busbw = _network_busbw([timing for timing in pair_timings if timing.rank in members[0]], pair_size)
         yield from _efficiencies(results, size, network_busbw, ring_busbw)
-        yield from wrong_data_results(_located_mismatches(results, pair_timings))
+        if node_count == 2:
+            yield absent("ring_efficiency", "there are only 2 nodes")
+        yield wrong_data(_located_mismatches(results, pair_timings))
         rank_counts = ", ".join(f"{len(result.ranks)} on {_nodes_label(count)}" for count, result in results.items())
         yield Fact(
             name="method",
@@ -145,25 +138,19 @@ def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]
     return {count: ranks for count, ranks in ranks_by_count.items() if len(ranks) > 1}
 
 
-def _observations(results: Mapping[int, GroupResult], size: int) -> Iterator[Observation]:
+def _by_node_count(results: Mapping[int, GroupResult], size: int) -> Iterator[Answer]:
     """Yield busbw by number of nodes, and the ratios of all nodes' busbw to that of one node and of two nodes."""
     busbw: dict[int, float] = {}  # number of nodes → median GB/s
     for count, result in results.items():
         samples = result.busbw(size)
         busbw[count] = median(samples)
-        yield metric(f"busbw.{_nodes_label(count)}", samples, "GB/s")
+        yield value(f"busbw.{_nodes_label(count)}", samples)
     largest = max(busbw)
-    bases = [base for base in (1, 2) if base in busbw]
-    for base in bases:
-        if base < largest:
-            yield metric(f"efficiency.{_nodes_label(base)}", busbw[largest] / busbw[base], "of the base")
+    for base in (1, 2):
+        if base in busbw and base < largest:
+            yield value(f"efficiency.{_nodes_label(base)}", busbw[largest] / busbw[base])
     x, y = tuple(map(float, busbw)), tuple(busbw.values())
     yield Series(name="busbw", subject=CLUSTER, x=x, y=y, x_unit="nodes", y_unit="GB/s")
-    efficiency: dict[str, dict[str, float]] = {}
-    for count, gb_s in busbw.items():
-        ratio_by_base = {f"of {_nodes_label(base)}": round(gb_s / busbw[base], 4) for base in bases if base <= count}
-        efficiency[_nodes_label(count)] = ratio_by_base
-    yield Fact(name="efficiency", value=efficiency)
 
 
 def _network_busbw(timings: Sequence[PairTiming], size: int) -> list[float]:
@@ -177,23 +164,22 @@ def _efficiencies(
     size: int,
     network_busbw: Sequence[float],
     ring_busbw: Mapping[str, Sequence[float]],
-) -> Iterator[Metric]:
+) -> Iterator[Value]:
     """Yield the two efficiencies that rules evaluate, and the bandwidths (GB/s) that they compare.
 
     The samples of an efficiency are the ratios of the windows, so that its interval has the noise of both bandwidths.
     """
-    yield metric("network_busbw", network_busbw, "GB/s")
+    yield value("network_busbw", network_busbw)
     bases = [network_busbw, *([results[1].busbw(size)] if 1 in results else [])]
     yield _efficiency("link_efficiency", results[2].busbw(size), min(bases, key=median))
     for name, samples in ring_busbw.items():
-        yield metric(f"ring_busbw.{name}", samples, "GB/s")
+        yield value(f"ring_busbw.{name}", samples)
     if ring_busbw:
         yield _efficiency("ring_efficiency", ring_busbw[ALL_NODES], ring_busbw[TWO_NODES])
 
 
-def _efficiency(name: str, samples: Sequence[float], base: Sequence[float]) -> Metric:
-    value = median(samples) / median(base)
-    return Metric(name=name, value=value, unit="of the base", subject=CLUSTER, samples=ratios(samples, base))
+def _efficiency(name: str, samples: Sequence[float], base: Sequence[float]) -> Value:
+    return value(name, median(samples) / median(base))._replace(samples=ratios(samples, base))
 
 
 def _located_mismatches(
@@ -252,44 +238,50 @@ CHECK = Check(
     title="All-reduce scaling with the number of nodes",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={
-        "busbw.*": "GB/s",
-        "efficiency.*": "of the base",
-        "network_busbw": "GB/s",
-        "link_efficiency": "of the base",
-        "ring_busbw.*": "GB/s",
-        "ring_efficiency": "of the base",
-        "wrong_elements": "count",
-    },
-    rules=(
-        Rule(
-            metric="link_efficiency",
-            expect=f"> {MIN_LINK_EFFICIENCY} of the base",
-            applies_if={"backend": "nccl", "no_sockets": "yes"},
-            meaning="The all-reduce of two nodes is much slower than the all-reduce of one node, and than the "
-            "transfers of their NICs when each GPU exchanges data with the same GPU of the other node.",
-            fix="Compare busbw.1node, busbw.2nodes and network_busbw. Unset NCCL_* variables and run with "
-            "NCCL_DEBUG=INFO: each GPU should use the NIC next to it (nvidia-smi topo -m) with GDRDMA. "
-            "collectives.nccl_settings shows whether another algorithm is faster.",
+    declared=(
+        metric(
+            "link_efficiency",
+            f"> {MIN_LINK_EFFICIENCY} of the base",
+            "The all-reduce of two nodes is much slower than the all-reduce of one node, and than the transfers of "
+            "their NICs when each GPU exchanges data with the same GPU of the other node.",
+            "Compare busbw.1node, busbw.2nodes and network_busbw. Unset NCCL_* variables and run with NCCL_DEBUG=INFO: "
+            "each GPU should use the NIC next to it (nvidia-smi topo -m) with GDRDMA. collectives.nccl_settings shows "
+            "whether another algorithm is faster.",
+            when="backend == nccl and no_sockets == yes",
+            speed=True,
         ),
-        Rule(
-            metric="ring_efficiency",
-            expect=f"> {MIN_RING_EFFICIENCY} of the base",
-            applies_if={"backend": "nccl", "beyond_two_nodes": "yes"},
-            meaning="A ring over all nodes is slower than a ring over two, although both send the same over each NIC: "
-            "a node or a path between other nodes is slow, or the fabric is congested.",
-            fix="Run collectives.pairs to locate a slow node or path, collectives.rails for a slow rail. If both are "
-            "good, check congestion: adaptive routing, PFC and ECN counters of the switches, oversubscribed uplinks.",
+        metric(
+            "ring_efficiency",
+            f"> {MIN_RING_EFFICIENCY} of the base",
+            "A ring over all nodes is slower than a ring over two, although both send the same over each NIC: a node "
+            "or a path between other nodes is slow, or the fabric is congested.",
+            "Run collectives.pairs to locate a slow node or path, collectives.rails for a slow rail. If both are good, "
+            "check congestion: adaptive routing, PFC and ECN counters of the switches, oversubscribed uplinks.",
+            when="backend == nccl",
+            speed=True,
         ),
-        wrong_data_rule(
-            "The fact wrong_data names the number of nodes, rank, offset and flipped bits; collectives.pairs names "
-            "sender and receiver."
+        metric("busbw.*", unit="GB/s", meaning="bus bandwidth by number of nodes", speed=True, bound=COLLECTIVE),
+        metric("efficiency.*", unit="of the base", meaning="busbw of all nodes ÷ busbw of fewer nodes", speed=True),
+        metric(
+            "network_busbw",
+            unit="GB/s",
+            meaning="GB/s per direction while all GPUs of a node exchange data with the same GPUs of the next node",
+            speed=True,
+            bound=COLLECTIVE,
+        ),
+        metric(
+            "ring_busbw.*",
+            unit="GB/s",
+            meaning="bus bandwidth with NCCL_ALGO=Ring by number of nodes",
+            speed=True,
+            bound=COLLECTIVE,
+        ),
+        wrong_data_metric(
+            "wrong_data in the evidence has the number of nodes, rank, offset and flipped bits; collectives.pairs "
+            "names sender and receiver."
         ),
     ),
-    rule_facts={**BACKEND, "beyond_two_nodes": RuleFact(), "no_sockets": RuleFact()},
     measure=measure,
-    performance_metrics=("link_efficiency", "ring_efficiency", "busbw.*", "efficiency.*", "*_busbw*"),
-    bounds=BANDWIDTH_BOUNDS,
     scaling={
         "all-reduce busbw": ScalingMetrics(
             node="busbw.1node",

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, facts
+from seatrial.checks.declare import Answer, Cause, absent, metric, value
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED
-from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import Fact, Outcome, Phase, Scope, SeatrialError
 from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class RankTransport:
         return self.log.uses_sockets and not self.active_ports and bool(self.unreadable_ports)
 
 
-def measure(context: Context, options: TransportOptions) -> Iterator[Observation]:
+def measure(context: Context, options: TransportOptions) -> Iterator[Answer]:
     """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
 
     Raises SeatrialError if a log has no transport. Without the option sockets_expected, it also raises SeatrialError if
@@ -59,7 +60,6 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
 
     group.connect_all_ranks(context.device)
     transport_by_rank = dict(rank.gather((context.subject, _rank_transport(context))))
-    transports = transport_by_rank.values()
     log_errors = [
         f"{subject}: {transport.log_error}" for subject, transport in transport_by_rank.items() if transport.log_error
     ]
@@ -67,8 +67,9 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
         raise SeatrialError(f"no transports in the NCCL logs: {and_more(log_errors, _MAX_NAMED, '; ')}")
     choices = _algorithms.logged_choices(context)
     if context.rank == 0:
-        yield from facts(_transport_facts(transport_by_rank, options))
-        yield from _nvls_observations(transport_by_rank)
+        transport_facts = _transport_facts(transport_by_rank, options)
+        yield from facts(transport_facts)
+        yield _nvls_missing(transport_by_rank, transport_facts["settings"])
         yield Fact(name="nccl_choices", value=choices)
     unreadable = [
         f"{subject}: {transport.unreadable_ports}"
@@ -79,17 +80,20 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
         texts = and_more(unreadable, _MAX_NAMED, "; ")
         raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {texts}")
     if context.rank == 0:
-        socket_despite_rdma = [
-            transport for transport in transports if transport.log.uses_sockets and transport.active_ports
-        ]
-        yield metric("socket_despite_rdma", len(socket_despite_rdma), "ranks")
-        yield metric("socket_ranks", sum(transport.log.uses_sockets for transport in transports), "ranks")
-        without_gpudirect_count = sum(transport.log.rdma_without_gpudirect for transport in transports)
-        yield metric("rdma_without_gpudirect", without_gpudirect_count, "ranks")
+        ranks = [(subject, each.log, each.active_ports) for subject, each in transport_by_rank.items()]
+        sockets = {subject: (log, ports) for subject, log, ports in ranks if log.uses_sockets and ports}
+        evidence = {
+            "transports": {subject: log.transports for subject, (log, _) in sockets.items()},
+            "active_rdma_ports": {subject: [*ports] for subject, (_, ports) in sockets.items()},
+            "settings": transport_facts["settings"],
+        }
+        yield value("socket_despite_rdma", len(sockets), evidence=evidence if sockets else None)
+        without_gpudirect = {subject: log.transports for subject, log, _ in ranks if log.rdma_without_gpudirect}
+        yield value("rdma_without_gpudirect", len(without_gpudirect), evidence={"transports": without_gpudirect})
 
 
-def _nvls_observations(transport_by_rank: Mapping[str, RankTransport]) -> Iterator[Observation]:
-    """Yield whether NCCL should use NVLink SHARP (NVLS), and if so, the number of ranks that do not use it."""
+def _nvls_missing(transport_by_rank: Mapping[str, RankTransport], settings: Mapping[str, str]) -> Answer:
+    """The number of ranks that do not use NVLink SHARP (NVLS), or why NCCL need not use it."""
     from seatrial.hardware.references import skus
 
     models_with_data: set[str] = set()
@@ -110,13 +114,10 @@ def _nvls_observations(transport_by_rank: Mapping[str, RankTransport]) -> Iterat
         reason = f"{min_gpus} GPUs on a node"
     elif not_logged:
         reason = f"the log of {not_logged[0]} has no number of NVLS channels"
-    yield Fact(name="nvls_expected", value=f"no: {reason}" if reason else "yes")
-    if not reason:
-        ranks_without_nvls = [
-            subject for subject, transport in transport_by_rank.items() if transport.log.nvls_channels == 0
-        ]
-        yield Fact(name="ranks_without_nvls", value=ranks_without_nvls)
-        yield metric("nvls_missing", len(ranks_without_nvls), "ranks")
+    if reason:
+        return absent("nvls_missing", reason)
+    ranks = [subject for subject, transport in transport_by_rank.items() if transport.log.nvls_channels == 0]
+    return value("nvls_missing", len(ranks), evidence={"ranks": ranks, "settings": settings})
 
 
 def _rank_transport(context: Context) -> RankTransport:
@@ -154,7 +155,7 @@ def _unreadable_states(rdma: RdmaFacts) -> str:
     return "; ".join(texts)
 
 
-def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: TransportOptions) -> Mapping[str, object]:
+def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: TransportOptions) -> dict[str, Any]:
     """The facts from the logs of all ranks.
 
     Network, plugin, channels and settings are those of the first rank; the fact ``differs_from_first_rank`` lists other
@@ -196,12 +197,6 @@ def _transport_facts(transport_by_rank: Mapping[str, RankTransport], options: Tr
         "nvls_channels": first_log.nvls_channels,
         "settings": settings,
         "transports": dict(connection_counts),
-        "transports_by_rank": {subject: log.transports for subject, log in logs.items()},
-        "active_rdma_ports": {
-            subject: list(transport.active_ports)
-            for subject, transport in transport_by_rank.items()
-            if transport.active_ports
-        },
         "sockets_expected": "yes" if options.sockets_expected else "no",
         "method": f"{connections}, from the logs of {len(logs)} ranks on {first_log.nodes} nodes with NCCL "
         f"{first_log.version}, after an all-reduce and an all-to-all; first rank: {network} "
@@ -215,43 +210,71 @@ CHECK = Check(
     title="NCCL transports and algorithms",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics=dict.fromkeys(("socket_despite_rdma", "socket_ranks", "rdma_without_gpudirect", "nvls_missing"), "ranks"),
-    rules=(
-        Rule(
-            metric="socket_despite_rdma",
-            expect="== 0 ranks",
-            applies_if={"sockets_expected": "no"},
-            evidence_facts=("transports_by_rank", "active_rdma_ports", "settings"),
-            meaning="NCCL uses TCP sockets although the node has an active RDMA port: sockets reach a small part of "
-            "the port's bandwidth.",
-            fix="Run ibstat and ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited. Look for "
-            "NET/IB in the rank's nccl.*.log, and for NCCL_IB_DISABLE, NCCL_NET or NCCL_IB_HCA in the settings. If "
-            "sockets are intended: --set checks.collectives.transport.options.sockets_expected=true",
+    declared=(
+        metric(
+            "socket_despite_rdma",
+            "== 0 ranks",
+            "NCCL uses TCP sockets although the node has an active RDMA port: sockets reach a small part of the port's "
+            "bandwidth.",
+            "Run ibstat and ls -l /dev/infiniband; in containers pass /dev/infiniband and set memlock to unlimited. "
+            "Unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA, and look for NET/IB in the rank's nccl.*.log. If sockets "
+            "are intended: --set checks.collectives.transport.options.sockets_expected=true",
+            when="sockets_expected == no",
+            cause=Cause(
+                id="sockets_despite_rdma",
+                title="NCCL uses TCP sockets although RDMA ports are active",
+                place="cluster",
+                explains=("collectives.*", "train.*"),
+                consequence_of=(
+                    *("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA"),
+                    *("rdma_devices_inaccessible", "memlock_limited", "ports_down"),
+                ),
+                first_command="ibv_devinfo | grep -E 'hca_id|state|link_layer'; env | grep -E '^NCCL_(IB|NET|SOCKET)'",
+                action="fix-config",
+            ),
         ),
-        Rule(
-            metric="rdma_without_gpudirect",
-            expect="== 0 ranks",
-            outcome_if_violated=Outcome.WARN,
-            evidence_facts=("transports_by_rank",),
-            meaning="RDMA without GPUDirect (no GDRDMA): each byte crosses PCIe twice and passes through host memory.",
-            fix="Run lsmod | grep nvidia_peermem (or use a kernel with dma-buf and the open driver), and "
-            "nvidia-smi topo -m: NIC and GPU should share a switch (PIX, PXB). Check NCCL_NET_GDR_LEVEL.",
+        metric(
+            "rdma_without_gpudirect",
+            "== 0 ranks",
+            "RDMA without GPUDirect (no GDRDMA): each byte crosses PCIe twice and passes through host memory.",
+            "Run modprobe nvidia-peermem, or use a kernel of 5.12 or newer with the open kernel modules (dma-buf). "
+            "Unset NCCL_NET_GDR_LEVEL. Run nvidia-smi topo -m: NIC and GPU should share a switch (PIX, PXB).",
+            outcome=Outcome.WARN,
+            cause=Cause(
+                id="rdma_without_gpudirect",
+                title="NCCL uses RDMA without GPUDirect",
+                place="cluster",
+                explains=("collectives.*", "train.*"),
+                consequence_of=("NCCL_NET_GDR_LEVEL", "NCCL_DMABUF_ENABLE", "gpudirect_unavailable"),
+                first_command="lsmod | grep -E 'nvidia_peermem|nv_peer_mem'; uname -r; "
+                "nvidia-smi -q | grep -i 'driver version'",
+                action="fix-config",
+            ),
         ),
-        Rule(
-            metric="nvls_missing",
-            expect="== 0 ranks",
-            outcome_if_violated=Outcome.WARN,
-            applies_if={"nvls_expected": "yes"},
-            evidence_facts=("ranks_without_nvls", "settings"),
-            meaning="NCCL does not reduce in the NVSwitches (NVLink SHARP): the all-reduce of a node is slower.",
-            fix="Unset NCCL_NVLS_ENABLE and NCCL_CUMEM_ENABLE. Check that nvidia-fabricmanager runs in the version of "
-            "the driver, and look for NVLS in the rank's nccl.*.log. A virtual machine needs all GPUs of its switches.",
+        metric(
+            "nvls_missing",
+            "== 0 ranks",
+            "NCCL does not reduce in the NVSwitches (NVLink SHARP): the all-reduce of a node is slower.",
+            "Unset NCCL_NVLS_ENABLE and NCCL_CUMEM_ENABLE. Start nvidia-fabricmanager in exactly the version of the "
+            "driver and reset the GPUs; then look for NVLS in the rank's nccl.*.log. A virtual machine needs all GPUs "
+            "that share its NVSwitches.",
+            outcome=Outcome.WARN,
+            cause=Cause(
+                id="nvls_missing",
+                title="NCCL does not reduce in the NVSwitches (NVLS)",
+                place="cluster",
+                explains=("collectives.all_reduce", "collectives.each_node", "collectives.scaling"),
+                consequence_of=(
+                    *("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"),
+                    *("fabric_not_ready", "nvlinks_down", "mig_enabled"),
+                ),
+                signatures=("nccl.nvls_bind",),
+                first_command="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A 6 -i fabric; "
+                "env | grep -E '^NCCL_(NVLS|CUMEM)'",
+                action="restart-service",
+            ),
         ),
     ),
-    rule_facts={
-        "sockets_expected": RuleFact(reason="the option sockets_expected is set"),
-        "nvls_expected": RuleFact(reason="NVLink SHARP is not expected here, or it is not known"),
-    },
     measure=measure,
     fact_roles={
         "transports": "transports",

@@ -14,7 +14,8 @@ from typing import Literal
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Needs, Options
-from seatrial.model import Frozen, Observation, Phase, Scope, SeatrialError
+from seatrial.checks.declare import Answer
+from seatrial.model import Frozen, Phase, Scope, SeatrialError
 
 Fault = Literal["error", "kill", "stop"]
 
@@ -42,7 +43,7 @@ class FailingJobOptions(Options):
     rank: int | None = Field(default=None, ge=0, description="default: the last rank, on the last node")
 
 
-def measure(context: Context, options: FailingJobOptions) -> Iterator[Observation]:
+def measure(context: Context, options: FailingJobOptions) -> Iterator[Answer]:
     """Train until the failing rank fails; the other ranks wait until the launcher terminates them. Does not return.
 
     Raises SeatrialError if the option rank is not a rank of the job.
@@ -85,8 +86,7 @@ CHECK = Check(
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     needs=Needs(min_ranks=2),
-    metrics={},
-    rules=(),
+    declared=(),
     measure=measure,
     limit_s=180,
     options=FailingJobOptions,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options
-from seatrial.model import Fact, Measurement, Metric, Observation, Phase, Rule, Scope
+from seatrial.checks.declare import Answer, Cause, metric, value
+from seatrial.model import Measurement, Metric, Phase, Scope
 
 if TYPE_CHECKING:
     import psutil
@@ -20,8 +21,8 @@ class LeftoversOptions(Options):
     run: str = Field(description="absolute path of the ended run's directory")
 
 
-def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation]:
-    """Yield the descriptions and the number of leftover processes.
+def measure(context: Context, options: LeftoversOptions) -> Iterator[Answer]:
+    """Yield the number of leftover processes, with their descriptions as evidence.
 
     Only processes of this PID namespace are visible, not those of other containers.
     """
@@ -30,20 +31,18 @@ def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation
     # The run directory is in the command line of torchrun and the worker, and in the environment of their children. A
     # zombie has neither, and holds no resources.
     leftovers = [
-        _description(process)
+        f"{context.node}: {_description(process)}"
         for process in psutil.process_iter()
         if any(f"{options.run}/" in text for text in [*_command(process), *_environment(process)])
     ]
-    yield Fact(name="leftovers", value=[f"{context.node}: {description}" for description in leftovers])
-    yield Metric(name="leftover_processes", value=len(leftovers), unit="count", subject=context.node)
+    yield value("leftover_processes", len(leftovers), evidence=[*leftovers] or None)
 
 
 def measurement(context: Context, run: str) -> Measurement:
     """Run this check in this process, without a worker, and return its measurement of this host."""
-    fact, metric = measure(context, LeftoversOptions(run=run))
-    assert isinstance(fact, Fact)
-    assert isinstance(metric, Metric)
-    return Measurement(check=CHECK.name, subject=context.node, metrics=(metric,), facts={fact.name: fact.value})
+    (count,) = CHECK.observe(context, LeftoversOptions(run=run))
+    assert isinstance(count, Metric)
+    return Measurement(check=CHECK.name, subject=context.node, metrics=(count,))
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -78,18 +77,27 @@ CHECK = Check(
     title="Leftover processes of an ended run",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
-    metrics={"leftover_processes": "count"},
-    rules=(
-        Rule(
-            metric="leftover_processes",
-            expect="== 0",
-            evidence_facts=("leftovers",),
-            meaning="processes survived their job and hold memory, GPUs or ports that the next job needs",
-            fix="On the node: ps -o pid,ppid,stat,wchan,cmd -p PID. State D: waits for a driver or a filesystem: "
-            "dmesg | tail. Under Slurm: scontrol show config | grep -E 'ProctrackType|UnkillableStep'",
+    measure=measure,
+    declared=(
+        metric(
+            "leftover_processes",
+            "== 0",
+            "processes survived their job and hold memory, GPUs or ports that the next job needs",
+            "On the node: ps -o pid,ppid,stat,wchan,cmd -p PID; end the processes. State D: waits for a driver or a "
+            "filesystem: dmesg | tail. Under Slurm, ProctrackType=proctrack/cgroup prevents them: scontrol show config "
+            "| grep -E 'ProctrackType|UnkillableStep'",
+            unit="count",
+            cause=Cause(
+                id="leftover_processes",
+                title="processes of an ended run are left on the node",
+                place="node",
+                explains=("device.*", "transfer.*", "collectives.*", "train.*"),
+                wrong_results=True,
+                first_command="ps -eo pid,ppid,etime,user,args --sort=start_time | grep seatrial",
+                action="fix-environment",
+            ),
         ),
     ),
-    measure=measure,
     limit_s=60,
     options=LeftoversOptions,
 )

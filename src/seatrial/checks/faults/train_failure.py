@@ -21,7 +21,8 @@ from typing import get_args
 import yaml
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, RuleFact
+from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.faults import failing_job, leftovers
 from seatrial.checks.faults.failing_job import Fault, FaultRecord
 from seatrial.config.layers import ENV_PREFIX
@@ -29,18 +30,13 @@ from seatrial.config.schema import CheckSettings, Config
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
 from seatrial.model import (
-    CLUSTER,
     Artifact,
-    Fact,
     JobResult,
     JobState,
     Measurement,
-    Metric,
     NotApplicable,
-    Observation,
     Outcome,
     Phase,
-    Rule,
     Scope,
     SeatrialError,
     Trial,
@@ -52,13 +48,6 @@ from seatrial.util.input_files import MAX_RECORD_BYTES, read_json, read_text
 from seatrial.util.secrets import PRIVATE
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
-METRICS = {
-    "root_cause_named.*": "bool",
-    "job_end_s.*": "s",
-    "ended_in_time.*": "bool",
-    "leftover_jobs.*": "count",
-    "leftover_processes.*": "count",
-}
 # Fault → text that the verdict of the failing rank must contain: the cause of the failure (launch/root_cause.py)
 _CAUSES: dict[Fault, str] = {"error": failing_job.ERROR_MESSAGE, "kill": "SIGKILL", "stop": "no heartbeat"}
 # The launcher sets them for this process. The runs that this check starts must not inherit them.
@@ -138,7 +127,7 @@ class TrialRunner:
         return TrialRunner(self.folder, self.config.model_copy(update={"slurm": slurm_settings}), self.progress)
 
 
-def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
+def measure(context: Context, options: FailureOptions) -> Iterator[Answer]:
     """Yield root cause, end time and leftovers of one run per fault.
 
     Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank.
@@ -173,7 +162,7 @@ def _with_short_timeout(config: JsonValue, options: FailureOptions) -> Config:
 
 def _fault_observations(
     context: Context, runner: TrialRunner, fault: Fault, trial: Trial, teardown_s: float
-) -> Iterator[Observation]:
+) -> Iterator[Answer]:
     """Yield the observations on the report of the ended ``trial``, and on its leftover jobs and processes."""
     injected = _read_fault(
         runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
@@ -188,10 +177,11 @@ def _fault_observations(
         # only the heartbeat timeout detects a stopped process
         "heartbeat_timeout_s": runner.config.limits.heartbeat_timeout_s if fault == "stop" else 0.0,
     }
-    yield Fact(name="scheduler", value="slurm" if uses_slurm else "none")
     yield from report_observations(injected, trial, limit_parts_s)
     if uses_slurm:
-        yield from allocation_observations(fault, slurm.job(result.scheduler_id))
+        yield allocation_observation(fault, slurm.job(result.scheduler_id))
+    else:
+        yield absent(f"leftover_jobs.{fault}", f"the launcher {result.launcher} has no queue")
     run_dir = str(runner.folder / fault)
     if result.launcher == "local":  # this process sees all processes of the host, including those of containers
         yield from leftover_observations(fault, [leftovers.measurement(context, run_dir)], 1)
@@ -201,7 +191,7 @@ def _fault_observations(
     yield from leftover_observations(fault, leftovers_trial.measurements, leftovers_trial.jobs[-1].nodes)
 
 
-def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict[str, float]) -> Iterator[Observation]:
+def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict[str, float]) -> Iterator[Answer]:
     """Yield whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
     ``limit_parts_s``: name → seconds; their sum is the limit of the seconds. Raises SeatrialError if the time of the
@@ -217,7 +207,7 @@ def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict
     verdicts = [verdict for verdict in trial.verdicts if verdict.check == failing_job.CHECK.name]
     end_s, limit_s = max(0.0, ended - injected.time), sum(limit_parts_s.values())
     limit_text = " + ".join(f"{name} {seconds:g} s" for name, seconds in limit_parts_s.items() if seconds)
-    record = {
+    record: JsonValue = {
         "failing_rank": f"rank {injected.rank} ({injected.subject}, pid {injected.pid})",
         "root_cause": result.failed_subject,
         "cause": result.cause,
@@ -226,44 +216,32 @@ def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict
         "report": [f"{verdict.outcome} {verdict.subject}: {verdict.message}" for verdict in verdicts],
     }
     fault = injected.fault
-    yield Fact(name=f"fault.{fault}", value=record)
-    yield _metric(
-        f"root_cause_named.{fault}",
-        _names_failing_rank(injected, result) and _all_verdicts_match(injected, result, verdicts),
-    )
-    yield _metric(f"job_end_s.{fault}", end_s)
-    yield _metric(f"ended_in_time.{fault}", end_s <= limit_s)
+    names_rank = _names_failing_rank(injected, result) and _all_verdicts_match(injected, result, verdicts)
+    yield value(f"root_cause_named.{fault}", names_rank, evidence=record)
+    yield value(f"job_end_s.{fault}", end_s)
+    yield value(f"ended_in_time.{fault}", end_s <= limit_s, evidence=record)
 
 
-def allocation_observations(fault: Fault, job: JobRecord) -> Iterator[Observation]:
-    """Yield whether the job of the ended run still has an allocation. Pure.
+def allocation_observation(fault: Fault, job: JobRecord) -> Answer:
+    """Return whether the job of the ended run still has an allocation. Pure.
 
     A job without a state has no allocation: Slurm has removed the job from its list.
     """
-    yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
-    yield _metric(f"leftover_jobs.{fault}", job.has_state and not job.ended)
+    evidence = f"job {job.id} on {job.nodes or 'no node'}: {job}"
+    return value(f"leftover_jobs.{fault}", job.has_state and not job.ended, evidence=evidence)
 
 
-def leftover_observations(fault: Fault, measurements: Sequence[Measurement], node_count: int) -> Iterator[Observation]:
+def leftover_observations(fault: Fault, measurements: Sequence[Measurement], node_count: int) -> Iterator[Answer]:
     """Yield the leftover processes per node. Pure. Raises SeatrialError if a node did not report."""
-    count_metrics: list[Metric] = []
-    descriptions: list[JsonValue] = []
-    for measurement in measurements:
-        count_metrics += () if measurement.error else measurement.metrics
-        descriptions += _as_list(measurement.facts.get("leftovers"))
-    if len({metric.subject for metric in count_metrics}) != node_count:
+    counts = [each for measurement in measurements if not measurement.error for each in measurement.metrics]
+    if len({count.subject for count in counts}) != node_count:
         errors = [measurement.error for measurement in measurements if measurement.error]
         raise SeatrialError(
-            f"nodes.leftovers after run {fault}: {len(count_metrics)} of {node_count} nodes reported; "
+            f"nodes.leftovers after run {fault}: {len(counts)} of {node_count} nodes reported; "
             f"errors: {'; '.join(errors) or 'none'}"
         )
-    yield Fact(name=f"leftovers.{fault}", value=descriptions)
-    for metric in count_metrics:
-        yield _metric(f"leftover_processes.{fault}", metric.value, metric.subject)
-
-
-def _as_list(value: JsonValue) -> list[JsonValue]:
-    return value if isinstance(value, list) else []
+    for count in counts:
+        yield value(f"leftover_processes.{fault}", count.value, count.subject, evidence=count.evidence)
 
 
 def _names_failing_rank(injected: FaultRecord, result: JobResult) -> bool:
@@ -312,47 +290,35 @@ def _env_unset_args() -> list[str]:
     return [f"--unset={name}" for name in names]
 
 
-def _metric(name: str, value: float, subject: str = CLUSTER) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[f"{name.partition('.')[0]}.*"], subject=subject)
-
-
-def _rules(fault: Fault) -> tuple[Rule, ...]:
-    return (
-        Rule(
-            metric=f"root_cause_named.{fault}",
-            evidence_facts=(f"fault.{fault}",),
-            expect="== 1 bool",
-            meaning="the report does not name the failing rank, its node and the cause, or names other ranks too: a "
-            "healthy node may be drained instead of the faulty one",
-            fix=f"Open the report of the run {fault!r} (artifacts), and RUN/artifacts/train.failure/*/{fault}/jobs/"
-            "ranks/attempt1: launcher.err, logs, rank*.jsonl. If a running rank has no heartbeat, raise "
-            "options.heartbeat_timeout_s and limits.heartbeat_timeout_s",
-        ),
-        Rule(
-            metric=f"ended_in_time.{fault}",
-            evidence_facts=(f"fault.{fault}",),
-            expect="== 1 bool",
-            meaning="the job did not end in time after a rank failed: it holds its nodes without progress",
-            fix="scontrol show config | grep -E 'KillWait|UnkillableStep|Epilog|ProctrackType'; measure the time of "
-            "the Epilog; raise teardown_s if the Epilog needs more",
-        ),
-        Rule(
-            metric=f"leftover_jobs.{fault}",
-            evidence_facts=(f"job.{fault}",),
-            expect="== 0",
-            applies_if={"scheduler": "slurm"},
-            meaning="the allocation was not released: its nodes are not available to other jobs",
-            fix="squeue --all --states=all; scancel ID. If the job stays COMPLETING, on its nodes: journalctl -u "
-            "slurmd -n 50, and ps -eo pid,stat,wchan,cmd | grep ' D'",
-        ),
-        Rule(
-            metric=f"leftover_processes.{fault}",
-            evidence_facts=(f"leftovers.{fault}",),
-            expect="== 0",
-            meaning=leftovers.CHECK.rules[0].meaning,
-            fix=leftovers.CHECK.rules[0].fix,
-        ),
+def _metrics(fault: Fault) -> Iterator[metric]:
+    """Yield the metrics of the run with ``fault``."""
+    yield metric(
+        f"root_cause_named.{fault}",
+        "yes",
+        "the report does not name the failing rank, its node and the cause, or names other ranks too: a healthy node "
+        "may be drained instead of the faulty one",
+        f"Open the report of the run {fault!r} (artifacts), and RUN/artifacts/train.failure/*/{fault}/jobs/ranks/"
+        "attempt1: launcher.err, logs, rank*.jsonl. If a running rank has no heartbeat, raise "
+        "options.heartbeat_timeout_s and limits.heartbeat_timeout_s",
     )
+    yield metric(
+        f"ended_in_time.{fault}",
+        "yes",
+        "the job did not end in time after a rank failed: it holds its nodes without progress",
+        "scontrol show config | grep -E 'KillWait|UnkillableStep|Epilog|ProctrackType'; measure the time of the "
+        "Epilog; raise teardown_s if the Epilog needs more",
+    )
+    yield metric(
+        f"leftover_jobs.{fault}",
+        "== 0",
+        "the allocation was not released: its nodes are not available to other jobs",
+        "squeue --all --states=all; scancel ID. If the job stays COMPLETING, on its nodes: journalctl -u slurmd -n 50, "
+        "and ps -eo pid,stat,wchan,cmd | grep ' D'",
+        unit="count",
+    )
+    (leftover,) = leftovers.CHECK.declared
+    yield metric(f"leftover_processes.{fault}", "== 0", leftover.meaning, leftover.fix, unit="count")
+    yield metric(f"job_end_s.{fault}", unit="s", meaning="time from the fault to the end of the job")
 
 
 CHECK = Check(
@@ -360,10 +326,8 @@ CHECK = Check(
     title="Failure of a training rank: end of the job and root cause",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CONTROL,  # its runs use all nodes, so that no other job of this trial may run
-    metrics=METRICS,
-    rules=tuple(rule for fault in FAULTS for rule in _rules(fault)),
-    rule_facts={"scheduler": RuleFact("slurm|none")},
     measure=measure,
+    declared=tuple(each for fault in FAULTS for each in _metrics(fault)),
     needs=Needs(min_ranks=2),  # each run that it starts needs two ranks
     limit_s=1800,  # six Slurm jobs; three start torch
     options=FailureOptions,

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts, metric
-from seatrial.model import EXEMPT, NotApplicable, Observation, Outcome, Phase, Rule, Scope
+from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.model import NotApplicable, Outcome, Phase, Scope
 
 GPU_SIZE, CPU_SIZE = 4096, 512  # rows and columns
 GPU_PRODUCTS, CPU_PRODUCTS = 500, 50  # about 2 s on an H200 in fp32, less than 1 s on a CPU core
@@ -29,7 +30,7 @@ class DigestOptions(Options):
     size: int | None = Field(default=None, ge=64, multiple_of=16)
 
 
-def measure(context: Context, options: DigestOptions) -> Iterator[Observation]:
+def measure(context: Context, options: DigestOptions) -> Iterator[Answer]:
     """Yield from rank 0 the number of rounds in which each rank's digest differs from the majority of its model.
 
     A mismatch starts a second round on all ranks, which separates a transient upset from a permanent fault. Raises
@@ -98,14 +99,18 @@ def majority_digest(digests: Sequence[str]) -> str | None:
 
 def _compare_digests(
     models: Sequence[str], subjects: Sequence[str], rounds: Sequence[DigestsByDtype]
-) -> Iterator[Observation]:
+) -> Iterator[Answer]:
     """Yield the number of rounds with a mismatch of each rank, and facts on models and digests."""
     mismatching_by_round = [_ranks_with_mismatch(models, digests_by_dtype) for digests_by_dtype in rounds]
     uncompared = [subject for subject, model in zip(subjects, models, strict=True) if models.count(model) == 1]
     for rank, subject in enumerate(subjects):
-        if subject not in uncompared:
-            yield metric("digest_mismatches", sum(rank in ranks for ranks in mismatching_by_round), "rounds", subject)
-    yield metric("uncompared_devices", len(uncompared), "devices")
+        if subject in uncompared:
+            yield absent("digest_mismatches", "no other device has this model and these libraries", subject)
+            continue
+        mismatches = sum(rank in ranks for ranks in mismatching_by_round)
+        evidence: list[JsonValue] = [{dtype: digests[rank] for dtype, digests in each.items()} for each in rounds]
+        yield value("digest_mismatches", mismatches, subject, evidence=evidence if mismatches else None)
+    yield value("uncompared_devices", len(uncompared), evidence=[*uncompared] or None)
     last_round = rounds[-1]
     used_dtypes = [dtype for dtype, digests in last_round.items() if any(digests)]
     majorities: dict[str, dict[str, str | None]] = {}  # model → supported dtype → digest; None without a majority
@@ -120,10 +125,7 @@ def _compare_digests(
             "rounds": len(rounds),
             "dtypes": used_dtypes,
             "models": {model: models.count(model) for model in majorities},
-            "unique_models": uncompared,
             "matching_digests": majorities,
-            EXEMPT: dict.fromkeys(uncompared, "no other device has this model and these libraries"),
-            "digests": [_by_subject(subjects, digests) for digests in rounds] if len(rounds) > 1 else [],
             "method": f"chain of seeded matrix products in {', '.join(used_dtypes)}; SHA-256 over the bit sums of "
             "every product; digests compared between all devices of one model; the fact matching_digests allows "
             "comparison with other nodes and runs",
@@ -131,40 +133,32 @@ def _compare_digests(
     )
 
 
-def _by_subject(subjects: Sequence[str], digests_by_dtype: DigestsByDtype) -> dict[str, list[str]]:
-    """Return the digests of each subject, one per dtype."""
-    return {subject: [digests[rank] for digests in digests_by_dtype.values()] for rank, subject in enumerate(subjects)}
-
-
 CHECK = Check(
     name="device.digests",
     title="Bitwise equality of matrix products between identical devices",
     phase=Phase.DEVICE,
     scope=Scope.CLUSTER,
-    metrics={"digest_mismatches": "rounds", "uncompared_devices": "devices"},
-    rules=(
-        Rule(
-            metric="digest_mismatches",
-            expect="== 0 rounds",
-            evidence_facts=("digests",),
-            meaning="the product bits of this device differ from the majority of its model (of only two devices, "
-            "either may be wrong): silent data corruption",
-            fix="drain the node; dcgmi diag -r 4 -i INDEX; repeat seatrial run --only device.digests. Mismatch in 1 of "
-            "2 rounds: transient upset, monitor the GPU. Mismatch in every round: replace the GPU",
+    measure=measure,
+    declared=(
+        metric(
+            "digest_mismatches",
+            "== 0 rounds",
+            "the product bits of this device differ from the majority of its model (of only two devices, either may be "
+            "wrong): silent data corruption",
+            "drain the node; dcgmi diag -r 4 -i INDEX; repeat seatrial run --only device.digests. Mismatch in 1 of 2 "
+            "rounds: transient upset, monitor the GPU. Mismatch in every round: replace the GPU",
+            per="rank",
         ),
-        Rule(
-            metric="uncompared_devices",
-            expect="== 0 devices",
-            outcome_if_violated=Outcome.WARN,
-            evidence_facts=("unique_models",),
-            meaning="arithmetic not compared: no other device has the same model and the same libraries",
-            fix="compare GPU models and torch versions (fact: models); install the same libraries for identical GPUs",
+        metric(
+            "uncompared_devices",
+            "== 0 devices",
+            "arithmetic not compared: no other device has the same model and the same libraries",
+            "compare GPU models and torch versions (fact: models); install the same libraries for identical GPUs",
+            outcome=Outcome.WARN,
         ),
     ),
-    measure=measure,
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=DigestOptions,
     skip_if=(SkipIf.UNVERIFIED,),  # if all devices differ in model or libraries
-    required_per={"digest_mismatches": "rank"},
 )

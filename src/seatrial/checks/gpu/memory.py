@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
-from seatrial.model import ByteSize, Fact, Observation, Phase, Rule, Scope, format_bytes, parse_bytes
+from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.declare import Answer, metric, value
+from seatrial.model import ByteSize, Fact, Phase, Scope, format_bytes, parse_bytes
 
 # Much larger than any cache (50 MiB on an H100, tens to hundreds of MiB on a server CPU)
 GPU_ARRAY_BYTES, CPU_ARRAY_BYTES = parse_bytes("2GiB"), parse_bytes("256MiB")
@@ -30,7 +31,7 @@ class MemoryOptions(Options):
     seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: MemoryOptions) -> Iterator[Observation]:
+def measure(context: Context, options: MemoryOptions) -> Iterator[Answer]:
     """Yield GB/s of copy and STREAM triad, and the number of memory words that lost their pattern."""
     from seatrial.bench import memory, rank
 
@@ -40,7 +41,7 @@ def measure(context: Context, options: MemoryOptions) -> Iterator[Observation]:
         ("copy", 2 * size, memory.time_copy(size, context.device, options.seconds)),
         ("triad", 3 * size, memory.time_triad(size, context.device, options.seconds)),
     ):
-        yield timing.metric(name, moved_bytes / 1e9, "GB/s", context.subject)
+        yield value(name, timing.rates(moved_bytes / 1e9))
         yield Fact(name=f"timing_{name}", value=timing.describe())
     context.progress("patterns")
     rank.release_memory(context.device)
@@ -48,11 +49,10 @@ def measure(context: Context, options: MemoryOptions) -> Iterator[Observation]:
     size_on_gpu = min(int(free * options.share), free - SCRATCH_BYTES) if context.on_gpu else 0
     pattern_test = memory.run_pattern_test(max(MIN_TESTED_BYTES, size_on_gpu), context.device)
     rank.release_memory(context.device)  # NCCL and cuBLAS cannot use memory in torch's cache
-    yield metric("wrong_words", sum(error.words for error in pattern_test.errors), "words", context.subject)
-    yield metric("tested_bytes", pattern_test.size, "B", context.subject)
-    yield metric("tested_share", 100 * pattern_test.size / pattern_test.free_bytes, "%", context.subject)
-    if pattern_test.errors:
-        yield Fact(name="wrong_memory", value=[asdict(error) for error in pattern_test.errors])
+    errors = pattern_test.errors
+    evidence: list[JsonValue] = [asdict(error) for error in errors]
+    yield value("wrong_words", sum(error.words for error in errors), evidence=evidence or None)
+    yield value("tested_share", 100 * pattern_test.size / pattern_test.free_bytes)
     yield Fact(
         name="method",
         value=f"copy (read + write) and triad a = b + s·c (two reads + write) over arrays of {format_bytes(size)}; "
@@ -66,37 +66,36 @@ CHECK = Check(
     title="Device memory: bandwidth and pattern test",
     phase=Phase.DEVICE,
     scope=Scope.GPU,
-    metrics={"copy": "GB/s", "triad": "GB/s", "wrong_words": "words", "tested_bytes": "B", "tested_share": "%"},
-    rules=(
-        Rule(
-            metric="wrong_words",
-            expect="== 0 words",
-            evidence_facts=("wrong_memory",),
-            meaning="memory words read back differ from the words written: weights and gradients get corrupted",
-            fix="nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX (nvidia-smi -i INDEX -e 1 if ECC is off); reset the GPU to "
+    measure=measure,
+    declared=(
+        metric(
+            "wrong_words",
+            "== 0 words",
+            "memory words read back differ from the words written: weights and gradients get corrupted",
+            "nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX (nvidia-smi -i INDEX -e 1 if ECC is off); reset the GPU to "
             "remap bad rows; if errors return, replace it. On a host: memtest86+, edac-util",
         ),
-        Rule(
-            metric="tested_share",
-            expect=">= 80 %",
-            applies_if={"backend": "cuda"},
-            meaning="the pattern test covered too little of the free memory",
-            fix="nvidia-smi -i INDEX: which processes use memory? Then raise checks.device.memory.options.share",
+        metric(
+            "tested_share",
+            ">= 80 %",
+            "the pattern test covered too little of the free memory",
+            "nvidia-smi -i INDEX: which processes use memory? Then raise checks.device.memory.options.share",
+            when="backend == cuda",
         ),
-        Rule(
-            metric="copy",
+        metric(
+            "copy",
+            (">= 0.90 reference", ">= 0.90 peers"),
+            "memory-bound layers and decoding run at this bandwidth",
+            "nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: low memory clock or remapped rows? Then dcgmi "
+            "diag -r 3 -i INDEX",
+            unit="GB/s",
+            when="backend == cuda",
             reference="memory.copy",
-            peer_fail_below=0.90,
-            applies_if={"backend": "cuda"},
-            meaning="memory-bound layers and decoding run at this bandwidth",
-            fix="nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: low memory clock or remapped rows? "
-            "Then dcgmi diag -r 3 -i INDEX",
+            bound="hbm",
+            speed=True,
         ),
+        metric("triad", unit="GB/s", meaning="memory bandwidth of a = b + s·c", bound="hbm", speed=True),
     ),
-    rule_facts={"backend": RuleFact("cuda|cpu")},
-    measure=measure,
     limit_s=300.0,
     options=MemoryOptions,
-    performance_metrics=("copy", "triad"),
-    bounds={"copy": "hbm", "triad": "hbm"},
 )

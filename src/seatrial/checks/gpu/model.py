@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options, SkipIf, facts, metric
+from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.discover import gpu
-from seatrial.model import NotApplicable, Observation, Phase, Rule, Scope
+from seatrial.model import NotApplicable, Phase, Scope
 
 
 class ModelOptions(Options):
@@ -17,8 +18,8 @@ class ModelOptions(Options):
     expected: str | None = Field(default=None, min_length=1)
 
 
-def measure(context: Context, options: ModelOptions) -> Iterator[Observation]:
-    """Yield the number of GPUs that are not of the expected model, with their names as a fact.
+def measure(context: Context, options: ModelOptions) -> Iterator[Answer]:
+    """Yield the number of GPUs that are not of the expected model, with their names as evidence.
 
     Raises NotApplicable without a usable GPU or an expected model.
     """
@@ -30,13 +31,13 @@ def measure(context: Context, options: ModelOptions) -> Iterator[Observation]:
     if not inventory.gpus:
         raise NotApplicable("no usable GPU; gpu.inventory reports missing GPUs")
     expected = options.expected.lower()
-    gpus_of_other_model = [
+    gpus_of_other_model: list[JsonValue] = [
         f"gpu{device.index}: {device.name or 'name not readable'}"
         for device in inventory.gpus
         if expected not in (device.name or "").lower()
     ]
-    yield from facts({"expected_model": options.expected, "other_models": gpus_of_other_model})
-    yield metric("gpus_of_other_model", len(gpus_of_other_model), "GPUs", context.node)
+    evidence: JsonValue = {"expected": options.expected, "other models": gpus_of_other_model}
+    yield value("gpus_of_other_model", len(gpus_of_other_model), evidence=evidence)
 
 
 CHECK = Check(
@@ -45,17 +46,15 @@ CHECK = Check(
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
     options=ModelOptions,
-    metrics={"gpus_of_other_model": "GPUs"},
-    rules=(
-        Rule(
-            metric="gpus_of_other_model",
-            expect="== 0 GPUs",
-            evidence_facts=("expected_model", "other_models"),
-            meaning="A GPU of the node is of another model than the site expects, or its name cannot be read.",
-            fix="nvidia-smi -L; compare with the node's entry in the inventory of the site, and with option expected",
+    measure=measure,
+    declared=(
+        metric(
+            "gpus_of_other_model",
+            "== 0 GPUs",
+            "A GPU of the node is of another model than the site expects, or its name cannot be read.",
+            "nvidia-smi -L; compare with the node's entry in the inventory of the site, and with option expected",
         ),
     ),
-    measure=measure,
     limit_s=120,
     skip_if=(SkipIf.UNVERIFIED,),
 )

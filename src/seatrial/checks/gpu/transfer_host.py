@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Needs, Options, facts
-from seatrial.model import Fact, Observation, Phase, Rule, Scope, format_bytes
+from seatrial.checks.declare import Answer, metric, value
+from seatrial.model import Fact, Phase, Scope, format_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.timing import DeviceTiming
@@ -31,6 +32,7 @@ CONCURRENT_SINGLE_RATIO = 0.75
 # Direction → the single copy with which its concurrent copies are compared. A bidirectional copy, the sum of both
 # directions, reaches at least the rate of one direction.
 SINGLE_METRICS = {"h2d": "h2d_single", "d2h": "d2h_single", "bidirectional": "h2d_single"}
+_BOUNDS = {"h2d": "pcie", "d2h": "pcie", "bidirectional": ""}
 
 
 class TransferOptions(Options):
@@ -42,7 +44,7 @@ class TransferOptions(Options):
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: TransferOptions) -> Iterator[Observation]:
+def measure(context: Context, options: TransferOptions) -> Iterator[Answer]:
     """Yield GB/s of each GPU per direction, single and concurrent.
 
     All nodes run at the same time, as they share no host links.
@@ -79,7 +81,7 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Observation]
         timings[f"{name}_concurrent"] = time_concurrent(copy)
     for name, timing in timings.items():
         copied_bytes = pinned.size * BUFFERS_PER_COPY[name.partition("_")[0]]
-        yield timing.metric(name, copied_bytes / 1e9, "GB/s", context.subject)
+        yield value(name, timing.rates(copied_bytes / 1e9))
     yield Fact(name="timing", value={name: timing.describe() for name, timing in timings.items()})
     timings_of_node = [
         rank_timings for node, rank_timings in rank.gather((context.node, timings)) if node == context.node
@@ -102,42 +104,44 @@ CHECK = Check(
     title="Host-to-GPU and GPU-to-host bandwidth",
     phase=Phase.DEVICE,
     scope=Scope.CLUSTER,
-    metrics={f"{name}_{mode}": "GB/s" for name in BUFFERS_PER_COPY for mode in ("single", "concurrent")},
-    rules=(
+    measure=measure,
+    declared=(
         *(
-            Rule(
-                metric=f"{name}_single",
+            metric(
+                f"{name}_single",
+                ">= 0.90 reference" if name != "bidirectional" else "recorded",
+                "batches, checkpoints and offloaded weights use this link",
+                "nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi topo -m "
+                "(is the process on the GPU's NUMA node?); compare with a good GPU in the same slot",
+                unit="GB/s",
                 reference=f"transfer.{name}_single",
-                meaning="batches, checkpoints and offloaded weights use this link",
-                fix="nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi "
-                "topo -m (is the process on the GPU's NUMA node?); compare with a good GPU in the same slot",
+                per="rank",
+                bound=_BOUNDS[name],
+                speed=True,
             )
-            for name in ("h2d", "d2h")
+            for name in BUFFERS_PER_COPY
         ),
         *(
-            Rule(
-                metric=f"{name}_concurrent",
-                compare_with_peers=True,
-                warn_below=CONCURRENT_WARN_RATIO,
-                peer_fail_below=CONCURRENT_FAIL_RATIO,
-                single_metric=SINGLE_METRICS[name],
-                single_fail_below=CONCURRENT_SINGLE_RATIO,
-                meaning="concurrent bandwidth far below the other GPUs of the node: this GPU shares a root port or "
-                "switch with another GPU, or its host memory is on a remote NUMA node. FAIL below "
+            metric(
+                f"{name}_concurrent",
+                (f">= {CONCURRENT_FAIL_RATIO} peers", f"> {CONCURRENT_SINGLE_RATIO} {SINGLE_METRICS[name]} / gpus"),
+                "concurrent bandwidth far below the other GPUs of the node: this GPU shares a root port or switch with "
+                "another GPU, or its host memory is on a remote NUMA node. FAIL below "
                 f"{CONCURRENT_FAIL_RATIO:.0%} of their median (two GPUs on one root port reach 50%), or below "
-                f"{CONCURRENT_SINGLE_RATIO:.0%} of {SINGLE_METRICS[name]} divided by the number of GPUs (GPUs that "
-                "all share one PCIe link reach 100%; healthy H200 nodes reached 188% and more)",
-                fix="lspci -tv and nvidia-smi topo -m: which GPUs share a root port or switch, on which NUMA node? If "
+                f"{CONCURRENT_SINGLE_RATIO:.0%} of {SINGLE_METRICS[name]} divided by the number of GPUs (GPUs that all "
+                "share one PCIe link reach 100%; healthy H200 nodes reached 188% and more)",
+                "lspci -tv and nvidia-smi topo -m: which GPUs share a root port or switch, on which NUMA node? If "
                 "h2d_single or d2h_single is low too, the GPU's own link is at fault",
+                warn=f">= {CONCURRENT_WARN_RATIO} peers",
+                unit="GB/s",
+                per="rank",
+                bound=_BOUNDS[name],
+                speed=True,
             )
             for name in BUFFERS_PER_COPY
         ),
     ),
-    measure=measure,
     limit_s=300.0,
     needs=Needs(gpus=True),
     options=TransferOptions,
-    performance_metrics=("*_single", "*_concurrent"),
-    bounds={"h2d_*": "pcie", "d2h_*": "pcie"},
-    required_per={"*": "rank"},
 )

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.hardware.links import BIDIRECTIONAL
-from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
+from seatrial.model import Fact, NotApplicable, Phase, Scope, format_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.transfer import PeerCopy
@@ -27,7 +28,7 @@ class PeerOptions(Options):
     seconds: float = Field(default=0.35, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
+def measure(context: Context, options: PeerOptions) -> Iterator[Answer]:
     """Yield GB/s per ordered pair from local rank 0. Raises NotApplicable if every node has a single GPU."""
     from seatrial.bench import rank, transfer
 
@@ -45,9 +46,9 @@ def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
     copied_gb = transfer.PEER_SIZE / 1e9
     for copy in copies:
         subject = f"{context.node}/{gpus[copy.source]}->{gpus[copy.target]}"
-        yield copy.unidirectional.metric("unidirectional", copied_gb, "GB/s", subject)
-        yield copy.bidirectional.metric("bidirectional", 2 * copied_gb, "GB/s", subject)
-        yield metric("peer_access", copy.peer_access, "bool", subject)
+        evidence: JsonValue = {"peer access": "yes" if copy.peer_access else "no"}
+        yield value("unidirectional", copy.unidirectional.rates(copied_gb), subject, evidence=evidence)
+        yield value("bidirectional", copy.bidirectional.rates(2 * copied_gb), subject, evidence=evidence)
     if copies:
         unidirectional = {(copy.source, copy.target): copy.unidirectional.rate(copied_gb) for copy in copies}
         bidirectional = {(copy.source, copy.target): copy.bidirectional.rate(2 * copied_gb) for copy in copies}
@@ -82,31 +83,36 @@ CHECK = Check(
     title="GPU-to-GPU bandwidth of every pair in a node",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"unidirectional": "GB/s", "bidirectional": "GB/s", "peer_access": "bool"},
-    rules=(
-        Rule(
-            metric="unidirectional",
+    measure=measure,
+    declared=(
+        metric(
+            "unidirectional",
+            ">= 0.90 reference",
+            "unidirectional bandwidth of this pair is low: a collective runs at the speed of its slowest link",
+            _FIX,
+            unit="GB/s",
             reference="transfer.peer_unidirectional",
-            meaning="unidirectional bandwidth of this pair is low: a collective runs at the speed of its slowest link",
-            fix=_FIX,
+            per="ordered pair",
+            bound="nvlink",
+            speed=True,
         ),
-        Rule(
-            metric="bidirectional",
-            reference="transfer.peer_bidirectional",
+        metric(
+            "bidirectional",
             # The same share as for unidirectional copies of an H200: 335 of the 396 GB/s that it reaches are required
             # (data/skus)
-            fail_below=0.85,
-            asymmetry_limit=0.95,
-            meaning="bidirectional bandwidth of this pair is low: in every collective both GPUs send at the same time",
-            fix=_FIX,
+            ">= 0.85 reference",
+            "bidirectional bandwidth of this pair is low: in every collective both GPUs send at the same time",
+            _FIX,
+            warn=">= 0.95 opposite",
+            unit="GB/s",
+            reference="transfer.peer_bidirectional",
+            per="ordered pair",
+            bound=BIDIRECTIONAL,
+            speed=True,
         ),
     ),
-    measure=measure,
     limit_s=300.0,
     needs=Needs(gpus=True, min_ranks=2),
     options=PeerOptions,
     skip_if=(SkipIf.ONE_RANK_PER_NODE,),
-    performance_metrics=("unidirectional", "bidirectional"),
-    bounds={"unidirectional": "nvlink", "bidirectional": BIDIRECTIONAL},
-    required_per={"*": "ordered pair"},
 )

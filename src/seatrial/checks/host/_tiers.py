@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from seatrial.checks.base import Options, RuleFact, metric
+from seatrial.checks.base import Options
+from seatrial.checks.declare import Answer, absent, forbidden, metric, value
 from seatrial.checks.host.filesystem_shared import AbsolutePath
-from seatrial.model import CLUSTER, Fact, Frozen, Observation, Outcome, Rule
+from seatrial.model import Frozen, Outcome
 from seatrial.util import data_files
 
 RUN_DIRECTORY, HOME, HF_CACHE, LOCAL_SCRATCH = "run_directory", "home", "hf_cache", "local_scratch"
@@ -39,17 +40,12 @@ class TierOptions(Options):
     paths: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], AbsolutePath] = {}
 
 
-_HAVE_THRESHOLDS = "tiers_have_thresholds"  # fact: whether all paths belong to known tiers
-METRICS = {"unknown_tiers": "paths"}
-RULE = Rule(
-    metric="unknown_tiers",
-    expect="== 0 paths",
-    applies_if={_HAVE_THRESHOLDS: "yes"},
-    meaning="A path belongs to no known tier: its values are recorded, but no threshold applies to them.",
-    fix="Name the path after its use: run_directory, home, hf_cache or local_scratch.",
+UNKNOWN_TIERS = metric(
+    "unknown_tiers",
+    "== 0 paths",
+    "A path belongs to no known tier: its values are recorded, but no threshold applies to them.",
+    "Name the path after its use: run_directory, home, hf_cache or local_scratch.",
 )
-# With a path of an unknown tier the outcome of RULE is UNJUDGED
-RULE_FACTS = {_HAVE_THRESHOLDS: RuleFact("yes", not_supported=Outcome.UNJUDGED)}
 
 
 @cache
@@ -69,9 +65,13 @@ def default_paths(run_directory: str, environ: Mapping[str, str]) -> dict[str, s
     }
 
 
-def observations(tier_names: Iterable[str], subject: str = CLUSTER) -> Iterator[Observation]:
-    """The number of paths that belong to no known tier, and the fact that RULE requires."""
-    unknown = [name for name in tier_names if name not in tiers()]
-    reason = f"no thresholds for tier {', '.join(unknown)}; known tiers: {', '.join(tiers())}"
-    yield Fact(name=_HAVE_THRESHOLDS, value=f"not_supported: {reason}" if unknown else "yes")
-    yield metric("unknown_tiers", len(unknown), "paths", subject)
+def answers(paths: Mapping[str, str]) -> Iterator[Answer]:
+    """UNKNOWN_TIERS, and the metrics ``*.TIER`` of the known tiers without a path. ``paths``: tier → path."""
+    if unknown := [name for name in paths if name not in tiers()]:
+        reason = f"no thresholds for tier {', '.join(unknown)}; known tiers: {', '.join(tiers())}"
+        yield forbidden("unknown_tiers", reason)
+    else:
+        yield value("unknown_tiers", 0)
+    for name in tiers():
+        if name not in paths:
+            yield absent(f"*.{name}", "no path of this tier")

@@ -8,21 +8,22 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
-from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Fact, Outcome, Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.metadata import OperationTiming
     from seatrial.bench.storage import SharedFolder
 
-OPERATIONS, MODES = ("create", "stat", "list", "unlink"), ("single", "concurrent")
+OPERATIONS = ("create", "stat", "list", "unlink")
+MODES = {"single": "one node", "concurrent": "all nodes concurrently"}
 _MIN_UNLINK_RATE = 10  # files/s of all nodes together; a slower deletion is a timeout
 _MAX_NAMED = 5  # at most this many folders of other runs are in the fact leftovers
 _LEFTOVERS_TIMEOUT_S = 600.0  # limit for the removal of folders of killed runs
@@ -37,7 +38,7 @@ class MetadataOptions(TierOptions):
     seconds: float = Field(default=120.0, gt=0, le=3600, description="per path: no repeat starts after this time")
 
 
-def measure(context: Context, options: MetadataOptions) -> Iterator[Observation]:
+def measure(context: Context, options: MetadataOptions) -> Iterator[Answer]:
     """Yield files/s per tier from rank 0: the median of the repeats, with the repeats as samples."""
     from seatrial.bench import metadata, one_rank_per_node, storage
 
@@ -58,15 +59,19 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Observation]
                 leftovers[str(folder.path)] = "cannot be removed"
         except one_rank_per_node.ParticipantError as error:
             failures[path] = str(error)
-    if is_rank_0:
-        several = "yes" if participants.several_nodes else "no"
-        yield from facts({"several_nodes": several, "failed": failures, "method": _method(options)})
-        leftovers.update(_leftovers_of_other_runs(context))
-        yield from facts({"leftovers": leftovers})
-        yield from facts({f"has_{name}": _has_tier_text(name, paths, failures) for name in tiers()})
-        yield from _tiers.observations(paths)
-        yield metric("paths_failed", len(failures), "paths")
-        yield metric("leftover_folders", len([text for text in leftovers.values() if text != "removed"]), "paths")
+    if not is_rank_0:
+        return
+    leftovers.update(_leftovers_of_other_runs(context))
+    yield Fact(name="method", value=_method(options))
+    yield value("paths_failed", len(failures), evidence={"failed": dict(failures)})
+    kept = {path: reason for path, reason in leftovers.items() if reason != "removed"}
+    yield value("leftover_folders", len(kept), evidence={"leftovers": dict(leftovers)})
+    yield from _tiers.answers(paths)
+    for name in tiers():
+        if paths.get(name) in failures:
+            yield absent(f"*.{name}", "see paths_failed")
+        elif name in paths and not participants.several_nodes:
+            yield absent([f"{operation}_concurrent.{name}" for operation in OPERATIONS], "single node")
 
 
 def _method(options: MetadataOptions) -> str:
@@ -76,13 +81,6 @@ def _method(options: MetadataOptions) -> str:
         "total rate: files of all nodes over the time of the slowest node; in a shared folder each node reads what "
         "the next node created"
     )
-
-
-def _has_tier_text(name: str, paths: dict[str, str], failures: dict[str, str]) -> str:
-    """The fact has_TIER: whether the path of the tier ``name`` was measured."""
-    if name not in paths:
-        return "no: no path of this tier"
-    return "no: see paths_failed" if paths[name] in failures else "yes"
 
 
 def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
@@ -116,8 +114,8 @@ def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
 
 def _measure(
     folder: SharedFolder, options: MetadataOptions, name: str, progress: Callable[[str], None]
-) -> Iterator[Observation]:
-    """Yield the rates of one folder, and facts on files, repeats and noise."""
+) -> Iterator[Answer]:
+    """Yield the rates of one folder, one sample per repeat, and the fact ``files.TIER``."""
     from seatrial.bench import storage
 
     is_shared = storage.is_shared(folder)
@@ -126,7 +124,7 @@ def _measure(
         folder_by_mode["concurrent"] = folder
     rates: dict[str, list[float]] = {}  # OPERATION_MODE → files/s of all nodes together, for each repeat
     min_files: dict[str, int] = {}  # OPERATION_MODE → smallest number of files of any repeat
-    started, repeat_count = time.monotonic(), 0
+    started = time.monotonic()
     for repeat in range(options.repeats):
         for mode, mode_folder in folder_by_mode.items():
             progress(f"{name}: repeat {repeat + 1} of {options.repeats}, {mode}")
@@ -135,21 +133,11 @@ def _measure(
                 file_count = sum(timing.files for timing in timings)
                 min_files[key] = min(file_count, min_files.get(key, file_count))
                 rates.setdefault(key, []).append(file_count / max(timing.seconds for timing in timings))
-        repeat_count = repeat + 1
         if folder.run_on_first(lambda: time.monotonic() - started) > options.seconds:
             break
     for key, samples in rates.items():
-        yield metric(f"{key}.{name}", samples, "files/s")
+        yield value(f"{key}.{name}", samples)
     yield Fact(name=f"files.{name}", value=dict(min_files))
-    yield Fact(name=f"repeats.{name}", value=repeat_count)
-    yield Fact(name=f"noise.{name}", value={key: noise(samples) for key, samples in rates.items()})
-
-
-def noise(samples: list[float]) -> str:
-    """Median and spread of the repeats as text."""
-    middle = median(samples)
-    spread = 100 * (max(samples) - min(samples)) / middle
-    return f"{middle:,.0f} files/s, {min(samples):,.0f} to {max(samples):,.0f}: spread {spread:.0f} % of the median"
 
 
 def _repeat(
@@ -176,23 +164,23 @@ def _repeat(
     yield "unlink", folder.run_on_all(lambda: metadata.unlink_files(written_folder, written_count), unlink_s)
 
 
-def _tier_rules(name: str) -> Iterator[Rule]:
-    """Yield the rules on the rates of the tier ``name``, from one node and from all nodes concurrently."""
-    tier = tiers()[name]
-    for operation, rate in tier.rates.items():
-        for mode in MODES:
-            several = {"several_nodes": "yes"} if mode == "concurrent" else {}
-            yield Rule(
-                metric=f"{operation}_{mode}.{name}",
-                expect=f">= {rate:g} files/s",
-                outcome_if_violated=tier.outcome,
-                applies_if={f"has_{name}": "yes", **several},
-                evidence_facts=(f"noise.{name}",),
-                meaning=tier.meaning,
-                fix="Compare with one node and with another path (docs/filesystems.md). Load of the metadata servers: "
-                "lctl get_param mdc.*.stats (Lustre), beegfs-ctl --clientstats --nodetype=meta (BeeGFS), nfsiostat "
-                "(NFS), weka status (WekaFS).",
-            )
+def _rates() -> Iterator[metric]:
+    """The rates of each known tier, and those of other tiers, from one node and from all nodes concurrently."""
+    for operation in OPERATIONS:
+        for mode, nodes in MODES.items():
+            rate = f"{operation}_{mode}"
+            yield metric(f"{rate}.*", unit="files/s", meaning=f"{operation} by {nodes}: files per second", speed=True)
+            for name, tier in tiers().items():
+                yield metric(
+                    f"{rate}.{name}",
+                    f">= {tier.rates[operation]:g} files/s",
+                    tier.meaning,
+                    "Compare with one node and with another path (docs/filesystems.md). Load of the metadata servers: "
+                    "lctl get_param mdc.*.stats (Lustre), beegfs-ctl --clientstats --nodetype=meta (BeeGFS), nfsiostat "
+                    "(NFS), weka status (WekaFS).",
+                    outcome=tier.outcome,
+                    speed=True,
+                )
 
 
 CHECK = Check(
@@ -201,37 +189,23 @@ CHECK = Check(
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     options=MetadataOptions,
-    metrics={
-        **_tiers.METRICS,
-        "paths_failed": "paths",
-        "leftover_folders": "paths",
-        **{f"{operation}_{mode}.*": "files/s" for operation in OPERATIONS for mode in MODES},
-    },
-    rules=(
-        _tiers.RULE,
-        Rule(
-            metric="paths_failed",
-            expect="== 0 paths",
-            evidence_facts=("failed",),
-            meaning="A node cannot create, read or delete files in the directory, or this took too long.",
-            fix="The fact failed lists path, reason and node. On that node: df -i PATH; ls -ld PATH; findmnt -T PATH",
-        ),
-        Rule(
-            metric="leftover_folders",
-            expect="== 0 paths",
-            outcome_if_violated=Outcome.WARN,
-            evidence_facts=("leftovers",),
-            meaning="Earlier runs that were killed left directories with many files, which were not removed.",
-            fix="If no run of seatrial uses the directories in the fact leftovers: rm -r PATH",
-        ),
-        *(rule for name in tiers() for rule in _tier_rules(name)),
-    ),
-    rule_facts={
-        **_tiers.RULE_FACTS,
-        "several_nodes": RuleFact(reason="single node"),
-        **{f"has_{name}": RuleFact() for name in tiers()},
-    },
-    performance_metrics=tuple(f"{operation}_{mode}.*" for operation in OPERATIONS for mode in MODES),
     measure=measure,
     limit_s=1800,
+    declared=(
+        _tiers.UNKNOWN_TIERS,
+        metric(
+            "paths_failed",
+            "== 0 paths",
+            "A node cannot create, read or delete files in the directory, or this took too long.",
+            "On the node that is named: df -i PATH; ls -ld PATH; findmnt -T PATH",
+        ),
+        metric(
+            "leftover_folders",
+            "== 0 paths",
+            "Earlier runs that were killed left directories with many files, which were not removed.",
+            "If no run of seatrial uses these directories: rm -r PATH",
+            outcome=Outcome.WARN,
+        ),
+        *_rates(),
+    ),
 )

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, facts
+from seatrial.checks.declare import Answer, absent, metric, rule, unreadable, value
 from seatrial.discover.file_readers import read_text
-from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Outcome, Phase, Scope
 from seatrial.util.text import printable
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class PathResult:
     not_removed: str | None = None
 
 
-def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
+def measure(context: Context, options: SharedOptions) -> Iterator[Answer]:
     """Yield from rank 0 the number of paths that fail each test, the visibility delay in ms, and the free space."""
     from seatrial.bench import one_rank_per_node
 
@@ -87,13 +88,13 @@ def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
     if context.rank == 0:
         yield from facts(
             {
-                "several_nodes": "yes" if participants.several_nodes else "no",
+                "several_nodes": "yes" if participants.several_nodes else "no: single node",
                 "paths_from": "options" if options.paths else "run directory",
-                "user_ids": one_rank_per_node.group_by_text(dict(zip(participants.names, user_ids, strict=True))),
             }
         )
-        yield metric("user_id_mismatches", len(set(user_ids)) - 1, "users")
-        yield from _observations(results)
+        user_id_of_each = one_rank_per_node.group_by_text(dict(zip(participants.names, user_ids, strict=True)))
+        yield value("user_id_mismatches", len(set(user_ids)) - 1, evidence=user_id_of_each)
+        yield from _answers(results)
 
 
 def _test_path(context: Context, participants: Participants, path: str) -> PathResult:
@@ -157,24 +158,26 @@ def read_volume(root: Path, path: str) -> Volume:
     )
 
 
-def _observations(results: Mapping[str, PathResult]) -> Iterator[Observation]:
-    """Yield the metrics over all paths, and for each kind of problem a fact path → reason."""
+def _answers(results: Mapping[str, PathResult]) -> Iterator[Answer]:
+    """Yield the metrics over all paths, each with the reasons by path."""
     usable = {path: result for path, result in results.items() if not result.unusable}
     shared = {path: result for path, result in usable.items() if not result.not_shared}
-    any_usable = "yes" if usable else "no: no path is usable (see fact unusable)"
-    any_shared = "yes" if shared else "no: no path is shared by all nodes"
-    yield from facts({"any_path_usable": any_usable, "any_path_shared": any_shared})
-    yield _text_fact("filesystems", {path: result.mounts for path, result in results.items()})
-    yield _text_fact("unusable", {path: result.unusable for path, result in results.items()})
-    yield _text_fact("not_shared", {path: result.not_shared for path, result in results.items()})
-    yield _text_fact("files_not_removed", {path: result.not_removed for path, result in results.items()})
-    yield Fact(name="fault_places", value=fault_places(results))
-    yield metric("paths_unusable", len(results) - len(usable), "paths")
+    filesystems = _texts({path: result.mounts for path, result in results.items()})
+    not_removed = _texts({path: result.not_removed for path, result in results.items()})
+    yield from facts(
+        {"filesystems": filesystems, "files_not_removed": not_removed, "fault_places": fault_places(results)}
+    )
+    unusable = _texts({path: result.unusable for path, result in results.items()})
+    yield value("paths_unusable", len(unusable), evidence=unusable)
     if usable:
-        yield metric("paths_not_shared", len(usable) - len(shared), "paths")
-        yield from _free_space(usable)
+        not_shared = _texts({path: result.not_shared for path, result in usable.items()})
+        evidence: JsonValue = {"not_shared": not_shared, "filesystems": filesystems}
+        yield value("paths_not_shared", len(not_shared), evidence=evidence)
+        yield from _free_space(usable, filesystems)
     if shared:
         yield from _probe_results(shared)
+    else:
+        yield absent("*", "no path is shared by all nodes" if usable else "no path is usable")
 
 
 def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[str]]]:
@@ -196,179 +199,49 @@ def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[
     return {"paths_not_shared": paths_by_node} if paths_by_node else {}
 
 
-def _text_fact(name: str, text_by_path: Mapping[str, str | None]) -> Fact:
-    """Return the fact ``name``: path → text, for the paths with a text."""
-    return Fact(name=name, value={path: text for path, text in text_by_path.items() if text})
+def _texts(text_by_path: Mapping[str, str | None]) -> dict[str, JsonValue]:
+    """Path → text, for the paths with a text."""
+    return {path: text for path, text in text_by_path.items() if text}
 
 
-def _free_space(results: Mapping[str, PathResult]) -> Iterator[Observation]:
-    """Yield free bytes and inodes per path (minimum over nodes), and the minimum over all paths."""
-    space: dict[str, dict[str, int | None]] = {}  # path → size, free bytes and free inodes
+def _free_space(results: Mapping[str, PathResult], filesystems: JsonValue) -> Iterator[Answer]:
+    """Yield the free bytes and inodes of the path with the least: the minimum over nodes and paths."""
+    space: dict[str, JsonValue] = {}  # path → size, free bytes and free inodes
     free_bytes: list[int] = []  # of each path
     free_inodes: list[int] = []  # of each path with a limited number of inodes
     for path, result in results.items():
         volumes = result.volumes.values()
         free_bytes.append(min(volume.free for volume in volumes))
         path_inodes = [volume.free_inodes for volume in volumes if volume.free_inodes is not None]
-        if path_inodes:
-            free_inodes.append(min(path_inodes))
+        free_inodes += [min(path_inodes)] if path_inodes else []
         space[path] = {
             "size": max(volume.size for volume in volumes),
             "free": free_bytes[-1],
             "free_inodes": min(path_inodes, default=None),
         }
-    yield from facts({"space": space, "inodes_limited": "yes" if free_inodes else "no"})
-    yield metric("free_bytes", min(free_bytes), "B")
+    evidence: JsonValue = {"space": space, "filesystems": filesystems}
+    yield value("free_bytes", min(free_bytes), evidence=evidence)
     if free_inodes:
-        yield metric("free_inodes", min(free_inodes), "inodes")
+        yield value("free_inodes", min(free_inodes), evidence=evidence)
+    else:
+        yield absent("free_inodes", "the filesystem has no fixed number of inodes")
 
 
-def _probe_results(results: Mapping[str, PathResult]) -> Iterator[Observation]:
+def _probe_results(results: Mapping[str, PathResult]) -> Iterator[Answer]:
     """Yield the visibility delay (ms), and for each probe the number of paths on which it failed."""
-    delays_ms = {
+    delays_ms: dict[str, JsonValue] = {
         path: {participant: round(seconds * 1e3, 2) for participant, seconds in result.delays.items()}
         for path, result in results.items()
     }
-    yield Fact(name="visibility_ms", value=dict(delays_ms))
-    yield metric("visibility_delay", max(max(path_delays.values()) for path_delays in delays_ms.values()), "ms")
-    for probe, metric_name in PROBE_METRICS.items():
-        yield _text_fact(probe, {path: result.failures.get(probe) for path, result in results.items()})
-        yield _text_fact(f"{probe}_untested", {path: result.untested.get(probe) for path, result in results.items()})
-        failed_count = sum(bool(result.failures.get(probe)) for result in results.values())
-        if failed_count or not any(probe in result.untested for result in results.values()):
-            yield metric(metric_name, failed_count, "paths")
-
-
-LOCK_MEANING = (
-    "Two nodes can hold the same file lock: Hugging Face download caches, torch's FileStore and compile caches may be "
-    "written by two nodes at the same time."
-)
-LOCK_FIX = (
-    "BeeGFS: tuneUseGlobalFileLocks = true in beegfs-client.conf. Lustre: mount with -o flock, not localflock. NFS: "
-    "mount without nolock and local_lock, and check that rpc-statd runs (systemctl status rpc-statd). virtiofs: "
-    "virtiofsd must support remote locks. "
-    "Workaround: put caches on a local disk of each node (HF_HOME, TRITON_CACHE_DIR)."
-)
-ANY_PATH_SHARED = {"any_path_shared": "yes"}
-
-RULES = (
-    Rule(
-        metric="paths_unusable",
-        evidence_facts=("unusable",),
-        expect="== 0 paths",
-        meaning="A node cannot write to the directory, or gets no answer from the filesystem.",
-        fix="The fact unusable lists path, node and reason. On that node: ls -ld PATH; df -h PATH; df -i PATH; "
-        "findmnt -T PATH",
-    ),
-    Rule(
-        metric="paths_not_shared",
-        evidence_facts=("not_shared", "filesystems"),
-        expect="== 0 paths",
-        applies_if={"several_nodes": "yes", "any_path_usable": "yes", "paths_from": "options"},
-        meaning="A node does not see files of other nodes in this directory: checkpoints and results are incomplete.",
-        fix="The fact filesystems lists the mounts. On the node with another mount: findmnt -T PATH; mount -a",
-    ),
-    Rule(
-        metric="paths_not_shared",
-        evidence_facts=("not_shared", "filesystems"),
-        expect="== 0 paths",
-        # WARN: seatrial does not need a shared run directory.
-        outcome_if_violated=Outcome.WARN,
-        applies_if={"several_nodes": "yes", "any_path_usable": "yes", "paths_from": "run directory"},
-        meaning="The run directory is not shared, and no shared directory is configured; others were not tested.",
-        fix="Set the shared directories of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
-    ),
-    Rule(
-        metric="user_id_mismatches",
-        evidence_facts=("user_ids",),
-        expect="== 0 users",
-        applies_if={"several_nodes": "yes"},
-        meaning="The user has different uid:gid on some nodes, and may not access files written on other nodes.",
-        fix='On each node: id "$USER"; use a directory service (LDAP with SSSD) or one /etc/passwd',
-    ),
-    Rule(
-        metric="visibility_delay",
-        evidence_facts=("visibility_ms",),
-        expect="< 1000 ms",
-        outcome_if_violated=Outcome.WARN,
-        applies_if=ANY_PATH_SHARED,
-        meaning="New files become visible on other nodes only after this delay (5000 ms: test timeout).",
-        fix="NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
-        "smaller actimeo. FUSE and virtiofs: lower entry and attribute timeouts.",
-    ),
-    Rule(
-        metric="rename_failures",
-        evidence_facts=("rename",),
-        expect="== 0 paths",
-        applies_if=ANY_PATH_SHARED,
-        meaning="Rename is not atomic: another node may find the checkpoint missing or incomplete.",
-        fix="Keep checkpoints on a POSIX filesystem; object store gateways may not rename atomically.",
-    ),
-    Rule(
-        metric="append_failures",
-        evidence_facts=("append",),
-        expect="== 0 paths",
-        # WARN: NFS (open(2), O_APPEND) and default BeeGFS are known for this. Training needs no atomic appends.
-        outcome_if_violated=Outcome.WARN,
-        applies_if=ANY_PATH_SHARED,
-        meaning="Appends from several nodes overwrite each other: shared log files lose lines.",
-        fix="Write one file per process. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
-    ),
-    Rule(
-        metric="flock_failures",
-        evidence_facts=("flock",),
-        expect="== 0 paths",
-        # WARN: BeeGFS and older Lustre do not lock across nodes by default. Training needs no locks.
-        outcome_if_violated=Outcome.WARN,
-        applies_if=ANY_PATH_SHARED,
-        meaning=LOCK_MEANING,
-        fix=LOCK_FIX,
-    ),
-    Rule(
-        metric="fcntl_failures",
-        evidence_facts=("fcntl",),
-        expect="== 0 paths",
-        outcome_if_violated=Outcome.WARN,
-        applies_if=ANY_PATH_SHARED,
-        meaning=LOCK_MEANING,
-        fix=LOCK_FIX,
-    ),
-    Rule(
-        metric="mmap_failures",
-        evidence_facts=("mmap",),
-        expect="== 0 paths",
-        applies_if=ANY_PATH_SHARED,
-        meaning="A mapped file shows old content on another node: datasets (Arrow) or weights (safetensors) are stale.",
-        fix="NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower attribute timeouts.",
-    ),
-    Rule(
-        metric="owner_mismatches",
-        evidence_facts=("owner",),
-        expect="== 0 paths",
-        applies_if=ANY_PATH_SHARED,
-        meaning="A file has another owner than its writer, or nodes see different owners: access may be denied.",
-        fix="NFS 4: same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
-        "same uids on all nodes; check all_squash in /etc/exports and id-mapped mounts of containers.",
-    ),
-    Rule(
-        metric="free_bytes",
-        evidence_facts=("space", "filesystems"),
-        expect=">= 1GiB",
-        outcome_if_violated=Outcome.WARN,
-        applies_if={"any_path_usable": "yes"},
-        meaning="Less than 1 GiB is free: writing a checkpoint fails and terminates the job.",
-        fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; delete files or raise the quota.",
-    ),
-    Rule(
-        metric="free_inodes",
-        evidence_facts=("space", "filesystems"),
-        expect=">= 1000 inodes",
-        outcome_if_violated=Outcome.WARN,
-        applies_if={"any_path_usable": "yes", "inodes_limited": "yes"},
-        meaning="Few free inodes: no new files can be created when none are left.",
-        fix="df -i PATH; find directories with many files: du --inodes -xd2 PATH | sort -n",
-    ),
-)
+    longest_s = max(max(result.delays.values()) for result in results.values())
+    yield value("visibility_delay", round(longest_s * 1e3, 2), evidence=delays_ms)
+    for probe, name in PROBE_METRICS.items():
+        failures = _texts({path: result.failures.get(probe) for path, result in results.items()})
+        untested = {path: result.untested[probe] for path, result in results.items() if probe in result.untested}
+        if untested and not failures:
+            yield unreadable(name, "; ".join(f"{path}: {reason}" for path, reason in untested.items()))
+        else:
+            yield value(name, len(failures), evidence=failures)
 
 
 CHECK = Check(
@@ -378,24 +251,103 @@ CHECK = Check(
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     needs=Needs(min_ranks=2, shared_folder=True),
-    metrics={
-        "paths_unusable": "paths",
-        "paths_not_shared": "paths",
-        "user_id_mismatches": "users",
-        "visibility_delay": "ms",
-        **dict.fromkeys(PROBE_METRICS.values(), "paths"),
-        "free_bytes": "B",
-        "free_inodes": "inodes",
-    },
-    rules=RULES,
-    rule_facts={
-        "several_nodes": RuleFact(reason="single node"),
-        "any_path_usable": RuleFact(reason="no path is usable"),
-        "paths_from": RuleFact("options|run directory", "the paths come from the {}"),
-        "any_path_shared": RuleFact(reason="no path is shared by all nodes"),
-        "inodes_limited": RuleFact(reason="the filesystem has no fixed number of inodes"),
-    },
     measure=measure,
     limit_s=300,  # a hung filesystem costs 30 s or more per path: the first timeout ends the tests of that path
     options=SharedOptions,
+    declared=(
+        metric(
+            "paths_unusable",
+            "== 0 paths",
+            "A node cannot write to the directory, or gets no answer from the filesystem.",
+            "On the node that is named: ls -ld PATH; df -h PATH; df -i PATH; findmnt -T PATH",
+        ),
+        metric(
+            "paths_not_shared",
+            "== 0 paths",
+            "A node does not see files of other nodes in this directory: checkpoints and results are incomplete.",
+            "On the node with another mount: findmnt -T PATH; mount -a",
+            when="several_nodes == yes and paths_from == options",
+            also=(
+                rule(
+                    "== 0 paths",
+                    "The run directory is not shared, and no shared directory is configured; others were not tested.",
+                    "Set the shared directories of this cluster: --set "
+                    "'checks.filesystem.shared.options.paths=[/shared]'",
+                    outcome=Outcome.WARN,  # seatrial does not need a shared run directory
+                    when="several_nodes == yes and paths_from == run directory",
+                ),
+            ),
+        ),
+        metric(
+            "user_id_mismatches",
+            "== 0 users",
+            "The user has different uid:gid on some nodes, and may not access files written on other nodes.",
+            'On each node: id "$USER"; use a directory service (LDAP with SSSD) or one /etc/passwd',
+            when="several_nodes == yes",
+        ),
+        metric(
+            "visibility_delay",
+            "< 1000 ms",
+            "New files become visible on other nodes only after this delay (5000 ms: test timeout).",
+            "NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
+            "smaller actimeo. FUSE and virtiofs: lower entry and attribute timeouts.",
+            outcome=Outcome.WARN,
+        ),
+        metric(
+            "rename_failures",
+            "== 0 paths",
+            "Rename is not atomic: another node may find the checkpoint missing or incomplete.",
+            "Keep checkpoints on a POSIX filesystem; object store gateways may not rename atomically.",
+        ),
+        metric(
+            "append_failures",
+            "== 0 paths",
+            "Appends from several nodes overwrite each other: shared log files lose lines.",
+            "Write one file per process. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
+            # WARN: NFS (open(2), O_APPEND) and default BeeGFS are known for this. Training needs no atomic appends.
+            outcome=Outcome.WARN,
+        ),
+        *(
+            metric(
+                f"{lock}_failures",
+                "== 0 paths",
+                "Two nodes can hold the same file lock: Hugging Face download caches, torch's FileStore and compile "
+                "caches may be written by two nodes at the same time.",
+                "BeeGFS: tuneUseGlobalFileLocks = true in beegfs-client.conf. Lustre: mount with -o flock, not "
+                "localflock. NFS: mount without nolock and local_lock, and check that rpc-statd runs (systemctl status "
+                "rpc-statd). virtiofs: virtiofsd must support remote locks. "
+                "Workaround: put caches on a local disk of each node (HF_HOME, TRITON_CACHE_DIR).",
+                # WARN: BeeGFS and older Lustre do not lock across nodes by default. Training needs no locks.
+                outcome=Outcome.WARN,
+            )
+            for lock in ("flock", "fcntl")
+        ),
+        metric(
+            "mmap_failures",
+            "== 0 paths",
+            "A mapped file shows old content on another node: datasets (Arrow) or weights (safetensors) are stale.",
+            "NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower attribute timeouts.",
+        ),
+        metric(
+            "owner_mismatches",
+            "== 0 paths",
+            "A file has another owner than its writer, or nodes see different owners: access may be denied.",
+            "NFS 4: same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
+            "same uids on all nodes; check all_squash in /etc/exports and id-mapped mounts of containers.",
+        ),
+        metric(
+            "free_bytes",
+            ">= 1GiB",
+            "Less than 1 GiB is free: writing a checkpoint fails and terminates the job.",
+            "df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; delete files or raise the quota.",
+            outcome=Outcome.WARN,
+        ),
+        metric(
+            "free_inodes",
+            ">= 1000 inodes",
+            "Few free inodes: no new files can be created when none are left.",
+            "df -i PATH; find directories with many files: du --inodes -xd2 PATH | sort -n",
+            outcome=Outcome.WARN,
+        ),
+    ),
 )

@@ -8,19 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, metric
+from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.declare import Answer, Value, metric, value
 from seatrial.checks.host.filesystem_shared import AbsolutePath
-from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Phase, Rule, Scope, format_bytes
+from seatrial.model import ByteSize, Fact, Phase, Scope, format_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.storage import SharedFolder, StreamResult
 
-STREAMS, SMALL_FILES = ("write", "read"), ("create", "stat", "unlink")
-METRICS = {
-    "paths_failed": "paths",
-    **{f"{operation}_{mode}.*": "GB/s" for operation in STREAMS for mode in ("single", "concurrent")},
-    **{f"{operation}_{mode}.*": "files/s" for operation in SMALL_FILES for mode in ("single", "concurrent")},
-}
 # A step times out below these total rates of all nodes. 1e7 B/s is 80 Mbit/s; a disk with one seek per file reaches
 # more than 10 files/s.
 MIN_BYTES_PER_S = 1e7
@@ -50,7 +45,7 @@ class SpeedOptions(Options):
     files: int = Field(default=200, ge=1)
 
 
-def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
+def measure(context: Context, options: SpeedOptions) -> Iterator[Answer]:
     """Yield GB/s and files/s of each path, for one node alone and for all nodes concurrently; only rank 0 yields."""
     from seatrial.bench import one_rank_per_node, storage
 
@@ -58,7 +53,6 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     failures: dict[str, str] = {}  # path → nodes and reasons
     is_rank_0 = context.rank == 0
     if is_rank_0:
-        yield Fact(name="several_nodes", value="yes" if participants.several_nodes else "no")
         yield Fact(
             name="method",
             value=f"{format_bytes(options.size)} per node in one stream of 4 MiB blocks, with fsync at the end; "
@@ -70,19 +64,18 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
         label = path if options.paths else "run_directory"
         try:
             with storage.temporary_folder(path, participants) as folder:
-                for observation in _measure(folder, options, label, context.progress):
+                for answer in _measure(folder, options, label, context.progress):
                     if is_rank_0:
-                        yield observation
+                        yield answer
         except one_rank_per_node.ParticipantError as error:
             failures[path] = str(error)
     if is_rank_0:
-        yield Fact(name="failed", value=dict(failures))
-        yield metric("paths_failed", len(failures), "paths")
+        yield value("paths_failed", len(failures), evidence={"failed": dict(failures)})
 
 
 def _measure(
     folder: SharedFolder, options: SpeedOptions, label: str, progress: Callable[[str], None]
-) -> Iterator[Observation]:
+) -> Iterator[Answer]:
     """Yield all rates of one folder: from the first node alone, then from all nodes concurrently."""
     from seatrial.bench import storage
 
@@ -134,14 +127,13 @@ def _small_files(folder: SharedFolder, count: int, name: str, is_shared: bool) -
     yield "unlink", folder.run_on_all(lambda: storage.unlink_small_files(folder.file(name), count), timeout_s)
 
 
-def _rate(name: str, amount: float, seconds: Sequence[float]) -> Metric:
+def _rate(name: str, amount: float, seconds: Sequence[float]) -> Value:
     """Return the total rate: ``amount`` times nodes over the time of the slowest node. Samples are the nodes' rates.
 
     ``amount``: GB, or number of files, of each node. ``seconds``: of each node.
     """
-    unit = METRICS[f"{name.partition('.')[0]}.*"]
-    rates = tuple(amount / node_seconds for node_seconds in seconds)
-    return Metric(name=name, value=amount * len(seconds) / max(seconds), unit=unit, subject=CLUSTER, samples=rates)
+    total = value(name, amount * len(seconds) / max(seconds))
+    return total._replace(samples=tuple(amount / node_seconds for node_seconds in seconds))
 
 
 CHECK = Check(
@@ -149,19 +141,21 @@ CHECK = Check(
     title="Shared directories: file throughput and metadata rates",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
-    metrics=METRICS,
-    rules=(
-        Rule(
-            metric="paths_failed",
-            evidence_facts=("failed",),
-            expect="== 0 paths",
-            meaning="Writing, reading or removing files failed, or free space is too small.",
-            fix="Fact failed lists path, node and reason. On that node: ls -ld PATH; df -h PATH; "
-            "df -i PATH; dmesg | tail",
-        ),
-    ),
     measure=measure,
     limit_s=300,  # for the default size; a trial with larger files sets a larger limit
     options=SpeedOptions,
-    performance_metrics=tuple(name for name in METRICS if name != "paths_failed"),
+    declared=(
+        metric(
+            "paths_failed",
+            "== 0 paths",
+            "Writing, reading or removing files failed, or free space is too small.",
+            "On the node that is named: ls -ld PATH; df -h PATH; df -i PATH; dmesg | tail",
+        ),
+        *(
+            metric(f"{operation}_{mode}.*", unit=unit, meaning=f"{operation} rate of {nodes}", speed=True)
+            for unit, operations in (("GB/s", ("write", "read")), ("files/s", ("create", "stat", "unlink")))
+            for operation in operations
+            for mode, nodes in (("single", "one node"), ("concurrent", "all nodes together"))
+        ),
+    ),
 )

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
-from seatrial.model import Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from pydantic import JsonValue
+
+from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.declare import Answer, Cause, metric, value
+from seatrial.model import Outcome, Phase, Scope, SeatrialError
 
 if TYPE_CHECKING:
     import psutil
@@ -17,7 +20,7 @@ WINDOW_S = 1.0
 MAX_PROCESSES = 5  # entries of the fact busiest_processes
 
 
-def measure(context: Context, _options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Answer]:
     """Yield the busy share of all CPUs during WINDOW_S, and the processes with the highest CPU time.
 
     Raises SeatrialError if /proc/stat cannot be read, or if its times do not increase.
@@ -35,21 +38,18 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     cpu_s_by_pid = {pid: _cpu_seconds(process) - cpu_s_before[pid] for pid, process in processes.items()}
     active = [pid for pid, cpu_s in cpu_s_by_pid.items() if cpu_s > 0]
     busiest = sorted(active, key=lambda pid: -cpu_s_by_pid[pid])[:MAX_PROCESSES]
-    yield from facts(
-        {
-            "gpu_node": "yes" if settings.is_gpu_node(context.root) else "no",
-            "busiest_processes": [
-                {"pid": pid, "name": _name(processes[pid]), "cpus": round(cpu_s_by_pid[pid] / WINDOW_S, 2)}
-                for pid in busiest
-            ],
-        }
-    )
+    named: list[JsonValue] = [
+        {"pid": pid, "name": _name(processes[pid]), "cpus": round(cpu_s_by_pid[pid] / WINDOW_S, 2)} for pid in busiest
+    ]
+    gpu_node = "yes" if settings.is_gpu_node(context.root) else "no: no NVIDIA GPU on this machine"
+    yield from facts({"gpu_node": gpu_node, "busiest_processes": named})
     if total_after <= total_before:
         raise SeatrialError(
             f"{context.root / 'proc/stat'}: total CPU time went from {total_before} to {total_after} ticks in "
             f"{WINDOW_S:g} s, expected an increase. Next: head -1 /proc/stat, twice"
         )
-    yield metric("cpu_busy", 100 * (busy_after - busy_before) / (total_after - total_before), "%", context.node)
+    busy_share = (busy_after - busy_before) / (total_after - total_before)
+    yield value("cpu_busy", 100 * busy_share, evidence={"busiest_processes": named})
 
 
 def _cpu_time(root: Path) -> tuple[int, int]:
@@ -90,21 +90,28 @@ CHECK = Check(
     title="CPU load of other programs",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
-    metrics={"cpu_busy": "%"},
-    rules=(
-        Rule(
-            metric="cpu_busy",
-            # On an idle GPU node monitoring and this check use less than 5 %. On a loaded node kernel launches, host
-            # copies and data loading are slower.
-            expect="<= 25 %",
-            outcome_if_violated=Outcome.WARN,
-            applies_if={"gpu_node": "yes"},
-            evidence_facts=("busiest_processes",),
-            meaning="Other programs use the CPUs: kernel launches, host copies and data loading are slower.",
-            fix="top on this node; end the processes in busiest_processes, or their jobs, and run the trial again",
-        ),
-    ),
-    rule_facts={"gpu_node": RuleFact(reason="the node has no NVIDIA GPU")},
     measure=measure,
     limit_s=60,
+    declared=(
+        metric(
+            "cpu_busy",
+            # On an idle GPU node monitoring and this check use less than 5 %. On a loaded node kernel launches, host
+            # copies and data loading are slower.
+            "<= 25 %",
+            "Other programs use the CPUs: kernel launches, host copies and data loading are slower.",
+            "End the processes in busiest_processes, or their jobs, and run the trial again.",
+            outcome=Outcome.WARN,
+            when="gpu_node == yes",
+            cause=Cause(
+                id="busy_cpus",
+                title="other programs use the CPUs of the node",
+                place="node",
+                explains=("transfer.host", "host.speed", "collectives.*", "train.*"),
+                processes_fact="busiest_processes",
+                first_command="top -b -n 1 -o %CPU | head -17",
+                process_command="ps -o pid,user,psr,pcpu,lstart,args -p {pids}",
+                action="fix-environment",
+            ),
+        ),
+    ),
 )

@@ -14,9 +14,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, metric
+from pydantic import JsonValue
+
+from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.declare import Answer, Cause, absent, metric, rule, value
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
-from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver
 from seatrial.util.node_name import dns_name
 from seatrial.util.text import printable
@@ -31,14 +34,14 @@ PER_NODE_VARIABLES = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")  # not compared: differe
 NOT_COMPARED = ("rendezvous", "interface")  # components of the fact network that differ between nodes by design
 
 
-def measure(context: Context, _options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Answer]:
     """Yield from rank 0 unresolved names, unreachable pairs, clock skews in s, and differences between nodes."""
     from seatrial.bench import connectivity, group, one_rank_per_node
 
     participants = one_rank_per_node.select_participants(context.node)
-    if context.rank == 0:
-        yield Fact(name="several_nodes", value="yes" if participants.several_nodes else "no")
     if not participants.several_nodes:
+        if context.rank == 0:
+            yield absent("*", "single node")
         return
     context.progress("comparing versions")
     nccl = group.nccl_version()
@@ -48,15 +51,15 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     result = connectivity.measure_connectivity(participants, dns_name(context.node), resolver.resolve)
     if context.rank == 0:
         nodes = participants.names
-        observations = [
+        answers = [
             *_unresolved_names(nodes, result),
             *_connections(nodes, result),
             *_clock_skews(nodes, result),
             *compare_versions(dict(zip(nodes, versions, strict=True))),
             *compare_networks(dict(zip(nodes, networks, strict=True))),
         ]
-        yield from observations
-        facts_by_name: dict[str, Any] = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
+        yield from answers
+        facts_by_name: dict[str, Any] = {fact.name: fact.value for fact in answers if isinstance(fact, Fact)}
         yield Fact(name="fault_places", value=fault_places(nodes, result, facts_by_name))
 
 
@@ -73,9 +76,9 @@ def read_network(root: Path, address: str | None) -> dict[str, str]:
         network["interface"] = f"{nic.name} ({address})"
         network |= {"MTU": f"{nic.mtu} B"} if nic.mtu else {}
         network |= {"speed": f"{nic.speed_mbit_s} Mb/s"} if nic.speed_mbit_s else {}
-    for name, value in sorted(os.environ.items()):
+    for name, text in sorted(os.environ.items()):
         if name.startswith(VARIABLE_PREFIXES) and name not in PER_NODE_VARIABLES:
-            network[name] = printable(value)
+            network[name] = printable(text)
     return network
 
 
@@ -105,7 +108,7 @@ def _os_name(root: Path) -> str:
     return printable(match[1])
 
 
-def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Answer]:
     """Yield the number of names of nodes that at least one node cannot resolve, and the reasons by name."""
     from seatrial.bench.one_rank_per_node import group_by_text
 
@@ -114,11 +117,11 @@ def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Itera
         for name, lookup in lookups.items():
             if lookup.problem:
                 problems.setdefault(name, {})[f"on {node}"] = lookup.problem
-    yield Fact(name="unresolved", value={name: group_by_text(by_node) for name, by_node in problems.items()})
-    yield metric("names_unresolved", len(problems), "names")
+    unresolved: JsonValue = {name: group_by_text(by_node) for name, by_node in problems.items()}
+    yield value("names_unresolved", len(problems), evidence={"unresolved": unresolved})
 
 
-def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Answer]:
     """Yield the number of pairs without a connection, and the round-trip times (us) of each node."""
     unreachable: dict[str, str] = {}  # pair → error
     round_trips: dict[str, dict[str, float]] = {}  # source → target → us
@@ -128,14 +131,13 @@ def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[O
                 unreachable[f"{source}->{target}"] = connection
             else:
                 round_trips.setdefault(source, {})[target] = round(connection.round_trip * 1e6, 1)
-    yield Fact(name="unreachable", value=dict(unreachable))
     yield Fact(name="rtt_us", value={source: dict(by_target) for source, by_target in round_trips.items()})
-    yield metric("pairs_unreachable", len(unreachable), "pairs")
+    yield value("pairs_unreachable", len(unreachable), evidence={"unreachable": dict(unreachable)})
     for source, by_target in round_trips.items():
-        yield metric("rtt", list(by_target.values()), "us", source)
+        yield value("rtt", list(by_target.values()), source)
 
 
-def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Answer]:
     """Yield the smallest possible skew between each clock and that of the first node, in seconds.
 
     This is the measured offset minus its uncertainty, at least 0.
@@ -143,25 +145,23 @@ def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[O
     from seatrial.bench.connectivity import Connection
 
     first_node = nodes[0]
-    offset_texts: dict[str, str] = {}
     for index, node in enumerate(nodes[1:], 1):
         forward, backward = result.connections[0][node], result.connections[index][first_node]
         connection, sign = (forward, 1) if isinstance(forward, Connection) else (backward, -1)
         if isinstance(connection, Connection):
             offset, uncertainty = sign * connection.clock_offset, connection.clock_uncertainty
-            offset_texts[node] = f"{offset:+.6f} s relative to {first_node}, ± {uncertainty:.6f} s"
-            yield metric("clock_skew", max(0.0, abs(offset) - uncertainty), "s", node)
-    yield Fact(name="clocks", value=dict(offset_texts))
+            text = f"{offset:+.6f} s relative to {first_node}, ± {uncertainty:.6f} s"
+            yield value("clock_skew", max(0.0, abs(offset) - uncertainty), node, evidence=text)
 
 
-def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
+def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Answer]:
     """Yield the components whose versions differ, and the nodes without the version of the majority.
 
     A majority is more than half of all nodes.
     """
     components = dict.fromkeys(component for versions in by_node.values() for component in versions)
     common: dict[str, str | None] = {}  # component → version of all nodes
-    differing: dict[str, dict[str, list[str]]] = {}  # component → version → nodes
+    differing: dict[str, JsonValue] = {}  # component → version → nodes
     minority: dict[str, dict[str, str]] = {}  # node → component → "version, majority: version"
     for component in components:
         version_by_node = {node: versions.get(component) for node, versions in by_node.items()}
@@ -172,20 +172,20 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
         differing[component] = _nodes_by_value(texts)
         _add_minority(minority, component, texts)
     yield Fact(name="versions", value=dict(common))
-    yield Fact(name="version_differences", value={name: dict(nodes) for name, nodes in differing.items()})
-    yield Fact(name="nodes_differing", value={node: dict(versions) for node, versions in minority.items()})
-    yield metric("versions_differing", len(differing), "components")
-    yield metric("nodes_differing", len(minority), "nodes")
+    nodes_differing: JsonValue = {node: dict(versions) for node, versions in minority.items()}
+    yield Fact(name="nodes_differing", value=nodes_differing)
+    yield value("versions_differing", len(differing), evidence={"version_differences": differing})
+    yield value("nodes_differing", len(minority), evidence={"nodes_differing": nodes_differing})
 
 
-def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Observation]:
+def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Answer]:
     """Yield the components whose values differ between nodes; a missing MTU or speed is not a difference.
 
     Also yields the nodes without the value of the majority (more than half of the nodes that have a value), and the
     nodes whose interface could not be read. ``by_node``: node → result of ``read_network``.
     """
     components = dict.fromkeys(component for network in by_node.values() for component in network)
-    differing: dict[str, dict[str, list[str]]] = {}  # component → value → nodes
+    differing: dict[str, JsonValue] = {}  # component → value → nodes
     minority: dict[str, dict[str, str]] = {}  # node → component → "value, majority: value"
     for component in components:
         if component in NOT_COMPARED:
@@ -198,12 +198,10 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
             differing[component] = _nodes_by_value(value_by_node)
             _add_minority(minority, component, value_by_node)
     yield Fact(name="network", value={node: dict(network) for node, network in by_node.items()})
-    yield Fact(name="network_differing", value={name: dict(nodes) for name, nodes in differing.items()})
     yield Fact(name="network_minority", value={node: dict(settings) for node, settings in minority.items()})
-    yield metric("network_differing", len(differing), "components")
+    yield value("network_differing", len(differing), evidence={"network_differing": differing})
     unreadable = [node for node, network in by_node.items() if "MTU" not in network]
-    yield Fact(name="interfaces_unreadable", value=list(unreadable))
-    yield metric("interfaces_unreadable", len(unreadable), "nodes")
+    yield value("interfaces_unreadable", len(unreadable), evidence=list(unreadable))
 
 
 def fault_places(
@@ -250,109 +248,17 @@ def _add_minority(minority: dict[str, dict[str, str]], component: str, value_by_
     """Add the nodes whose value differs from the value of the majority; none if no value has a majority."""
     majority, count = Counter(value_by_node.values()).most_common(1)[0]
     if 2 * count > len(value_by_node):
-        for node, value in value_by_node.items():
-            if value != majority:
-                minority.setdefault(node, {})[component] = f"{value}, majority: {majority}"
+        for node, text in value_by_node.items():
+            if text != majority:
+                minority.setdefault(node, {})[component] = f"{text}, majority: {majority}"
 
 
-def _nodes_by_value(value_by_node: Mapping[str, str]) -> dict[str, list[str]]:
+def _nodes_by_value(value_by_node: Mapping[str, str]) -> JsonValue:
     """Return value → nodes that have it."""
-    nodes_by_value: dict[str, list[str]] = {}
-    for node, value in value_by_node.items():
-        nodes_by_value.setdefault(value, []).append(node)
-    return nodes_by_value
-
-
-SEVERAL_NODES = {"several_nodes": "yes"}
-CLOCK_FIX = (
-    "Fact clocks lists the offsets to the first node. On the node: chronyc tracking (or timedatectl timesync-status); "
-    "then: timedatectl set-ntp true, or systemctl enable --now chrony, with the same time servers on all nodes."
-)
-
-RULES = (
-    Rule(
-        metric="names_unresolved",
-        evidence_facts=("unresolved",),
-        expect="== 0 names",
-        applies_if=SEVERAL_NODES,
-        meaning="The name of a node or of its pod does not resolve, or resolves to a loopback address: rendezvous, "
-        "Gloo, MPI and ssh cannot reach the node.",
-        fix="Fact unresolved lists names and nodes. On that node: getent ahosts NAME; add the name to DNS or to "
-        "/etc/hosts of every node, and remove it from the line of 127.0.0.1 or 127.0.1.1. Names of pods: kubectl get "
-        "pods -n kube-system -l k8s-app=kube-dns; kubectl get networkpolicies.",
-    ),
-    Rule(
-        metric="pairs_unreachable",
-        evidence_facts=("unreachable",),
-        expect="== 0 pairs",
-        applies_if=SEVERAL_NODES,
-        meaning="TCP connections between nodes fail; NCCL and Gloo need them between all nodes, on ephemeral ports.",
-        fix="Fact unreachable lists source, target and error. Connection refused or no answer: check the firewall "
-        "(iptables -L -n; nft list ruleset), which must allow all ports between nodes. No route: ip route get ADDRESS.",
-    ),
-    # Two rules. FAIL from 300 s: lifetime of a munge credential (munge(1), --ttl) and maximum skew of Kerberos
-    # (krb5.conf(5), clockskew). WARN from 0.05 s, as Ceph does (mon_clock_drift_allowed): NTP keeps clocks within
-    # milliseconds.
-    Rule(
-        metric="clock_skew",
-        evidence_facts=("clocks",),
-        expect="< 300 s",
-        applies_if=SEVERAL_NODES,
-        meaning="Munge, and with it Slurm, and Kerberos reject credentials from a node with this clock skew.",
-        fix=CLOCK_FIX,
-    ),
-    Rule(
-        metric="clock_skew",
-        evidence_facts=("clocks",),
-        expect="< 0.05 s",
-        outcome_if_violated=Outcome.WARN,
-        applies_if=SEVERAL_NODES,
-        meaning="Clock not synchronized (NTP keeps clocks within milliseconds): logs of several nodes cannot be "
-        "ordered, and files have modification times in the future.",
-        fix=CLOCK_FIX,
-    ),
-    Rule(
-        metric="versions_differing",
-        evidence_facts=("version_differences",),
-        expect="== 0 components",
-        outcome_if_violated=Outcome.WARN,
-        applies_if=SEVERAL_NODES,
-        meaning="Software versions differ between nodes: results may differ, or processes fail on incompatible "
-        "protocols.",
-        fix="Fact version_differences lists components, versions and nodes. Install the same image, container or "
-        "environment on all nodes.",
-    ),
-    Rule(
-        metric="nodes_differing",
-        evidence_facts=("nodes_differing",),
-        expect="== 0 nodes",
-        applies_if=SEVERAL_NODES,
-        meaning="These nodes have other software versions than the majority of nodes.",
-        fix="Fact nodes_differing lists their versions and the majority version. Reinstall these nodes.",
-    ),
-    Rule(
-        metric="network_differing",
-        evidence_facts=("network_differing",),
-        expect="== 0 components",
-        outcome_if_violated=Outcome.WARN,
-        applies_if=SEVERAL_NODES,
-        meaning="Network settings differ between nodes. MTU: large messages hang although ping works. Speed: the "
-        "slowest port limits all nodes. NCCL or Gloo variables: ranks choose different interfaces or transports.",
-        fix="Fact network_differing lists values and nodes; fact network has the interface of each node. MTU and "
-        "speed: ip link show DEV; ethtool DEV; then the switch port. Variable: set it once for the whole job "
-        "(environment.source), and search for it in shell profiles and in the TaskProlog.",
-    ),
-    Rule(
-        metric="interfaces_unreadable",
-        evidence_facts=("interfaces_unreadable",),
-        expect="== 0 nodes",
-        outcome_if_violated=Outcome.WARN,
-        applies_if=SEVERAL_NODES,
-        meaning="Interface and MTU of the connection to the first node could not be read on these nodes.",
-        fix="On the node: ip route get MASTER_ADDR (see fact network). If its name resolves to a loopback address, see "
-        "names_unresolved. In a container /sys/class/net may be hidden.",
-    ),
-)
+    nodes_by_value: dict[str, list[JsonValue]] = {}
+    for node, text in value_by_node.items():
+        nodes_by_value.setdefault(text, []).append(node)
+    return dict(nodes_by_value)
 
 
 CHECK = Check(
@@ -366,18 +272,104 @@ CHECK = Check(
     },
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
-    metrics={
-        "names_unresolved": "names",
-        "pairs_unreachable": "pairs",
-        "rtt": "us",
-        "clock_skew": "s",
-        "versions_differing": "components",
-        "nodes_differing": "nodes",
-        "network_differing": "components",
-        "interfaces_unreadable": "nodes",
-    },
-    rules=RULES,
-    rule_facts={"several_nodes": RuleFact(reason="single node")},
     measure=measure,
     limit_s=120,
+    declared=(
+        metric(
+            "names_unresolved",
+            "== 0 names",
+            "The name of a node or of its pod does not resolve, or resolves to a loopback address: rendezvous, Gloo, "
+            "MPI and ssh cannot reach the node.",
+            "On the node that is named: getent ahosts NAME; add the name to DNS or to /etc/hosts of every node, and "
+            "remove it from the line of 127.0.0.1 or 127.0.1.1. Names of pods: kubectl get pods -n kube-system -l "
+            "k8s-app=kube-dns; kubectl get networkpolicies (DNS, port 53).",
+            cause=Cause(
+                id="names_unresolved",
+                title="nodes cannot resolve each other's names",
+                place="cluster",
+                wrong_results=True,
+                explains=("nodes.*", "collectives.*", "train.*"),
+                signatures=("host.name_resolution",),
+                first_command="getent ahosts {names}; cat /etc/hosts /etc/resolv.conf",
+                action="fix-config",
+            ),
+        ),
+        metric(
+            "pairs_unreachable",
+            "== 0 pairs",
+            "TCP connections between nodes fail; NCCL and Gloo need them between all nodes, on ephemeral ports.",
+            "Connection refused or no answer: check the firewall (iptables -L -n; nft list ruleset), and security "
+            "groups, which must allow all ports between nodes. No route: ip route get ADDRESS.",
+            cause=Cause(
+                id="pairs_unreachable",
+                title="nodes cannot open TCP connections to each other",
+                place="cluster",
+                wrong_results=True,
+                explains=("nodes.*", "collectives.*", "train.*"),
+                signatures=("host.unreachable",),
+                first_command="ip -br address; ip route; iptables -S | head",
+                action="fix-config",
+            ),
+        ),
+        metric("rtt", unit="us", meaning="round-trip time of TCP to other nodes"),
+        metric(
+            "clock_skew",
+            # Lifetime of a munge credential (munge(1), --ttl) and maximum skew of Kerberos (krb5.conf(5), clockskew)
+            "< 300 s",
+            "Munge, and with it Slurm, and Kerberos reject credentials from a node with this clock skew.",
+            "On the node: chronyc tracking (or timedatectl timesync-status); then: timedatectl set-ntp true, or "
+            "systemctl enable --now chrony, with the same time servers on all nodes.",
+            also=(
+                # As Ceph does (mon_clock_drift_allowed): NTP keeps clocks within milliseconds
+                rule(
+                    "< 0.05 s",
+                    "Clock not synchronized (NTP keeps clocks within milliseconds): logs of several nodes cannot be "
+                    "ordered, and files have modification times in the future.",
+                    outcome=Outcome.WARN,
+                ),
+            ),
+            cause=Cause(
+                id="clock_skew",
+                title="the clocks of nodes differ",
+                place="node",
+                wrong_results=True,
+                report_warning=True,
+                explains=("slurm.*", "nodes.*"),
+                signatures=("host.clock",),
+                first_command="timedatectl; chronyc tracking",
+                action="fix-config",
+            ),
+        ),
+        metric(
+            "versions_differing",
+            "== 0 components",
+            "Software versions differ between nodes: results may differ, or processes fail on incompatible protocols.",
+            "Install the same image, container or environment on all nodes.",
+            outcome=Outcome.WARN,
+        ),
+        metric(
+            "nodes_differing",
+            "== 0 nodes",
+            "These nodes have other software versions than the majority of nodes.",
+            "Reinstall these nodes.",
+        ),
+        metric(
+            "network_differing",
+            "== 0 components",
+            "Network settings differ between nodes. MTU: large messages hang although ping works. Speed: the slowest "
+            "port limits all nodes. NCCL or Gloo variables: ranks choose different interfaces or transports.",
+            "Fact network has the interface of each node. MTU and speed: ip link show DEV; ethtool DEV; then the "
+            "switch port. Variable: set it once for the whole job (environment.source), and search for it in shell "
+            "profiles and in the TaskProlog.",
+            outcome=Outcome.WARN,
+        ),
+        metric(
+            "interfaces_unreadable",
+            "== 0 nodes",
+            "Interface and MTU of the connection to the first node could not be read on these nodes.",
+            "On the node: ip route get MASTER_ADDR (see fact network). If its name resolves to a loopback address, see "
+            "names_unresolved. In a container /sys/class/net may be hidden.",
+            outcome=Outcome.WARN,
+        ),
+    ),
 )

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Context, Options, metric
-from seatrial.model import Fact, Observation, Phase, Rule, Scope
+from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.declare import Answer, Cause, metric, value
+from seatrial.model import Phase, Scope
 
 
-def measure(context: Context, _options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Answer]:
     """Yield from rank 0 the number of nodes in the process group, and the number of missing nodes."""
     from seatrial.bench import rank
 
     node_of_each_rank = rank.gather(context.node)
     if context.rank == 0:
-        nodes = sorted(set(node_of_each_rank))
-        yield Fact(name="ranks_by_node", value={node: node_of_each_rank.count(node) for node in nodes})
-        yield metric("nodes", len(nodes), "nodes")
-        yield metric("nodes_missing", context.expected_nodes - len(nodes), "nodes")
+        ranks_by_node = {node: node_of_each_rank.count(node) for node in sorted(set(node_of_each_rank))}
+        yield value("nodes", len(ranks_by_node))
+        missing = context.expected_nodes - len(ranks_by_node)
+        yield value("nodes_missing", missing, evidence={"ranks_by_node": dict(ranks_by_node)})
 
 
 CHECK = Check(
@@ -25,18 +26,27 @@ CHECK = Check(
     title="All expected nodes in one process group",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
-    metrics={"nodes": "nodes", "nodes_missing": "nodes"},
-    rules=(
-        Rule(
-            metric="nodes_missing",
-            evidence_facts=("ranks_by_node",),
-            expect="== 0 nodes",
-            may_be_negative=True,
-            meaning="Fewer nodes than expected are in the process group (negative: more nodes).",
-            fix="Fact ranks_by_node lists the nodes that joined. Two nodes with the same host name count as one: run "
-            "`hostname` on each node.",
-        ),
-    ),
     measure=measure,
     limit_s=120,
+    declared=(
+        metric("nodes", unit="nodes", meaning="nodes in the process group"),
+        metric(
+            "nodes_missing",
+            "== 0 nodes",
+            "Fewer nodes than expected are in the process group (negative: more nodes).",
+            "Bring the missing nodes back (scontrol update nodename=NODE state=resume), or start with fewer --nodes. "
+            "ranks_by_node lists the nodes that joined. Two nodes with the same host name count as one: run `hostname` "
+            "on each node.",
+            signed=True,
+            cause=Cause(
+                id="nodes_missing",
+                title="nodes are missing",
+                place="cluster",
+                wrong_results=True,
+                explains=("collectives.*", "train.*"),
+                first_command="sinfo --Node --long",
+                action="reboot-node",
+            ),
+        ),
+    ),
 )

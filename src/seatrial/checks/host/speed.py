@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.discover.file_readers import parse_id_list
-from seatrial.model import ByteSize, Fact, Observation, Phase, Rule, Scope
+from seatrial.model import ByteSize, Phase, Scope
 from seatrial.util.text import error_text
 
 if TYPE_CHECKING:
@@ -23,14 +24,6 @@ if TYPE_CHECKING:
 # Filesystems on a disk of the node; `overlay` is the root of a container. Others are shared, or in memory.
 _LOCAL_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
 _MEMORY_DIVISOR = 8  # at most one eighth of the memory of the job is used
-_HASH_UNIT = "iterations/s"
-METRICS = {
-    "hash_single": _HASH_UNIT,
-    "hash_all": _HASH_UNIT,
-    "memory_copy": "GB/s",
-    "disk_write": "GB/s",
-    "disk_read": "GB/s",
-}
 
 
 class SpeedOptions(Options):
@@ -43,7 +36,7 @@ class SpeedOptions(Options):
     disk_size: Annotated[ByteSize, Field(ge=2**22)] = 2**30
 
 
-def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
+def measure(context: Context, options: SpeedOptions) -> Iterator[Answer]:
     """Yield the rates of the node. The disk is measured in the run directory, if this directory is on a local disk."""
     from seatrial.bench import host_speed
     from seatrial.discover import cpu_memory
@@ -54,19 +47,18 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
         cpus = cpus[: math.ceil(cpu.quota_cores)]
     cpus_by_numa_node = _cpus_by_numa_node(cpu, cpus)
     host = f"{cpu.model}; CPUs: {len(cpus)}; NUMA nodes: {len(cpus_by_numa_node)}"
-    yield from facts({"host": host, "cpu_known": "yes" if cpu.model else "no"})
+    yield from facts({"host": host, "cpu_known": "yes" if cpu.model else "no: the CPU model is not readable"})
     context.progress("CPU")
-    yield metric("hash_single", host_speed.hash_rate(cpus[:1], options.seconds / 2), _HASH_UNIT, context.node)
-    yield metric("hash_all", host_speed.hash_rate(cpus, options.seconds), _HASH_UNIT, context.node)
+    yield value("hash_single", host_speed.hash_rate(cpus[:1], options.seconds / 2))
+    yield value("hash_all", host_speed.hash_rate(cpus, options.seconds))
     context.progress("memory")
     memory = cpu_memory.read_memory(context.root)
     usable_bytes = min(filter(None, (memory.available_bytes, memory.limit_bytes)))
     block_bytes = min(host_speed.COPY_BYTES, usable_bytes // _MEMORY_DIVISOR // len(cpus) // 2)  # 2: source, target
     rates = host_speed.copy_rates(list(cpus_by_numa_node.values()), options.seconds, block_bytes)
-    yield Fact(name="memory_copy_by_numa_node", value=dict(zip(cpus_by_numa_node, rates, strict=True)))
-    yield metric("memory_copy", sum(rates), "GB/s", context.node)
+    yield value("memory_copy", sum(rates), evidence={"by_numa_node": dict(zip(cpus_by_numa_node, rates, strict=True))})
     context.progress("local disk")
-    yield from _disk_observations(context, options)
+    yield from _disk_speed(context, options)
 
 
 def _cpus_by_numa_node(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
@@ -79,19 +71,18 @@ def _cpus_by_numa_node(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
     return cpus_by_node if sum(map(len, cpus_by_node.values())) == len(cpus) else {"all": cpus}
 
 
-def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Observation]:
+def _disk_speed(context: Context, options: SpeedOptions) -> Iterator[Answer]:
     """Yield GB/s of the local disk, or the reason why it was not measured."""
     from seatrial.bench import host_speed
     from seatrial.discover import filesystem
 
     folder = context.artifacts_dir  # in the run directory
     kind = filesystem.filesystem_type(folder)
-    yield Fact(name="disk_filesystem", value=kind)
     if kind not in _LOCAL_FILESYSTEMS:
-        yield Fact(name="local_disk", value=f"no: the run directory is on {kind or 'an unknown filesystem'}, not local")
+        yield absent("disk_*", f"the run directory is on {kind or 'an unknown filesystem'}, not local")
         return
     if filesystem.usage(Path("/"), str(folder)).free < 2 * options.disk_size:
-        yield Fact(name="local_disk", value="no: too little free space in the run directory")
+        yield absent("disk_*", "too little free space in the run directory")
         return
     path = folder / f"{context.node}-{secrets.token_hex(4)}"
     try:
@@ -99,26 +90,20 @@ def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Obse
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        yield Fact(name="local_disk", value=f"no: {kind} does not support O_DIRECT here ({error_text(error)})")
+        yield absent("disk_*", f"{kind} does not support O_DIRECT here ({error_text(error)})")
         return
-    yield from facts({"local_disk": "yes", "disk_bytes": speed.size})
-    yield metric("disk_write", speed.write, "GB/s", context.node)
-    yield metric("disk_read", speed.read, "GB/s", context.node)
+    yield from facts({"disk_filesystem": kind, "disk_bytes": speed.size})
+    yield value("disk_write", speed.write)
+    yield value("disk_read", speed.read)
 
 
-def _peer_rule(name: str, warn_below: float, meaning: str, fix: str) -> Rule:
-    """A rule: WARN for a low outlier among the nodes with the same fact ``host``; SKIP with fewer than three of them.
+def _speed(name: str, unit: str, warn_share: float, meaning: str, fix: str) -> metric:
+    """A speed: WARN for a low outlier among the nodes with the same fact ``host``; SKIP with fewer than three of them.
 
-    ``warn_below``: share of the median of these nodes.
+    ``warn_share``: share of the median of these nodes.
     """
-    return Rule(
-        metric=name,
-        compare_with_peers=True,
-        warn_below=warn_below,
-        applies_if={"cpu_known": "yes"} | ({"local_disk": "yes"} if name.startswith("disk") else {}),
-        meaning=meaning,
-        fix=fix,
-    )
+    warn = f">= {warn_share:.2f} peers"
+    return metric(name, "recorded", meaning, fix, warn=warn, unit=unit, when="cpu_known == yes", speed=True)
 
 
 _CPU_FIX = (
@@ -135,28 +120,31 @@ CHECK = Check(
     title="Speed of CPU, memory and local disk, compared with similar nodes",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
-    metrics=METRICS,
-    rules=(
-        _peer_rule("hash_single", 0.9, "One CPU of this node is slower than those of similar nodes.", _CPU_FIX),
-        _peer_rule("hash_all", 0.9, "All CPUs of this node together are slower than those of similar nodes.", _CPU_FIX),
-        _peer_rule(
-            "memory_copy",
-            0.9,
-            "Memory of this node is slower than that of similar nodes: a missing or slower DIMM, or another NUMA "
-            "setting of the BIOS.",
-            "Fact memory_copy_by_numa_node shows the NUMA node; dmidecode -t memory: number, size and configured speed "
-            "of the DIMMs; ras-mc-ctl --summary; compare the BIOS (NPS, SNC) with a good node",
-        ),
-        _peer_rule("disk_write", 0.7, "Writes to the local disk are slower than on similar nodes.", _DISK_FIX),
-        _peer_rule("disk_read", 0.7, "Reads from the local disk are slower than on similar nodes.", _DISK_FIX),
-    ),
-    rule_facts={
-        "cpu_known": RuleFact(reason="the CPU model is not readable"),
-        "local_disk": RuleFact(reason="the run directory is on no local disk"),
-    },
     measure=measure,
     options=SpeedOptions,
     model_fact="host",
-    performance_metrics=tuple(METRICS),
     limit_s=120,
+    declared=(
+        _speed(
+            "hash_single", "iterations/s", 0.9, "One CPU of this node is slower than those of similar nodes.", _CPU_FIX
+        ),
+        _speed(
+            "hash_all",
+            "iterations/s",
+            0.9,
+            "All CPUs of this node together are slower than those of similar nodes.",
+            _CPU_FIX,
+        ),
+        _speed(
+            "memory_copy",
+            "GB/s",
+            0.9,
+            "Memory of this node is slower than that of similar nodes: a missing or slower DIMM, or another NUMA "
+            "setting of the BIOS.",
+            "by_numa_node shows the NUMA node; dmidecode -t memory: number, size and configured speed of the DIMMs; "
+            "ras-mc-ctl --summary; compare the BIOS (NPS, SNC) with a good node",
+        ),
+        _speed("disk_write", "GB/s", 0.7, "Writes to the local disk are slower than on similar nodes.", _DISK_FIX),
+        _speed("disk_read", "GB/s", 0.7, "Reads from the local disk are slower than on similar nodes.", _DISK_FIX),
+    ),
 )

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
+from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.hardware.minimum_versions import MinimumVersions, UnknownVersionError, minimum_versions
-from seatrial.model import Observation, Outcome, Phase, Rule, Scope
+from seatrial.model import Outcome, Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.discover.versions import ComponentVersions, InstalledVersion
 
 
-def measure(context: Context, _options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Answer]:
     """Yield the versions of the components, and for each component whether a version is older than its minimum."""
     from seatrial.discover import settings, versions
 
@@ -21,16 +22,16 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     installed = versions.read(context.root)
     yield from facts(
         {
-            "gpu_node": "yes" if settings.is_gpu_node(context.root) else "no",
+            "gpu_node": "yes" if settings.is_gpu_node(context.root) else "no: no NVIDIA GPU on this machine",
             "versions": {name: _version_texts(component.versions) for name, component in installed.items()},
         }
     )
     for name, minimum in minimum_versions().items():
         outdated, unknown_reason = compare(installed[name], minimum)
-        known = f"no: {unknown_reason}" if unknown_reason else "yes"
-        yield from facts({f"{name}_known": known, f"{name}_outdated": outdated})
-        if not unknown_reason:
-            yield metric(f"{name}_outdated", bool(outdated), "bool", context.node)
+        if unknown_reason:
+            yield absent(f"{name}_outdated", unknown_reason)
+        else:
+            yield value(f"{name}_outdated", bool(outdated), evidence=list(outdated))
 
 
 def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[list[str], str]:
@@ -59,31 +60,23 @@ def _version_texts(installed: Sequence[InstalledVersion]) -> list[str]:
     return [f"{version.place} {version.model} {version.version}".strip() for version in installed]
 
 
-RULES = tuple(
-    Rule(
-        metric=f"{name}_outdated",
-        expect="== 0 bool",
-        outcome_if_violated=Outcome.WARN,
-        applies_if={"gpu_node": "yes", f"{name}_known": "yes"},
-        evidence_facts=(f"{name}_outdated",),
-        meaning=f"{minimum.title} is older than the first fixed version: {minimum.risk}. "
-        f"{', '.join(minimum.advisories)}, {minimum.published}.",
-        fix=f"{minimum.fix}. Advisory: {minimum.source}",
-    )
-    for name, minimum in minimum_versions().items()
-)
-
 CHECK = Check(
     name="host.versions",
     title="Versions without known serious vulnerabilities",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
-    metrics=dict.fromkeys((rule.metric for rule in RULES), "bool"),
-    rules=RULES,
-    rule_facts={
-        "gpu_node": RuleFact(reason="no NVIDIA GPU on this machine"),
-        **{f"{name}_known": RuleFact(reason="no version") for name in minimum_versions()},
-    },
     measure=measure,
     limit_s=60,
+    declared=tuple(
+        metric(
+            f"{name}_outdated",
+            "no",
+            f"{minimum.title} is older than the first fixed version: {minimum.risk}. "
+            f"{', '.join(minimum.advisories)}, {minimum.published}.",
+            f"{minimum.fix}. Advisory: {minimum.source}",
+            outcome=Outcome.WARN,
+            when="gpu_node == yes",
+        )
+        for name, minimum in minimum_versions().items()
+    ),
 )

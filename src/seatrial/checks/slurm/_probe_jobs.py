@@ -8,19 +8,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from seatrial.checks.base import SLURM_ABSENT, Context, Options
+from seatrial.checks.base import Context, Options
+from seatrial.checks.declare import Answer
 from seatrial.config.schema import JobPlacement
 from seatrial.config.slurm_options import option_lines, placement_options
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
 from seatrial.discover.slurm_messages import first_commands
 from seatrial.discover.slurm_nodes import PendingJob, placement_of_smaller_job
-from seatrial.model import Fact, NotApplicable, Observation, SeatrialError
+from seatrial.model import Fact, NotApplicable, SeatrialError
 from seatrial.util.processes import CommandResult
+
+if TYPE_CHECKING:
+    from seatrial.discover.slurm_task import Task
 
 RUN_TIMEOUT_S = 120  # limit for the end of a running probe job
 POLL_S = 1.0
@@ -29,7 +33,7 @@ NO_CLUSTER = "this machine belongs to no Slurm cluster: no slurm.conf, no slurmd
 _TIME_LIMIT_MIN = 5  # --time of probe jobs; most take seconds
 
 _Options = TypeVar("_Options", bound=Options)
-_Measure = Callable[[Context, _Options], Iterator[Observation]]
+_Measure = Callable[[Context, _Options], Iterator[Answer]]
 
 
 class SubmitOptions(JobPlacement, Options):
@@ -161,26 +165,34 @@ class ProbeJobs:
 
 
 def condition_fact(name: str, reason: str) -> Fact:
-    """Return a fact for the ``applies_if`` of rules: "yes", or "no" with the reason why they do not apply."""
+    """Return a fact for the ``when`` of metrics: "yes", or "no" with the reason why they do not apply."""
     return Fact(name=name, value=f"no: {reason}" if reason else "yes")
+
+
+def task_evidence(task: Task, devices_confined: bool) -> dict[str, JsonValue]:
+    """Return what a task sees; ``devices_confined``: whether device cgroups restrict it."""
+    return {
+        "cpus": list(task.cpus),
+        "gpus": list(task.gpus(devices_confined) or ()),
+        "accessible_devices": list(task.accessible_devices),
+        "cuda_visible_devices": task.cuda_visible_devices,
+        "nvidia_smi_error": task.listing_error,
+    }
 
 
 def needs_slurm(measure: _Measure[_Options]) -> _Measure[_Options]:
     """Decorator: ``measure`` raises NotApplicable on a machine without Slurm's client or without Slurm's configuration.
 
-    The outcome is then SKIP. If Slurm starts the jobs of the trial, the fact SLURM_ABSENT makes the judge turn this
-    SKIP into an ERROR.
+    The outcome is then SKIP, or ERROR if Slurm starts the jobs of the trial.
     """
 
     @wraps(measure)
-    def measure_with_slurm(context: Context, options: _Options) -> Iterator[Observation]:
+    def measure_with_slurm(context: Context, options: _Options) -> Iterator[Answer]:
         if not slurm.installed():
-            yield Fact(name=SLURM_ABSENT, value=NO_CLIENT)
             raise NotApplicable(NO_CLIENT)
         try:
             yield from measure(context, options)
         except slurm.NotConfigured as error:
-            yield Fact(name=SLURM_ABSENT, value=NO_CLUSTER)
             raise NotApplicable(NO_CLUSTER) from error
 
     return measure_with_slurm

@@ -14,113 +14,21 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, RuleFact, SkipIf, metrics
-from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
+from seatrial.checks.base import Check, Context, SkipIf
+from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
+from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, needs_slurm, open_probe_jobs, task_evidence
 from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
-from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import Outcome, Phase, Scope, SeatrialError
 
 if TYPE_CHECKING:
     from seatrial.discover.slurm_task import Task
-
-METRICS = {
-    "cpus_missing": "CPUs",
-    "cpus_outside_allocation": "CPUs",
-    "cpus_shared": "CPUs",
-    "memory_confined": "bool",
-    "gpus_per_task": "GPUs",
-    "gpus_shared": "GPUs",
-    "devices_confined": "bool",
-    "gpus_accessible": "GPUs",
-    "numa_distance": "",
-}
 
 _CPU_ONLY_TASKS = 2  # tasks per node where tasks cannot request GPUs
 _GREP_CGROUP_CONF = "grep -iE 'ConstrainCores|ConstrainDevices|ConstrainRAMSpace' /etc/slurm/cgroup.conf"
 # NUMA distance from the ACPI System Locality Information Table: 10 is local. Linux uses 20 for a remote node if the
 # firmware has no value (include/linux/topology.h, REMOTE_DISTANCE); distances within a socket are smaller.
 _REMOTE_DISTANCE = 20
-
-RULES = (
-    Rule(
-        metric="cpus_missing",
-        evidence_facts=("tasks",),
-        expect="== 0 CPUs",
-        meaning="fewer CPUs in the task's affinity mask than allocated: data loaders and NCCL threads compete for them",
-        fix="srun -p PARTITION -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; "
-        "scontrol show config | grep -i TaskPlugin",
-    ),
-    Rule(
-        metric="cpus_outside_allocation",
-        evidence_facts=("tasks", "allocations"),
-        expect="== 0 CPUs",
-        applies_if={"cpus_confined": "yes"},
-        meaning="tasks can run on CPUs that are not allocated to the job, and slow down other jobs on the node",
-        fix=f"On the node: {_GREP_CGROUP_CONF}; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
-    ),
-    Rule(
-        metric="cpus_shared",
-        evidence_facts=("tasks",),
-        expect="== 0 CPUs",
-        applies_if={"tasks_bound": "yes"},
-        meaning="several tasks are bound to the same CPUs despite --cpu-bind=threads",
-        fix="srun -p PARTITION -N1 -n2 -c2 --cpu-bind=verbose,threads true; "
-        "scontrol show config | grep -i TaskPlugin; slurmd -C",
-    ),
-    Rule(
-        metric="memory_confined",
-        evidence_facts=("memory", "allocations"),
-        expect="== 1 bool",
-        applies_if={"memory_limit": "yes"},
-        meaning="the task's cgroup has no memory limit or one above the allocation, although limits are configured",
-        fix=f"On the node: {_GREP_CGROUP_CONF}; scontrol show config | grep -E '(Allowed|Min)RAMSpace'",
-    ),
-    Rule(
-        metric="gpus_per_task",
-        evidence_facts=("gpus", "tasks", "nvidia_smi_errors"),
-        expect="== 1 GPUs",
-        applies_if={"gpu_per_task": "yes"},
-        meaning="a task with --gpus-per-task=1 has no GPU or several: ranks crash, or all use the first GPU",
-        fix="srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; "
-        "check TaskProlog",
-    ),
-    Rule(
-        metric="gpus_shared",
-        evidence_facts=("gpus", "tasks"),
-        expect="== 0 GPUs",
-        applies_if={"gpu_per_task": "yes"},
-        meaning="several tasks with --gpus-per-task=1 have the same GPU: low throughput, out of memory",
-        fix="srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G",
-    ),
-    Rule(
-        metric="devices_confined",
-        expect="== 1 bool",
-        outcome_if_violated=Outcome.WARN,
-        applies_if={"gpu_per_task": "yes"},
-        meaning="no device cgroups: a job that changes CUDA_VISIBLE_DEVICES can use the GPUs of other jobs",
-        fix="TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
-        "ConstrainDevices=yes in cgroup.conf; restart every slurmd",
-    ),
-    Rule(
-        metric="gpus_accessible",
-        evidence_facts=("single_task",),
-        expect="== 1 GPUs",
-        applies_if={"gpu_isolation_tested": "yes"},
-        meaning="a task with one allocated GPU can open other GPUs, although device cgroups are configured",
-        fix=f"On the node: {_GREP_CGROUP_CONF}; slurmd -G must list each /dev/nvidiaN; "
-        "journalctl -u slurmd | grep -i cgroup",
-    ),
-    Rule(
-        metric="numa_distance",
-        evidence_facts=("tasks", "numa"),
-        expect=f"< {_REMOTE_DISTANCE}",
-        outcome_if_violated=Outcome.WARN,
-        applies_if={"numa_distance_readable": "yes"},
-        meaning="the task's CPUs and GPU are on different sockets: host copies cross the inter-socket link",
-        fix="nvidia-smi topo -m; Cores= of each GPU in gres.conf (set by AutoDetect=nvml); slurmd -G; "
-        "srun --gres-flags=enforce-binding",
-    ),
-)
 
 
 class BindingOptions(SubmitOptions):
@@ -132,7 +40,7 @@ class BindingOptions(SubmitOptions):
 
 
 @needs_slurm
-def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
+def measure(context: Context, options: BindingOptions) -> Iterator[Answer]:
     """Yield the CPU, memory and GPU metrics of each task of a probe job.
 
     Raises NotApplicable without Slurm client or configuration, SeatrialError with Slurm's reason if the probe job does
@@ -144,23 +52,24 @@ def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
     gpus_per_node, no_gpus_reason = _gpus_per_node(context, options, settings)
     node_count = options.nodes or context.expected_nodes
     tasks_per_node = gpus_per_node or _CPU_ONLY_TASKS
-    yield from _condition_facts(settings, gpus_per_node, no_gpus_reason)
+    yield from _conditions(settings, gpus_per_node, no_gpus_reason)
     with open_probe_jobs(context, options, node_count) as jobs:
         size = _size_options(node_count, tasks_per_node, options, gpus_per_node > 0, settings)
         job = jobs.start_idle_job(*size)
         allocations = slurm.allocations(job.id)  # node → resources
-        yield Fact(name="allocations", value={node: row.model_dump(mode="json") for node, row in allocations.items()})
         probe = slurm_task.srun_command(options.devices)
         all_tasks = slurm_task.parse_tasks(jobs.run_step(job.id, (*size, "--cpu-bind=threads"), probe))
         _require_tasks(all_tasks, node_count * tasks_per_node, allocations)
-        yield from _cpu_metrics(all_tasks, _allocated_cpus(all_tasks, allocations), options.cpus_per_task)
+        yield from _cpu_metrics(all_tasks, allocations, options.cpus_per_task)
         yield from _memory_metrics(all_tasks, allocations)
         if gpus_per_node:
             yield from _gpu_metrics(all_tasks, settings.constrains_devices)
             single_size = _size_options(node_count, 1, options, True, settings)
             single_tasks = slurm_task.parse_tasks(jobs.run_step(job.id, single_size, probe))
             _require_tasks(single_tasks, node_count, allocations)
-            yield from _single_task_metrics(single_tasks, gpus_per_node, settings)
+            for task in single_tasks:
+                evidence = task_evidence(task, settings.constrains_devices)
+                yield value("gpus_accessible", task.accessible_gpus, task.name, evidence=evidence)
 
 
 def _gpus_per_node(context: Context, options: BindingOptions, settings: Settings) -> tuple[int, str]:
@@ -186,19 +95,21 @@ def _size_options(
     return tuple(size)
 
 
-def _condition_facts(settings: Settings, gpus_per_node: int, no_gpus_reason: str) -> Iterator[Observation]:
-    """Yield the facts for ``applies_if`` ("yes" or "no: REASON"), and with GPUs the metric devices_confined."""
+def _conditions(settings: Settings, gpus_per_node: int, no_gpus_reason: str) -> Iterator[Answer]:
+    """Yield the facts for ``when`` ("yes" or "no: REASON"), and which metrics do not apply without GPUs."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
     cores_reason = f"{plugins}, ConstrainCores={settings.constrain_cores}"
     memory_reason = "memory not limited by SelectTypeParameters, TaskPlugin and ConstrainRAMSpace"
+    isolation_reason = "" if settings.constrains_devices else "no device cgroups (see devices_confined)"
+    isolation_reason = "one GPU per node" if gpus_per_node == 1 else isolation_reason
     yield condition_fact("cpus_confined", "" if settings.constrains_cpus else cores_reason)
     yield condition_fact("tasks_bound", "" if settings.task_binding_enabled else f"{plugins}, without task/affinity")
     yield condition_fact("memory_limit", "" if settings.constrains_memory else memory_reason)
-    yield condition_fact("gpu_per_task", no_gpus_reason)
-    if not gpus_per_node:
-        yield from (condition_fact(name, no_gpus_reason) for name in ("gpu_isolation_tested", "numa_distance_readable"))
+    yield condition_fact("gpu_isolation_tested", no_gpus_reason or isolation_reason)
+    if gpus_per_node:
+        yield value("devices_confined", settings.constrains_devices)
     else:
-        yield from metrics(METRICS, {"devices_confined": settings.constrains_devices})
+        yield absent(("gpus_*", "devices_confined", "numa_distance"), no_gpus_reason)
 
 
 def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[str, AllocatedResources]) -> None:
@@ -219,63 +130,44 @@ def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, AllocatedRe
 
 
 def _cpu_metrics(
-    tasks: Sequence[Task], allocated_by_node: Mapping[str, int], cpus_per_task: int
-) -> Iterator[Observation]:
+    tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources], cpus_per_task: int
+) -> Iterator[Answer]:
     """Yield the missing CPUs of each task, and per node the CPUs that are shared or not allocated."""
-    yield Fact(name="tasks", value={task.name: _task_summary(task) for task in tasks})
     for task in tasks:
-        yield from metrics(METRICS, {"cpus_missing": max(0, cpus_per_task - len(task.cpus))}, task.name)
-    for node, allocated in allocated_by_node.items():
+        yield value("cpus_missing", max(0, cpus_per_task - len(task.cpus)), task.name, evidence=list(task.cpus))
+    for node, allocated in _allocated_cpus(tasks, allocations).items():
         task_counts = Counter(chain.from_iterable(task.cpus for task in tasks if task.node == node))  # CPU → tasks
-        shared = sum(count > 1 for count in task_counts.values())
-        excess = max(0, len(task_counts) - allocated)
-        yield from metrics(METRICS, {"cpus_outside_allocation": excess, "cpus_shared": shared}, node)
+        shared = [cpu for cpu, count in task_counts.items() if count > 1]
+        evidence = {"cpus": sorted(task_counts), "allocation": allocations[node].model_dump(mode="json")}
+        yield value("cpus_outside_allocation", max(0, len(task_counts) - allocated), node, evidence=evidence)
+        yield value("cpus_shared", len(shared), node, evidence=shared)
 
 
-def _task_summary(task: Task) -> dict[str, object]:
-    return {
-        "cpus": list(task.cpus),
-        "cuda_visible_devices": task.cuda_visible_devices,
-        "accessible_devices": list(task.accessible_devices),
-    }
+def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> Iterator[Answer]:
+    """Yield memory_confined per task."""
+    for task in tasks:
+        if task.memory_limits:
+            limit, allocated = task.memory_limit, allocations[task.node].memory_bytes
+            evidence = {"limit": limit, "allocated": allocated}
+            yield value("memory_confined", limit is not None and limit <= allocated, task.name, evidence=evidence)
+        else:
+            yield unreadable("memory_confined", "the task sees no memory cgroup", task.name)
 
 
-def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> Iterator[Observation]:
-    """Yield memory_confined per task; no value for a task without a readable memory cgroup."""
-    tasks_in_cgroups = [task for task in tasks if task.memory_limits]
-    yield Fact(name="memory", value={task.name: task.memory_limit for task in tasks_in_cgroups})
-    for task in tasks_in_cgroups:
-        confined = task.memory_limit is not None and task.memory_limit <= allocations[task.node].memory_bytes
-        yield from metrics(METRICS, {"memory_confined": confined}, task.name)
-
-
-def _gpu_metrics(tasks: Sequence[Task], devices_confined: bool) -> Iterator[Observation]:
+def _gpu_metrics(tasks: Sequence[Task], devices_confined: bool) -> Iterator[Answer]:
     """Yield the GPUs of each task, the GPUs that tasks of a node share, and the NUMA distance of CPUs and GPU."""
     gpus_by_task = {task.name: task.gpus(devices_confined) or () for task in tasks}
-    yield Fact(name="gpus", value={name: list(gpus) for name, gpus in gpus_by_task.items()})
-    yield Fact(name="nvidia_smi_errors", value=sorted({task.listing_error for task in tasks if task.listing_error}))
-    for name, gpus in gpus_by_task.items():
-        yield from metrics(METRICS, {"gpus_per_task": len(gpus)}, name)
-    for node in sorted({task.node for task in tasks}):
-        task_counts = Counter(chain.from_iterable(gpus_by_task[task.name] for task in tasks if task.node == node))
-        yield from metrics(METRICS, {"gpus_shared": sum(count > 1 for count in task_counts.values())}, node)
-    distances = {task.name: task.numa_distance() for task in tasks}
-    readable = {name: distance for name, distance in distances.items() if isinstance(distance, int)}
-    reasons = sorted({str(reason) for reason in distances.values()}) or ["no task"]
-    yield Fact(name="numa", value=distances)
-    yield condition_fact("numa_distance_readable", "" if readable else "; ".join(reasons))
-    for name, distance in readable.items():
-        yield from metrics(METRICS, {"numa_distance": distance}, name)
-
-
-def _single_task_metrics(tasks: Sequence[Task], gpus_per_node: int, settings: Settings) -> Iterator[Observation]:
-    """Yield the number of GPUs that each task of the second step can open; each node has one task with one GPU."""
-    yield Fact(name="single_task", value={task.name: _task_summary(task) for task in tasks})
-    reason = "one GPU per node" if gpus_per_node < 2 else "no device cgroups (see devices_confined)"
-    tested = gpus_per_node > 1 and settings.constrains_devices
-    yield condition_fact("gpu_isolation_tested", "" if tested else reason)
     for task in tasks:
-        yield from metrics(METRICS, {"gpus_accessible": task.accessible_gpus}, task.name)
+        evidence = task_evidence(task, devices_confined)
+        yield value("gpus_per_task", len(gpus_by_task[task.name]), task.name, evidence=evidence)
+        if isinstance(distance := task.numa_distance(), int):
+            yield value("numa_distance", distance, task.name, evidence=evidence)
+        else:
+            yield absent("numa_distance", distance, task.name)
+    for node in sorted({task.node for task in tasks}):
+        of_node = {task.name: list(gpus_by_task[task.name]) for task in tasks if task.node == node}
+        task_counts = Counter(chain.from_iterable(of_node.values()))
+        yield value("gpus_shared", sum(count > 1 for count in task_counts.values()), node, evidence=of_node)
 
 
 CHECK = Check(
@@ -283,21 +175,86 @@ CHECK = Check(
     title="Task binding: GPUs, CPUs and memory of each task",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CONTROL,
-    metrics=METRICS,
-    rules=RULES,
-    rule_facts=dict.fromkeys(
-        (
-            "cpus_confined",
-            "tasks_bound",
-            "memory_limit",
-            "gpu_per_task",
-            "gpu_isolation_tested",
-            "numa_distance_readable",
-        ),
-        RuleFact(),
-    ),
     measure=measure,
     limit_s=900,
     options=BindingOptions,
     skip_if=(SkipIf.NO_SLURM,),
+    declared=(
+        metric(
+            "cpus_missing",
+            "== 0 CPUs",
+            "fewer CPUs in the task's affinity mask than allocated: data loaders and NCCL threads compete for them",
+            "srun -p PARTITION -N1 -n2 -c2 --cpu-bind=verbose,threads taskset -cp 0; "
+            "scontrol show config | grep -i TaskPlugin",
+        ),
+        metric(
+            "cpus_outside_allocation",
+            "== 0 CPUs",
+            "tasks can run on CPUs that are not allocated to the job, and slow down other jobs on the node",
+            f"On the node: {_GREP_CGROUP_CONF}; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
+            when="cpus_confined == yes",
+        ),
+        metric(
+            "cpus_shared",
+            "== 0 CPUs",
+            "several tasks are bound to the same CPUs despite --cpu-bind=threads",
+            "srun -p PARTITION -N1 -n2 -c2 --cpu-bind=verbose,threads true; "
+            "scontrol show config | grep -i TaskPlugin; slurmd -C",
+            when="tasks_bound == yes",
+        ),
+        metric(
+            "memory_confined",
+            "yes",
+            "the task's cgroup has no memory limit or one above the allocation, although limits are configured",
+            f"On the node: {_GREP_CGROUP_CONF}; scontrol show config | grep -E '(Allowed|Min)RAMSpace'",
+            when="memory_limit == yes",
+        ),
+        metric(
+            "gpus_per_task",
+            "== 1 GPUs",
+            "a task with --gpus-per-task=1 has no GPU or several: ranks crash, or all use the first GPU",
+            "srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; "
+            "check TaskProlog",
+        ),
+        metric(
+            "gpus_shared",
+            "== 0 GPUs",
+            "several tasks with --gpus-per-task=1 have the same GPU: low throughput, out of memory",
+            "srun -p PARTITION -N1 -n2 --gpus-per-task=1 sh -c 'echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L'; slurmd -G. "
+            "Check Gres= in slurm.conf and File= in gres.conf, and set ConstrainDevices=yes in cgroup.conf",
+            cause=Cause(
+                id="shared_gpus",
+                place="cluster",
+                first_command="srun --ntasks-per-node=2 --gpus-per-task=1 sh -c "
+                "'echo $SLURM_LOCALID $CUDA_VISIBLE_DEVICES'",
+                action="fix-config",
+                explains=("device.*", "transfer.*", "collectives.*", "train.*"),
+                wrong_results=True,
+            ),
+        ),
+        metric(
+            "devices_confined",
+            "yes",
+            "no device cgroups: a job that changes CUDA_VISIBLE_DEVICES can use the GPUs of other jobs",
+            "TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
+            "ConstrainDevices=yes in cgroup.conf; restart every slurmd",
+            outcome=Outcome.WARN,
+        ),
+        metric(
+            "gpus_accessible",
+            "== 1 GPUs",
+            "a task with one allocated GPU can open other GPUs, although device cgroups are configured",
+            f"On the node: {_GREP_CGROUP_CONF}; slurmd -G must list each /dev/nvidiaN; "
+            "journalctl -u slurmd | grep -i cgroup",
+            when="gpu_isolation_tested == yes",
+        ),
+        metric(
+            "numa_distance",
+            f"< {_REMOTE_DISTANCE}",
+            "the task's CPUs and GPU are on different sockets: host copies cross the inter-socket link",
+            "nvidia-smi topo -m; Cores= of each GPU in gres.conf (set by AutoDetect=nvml); slurmd -G; "
+            "srun --gres-flags=enforce-binding",
+            outcome=Outcome.WARN,
+        ),
+    ),
 )

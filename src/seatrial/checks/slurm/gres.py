@@ -5,52 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import SLURM_ABSENT, Check, Context, Options, RuleFact, SkipIf, facts, metrics
+from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.slurm._probe_jobs import NO_CLIENT, NO_CLUSTER
 from seatrial.discover import gpu as discover
 from seatrial.discover import slurm
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.slurm_facts import SlurmNode
-from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
-
-METRICS = {
-    "gpus_configured": "GPUs",
-    "gpus_detected": "GPUs",
-    "gpus_missing": "GPUs",
-    "gpus_not_configured": "GPUs",
-    "gpus_below_expected": "GPUs",
-}
-
-RULES = (
-    Rule(
-        metric="gpus_missing",
-        evidence_facts=("configured", "detected", "gres", "models", "nvml_unavailable", "gpus_lost"),
-        expect="== 0 GPUs",
-        meaning="Slurm allocates more GPUs than NVML reports on the node: jobs start and fail",
-        fix="On the node: nvidia-smi -L; slurmd -G; dmesg | grep -iE 'xid|nvrm'. Until the repair: scontrol "
-        "update nodename=NODE state=drain reason=gpu",
-    ),
-    Rule(
-        metric="gpus_not_configured",
-        evidence_facts=("configured", "detected", "gres", "models"),
-        expect="== 0 GPUs",
-        meaning="the node has GPUs that Slurm has not configured: they are not allocated, and access is not restricted",
-        fix="On the node: slurmd -G; nvidia-smi -L. Gres=gpu:N on the node's NodeName line, AutoDetect=nvml in "
-        "gres.conf; restart slurmctld and the node's slurmd, then: sinfo -o '%N %G'",
-    ),
-    Rule(
-        metric="gpus_below_expected",
-        evidence_facts=("configured", "gres"),
-        expect="== 0 GPUs",
-        applies_if={"gpus_expected": "yes"},
-        meaning="Slurm has fewer GPUs configured on this node than expected",
-        fix="sinfo -o '%N %G'; scontrol show node NODE; Gres=gpu:N on the node's NodeName line, and gres.conf",
-    ),
-)
+from seatrial.model import Fact, NotApplicable, Phase, Scope, SeatrialError
 
 
-def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield the GPU counts of Slurm and NVML, and their differences.
+def measure(context: Context, _options: Options) -> Iterator[Answer]:
+    """Yield the differences between the GPU counts of Slurm and NVML.
 
     Raises NotApplicable on a machine that is not a Slurm node, and SeatrialError in MIG mode or if the job has only a
     part of the node's GPUs.
@@ -58,36 +24,30 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     try:
         node = _this_node(context, os.environ)
     except slurm.NotConfigured as error:
-        # The judge turns this SKIP into an ERROR if the record has this fact and Slurm starts the jobs of the trial
-        yield Fact(name=SLURM_ABSENT, value=NO_CLUSTER)
         raise NotApplicable(NO_CLUSTER) from error
     inventory = discover.read(context.root)
     configured, detected, expected = node.gpus, len(inventory.gpus), context.expected_gpus or 0
     if not configured and not inventory.installed_gpus and not expected:
         raise NotApplicable(f"{node.name} has no GPU in Slurm, none in NVML, and none is expected")
+    yield Fact(name="nvml_unavailable", value=inventory.nvml_unavailable)
     gres = [":".join(filter(None, (row.name, row.type, str(row.count)))) for row in node.gres]  # such as gpu:h100:8
-    yield from facts(
-        {
-            "gres": ",".join(gres),
-            "configured": f"{configured} GPUs by Slurm",
-            "detected": f"{detected} GPUs by NVML",
-            "models": sorted({gpu.name or "unreadable" for gpu in inventory.gpus}),
-            "nvml_unavailable": inventory.nvml_unavailable,
-            "gpus_lost": [*inventory.failed_gpus, *inventory.permission_denied],
-            "gpus_expected": "yes" if expected else "no",
-        }
-    )
-    counts = {
-        "gpus_configured": configured,
-        "gpus_detected": detected,
-        "gpus_below_expected": max(0, expected - configured),
+    evidence = {
+        "configured": f"{configured} GPUs by Slurm",
+        "detected": f"{detected} GPUs by NVML",
+        "gres": ",".join(gres),
+        "models": sorted({gpu.name or "unreadable" for gpu in inventory.gpus}),
+        "nvml_unavailable": inventory.nvml_unavailable,
+        "gpus_lost": [*inventory.failed_gpus, *inventory.permission_denied],
     }
-    yield from metrics(METRICS, counts, context.node)
+    if expected:
+        yield value("gpus_below_expected", max(0, expected - configured), evidence=evidence)
+    else:
+        yield absent("gpus_below_expected", "cluster.gpus_per_node is not set")
     if any(gpu.mig_mode for gpu in inventory.gpus):
         raise SeatrialError("MIG enabled: Slurm counts MIG instances, NVML GPUs. Compare: slurmd -G; nvidia-smi -L")
     allocated = _allocated_gpus(configured, inventory, os.environ)
-    differences = {"gpus_missing": max(0, allocated - detected), "gpus_not_configured": max(0, detected - configured)}
-    yield from metrics(METRICS, differences, context.node)
+    yield value("gpus_missing", max(0, allocated - detected), evidence=evidence)
+    yield value("gpus_not_configured", max(0, detected - configured), evidence=evidence)
     if allocated < configured:
         raise SeatrialError(
             f"this job has {allocated} of {configured} GPUs of the node; NVML does not show the others, and they were "
@@ -126,10 +86,29 @@ CHECK = Check(
     title="GPUs configured in Slurm and detected on the node",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
-    metrics=METRICS,
-    rules=RULES,
-    rule_facts={"gpus_expected": RuleFact(reason="cluster.gpus_per_node is not set")},
     measure=measure,
     limit_s=300,
     skip_if=(SkipIf.NO_SLURM, SkipIf.NO_GPU),
+    declared=(
+        metric(
+            "gpus_missing",
+            "== 0 GPUs",
+            "Slurm allocates more GPUs than NVML reports on the node: jobs start and fail",
+            "On the node: nvidia-smi -L; slurmd -G; dmesg | grep -iE 'xid|nvrm'. Until the repair: scontrol "
+            "update nodename=NODE state=drain reason=gpu",
+        ),
+        metric(
+            "gpus_not_configured",
+            "== 0 GPUs",
+            "the node has GPUs that Slurm has not configured: they are not allocated, and access is not restricted",
+            "On the node: slurmd -G; nvidia-smi -L. Gres=gpu:N on the node's NodeName line, AutoDetect=nvml in "
+            "gres.conf; restart slurmctld and the node's slurmd, then: sinfo -o '%N %G'",
+        ),
+        metric(
+            "gpus_below_expected",
+            "== 0 GPUs",
+            "Slurm has fewer GPUs configured on this node than expected",
+            "sinfo -o '%N %G'; scontrol show node NODE; Gres=gpu:N on the node's NodeName line, and gres.conf",
+        ),
+    ),
 )

@@ -11,45 +11,22 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, RuleFact, SkipIf, metrics
-from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, needs_slurm, open_probe_jobs
+from seatrial.checks.base import Check, Context, SkipIf
+from seatrial.checks.declare import Answer, absent, metric, unreadable, value
+from seatrial.checks.slurm._probe_jobs import (
+    ProbeJobs,
+    SubmitOptions,
+    condition_fact,
+    needs_slurm,
+    open_probe_jobs,
+    task_evidence,
+)
 from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import JobRecord, Partition, Settings
-from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
+from seatrial.model import Phase, Scope, SeatrialError
 
 if TYPE_CHECKING:
     from seatrial.discover.slurm_task import Task
-
-METRICS = {"gpus_shared": "GPUs", "gpus_accessible_to_both": "GPUs", "cpus_shared": "CPUs"}
-
-RULES = (
-    Rule(
-        metric="gpus_shared",
-        evidence_facts=("first_job", "second_job"),
-        expect="== 0 GPUs",
-        applies_if={"gpus_compared": "yes"},
-        meaning="two jobs on one node have the same GPU: low throughput, out of GPU memory",
-        fix="scontrol -d show job ID (GRES=…(IDX:…)) of both; on the node: slurmd -G; nvidia-smi -L; TaskProlog",
-    ),
-    Rule(
-        metric="gpus_accessible_to_both",
-        evidence_facts=("first_job", "second_job"),
-        expect="== 0 GPUs",
-        applies_if={"gpus_compared": "yes", "devices_confined": "yes"},
-        meaning="two jobs on one node can open the same GPU, although device cgroups are configured",
-        fix="On the node: grep -i ConstrainDevices /etc/slurm/cgroup.conf; slurmd -G must list each /dev/nvidiaN; "
-        "journalctl -u slurmd | grep -i cgroup",
-    ),
-    Rule(
-        metric="cpus_shared",
-        evidence_facts=("first_job", "second_job"),
-        expect="== 0 CPUs",
-        applies_if={"cpus_confined": "yes"},
-        meaning="two jobs on one node run on the same CPUs: both are slower, and measurements are not reliable",
-        fix="scontrol -d show job ID (CPU_IDs) of both; on the node: grep -i ConstrainCores /etc/slurm/cgroup.conf; "
-        "compare slurmd -C with the NodeName line; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
-    ),
-)
 
 
 class IsolationOptions(SubmitOptions):
@@ -64,24 +41,25 @@ class IsolationOptions(SubmitOptions):
 
 
 @needs_slurm
-def measure(context: Context, options: IsolationOptions) -> Iterator[Observation]:
+def measure(context: Context, options: IsolationOptions) -> Iterator[Answer]:
     """Yield the number of GPUs and CPUs that two jobs on one node share.
 
-    Raises NotApplicable if Slurm runs one job per node, SeatrialError if the two jobs do not run at the same time.
+    Raises SeatrialError if the two jobs do not run at the same time.
     """
     from seatrial.discover import slurm_task
 
     # --partition may also be in the option ``extra``, which is not parsed here
     settings, partition = slurm.settings(), slurm.partition_of_jobs(options.partition)
+    yield condition_fact("cpus_confined", _unconfined_cpus_reason(settings, partition))
     reason = f"SelectType={settings.select_type} allocates whole nodes" if settings.allocates_whole_nodes else ""
     if partition and partition.oversubscribe == "EXCLUSIVE":
         reason = reason or f"partition {partition.name} has OverSubscribe=EXCLUSIVE"
     if reason:
-        raise NotApplicable(f"only one job per node: {reason}")
+        yield absent("*", f"only one job per node: {reason}")
+        return
     gpus = 0
     if "gpu" in settings.gres_types:
         gpus = slurm_nodes.gpus_per_node(options) if context.expected_gpus is None else context.expected_gpus
-    yield from _condition_facts(settings, partition, gpus)
     size = ["--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}"]
     if settings.memory_is_consumable:  # without --mem a job may get all memory of the node
         size.append("--mem=1G")
@@ -92,21 +70,20 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
         probe = slurm_task.srun_command(options.devices)
         first, second = (_single_task(jobs.run_step(job.id, tuple(size), probe), job) for job in pair)
         _require_running(jobs, pair)
-    yield from _compare(first, second, devices_confined=settings.constrains_devices, have_several_gpus=gpus > 1)
+    yield from _compare(first, second, settings, gpus)
 
 
-def _condition_facts(settings: Settings, partition: Partition | None, gpus: int) -> Iterator[Fact]:
-    """Yield the facts in the ``applies_if`` of the rules: "yes", or the reason why the rule does not apply."""
-    plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
-    cpus_reason = "" if settings.constrains_cpus else f"{plugins}, ConstrainCores={settings.constrain_cores}"
+def _unconfined_cpus_reason(settings: Settings, partition: Partition | None) -> str:
+    """Return why several jobs may run on the same CPUs; empty if Slurm confines each to its own."""
     if not settings.cpus_are_consumable:
-        cpus_reason = f"SelectTypeParameters={','.join(settings.select_type_parameters)} does not allocate CPUs"
-    elif partition and (partition.oversubscribe or "NO").startswith("FORCE"):
-        cpus_reason = f"partition {partition.name} shares CPUs: OverSubscribe={partition.oversubscribe}"
-    yield condition_fact("cpus_confined", cpus_reason)
-    devices_reason = "" if settings.constrains_devices else f"{plugins}, ConstrainDevices={settings.constrain_devices}"
-    yield condition_fact("devices_confined", devices_reason)
-    yield condition_fact("gpus_compared", "" if gpus > 1 else f"{gpus} GPUs per node; two jobs need one GPU each")
+        return f"SelectTypeParameters={','.join(settings.select_type_parameters)} does not allocate CPUs"
+    if partition and (partition.oversubscribe or "NO").startswith("FORCE"):
+        return f"partition {partition.name} shares CPUs: OverSubscribe={partition.oversubscribe}"
+    return "" if settings.constrains_cpus else f"{_plugins(settings)}, ConstrainCores={settings.constrain_cores}"
+
+
+def _plugins(settings: Settings) -> str:
+    return f"TaskPlugin={','.join(settings.task_plugin)}"
 
 
 def _start_pair(jobs: ProbeJobs, size: tuple[str, ...], second_job_wait_s: float) -> tuple[JobRecord, JobRecord]:
@@ -140,25 +117,24 @@ def _single_task(output: str, job: JobRecord) -> Task:
     return tasks[0]
 
 
-def _compare(first: Task, second: Task, *, devices_confined: bool, have_several_gpus: bool) -> Iterator[Observation]:
-    """Yield what the tasks of the two jobs see, and the number of GPUs and CPUs that both have."""
-    first_gpus, second_gpus = first.gpus(devices_confined), second.gpus(devices_confined)
-    for name, task, task_gpus in (("first_job", first, first_gpus), ("second_job", second, second_gpus)):
-        summary = {
-            "cpus": list(task.cpus),
-            "gpus": list(task_gpus or ()),
-            "accessible_devices": list(task.accessible_devices),
-            "cuda_visible_devices": task.cuda_visible_devices,
-            "listing_error": task.listing_error,
-        }
-        yield Fact(name=name, value=summary)
-    values = {"cpus_shared": len(set(first.cpus) & set(second.cpus))}
-    # If the GPUs of a task are unknown, the metric is missing, and its rule ends in ERROR
-    if have_several_gpus and first_gpus and second_gpus:
-        values["gpus_shared"] = len(set(first_gpus) & set(second_gpus))
-    if have_several_gpus and first.accessible_devices and second.accessible_devices:
-        values["gpus_accessible_to_both"] = len(set(first.accessible_devices) & set(second.accessible_devices))
-    yield from metrics(METRICS, values, first.node)
+def _compare(first: Task, second: Task, settings: Settings, gpus: int) -> Iterator[Answer]:
+    """Yield the number of CPUs and GPUs that the tasks of the two jobs both have; ``gpus``: of the node."""
+    confined = settings.constrains_devices
+    evidence = {"first_job": task_evidence(first, confined), "second_job": task_evidence(second, confined)}
+    yield value("cpus_shared", len(set(first.cpus) & set(second.cpus)), first.node, evidence=evidence)
+    if gpus < 2:
+        yield absent("gpus_*", f"{gpus} GPUs per node; two jobs need one GPU each")
+        return
+    if not confined:
+        yield absent("gpus_accessible_to_both", f"{_plugins(settings)}, ConstrainDevices={settings.constrain_devices}")
+    first_gpus, second_gpus = first.gpus(confined), second.gpus(confined)
+    if first_gpus and second_gpus:
+        yield value("gpus_shared", len(set(first_gpus) & set(second_gpus)), first.node, evidence=evidence)
+    if confined and first.accessible_devices and second.accessible_devices:
+        both = set(first.accessible_devices) & set(second.accessible_devices)
+        yield value("gpus_accessible_to_both", len(both), first.node, evidence=evidence)
+    errors = " ".join(filter(None, (first.listing_error, second.listing_error)))
+    yield unreadable("gpus_*", f"a task with one GPU shows none, or no device file that it can open. {errors}".rstrip())
 
 
 CHECK = Check(
@@ -166,12 +142,31 @@ CHECK = Check(
     title="Isolation of two jobs on one node",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CONTROL,
-    metrics=METRICS,
-    rules=RULES,
-    rule_facts=dict.fromkeys(("gpus_compared", "devices_confined", "cpus_confined"), RuleFact()),
     measure=measure,
     limit_s=900,
     options=IsolationOptions,
-    # The record cannot show that Slurm runs one job per node
-    skip_if=(SkipIf.NO_SLURM, SkipIf.UNVERIFIED),
+    skip_if=(SkipIf.NO_SLURM,),
+    declared=(
+        metric(
+            "gpus_shared",
+            "== 0 GPUs",
+            "two jobs on one node have the same GPU: low throughput, out of GPU memory",
+            "scontrol -d show job ID (GRES=…(IDX:…)) of both; on the node: slurmd -G; nvidia-smi -L; TaskProlog",
+        ),
+        metric(
+            "gpus_accessible_to_both",
+            "== 0 GPUs",
+            "two jobs on one node can open the same GPU, although device cgroups are configured",
+            "On the node: grep -i ConstrainDevices /etc/slurm/cgroup.conf; slurmd -G must list each /dev/nvidiaN; "
+            "journalctl -u slurmd | grep -i cgroup",
+        ),
+        metric(
+            "cpus_shared",
+            "== 0 CPUs",
+            "two jobs on one node run on the same CPUs: both are slower, and measurements are not reliable",
+            "scontrol -d show job ID (CPU_IDs) of both; on the node: grep -i ConstrainCores /etc/slurm/cgroup.conf; "
+            "compare slurmd -C with the NodeName line; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
+            when="cpus_confined == yes",
+        ),
+    ),
 )

@@ -6,52 +6,12 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, SkipIf, facts, metrics
+from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Partition
-from seatrial.model import Observation, Outcome, Phase, Rule, Scope
-
-METRICS = {
-    "partitions_up": "partitions",
-    "default_partitions": "partitions",
-    "nodes_without_partition": "nodes",
-    "partitions_without_limit": "partitions",
-}
-
-RULES = (
-    Rule(
-        metric="partitions_up",
-        evidence_facts=("partitions",),
-        expect=">= 1 partitions",
-        meaning="no partition of the trial is UP: its jobs stay pending",
-        fix="scontrol update partitionname=NAME state=up; permanently: State=UP on its line in slurm.conf",
-    ),
-    Rule(
-        metric="default_partitions",
-        expect="== 1 partitions",
-        outcome_if_violated=Outcome.WARN,
-        meaning="no default partition: jobs without --partition are rejected",
-        fix="Default=YES on the PartitionName line of one partition; workaround: --partition with every job",
-    ),
-    Rule(
-        metric="nodes_without_partition",
-        evidence_facts=("nodes_without_partition",),
-        expect="== 0 nodes",
-        outcome_if_violated=Outcome.WARN,
-        meaning="nodes that belong to no partition in state UP: no job can run there",
-        fix="add these nodes to Nodes= of a partition in slurm.conf, then: scontrol reconfigure",
-    ),
-    Rule(
-        metric="partitions_without_limit",
-        evidence_facts=("partitions_without_limit",),
-        expect="== 0 partitions",
-        outcome_if_violated=Outcome.WARN,
-        meaning="no time limit for jobs without --time: a hung job holds its GPUs indefinitely, and the backfill "
-        "scheduler has no end times",
-        fix="DefaultTime=01:00:00 (and MaxTime) on the PartitionName line; scontrol reconfigure",
-    ),
-)
+from seatrial.model import Outcome, Phase, Scope
 
 
 class PartitionsOptions(Options):
@@ -61,7 +21,7 @@ class PartitionsOptions(Options):
 
 
 @needs_slurm
-def measure(_context: Context, options: PartitionsOptions) -> Iterator[Observation]:
+def measure(_context: Context, options: PartitionsOptions) -> Iterator[Answer]:
     """Yield the partition counts, and the number of nodes that are in no partition in state UP.
 
     ``partitions_up`` counts the partitions of the trial; without any, all partitions.
@@ -74,20 +34,11 @@ def measure(_context: Context, options: PartitionsOptions) -> Iterator[Observati
     of_trial = set((options.partition or "").split(",")) - {""} or default or names_up
     without_partition = [node.name for node in nodes if not names_up & set(node.partitions)]
     without_limit = [partition.name for partition in partitions if partition.up and _has_no_time_limit(partition)]
-    yield from facts(
-        {
-            "partitions": [partition.model_dump(mode="json") for partition in partitions],
-            "nodes_without_partition": without_partition,
-            "partitions_without_limit": without_limit,
-        }
-    )
-    counts = {
-        "partitions_up": len(names_up & of_trial),
-        "default_partitions": len(default),
-        "nodes_without_partition": len(without_partition),
-        "partitions_without_limit": len(without_limit),
-    }
-    yield from metrics(METRICS, counts)
+    states = [partition.model_dump(mode="json") for partition in partitions]
+    yield value("partitions_up", len(names_up & of_trial), evidence=states)
+    yield value("default_partitions", len(default))
+    yield value("nodes_without_partition", len(without_partition), evidence=without_partition)
+    yield value("partitions_without_limit", len(without_limit), evidence=without_limit)
 
 
 def _has_no_time_limit(partition: Partition) -> bool:
@@ -101,10 +52,38 @@ CHECK = Check(
     title="Slurm partitions: states, nodes and time limits",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CONTROL,
-    metrics=METRICS,
-    rules=RULES,
     measure=measure,
     limit_s=300,
     options=PartitionsOptions,
     skip_if=(SkipIf.NO_SLURM,),
+    declared=(
+        metric(
+            "partitions_up",
+            ">= 1 partitions",
+            "no partition of the trial is UP: its jobs stay pending",
+            "scontrol update partitionname=NAME state=up; permanently: State=UP on its line in slurm.conf",
+        ),
+        metric(
+            "default_partitions",
+            "== 1 partitions",
+            "no default partition: jobs without --partition are rejected",
+            "Default=YES on the PartitionName line of one partition; workaround: --partition with every job",
+            outcome=Outcome.WARN,
+        ),
+        metric(
+            "nodes_without_partition",
+            "== 0 nodes",
+            "nodes that belong to no partition in state UP: no job can run there",
+            "add these nodes to Nodes= of a partition in slurm.conf, then: scontrol reconfigure",
+            outcome=Outcome.WARN,
+        ),
+        metric(
+            "partitions_without_limit",
+            "== 0 partitions",
+            "no time limit for jobs without --time: a hung job holds its GPUs indefinitely, and the backfill "
+            "scheduler has no end times",
+            "DefaultTime=01:00:00 (and MaxTime) on the PartitionName line; scontrol reconfigure",
+            outcome=Outcome.WARN,
+        ),
+    ),
 )

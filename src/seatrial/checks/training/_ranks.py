@@ -1,4 +1,4 @@
-"""Slowdown and data wait of each rank, with their rules, for training runs on several ranks."""
+"""Slowdown and data wait of each rank, for training runs on several ranks."""
 
 from __future__ import annotations
 
@@ -6,65 +6,53 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import RuleFact
+from seatrial.checks.declare import Answer, absent, metric, rule, value
 from seatrial.checks.training._workload import TrainingResult
-from seatrial.model import Fact, Metric, Observation, Rule
 from seatrial.train.rank_times import MIN_STEPS, RankTimes, Slowdown, slowdowns
 
 SLOWDOWN, DATA_WAIT = "rank_slowdown", "rank_data_wait"
-METRICS = {SLOWDOWN: "%", DATA_WAIT: "%"}
 # Limits in percent. On two CPU cores at a load of 16, equal ranks had a slowdown of 0 % over 20 steps and a data wait
 # of 0.1 %; on H200 the data wait is below 0.25 % (docs/results). device.gemm too fails a GPU 10 % below its peers.
 MAX_DATA_WAIT = 10
 # Device → limit; higher on CPUs: two ranks on the hyperthreads of one core are slower than a rank with its own core
 MAX_SLOWDOWN = {"cuda": 10, "cpu": 25}
-_MAX_NAMED = 4  # ranks in the facts slowest_ranks and longest_data_waits
-# Checks with these rules also declare the fact ``device``
-RULE_FACTS = {
-    "ranks_compared": RuleFact(reason="compute times of ranks were not compared"),
-    "data_wait_timed": RuleFact(),
-}
-RULES = (
-    *(
-        Rule(
-            metric=SLOWDOWN,
-            expect=f"<= {limit} %",
-            applies_if={"ranks_compared": "yes", "device": device},
-            evidence_facts=("slowest_ranks",),
-            meaning="The rank computes slower than the other ranks of this run, which wait for it in every step. The "
-            "value is the lower end of the 95 % interval over the steps.",
-            fix="Compare clocks, temperature and processes of the rank's GPU with those of another GPU of the node "
-            "(nvidia-smi), then the load and the binding of its CPU cores (top; taskset -cp PID). Then run the check "
-            "without the node.",
-        )
-        for device, limit in MAX_SLOWDOWN.items()
+DECLARED = (
+    metric(
+        SLOWDOWN,
+        f"<= {MAX_SLOWDOWN['cuda']} %",
+        "The rank computes slower than the other ranks of this run, which wait for it in every step. The value is the "
+        "lower end of the 95 % interval over the steps.",
+        "Compare clocks, temperature and processes of the rank's GPU with those of another GPU of the node "
+        "(nvidia-smi), then the load and the binding of its CPU cores (top; taskset -cp PID). Then run the check "
+        "without the node.",
+        when="device == cuda",
+        also=(rule(f"<= {MAX_SLOWDOWN['cpu']} %", when="device == cpu"),),
+        speed=True,
+        may_exceed_100=True,
     ),
-    Rule(
-        metric=DATA_WAIT,
-        expect=f"<= {MAX_DATA_WAIT} %",
-        applies_if={"data_wait_timed": "yes"},
-        evidence_facts=("longest_data_waits",),
-        meaning="The device of the rank is idle while the data loader reads and prepares the next batch; all ranks "
-        "wait for it.",
-        fix="Check the filesystem of the data (filesystem.speed; iostat -x 1) and the load of the CPUs (top). If all "
+    metric(
+        DATA_WAIT,
+        f"<= {MAX_DATA_WAIT} %",
+        "The device of the rank is idle while the data loader reads and prepares the next batch; all ranks wait for "
+        "it.",
+        "Check the filesystem of the data (filesystem.speed; iostat -x 1) and the load of the CPUs (top). If all "
         "ranks wait, start more data loader workers, or copy the data to a local disk.",
+        speed=True,
     ),
 )
 
 
-def observations_of_trainings(
+def slowdown_and_data_wait(
     results: Mapping[str, Sequence[TrainingResult]], subjects: Sequence[str]
-) -> Iterator[Observation]:
+) -> Iterator[Answer]:
     """The slowdowns in the first stage whose ranks can be compared, and the data waits in the last stage.
 
     ``results``: stage → its trainings, which ran concurrently and are peers. ``subjects[rank]``: the rank's subject.
     """
     times_by_stage = [times_by_subject(trainings, subjects) for trainings in results.values()]
-    if not times_by_stage:
-        yield from observations({}, {})
-        return
     comparable = (times for times in times_by_stage if slowdowns(list(times.values())))
-    yield from observations(next(comparable, times_by_stage[0]), times_by_stage[-1])
+    yield from slowdown(next(comparable, times_by_stage[0]))
+    yield from data_wait(times_by_stage[-1])
 
 
 def times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[str]) -> dict[str, RankTimes]:
@@ -77,37 +65,26 @@ def times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[str
     return times
 
 
-def observations(
-    compute_times: Mapping[str, RankTimes], data_wait_times: Mapping[str, RankTimes]
-) -> Iterator[Observation]:
-    """Metrics of each rank, and facts that name the slowest ranks.
+def slowdown(times: Mapping[str, RankTimes]) -> Iterator[Answer]:
+    """The slowdown of each rank. ``times``: subject → the times of its rank in one training."""
+    compared = slowdowns(list(times.values()))
+    if not compared:
+        yield absent(SLOWDOWN, _not_compared_reason(times))
+        return
+    for index, subject in enumerate(times):
+        if each := compared.get(index):
+            yield value(SLOWDOWN, max(0.0, 100 * (each.low - 1)), subject, evidence=_slowdown_text(each))
+        else:
+            yield absent(SLOWDOWN, "no other rank with compute times has the same device model", subject)
 
-    Both arguments map a subject to the times of its rank. ``compute_times``: of the training whose compute times are
-    compared. ``data_wait_times``: of the training whose wait for data is judged.
-    """
-    slowdown_by_index = slowdowns(list(compute_times.values()))
-    slowdown_by_subject = {
-        subject: slowdown_by_index[index] for index, subject in enumerate(compute_times) if index in slowdown_by_index
-    }
-    compared = "yes" if slowdown_by_subject else f"no: {_not_compared_reason(compute_times)}"
-    yield Fact(name="ranks_compared", value=compared)
-    for subject, slowdown in slowdown_by_subject.items():
-        yield Metric(name=SLOWDOWN, value=max(0.0, 100 * (slowdown.low - 1)), unit="%", subject=subject)
-    if slowdown_by_subject:
-        slowest_first = sorted(slowdown_by_subject.items(), key=lambda item: -item[1].ratio)
-        slow = [(subject, slowdown) for subject, slowdown in slowest_first if slowdown.ratio > 1]
-        named = slow[:_MAX_NAMED] or slowest_first[:1]
-        yield Fact(name="slowest_ranks", value={subject: _slowdown_text(slowdown) for subject, slowdown in named})
-    shares = {subject: times.data_wait_share for subject, times in data_wait_times.items()}
-    timed_shares = {subject: share for subject, share in shares.items() if share is not None}
-    timed = "yes" if timed_shares else "no: the training did not time the data loader"
-    yield Fact(name="data_wait_timed", value=timed)
-    for subject, share in timed_shares.items():
-        yield Metric(name=DATA_WAIT, value=100 * share, unit="%", subject=subject)
-    if timed_shares:
-        longest_first = sorted(timed_shares.items(), key=lambda item: -item[1])[:_MAX_NAMED]
-        value: dict[str, JsonValue] = {subject: f"{share:.1%} of the step time" for subject, share in longest_first}
-        yield Fact(name="longest_data_waits", value=value)
+
+def data_wait(times: Mapping[str, RankTimes], evidence: JsonValue = None) -> Iterator[Answer]:
+    """The share of the step time that each rank waits for data. ``times``: subject → the times of its rank."""
+    shares = {subject: share for subject, each in times.items() if (share := each.data_wait_share) is not None}
+    if not shares:
+        yield absent(DATA_WAIT, "the training did not time the data loader")
+    for subject, share in shares.items():
+        yield value(DATA_WAIT, 100 * share, subject, evidence=evidence)
 
 
 def _not_compared_reason(compute_times: Mapping[str, RankTimes]) -> str:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Context, RuleFact, ratios
+from seatrial.checks.base import Context, ratios
+from seatrial.checks.declare import Answer, Value, metric, unreadable, value
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
+from seatrial.model import CLUSTER, Artifact, Fact, SeatrialError, Series
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
 CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
@@ -24,66 +25,28 @@ _LOSS_WINDOW = 3  # steps averaged at each end, at most: the noise of one batch 
 MAX_MEMORY_EXCESS = 10.0
 _ARTIFACTS = ("config.json", "metrics.json", "steps.jsonl")
 
-# Metric → unit: combined over all trainings of a check. The facts problems and loss_drops name the training
-_COMBINED = {"exit_code": "", "steps_missing": "count", "nonfinite_losses": "count", "loss_drop": "nats"}
-# Metric → unit: per training; a check with several trainings appends ".NAME"
-_PER_TRAINING = {
-    "tokens_per_second_per_gpu": "tokens/s/GPU",
-    "loss_first": "nats",
-    "loss_last": "nats",
-    "loss_above_entropy_bound": "nats",
-    "step_p50": "s",
-    "step_p99": "s",
-    "mfu": "%",
-    "gemm_share": "%",
-    "data_wait": "%",
-    "exposed_communication": "%",
-    "memory_peak": "GiB",
-    "allocation_retries": "count",
-    "parameters": "count",
-    "trained_parameters": "count",
-    "train_runtime": "s",
-    "time_to_first_step": "s",
-    "wall_seconds": "s",
-}
-_METRICS_JSON = {  # metric → key of metrics.json; a null value gives no metric
-    "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
-    "step_p50": "step_p50_s",
-    "step_p99": "step_p99_s",
-    "mfu": "mfu_percent",
-    "gemm_share": "gemm_percent",
-    "data_wait": "data_wait_percent",
-    "exposed_communication": "exposed_communication_percent",
-    "memory_peak": "memory_peak_gib",
-    "allocation_retries": "allocation_retries",
-    "parameters": "parameters",
-    "trained_parameters": "trained_parameters",
-    "train_runtime": "train_runtime_s",
-}
-# ``rule_facts`` of checks with a training. RULES, memory_rule and these checks' own rules depend on them
-RULE_FACTS = {
-    "trained": RuleFact(reason="a training run failed"),
-    "device": RuleFact("cuda|cpu"),
-    "settings": RuleFact("shipped|changed"),
-    "cpu_offload": RuleFact(reason="the option cpu_offload is set"),
-}
+_RECORDED = (  # metrics of each training without a rule: name, unit, meaning, key of metrics.json
+    ("mfu", "%", "model FLOPs utilization, relative to the dense peak of the GPU", "mfu_percent"),
+    ("gemm_share", "%", "speed relative to the measured matrix multiplication rate of the GPU", "gemm_percent"),
+    ("wall_seconds", "s", "duration from the start of the processes to their end", ""),
+    ("loss_first", "nats", "loss of the first step", ""),
+    ("loss_last", "nats", "loss of the last step", ""),
+    ("loss_above_entropy_bound", "nats", "loss of the last steps minus the entropy of the generated data", ""),
+    ("data_wait", "%", "share of a step that waits for data", "data_wait_percent"),
+    ("exposed_communication", "%", "share of a step in which only communication runs", "exposed_communication_percent"),
+    ("memory_peak", "GiB", "highest memory in use by the allocator", "memory_peak_gib"),
+    ("time_to_first_step", "s", "time from start to the end of the first step", ""),
+)
+TRAINED, ON_GPU = "trained == yes", "device == cuda and trained == yes"  # conditions of rules
+_SPEEDS = ("mfu", "gemm_share", "wall_seconds")
 # Metrics proportional to the speed; their samples are computed from those of the speed
-_SPEED_METRICS = (TOKENS_PER_GPU, "mfu", "gemm_share")
+_PROPORTIONAL = (TOKENS_PER_GPU, "mfu", "gemm_share")
 # Maximum number of samples: enough for a 95 % interval. In a long training each sample covers several steps, so that
 # occasional stalls spread over all samples.
 _MAX_SAMPLES = 16
 # Share of the speed at the GPU's peak FLOP/s. Healthy H200 reach 20 to 56 % with the shipped configs (docs/results).
 MIN_SHARE_OF_PEAK = 0.05
-PERFORMANCE = ("tokens_per_second_per_gpu*", "step_p*", "mfu*", "gemm_share*", "*_seconds*", "train_runtime*")
 _CURVES = {"loss": "nats", "grad_norm": "norm", "learning_rate": "per step", "epoch": "epochs"}
-
-
-def metric_units(*names: str) -> dict[str, str]:
-    """Metric → unit for a check with the trainings ``names``; without names, for a check with one training."""
-    units = dict(_COMBINED)
-    for metric, unit in _PER_TRAINING.items():
-        units |= {f"{metric}{_suffix(name)}": unit for name in names or ("",)}
-    return units
 
 
 def _suffix(name: str) -> str:
@@ -108,16 +71,17 @@ def settings_fact(options: WorkloadOptions) -> Fact:
     return Fact(name="settings", value="changed" if options.config or overrides else "shipped")
 
 
-def peak_rule(metric: str, *size_options: str) -> Rule:
-    """The rule on a training speed without reference values. It applies if ``size_options`` have their defaults."""
-    return Rule(
-        metric=metric,
-        share_of_peak=MIN_SHARE_OF_PEAK,
-        applies_if={"device": "cuda"},
-        default_options=size_options,
-        meaning="The GPUs wait most of the time: for data, the host, a slow GPU, or communication.",
-        fix="Compare device.gemm and device.memory of all GPUs, then collectives.all_reduce; top on the nodes shows "
-        "other load on the CPUs",
+def peak_metric(name: str, *size_options: str) -> metric:
+    """A training speed without reference values. It is judged on GPUs if ``size_options`` have their defaults."""
+    return metric(
+        name,
+        f">= {MIN_SHARE_OF_PEAK} bound",
+        "The GPUs wait most of the time: for data, the host, a slow GPU, or communication.",
+        "Compare device.gemm and device.memory of all GPUs, then collectives.all_reduce; top on the nodes shows other "
+        "load on the CPUs",
+        unit="tokens/s/GPU",
+        when=" and ".join(("device == cuda", *(f"{option} is the default" for option in size_options))),
+        speed=True,
     )
 
 
@@ -152,7 +116,7 @@ class Stage:
 
 def run_stages(
     context: Context, config: str, stages: Sequence[Stage], limit_s: float, generate_tokens: int = 0
-) -> Generator[Observation, None, dict[str, list[TrainingResult]]]:
+) -> Generator[Answer, None, dict[str, list[TrainingResult]]]:
     """Run ``stages`` of ``config`` in order, yield their observations on rank 0 and return the results by stage.
 
     Raises SeatrialError if a training cannot start or the disk is full.
@@ -181,7 +145,7 @@ def train_on_one_gpu(
     *overrides: str,
     after_training: str,
     generate_tokens: int = 0,
-) -> Generator[Observation, None, TrainingResult]:
+) -> Generator[Answer, None, TrainingResult]:
     """Train the shipped config ``name`` on the GPU of rank 0; the other ranks wait.
 
     ``after_training`` describes the next step in the fact ``method``.
@@ -197,17 +161,15 @@ def train_on_one_gpu(
     return result
 
 
-def efficiency(name: str, trainings: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Metric]:
-    """Yield efficiency.NAME: median tokens/s/GPU of ``trainings`` in percent of ``baseline``'s, if both are known.
+def efficiency(name: str, trainings: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Value]:
+    """Yield ``name``: median tokens/s/GPU of ``trainings`` in percent of ``baseline``'s, if both are known.
 
     Its samples are the ratios of corresponding windows, so that their interval includes the noise of both.
     """
     (speed, windows), (baseline_speed, baseline_windows) = _median_speeds(trainings), _median_speeds(baseline)
     if speed and baseline_speed:
-        samples = ratios(windows, baseline_windows, 100)
-        yield Metric(
-            name=f"efficiency.{name}", value=100 * speed / baseline_speed, unit="%", subject=CLUSTER, samples=samples
-        )
+        percent = value(name, 100 * speed / baseline_speed)
+        yield percent._replace(samples=ratios(windows, baseline_windows, 100))
 
 
 def _median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, list[float]]:
@@ -225,17 +187,16 @@ def _median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, lis
 
 def training_observations(
     context: Context, result: TrainingResult, name: str = "", subject: str = CLUSTER, metrics_only: bool = False
-) -> Iterator[Observation]:
+) -> Iterator[Answer]:
     """Metrics, curves, the fact ``run`` and files of one training run.
 
     ``metrics_only``: yield only the metrics, and the logs if the training failed.
     """
-    suffix, values, relative_speeds = _suffix(name), _metric_values(result), _relative_speeds(result)
-    for metric, unit in _PER_TRAINING.items():
-        value: Any = values.get(metric)
-        if is_number(value):
-            samples = tuple(value * relative for relative in relative_speeds) if metric in _SPEED_METRICS else ()
-            yield Metric(name=f"{metric}{suffix}", value=value, unit=unit, subject=subject, samples=samples)
+    suffix, relative_speeds = _suffix(name), _relative_speeds(result)
+    for each, measured in _metric_values(result).items():
+        if is_number(measured):
+            samples = tuple(measured * relative for relative in relative_speeds) if each in _PROPORTIONAL else ()
+            yield value(f"{each}{suffix}", measured, subject)._replace(samples=samples)
     if metrics_only:
         if result.problem:
             yield from _logs(context, result)
@@ -249,39 +210,34 @@ def training_observations(
     yield from _files(context, result)
 
 
-def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
-    """The metrics of ``RULES`` over all trainings of a check, and facts that name the training.
+def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Answer]:
+    """The metrics of ``DECLARED`` over all trainings of a check, with evidence that names the training.
 
     ``exit_code`` is that of the first failed training, ``loss_drop`` the lowest. ``steps_missing`` and
     ``nonfinite_losses`` are sums.
     """
-    problems = {name: result.problem for name, result in results.items() if result.problem}
-    yield Fact(name="trained", value="no" if problems else "yes")
-    if problems:
-        yield Fact(name="problems", value=problems)
-    drops = {name: _loss_drop(result) for name, result in results.items()}
-    yield Fact(name="loss_drops", value={name: round(drop, 4) for name, drop in drops.items() if drop is not None})
+    problems: dict[str, JsonValue] = {name: result.problem for name, result in results.items() if result.problem}
+    yield Fact(name="trained", value="no: a training run failed" if problems else "yes")
+    exit_code = next((result.exit_code for result in results.values() if result.exit_code), 0)
+    yield value("exit_code", exit_code, evidence=problems or None)
     steps_missing = nonfinite_losses = 0
     for result in results.values():
         # a set: a step that is logged twice does not replace a missing one
         steps_missing += len(set(range(1, result.max_steps + 1)) - {step["step"] for step in result.steps})
         nonfinite_losses += sum(not is_number(step.get("loss")) for step in result.steps)
-    values: dict[str, float | None] = {
-        "exit_code": next((result.exit_code for result in results.values() if result.exit_code), 0),
-        "steps_missing": steps_missing,
-        "nonfinite_losses": nonfinite_losses,
-        "loss_drop": min((drop for drop in drops.values() if drop is not None), default=None),
-    }
-    for metric, value in values.items():
-        if value is not None:
-            yield Metric(name=metric, value=value, unit=_COMBINED[metric], subject=CLUSTER)
+    yield value("steps_missing", steps_missing)
+    yield value("nonfinite_losses", nonfinite_losses)
+    drops = {name: drop for name, result in results.items() if (drop := _loss_drop(result)) is not None}
+    if drops:
+        yield value("loss_drop", min(drops.values()), evidence={name: round(drop, 4) for name, drop in drops.items()})
+    else:
+        yield unreadable("loss_drop", "no training has two finite losses")
 
 
-def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Observation]:
+def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Answer]:
     """Metric memory_excess: parameters and Adam state on the fullest GPU, in percent above the calculated size.
 
-    Its value is the largest of ``results``. The fact ``memory`` has both sizes in GiB by number of ranks. Yields
-    nothing if the sizes are unknown or offloaded to the CPU.
+    Its value is the largest of ``results``. The evidence has both sizes in GiB by number of ranks.
     """
     sizes: dict[int, _MemorySize] = {}  # number of ranks → size of the training that uses most
     for result in results:
@@ -291,9 +247,8 @@ def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Observation]:
             sizes[ranks] = max(size, sizes.get(ranks, size))
     if sizes:
         worst_ratio = max(size.used_gib / size.expected_gib for size in sizes.values())
-        yield Metric(name="memory_excess", value=100 * (worst_ratio - 1), unit="%", subject=CLUSTER)
-        by_ranks = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
-        yield Fact(name="memory", value={"by_ranks": by_ranks})
+        by_ranks: JsonValue = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
+        yield value("memory_excess", 100 * (worst_ratio - 1), evidence={"by_ranks": by_ranks})
 
 
 class _MemorySize(NamedTuple):
@@ -303,17 +258,17 @@ class _MemorySize(NamedTuple):
     expected_gib: float
 
 
-def memory_rule(**applies_if: str) -> Rule:
-    """The rule for metric ``memory_excess``, with extra conditions."""
-    return Rule(
-        metric="memory_excess",
-        may_be_negative=True,
-        expect=f"<= {MAX_MEMORY_EXCESS:g} %",
-        applies_if={"device": "cuda", "trained": "yes", **applies_if},
-        evidence_facts=("memory",),
-        meaning="Parameters and optimizer state exceed the rank's share: a tensor is duplicated or not sharded.",
-        fix="Compare memory_allocated_gib of the ranks in metrics.json (artifact). Other processes on the GPU are not "
+def memory_metric(when: str) -> metric:
+    """The metric ``memory_excess``, judged under the condition ``when``."""
+    return metric(
+        "memory_excess",
+        f"<= {MAX_MEMORY_EXCESS:g} %",
+        "Parameters and optimizer state exceed the rank's share: a tensor is duplicated or not sharded.",
+        "Compare memory_allocated_gib of the ranks in metrics.json (artifact). Other processes on the GPU are not "
         "included.",
+        when=f"{ON_GPU} and {when}",
+        signed=True,
+        may_exceed_100=True,
     )
 
 
@@ -321,7 +276,8 @@ def _metric_values(result: TrainingResult) -> dict[str, Any]:
     """Metric → value of one training run; None if unknown."""
     losses, entropy_bound = _losses(result), result.value("loss_entropy_bound")
     phases = result.value("phases_s") or {}
-    values = {metric: result.value(key) for metric, key in _METRICS_JSON.items()}
+    values = {TOKENS_PER_GPU: result.value(TOKENS_PER_GPU)}
+    values |= {name: result.value(key) for name, _, _, key in _RECORDED}
     values |= {"wall_seconds": result.seconds, "time_to_first_step": phases.get("time_to_first_step")}
     if losses:
         values |= {"loss_first": losses[0], "loss_last": losses[-1]}
@@ -411,39 +367,57 @@ def _artifact(context: Context, result: TrainingResult, path: Path) -> Artifact:
     return Artifact(path=str(path.relative_to(context.run_dir)), title=f"{result.out.name}: {path.name}")
 
 
-# Rules of every check that trains
-RULES = (
-    Rule(
-        metric="exit_code",
-        expect="== 0",
-        evidence_facts=("problems",),
-        meaning="The training failed; its result is lost.",
-        fix="Read the end of the log in the fact problems; run seatrial explain on the log (artifact). Out of memory: "
-        "overrides bsz=…/2 and grad_accum=…×2, or gradient_checkpointing=true, or more ranks with fsdp2",
+# The metrics of every check that trains, over all its trainings
+DECLARED = (
+    metric(
+        "exit_code",
+        "== 0",
+        "The training failed; its result is lost.",
+        "Read the end of the log in the evidence; run seatrial explain on the log (artifact). Out of memory: overrides "
+        "bsz=…/2 and grad_accum=…×2, or gradient_checkpointing=true, or more ranks with fsdp2",
     ),
-    Rule(
-        metric="steps_missing",
-        expect="== 0",
-        applies_if={"trained": "yes"},
-        meaning="Every step writes a line to steps.jsonl. A missing step did not run, or its line was lost.",
-        fix="Compare steps.jsonl (artifact) with max_steps in config.json; check filesystem.shared",
+    metric(
+        "steps_missing",
+        "== 0",
+        "Every step writes a line to steps.jsonl. A missing step did not run, or its line was lost.",
+        "Compare steps.jsonl (artifact) with max_steps in config.json; check filesystem.shared",
+        unit="count",
+        when=TRAINED,
     ),
-    Rule(
-        metric="nonfinite_losses",
-        expect="== 0",
-        applies_if={"trained": "yes"},
-        meaning="An infinite or NaN loss means wrong arithmetic, damaged memory or a learning rate that diverges.",
-        fix="Run the check again. If the result is the same, the config is at fault; otherwise the hardware: see "
+    metric(
+        "nonfinite_losses",
+        "== 0",
+        "An infinite or NaN loss means wrong arithmetic, damaged memory or a learning rate that diverges.",
+        "Run the check again. If the result is the same, the config is at fault; otherwise the hardware: see "
         "nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep -i xid",
+        unit="count",
+        when=TRAINED,
     ),
-    Rule(
-        metric="loss_drop",
-        expect="> 0 nats",
-        applies_if={"trained": "yes"},
-        evidence_facts=("loss_drops",),
-        meaning="The mean loss of the last steps is not below that of the first steps: the model does not learn.",
-        fix="Check the curves loss and grad_norm. grad_norm 0: gradients do not reach the trained weights. Unstable: "
-        "the learning rate is too high for these weights. If the loss falls on one GPU: check train.ddp and "
+    metric(
+        "loss_drop",
+        "> 0 nats",
+        "The mean loss of the last steps is not below that of the first steps: the model does not learn.",
+        "Check the curves loss and grad_norm. grad_norm 0: gradients do not reach the trained weights. Unstable: the "
+        "learning rate is too high for these weights. If the loss falls on one GPU: check train.ddp and "
         "collectives.all_reduce",
+        when=TRAINED,
     ),
 )
+
+
+def speed(*stages: str) -> tuple[metric, ...]:
+    """The training speed of these stages, not judged."""
+    meaning = "tokens per second and GPU, without untimed_steps"
+    names = (f"{TOKENS_PER_GPU}{_suffix(stage)}" for stage in stages)
+    return tuple(metric(name, unit="tokens/s/GPU", meaning=meaning, speed=True) for name in names)
+
+
+def _per_training(suffix: str) -> tuple[metric, ...]:
+    """The metrics of each training without a rule, except its speed."""
+    return tuple(
+        metric(f"{name}{suffix}", unit=unit, meaning=meaning, speed=name in _SPEEDS)
+        for name, unit, meaning, _ in _RECORDED
+    )
+
+
+ONE_TRAINING, EACH_STAGE = _per_training(""), _per_training(".*")

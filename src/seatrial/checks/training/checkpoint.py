@@ -12,12 +12,12 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, RuleFact
+from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.host.filesystem_shared import read_volume
 from seatrial.checks.training import _checkpoint_runs as _runs
 from seatrial.checks.training import _results, _workload
@@ -29,25 +29,11 @@ from seatrial.checks.training._checkpoint_runs import (
     CheckpointPlan,
     checkpoint_plan,
 )
-from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope
+from seatrial.model import Artifact, Fact, Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
 
-METRICS = {
-    "resumed_steps_differing": "count",
-    "resumed_files_differing": "count",
-    "repeated_files_differing": "count",
-    "checkpoints_kept_after_kill": "bool",
-    "bit_flip_detected": "bool",
-    "nan_detected": "bool",
-    "reshard_difference.*": "ratio",
-    "save_rate": "GB/s",
-    "async_save_rate": "GB/s",
-    "load_rate": "GB/s",
-    "save_blocked": "s",
-    "async_save_blocked": "s",
-}
 RATE_DEFINITION = (
     "Bytes of all ranks over the time from the first start to the last end. Save: copy from the GPU, write with fsync, "
     "SHA-256 of each file, rename. Load: SHA-256 of each file, read. New files are in the page cache of the node that "
@@ -68,7 +54,7 @@ class CheckpointOptions(Options):
     )
 
 
-def measure(context: Context, options: CheckpointOptions) -> Iterator[Observation]:
+def measure(context: Context, options: CheckpointOptions) -> Iterator[Answer]:
     """Yield the comparisons of the runs and the rates (GB/s) on rank 0; at the end the checkpoints are removed.
 
     Raises UsageError if a config does not meet the conditions of ``checkpoint_plan``.
@@ -87,9 +73,9 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
         yield Fact(name="timed_model", value=_model_text(plan.rate_config))
         yield Fact(name="filesystem", value=read_volume(context.root, str(plan.folder)).mount)
     try:
-        for observation in _observe(context, plan, options.limit_s):
+        for answer in _answers(context, plan, options.limit_s):
             if is_rank_0:
-                yield observation
+                yield answer
     finally:
         file_count, size_bytes = _remove_checkpoints(plan.folder) if is_rank_0 else (0, 0)
     if is_rank_0:
@@ -99,8 +85,8 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
             yield Artifact(path=str(path.relative_to(context.run_dir)), title=f"metrics of the run {path.parent.name}")
 
 
-def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator[Observation]:
-    """Start the child processes of all ranks three times; rank 0 yields the observations. All ranks must call this.
+def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator[Answer]:
+    """Start the child processes of all ranks three times; rank 0 yields the answers. All ranks must call this.
 
     1. An uninterrupted run, and the same run until it is killed.
     2. A run on fewer ranks, which resumes from the checkpoint that all ranks saved.
@@ -141,41 +127,41 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
         yield from save_and_load_rates(plan)
 
 
-def killed_run_state(plan: CheckpointPlan) -> Iterator[Observation]:
+def killed_run_state(plan: CheckpointPlan) -> Iterator[Answer]:
     """Checkpoints of the killed run before it is resumed, and their differences from the uninterrupted run."""
     from seatrial.train import checkpoint
 
-    all_names = sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())
+    found: list[JsonValue] = [*sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())]
     complete_names = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
-    yield Fact(name="checkpoints_after_kill", value=all_names)
-    yield _metric("checkpoints_kept_after_kill", complete_names == [_runs.checkpoint_name(plan.saved_step)])
+    kept = complete_names == [_runs.checkpoint_name(plan.saved_step)]
+    yield value("checkpoints_kept_after_kill", kept, evidence={"found": found})
     yield from _file_differences("repeated", plan, plan.saved_step)
 
 
-def compare_runs(plan: CheckpointPlan) -> Iterator[Observation]:
+def compare_runs(plan: CheckpointPlan) -> Iterator[Answer]:
     """Differences of the resumed and resharded runs from the uninterrupted run."""
     from seatrial.train import compare
 
     reference = compare.read_steps(plan.run_folder("uninterrupted"), 0, plan.steps)
     resumed = compare.read_steps(plan.run_folder("killed"), plan.saved_step, plan.steps)
     differing = compare.differing_steps(resumed, reference[plan.saved_step :])
-    yield _metric("resumed_steps_differing", len(differing))
-    yield Fact(name="resumed_steps", value=f"different in steps {differing}" if differing else "bitwise identical")
+    yield value("resumed_steps_differing", len(differing), evidence=f"different in steps {differing}")
     yield from _file_differences("resumed", plan, plan.steps)
-    yield Fact(name="resharded", value="yes" if plan.fewer_ranks else "no: one rank")
-    if plan.fewer_ranks:
-        step_ranges = {  # run → its steps: after the first number, up to the second
-            "fewer": (plan.saved_step, plan.handover_step),
-            **dict.fromkeys(STRATEGIES, (plan.handover_step, plan.steps)),
-        }
-        for name, (after, last) in step_ranges.items():
-            steps = compare.read_steps(plan.run_folder(name), after, last)
-            difference = compare.max_relative_difference(steps, reference[after:last], "loss")
-            yield _metric(f"reshard_difference.{name}", difference.value)
-            yield Fact(name=f"max_difference.{name}", value=f"step {difference.step}: {difference.value:.2e}")
+    if not plan.fewer_ranks:
+        yield absent("reshard_difference.*", "one rank")
+        return
+    step_ranges = {  # run → its steps: after the first number, up to the second
+        "fewer": (plan.saved_step, plan.handover_step),
+        **dict.fromkeys(STRATEGIES, (plan.handover_step, plan.steps)),
+    }
+    for name, (after, last) in step_ranges.items():
+        steps = compare.read_steps(plan.run_folder(name), after, last)
+        difference = compare.max_relative_difference(steps, reference[after:last], "loss")
+        evidence = f"step {difference.step}: {difference.value:.2e}"
+        yield value(f"reshard_difference.{name}", difference.value, evidence=evidence)
 
 
-def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> Iterator[Observation]:
+def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> Iterator[Answer]:
     """Number and names of the checkpoint files that differ at ``step`` between the killed and the uninterrupted run."""
     from seatrial.train import checkpoint
 
@@ -184,22 +170,20 @@ def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> It
         for name in ("uninterrupted", "killed")
     )
     names = sorted(name for name in reference.keys() | killed.keys() if reference.get(name) != killed.get(name))
-    yield _metric(f"{metric_prefix}_files_differing", len(names))
-    value = f"different: {names}" if names else f"{len(reference)} files bitwise identical"
-    yield Fact(name=f"{metric_prefix}_files", value=value)
+    yield value(f"{metric_prefix}_files_differing", len(names), evidence=f"different: {', '.join(names)}")
 
 
 def fault_detection(
     plan: CheckpointPlan, flipped_file: str, bit_flip_message: str, nan_message: str
-) -> Iterator[Observation]:
+) -> Iterator[Answer]:
     """Whether the first error message names the file with the flipped bit, the second only the rank with the NaN."""
-    yield Fact(name="bit_flip_message", value=bit_flip_message or "none: the checkpoint was loaded")
-    yield _metric("bit_flip_detected", flipped_file in bit_flip_message and "SHA-256" in bit_flip_message)
-    yield Fact(name="nan_message", value=nan_message or "none: the training continued")
-    yield _metric("nan_detected", re.findall(r"rank (\d+) \(", nan_message) == [str(plan.ranks - 1)])
+    flip_detected = flipped_file in bit_flip_message and "SHA-256" in bit_flip_message
+    yield value("bit_flip_detected", flip_detected, evidence=bit_flip_message or "no error: the checkpoint was loaded")
+    nan_detected = re.findall(r"rank (\d+) \(", nan_message) == [str(plan.ranks - 1)]
+    yield value("nan_detected", nan_detected, evidence=nan_message or "no error: the training continued")
 
 
-def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Observation]:
+def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Answer]:
     """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the timed runs' metrics.json."""
     reports = [json.loads((plan.run_folder(name) / "metrics.json").read_text()) for name in (TIMED, TIMED_RESUMED)]
     timings = [timing for report in reports for timing in report["checkpoints"]]
@@ -207,12 +191,11 @@ def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Observation]:
     yield Fact(name="rate_definition", value=RATE_DEFINITION)
     for kind, name in (("save", "save"), ("async save", "async_save"), ("load", "load")):
         kind_timings = [timing for timing in timings if timing["kind"] == kind]
-        rates = tuple(timing["mb_per_s"] / 1e3 for timing in kind_timings)
-        yield _metric(f"{name}_rate", median(rates), rates)
+        yield value(f"{name}_rate", [timing["mb_per_s"] / 1e3 for timing in kind_timings])
         if name != "load":
-            blocked = tuple(timing["blocked_s"] for timing in kind_timings)
+            blocked = [timing["blocked_s"] for timing in kind_timings]
             # asynchronous: the last save, since the first one also allocates the host memory that later ones reuse
-            yield _metric(f"{name}_blocked", blocked[-1] if name == "async_save" else median(blocked), blocked)
+            yield value(f"{name}_blocked", blocked[-1] if name == "async_save" else blocked)
 
 
 def _flip_a_bit(folder: Path) -> str:
@@ -252,63 +235,52 @@ def _model_text(config: TrainConfig) -> str:
     return f"{config.model.name}, {architecture.parameters:,} parameters, vocabulary {architecture.vocab_size}"
 
 
-def _metric(name: str, value: float, samples: tuple[float, ...] = ()) -> Metric:
-    unit = METRICS.get(name) or METRICS[f"{name.partition('.')[0]}.*"]
-    return Metric(name=name, value=float(value), unit=unit, subject=CLUSTER, samples=samples)
-
-
-# A checkpoint of the 7B model of train.fsdp has 87 GB: at this rate it takes half an hour
-_MIN_RATE = ">= 0.05 GB/s"
 _REPORT_DEFECT = (
     "Compare torch's version on all nodes (host.inventory) and report this defect of seatrial with that version"
 )
 CHECK = Check(
+    measure=measure,
     name="train.checkpoint",
     title="Checkpoint save, resume and resharding; bit flip and NaN detection",
     phase=Phase.DISTRIBUTED,
     needs=Needs(shared_folder=True),
     scope=Scope.CLUSTER,
-    metrics=METRICS,
-    rules=(
-        Rule(
-            metric="repeated_files_differing",
-            evidence_facts=("repeated_files",),
-            expect="== 0",
-            meaning="The same training on the same ranks, started twice, saved different bits.",
-            fix="Run train.parity (repeated_steps_differing), then device.digests and device.burn: they name a GPU "
-            "with intermittent errors",
+    limit_s=2400.0,  # three starts of up to 600 s, and saves on a slow filesystem
+    options=CheckpointOptions,
+    child_tasks=("variants",) * 3,
+    declared=(
+        metric(
+            "repeated_files_differing",
+            "== 0 count",
+            "The same training on the same ranks, started twice, saved different bits.",
+            "Run train.parity (repeated_steps_differing), then device.digests and device.burn: they name a GPU with "
+            "intermittent errors",
         ),
-        Rule(
-            metric="checkpoints_kept_after_kill",
-            evidence_facts=("checkpoints_after_kill",),
-            expect="== 1 bool",
-            meaning="A job killed while saving must leave the previous checkpoint complete and the new one incomplete.",
-            fix="Check filesystem.shared (rename_failures): a rename completes a checkpoint after all files are "
-            "written",
+        metric(
+            "checkpoints_kept_after_kill",
+            "yes",
+            "A job killed while saving must leave the previous checkpoint complete and the new one incomplete.",
+            "Check filesystem.shared (rename_failures): a rename completes a checkpoint after all files are written",
         ),
-        Rule(
-            metric="resumed_steps_differing",
-            evidence_facts=("resumed_steps",),
-            expect="== 0",
-            meaning="The resumed run differs from the uninterrupted run: state is lost or read back wrongly.",
-            fix="Compare steps.jsonl of the runs uninterrupted and killed (artifacts). Different from the first step: "
+        metric(
+            "resumed_steps_differing",
+            "== 0 count",
+            "The resumed run differs from the uninterrupted run: state is lost or read back wrongly.",
+            "Compare steps.jsonl of the runs uninterrupted and killed (artifacts). Different from the first step: "
             f"weights or data. Different later: Adam's state. {_REPORT_DEFECT}",
         ),
-        Rule(
-            metric="resumed_files_differing",
-            evidence_facts=("resumed_files",),
-            expect="== 0",
-            meaning="The last checkpoint of the resumed run (asynchronous save) differs from the uninterrupted run.",
-            fix=f"If the losses are the same, check asynchronous saving and the filesystem. {_REPORT_DEFECT}",
+        metric(
+            "resumed_files_differing",
+            "== 0 count",
+            "The last checkpoint of the resumed run (asynchronous save) differs from the uninterrupted run.",
+            f"If the losses are the same, check asynchronous saving and the filesystem. {_REPORT_DEFECT}",
         ),
         *(
-            Rule(
-                metric=f"reshard_difference.{name}",
-                evidence_facts=(f"max_difference.{name}",),
-                applies_if={"resharded": "yes"},
-                expect="< 1e-5",  # as in train.parity
-                meaning=f"Training resumed from the checkpoint, read by {readers}, gives different losses.",
-                fix=f"If train.parity passes, a shard is read wrongly. {_REPORT_DEFECT}",
+            metric(
+                f"reshard_difference.{name}",
+                "< 1e-5 ratio",  # as in train.parity
+                f"Training resumed from the checkpoint, read by {readers}, gives different losses.",
+                f"If train.parity passes, a shard is read wrongly. {_REPORT_DEFECT}",
             )
             for name, readers in (
                 ("fewer", "fewer ranks"),
@@ -316,39 +288,32 @@ CHECK = Check(
                 ("ddp", "all ranks unsharded (DDP)"),
             )
         ),
-        Rule(
-            metric="bit_flip_detected",
-            evidence_facts=("bit_flip_message",),
-            expect="== 1 bool",
-            meaning="A checkpoint file had a flipped bit; the training must stop with an error that names the file.",
-            fix="Report this defect of seatrial with the version. Until then keep SHA-256 sums of checkpoints "
-            "(sha256sum)",
+        metric(
+            "bit_flip_detected",
+            "yes",
+            "A checkpoint file had a flipped bit; the training must stop with an error that names the file.",
+            "Report this defect of seatrial with the version. Until then keep SHA-256 sums of checkpoints (sha256sum)",
         ),
-        Rule(
-            metric="nan_detected",
-            evidence_facts=("nan_message",),
-            expect="== 1 bool",
-            meaning="One rank's gradient was NaN; the training must stop with an error that names only that rank.",
-            fix="Check collectives.all_reduce: loss and gradient norm of all ranks go through it. If that check "
-            "passes, report this defect of seatrial with the version",
+        metric(
+            "nan_detected",
+            "yes",
+            "One rank's gradient was NaN; the training must stop with an error that names only that rank.",
+            "Check collectives.all_reduce: loss and gradient norm of all ranks go through it. If that check passes, "
+            "report this defect of seatrial with the version",
         ),
         *(
-            Rule(
-                metric=metric,
-                expect=_MIN_RATE,
-                applies_if={"device": "cuda"},
-                default_options=("rate_config", "rate_overrides"),
-                meaning="Saving or loading a model takes so long that GPUs mostly wait for checkpoints.",
-                fix="Compare filesystem.speed. The fact filesystem names the filesystem; on the nodes: nfsstat -m, "
-                "df -h, dmesg",
+            metric(
+                name,
+                ">= 0.05 GB/s",  # a checkpoint of the 7B model of train.fsdp has 87 GB: half an hour at this rate
+                "Saving or loading a model takes so long that GPUs mostly wait for checkpoints.",
+                "Compare filesystem.speed. The fact filesystem names the filesystem; on the nodes: nfsstat -m, df -h, "
+                "dmesg",
+                when="device == cuda and rate_config is the default and rate_overrides is the default",
+                speed=True,
             )
-            for metric in ("save_rate", "async_save_rate", "load_rate")
+            for name in ("async_save_rate", "load_rate", "save_rate")
         ),
+        metric("async_save_blocked", unit="s", meaning="time that an asynchronous save stops the training", speed=True),
+        metric("save_blocked", unit="s", meaning="time that a synchronous save stops the training", speed=True),
     ),
-    rule_facts={"resharded": RuleFact(), "device": RuleFact("cuda|cpu")},
-    measure=measure,
-    limit_s=2400.0,  # three starts of up to 600 s, and saves on a slow filesystem
-    options=CheckpointOptions,
-    child_tasks=("variants",) * 3,
-    performance_metrics=("*_rate", "*_blocked"),
 )

@@ -10,20 +10,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options
-from seatrial.model import Artifact, Fact, Metric, Observation, Phase, Rule, Scope, Series
+from seatrial.checks.declare import Answer, metric, value
+from seatrial.model import Artifact, Fact, Phase, Scope, Series
 
 if TYPE_CHECKING:
     from seatrial.train.images import Images
-
-METRICS = {
-    "accuracy": "%",
-    "seconds": "s",
-    "images_per_second": "images/s",
-    "reload_accuracy_difference": "%",
-    "nonfinite_steps": "count",
-    "loss_first": "nats",
-    "loss_last": "nats",
-}
 
 
 class CnnOptions(Options):
@@ -37,7 +28,7 @@ class CnnOptions(Options):
     batch: int = Field(default=128, ge=2)
 
 
-def measure(context: Context, options: CnnOptions) -> Iterator[Observation]:
+def measure(context: Context, options: CnnOptions) -> Iterator[Answer]:
     """Train, evaluate, save and load the model, and write metrics.json next to it.
 
     Raises SeatrialError if the data is incomplete or the options give too few steps.
@@ -51,7 +42,7 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Observation]:
     data_fact = {"source": data.source, **counts, "limitation": data.limitation or None}
     method = _method(data, options)
     facts = {**cnn.describe_device(context.device), "dataset": data.name, "data": data_fact, "method": method}
-    yield from (Fact(name=name, value=value) for name, value in facts.items())
+    yield from (Fact(name=name, value=described) for name, described in facts.items())
     cnn.require_min_steps(len(data.train_labels), options.epochs, options.batch)
 
     net = cnn.build(context.device)
@@ -61,7 +52,7 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Observation]:
     training_values["images_per_second"] = training.images / training.seconds
     if losses:
         training_values |= {"loss_first": losses[0], "loss_last": losses[-1]}
-    yield from (_metric(context, name, value) for name, value in training_values.items())
+    yield from (value(name, measured) for name, measured in training_values.items())
     if losses:
         numbers = tuple(float(step) for step in range(1, len(losses) + 1))
         yield Series(name="loss", subject=context.subject, x=numbers, y=tuple(losses), x_unit="step", y_unit="nats")
@@ -78,7 +69,7 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Observation]:
         "reload_accuracy_difference": abs(accuracy - reloaded_accuracy),
         "seconds": time.monotonic() - start,
     }
-    yield from (_metric(context, name, value) for name, value in evaluation_values.items())
+    yield from (value(name, measured) for name, measured in evaluation_values.items())
 
     metrics = training_values | evaluation_values
     record = {"subject": context.subject, "options": options.model_dump(), **facts, "metrics": metrics}
@@ -96,51 +87,54 @@ def _method(data: Images, options: CnnOptions) -> str:
     )
 
 
-def _metric(context: Context, name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=context.subject)
-
-
 CHECK = Check(
+    measure=measure,
     name="train.cnn",
     title="Digit classification by a small convolutional network",
     phase=Phase.SINGLE_GPU,
     scope=Scope.GPU,
-    metrics=METRICS,
-    rules=(
-        Rule(
-            metric="nonfinite_steps",
-            expect="== 0",
-            meaning="Seed and data are fixed: an infinite or NaN loss means wrong arithmetic or memory errors.",
-            fix="Run the check again. If only this GPU fails: check `nvidia-smi -q -d ECC,ROW_REMAPPER` and "
-            "`dmesg | grep -i xid`. If all GPUs fail: check torch and the driver.",
-        ),
-        Rule(
-            metric="accuracy",
-            expect="> 95 %",
-            meaning="Seed and data are fixed and give more than 95 % on a healthy GPU: lower accuracy means wrong "
-            "arithmetic or damaged data.",
-            fix="Compare accuracy between GPUs. Low on one GPU: check `nvidia-smi -q -d ECC,ROW_REMAPPER` there. Low "
-            "on all GPUs: compare the checksums of the data files with their source.",
-        ),
-        Rule(
-            metric="seconds",
-            expect="< 180 s",
-            meaning="Time to read the data, train, save, load and evaluate; a healthy GPU needs far less than 180 s.",
-            fix="Compare images_per_second between GPUs. Slow on one GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK`. Fast "
-            "on all GPUs: reading the data or writing the model takes the time.",
-        ),
-        Rule(
-            metric="reload_accuracy_difference",
-            expect="== 0",
-            meaning="The same weights on the same GPU give the same accuracy: a difference means that the file differs "
-            "from the saved weights, or that the GPU computes different results.",
-            fix="Write and read a file with a known checksum in the run directory, from this node and another node. "
-            "If the checksums match, test the GPU's memory: `dcgmi diag -r 3`.",
-        ),
-    ),
-    measure=measure,
     limit_s=900.0,  # MNIST on one slow CPU core takes minutes
     options=CnnOptions,
-    performance_metrics=("seconds", "images_per_second"),
-    key_metric="accuracy",
+    declared=(
+        metric(
+            "nonfinite_steps",
+            "== 0 count",
+            "Seed and data are fixed: an infinite or NaN loss means wrong arithmetic or memory errors.",
+            "Run the check again. If only this GPU fails: check `nvidia-smi -q -d ECC,ROW_REMAPPER` and "
+            "`dmesg | grep -i xid`. If all GPUs fail: check torch and the driver.",
+        ),
+        metric(
+            "accuracy",
+            "> 95 %",
+            "Seed and data are fixed and give more than 95 % on a healthy GPU: lower accuracy means wrong arithmetic "
+            "or damaged data.",
+            "Compare accuracy between GPUs. Low on one GPU: check `nvidia-smi -q -d ECC,ROW_REMAPPER` there. Low on "
+            "all GPUs: compare the checksums of the data files with their source.",
+            key=True,
+        ),
+        metric(
+            "seconds",
+            "< 180 s",
+            "Time to read the data, train, save, load and evaluate; a healthy GPU needs far less than 180 s.",
+            "Compare images_per_second between GPUs. Slow on one GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK`. Fast on "
+            "all GPUs: reading the data or writing the model takes the time.",
+            speed=True,
+        ),
+        metric(
+            "reload_accuracy_difference",
+            "== 0 %",
+            "The same weights on the same GPU give the same accuracy: a difference means that the file differs from "
+            "the saved weights, or that the GPU computes different results.",
+            "Write and read a file with a known checksum in the run directory, from this node and another node. If "
+            "the checksums match, test the GPU's memory: `dcgmi diag -r 3`.",
+        ),
+        metric(
+            "images_per_second",
+            unit="images/s",
+            meaning="images per second over all steps, warm-up included",
+            speed=True,
+        ),
+        metric("loss_first", unit="nats", meaning="loss of the first step"),
+        metric("loss_last", unit="nats", meaning="loss of the last step"),
+    ),
 )

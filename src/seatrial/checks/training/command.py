@@ -15,33 +15,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from statistics import median
 from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from seatrial.checks.base import Check, Context, Options, RuleFact, SkipIf
+from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu
-from seatrial.model import Artifact, Fact, Metric, NotApplicable, Observation, Phase, Rule, Scope, SeatrialError, Series
+from seatrial.model import Artifact, Fact, NotApplicable, Phase, Scope, SeatrialError, Series
 from seatrial.train import trainer_state
 from seatrial.train.trainer_state import LoggedStep, TrainerState
 from seatrial.util import processes
 from seatrial.util.failures import exit_reason
 from seatrial.util.secrets import redacted, secret_values
 
-RUN_METRICS = {
-    "exit_code": "code",
-    "wall_seconds": "s",
-    "train_runtime": "s",
-    "steps_logged": "count",
-    "steps_missing": "count",
-    "nonfinite_steps": "count",
-    "loss_first_third": "nats",
-    "loss_last_third": "nats",
-    "loss_drop": "nats",
-}
-SPEEDS = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s", "step_seconds": "s"}
+SPEEDS = ("tokens_per_second", "samples_per_second", "step_seconds")
 LOG_GROUPS = ("step", "loss", "grad_norm", *SPEEDS)  # valid named groups of a log pattern
 PLACEHOLDERS = ("out", "gpus", "node", "node_rank", "nodes")
 NO_COMMAND = (
@@ -56,6 +45,7 @@ _UNSET = {
 _POLL_S = 0.5
 _PROGRESS_INTERVAL_S = 15  # seconds in the progress line are a multiple of this, so that the line changes rarely
 _TAIL_CHARS, _REDACTED_CHARS = 600, 20_000
+_RESULTS = ("steps_missing", "nonfinite_steps", "loss_drop", "artifacts_missing")  # metrics of a command that succeeds
 
 
 class CommandOptions(Options):
@@ -138,7 +128,7 @@ class RunResult:
     log_tail: str
 
 
-def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
+def measure(context: Context, options: CommandOptions) -> Iterator[Answer]:
     """Run the command and read its results.
 
     Raises NotApplicable without a command. Raises SeatrialError if the command cannot start, exceeds its time limit or
@@ -153,21 +143,22 @@ def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
     runs = [_create_run(context, options, gpus, number) for number in gpu_numbers]
     yield Fact(name="device", value="cuda" if gpus else "cpu")
     yield Fact(name="command", value={run.subject: shlex.join(run.argv) for run in runs})
-    for name, configured in _configured_facts(options).items():
-        yield Fact(name=name, value="yes" if configured else "no")
+    not_configured = _not_configured(options)
+    for name, reason in not_configured.items():
+        yield absent(name, reason)
     results = run_all(runs, options.train_limit_s, context)
-    yield Fact(name="exit_reason", value={run.subject: end_reason(result.exit_code) for run, result in results})
-    yield Fact(name="log_tail", value={run.subject: result.log_tail for run, result in results})
     for run, result in results:
         yield Artifact(path=str(run.log.relative_to(context.run_dir)), title=f"log of the command on {run.subject}")
-        yield from exit_metrics(run, result, options.train_limit_s)
-    successful = [(run, result) for run, result in results if result.exit_code == 0]
-    missing = {run.subject: _missing_artifacts(run.folder, options.artifacts) for run, _ in successful}
-    yield Fact(name="artifacts_not_found", value=missing)
-    for run, result in successful:
+        yield from exit_code_and_duration(run, result, options.train_limit_s)
+    for run, result in results:
+        if result.exit_code:
+            configured = (name for name in _RESULTS if name not in not_configured)
+            yield unreadable(configured, "the command failed", run.subject)
+            continue
         if options.artifacts:
-            yield _metric("artifacts_missing", len(missing[run.subject]), run.subject)
-        yield from _training_observations(run, result, options)
+            missing = _missing_artifacts(run.folder, options.artifacts)
+            yield value("artifacts_missing", len(missing), run.subject, evidence=missing)
+        yield from _losses_and_speeds(run, result, options)
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -218,13 +209,19 @@ def cuda_device(gpu: Gpu) -> str:
     return gpu.uuid or str(gpu.index)
 
 
-def _configured_facts(options: CommandOptions) -> dict[str, bool]:
-    """Fact → whether the options configure the metrics of the fact. If not, the rules on these metrics do not apply."""
-    return {
-        "loss_configured": options.loss_source != "none",
-        "steps_configured": bool(options.trainer_state or (options.steps and options.loss_source == "log")),
-        "artifacts_configured": bool(options.artifacts),
-    }
+def _not_configured(options: CommandOptions) -> dict[str, str]:
+    """Metric → why it does not apply with these options."""
+    reasons: dict[str, str] = {}
+    if options.loss_source == "none":
+        no_loss = "no loss configured: set the option log (group loss) or the option trainer_state"
+        reasons = {"nonfinite_steps": no_loss, "loss_drop": no_loss}
+    if not (options.trainer_state or (options.steps and options.loss_source == "log")):
+        reasons["steps_missing"] = (
+            "no number of steps configured: set option steps and option log, or the option trainer_state"
+        )
+    if not options.artifacts:
+        reasons["artifacts_missing"] = "the option artifacts is not set"
+    return reasons
 
 
 def run_all(runs: Sequence[Run], limit_s: float, context: Context) -> list[tuple[Run, RunResult]]:
@@ -263,13 +260,8 @@ def _run_result(run: Run, child: processes.Child, seconds: float | None, limit_s
     return RunResult(None, limit_s, text, tail) if seconds is None else RunResult(child.poll(), seconds, text, tail)
 
 
-def end_reason(exit_code: int | None) -> str:
-    """How the command ended: its exit code, a signal, or the time limit."""
-    return "stopped at the time limit" if exit_code is None else exit_reason(exit_code)
-
-
-def exit_metrics(run: Run, result: RunResult, limit_s: float) -> Iterator[Metric]:
-    """Exit code and duration. Raises SeatrialError after the time limit or on a full disk."""
+def exit_code_and_duration(run: Run, result: RunResult, limit_s: float) -> Iterator[Answer]:
+    """The metrics of the process. Raises SeatrialError after the time limit or on a full disk."""
     from seatrial.train import disk
 
     if result.exit_code is None:
@@ -280,8 +272,9 @@ def exit_metrics(run: Run, result: RunResult, limit_s: float) -> Iterator[Metric
         usage = f"{disk.filesystem_usage(run.folder)}. {disk.REMEDY}"
         raise SeatrialError(f"{run.subject}: {run.name}: disk full. {usage}; end of its log: {result.log_tail}")
     exit_code = result.exit_code if result.exit_code >= 0 else 128 - result.exit_code  # as in a shell
-    yield _metric("exit_code", exit_code, run.subject)
-    yield _metric("wall_seconds", result.seconds, run.subject)
+    evidence: JsonValue = {"exit_reason": exit_reason(result.exit_code), "log_tail": result.log_tail}
+    yield value("exit_code", exit_code, run.subject, evidence=evidence)
+    yield value("wall_seconds", result.seconds, run.subject)
 
 
 def _missing_artifacts(folder: Path, patterns: Sequence[str]) -> list[JsonValue]:
@@ -293,19 +286,19 @@ def _missing_artifacts(folder: Path, patterns: Sequence[str]) -> list[JsonValue]
     ]
 
 
-def _training_observations(run: Run, result: RunResult, options: CommandOptions) -> Iterator[Observation]:
+def _losses_and_speeds(run: Run, result: RunResult, options: CommandOptions) -> Iterator[Answer]:
     """Losses and speeds from the log and trainer_state.json."""
     entries = log_entries(result.log_text, options.log, run.log) if options.log else []
     if options.loss_source == "log":
-        yield from loss_observations(_state_from_log(entries, options.steps, run.log), options.steps or 0, run.subject)
+        yield from steps_and_losses(_state_from_log(entries, options.steps, run.log), options.steps, run.subject)
     if options.trainer_state:
         state = trainer_state.read(run.folder / options.trainer_state)
-        yield from loss_observations(state, options.steps or state.max_steps, run.subject)
+        yield from steps_and_losses(state, options.steps or state.max_steps, run.subject)
         if state.summary and state.summary.train_samples_per_second is not None:
-            yield _metric("samples_per_second", state.summary.train_samples_per_second, run.subject)
+            yield value("samples_per_second", state.summary.train_samples_per_second, run.subject)
     for name in SPEEDS:
-        if values := tuple(entry[name] for entry in entries if name in entry):
-            yield Metric(name=name, value=median(values), unit=SPEEDS[name], subject=run.subject, samples=values)
+        if samples := tuple(entry[name] for entry in entries if name in entry):
+            yield value(name, samples, run.subject)
 
 
 def log_entries(text: str, patterns: Sequence[str], log: Path) -> list[dict[str, float]]:
@@ -358,92 +351,68 @@ def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | Non
     return TrainerState(global_step=last_step + starts_at_0, max_steps=max_steps or 0, steps=tuple(steps))
 
 
-def loss_observations(state: TrainerState, expected_steps: int, subject: str) -> Iterator[Observation]:
-    """Steps and losses of a training.
-
-    Without a summary there is no metric train_runtime; with fewer than three finite losses there are no metrics
-    loss_first_third, loss_last_third and loss_drop.
-    """
+def steps_and_losses(state: TrainerState, expected_steps: int | None, subject: str) -> Iterator[Answer]:
+    """Steps and losses of a training. Without a summary there is no metric train_runtime."""
     losses = [(step.step, step.loss) for step in state.steps if step.finite]
     if losses:
         x, y = zip(*losses, strict=True)
         yield Series(name="loss", subject=subject, x=x, y=y, x_unit="step", y_unit="nats")
-    yield _metric("steps_logged", len(state.steps), subject)
-    yield _metric("steps_missing", max(0, expected_steps - state.global_step), subject)
-    yield _metric("nonfinite_steps", sum(not step.finite for step in state.steps), subject)
+    if expected_steps is not None:
+        yield value("steps_missing", max(0, expected_steps - state.global_step), subject)
+    yield value("nonfinite_steps", sum(not step.finite for step in state.steps), subject)
     if state.summary:
-        yield _metric("train_runtime", state.summary.train_runtime, subject)
+        yield value("train_runtime", state.summary.train_runtime, subject)
     if state.first_last_third_loss:
         first_third, last_third = state.first_last_third_loss
-        yield _metric("loss_first_third", first_third, subject)
-        yield _metric("loss_last_third", last_third, subject)
-        yield _metric("loss_drop", first_third - last_third, subject)
+        yield value("loss_first_third", first_third, subject)
+        yield value("loss_last_third", last_third, subject)
+        yield value("loss_drop", first_third - last_third, subject)
+    else:
+        yield unreadable("loss_drop", f"{len(losses)} steps with a finite loss; 3 are needed", subject)
 
 
-def _metric(name: str, value: float, subject: str) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=subject)
-
-
-METRICS = {**RUN_METRICS, **SPEEDS, "artifacts_missing": "count"}
+# Metrics without a rule that each training has
+RECORDED = (
+    metric("wall_seconds", unit="s", meaning="duration from the start of the processes to their end", speed=True),
+    metric("train_runtime", unit="s", meaning="duration of all training steps", speed=True),
+    metric("loss_first_third", unit="nats", meaning="median loss of the first third of the steps"),
+    metric("loss_last_third", unit="nats", meaning="median loss of the last third of the steps"),
+)
 _SEE_LOG = "Read command.log (artifact) and run the command of the fact `command` manually"
-_LOSS = {"loss_configured": "yes"}
 
 CHECK = Check(
+    measure=measure,
     name="train.command",
     title="Training command of the site",
     phase=Phase.SINGLE_GPU,
     scope=Scope.NODE,
-    metrics=METRICS,
-    rules=(
-        Rule(
-            metric="exit_code",
-            evidence_facts=("exit_reason", "log_tail"),
-            expect="== 0",
-            meaning="The command failed.",
-            fix=_SEE_LOG,
-        ),
-        Rule(
-            metric="steps_missing",
-            applies_if={"steps_configured": "yes"},
-            expect="== 0",
-            meaning="The training ran fewer steps than configured.",
-            fix=_SEE_LOG,
-        ),
-        Rule(
-            metric="nonfinite_steps",
-            applies_if=_LOSS,
-            expect="== 0",
-            meaning="The loss or gradient norm is infinite or NaN: the training diverged, or a GPU computes wrongly.",
-            fix="Lower the learning rate of the command. If train.cnn or train.ddp fail too: `nvidia-smi -q -d ECC`.",
-        ),
-        Rule(
-            metric="loss_drop",
-            applies_if=_LOSS,
-            expect="> 0 nats",
-            meaning="The median loss of the last third of the steps is not below that of the first third.",
-            fix="Check the loss curve. Run more steps, or compare with a machine that is known to be good",
-        ),
-        Rule(
-            metric="artifacts_missing",
-            applies_if={"artifacts_configured": "yes"},
-            evidence_facts=("artifacts_not_found",),
-            expect="== 0",
-            meaning="The command succeeded without writing the configured files.",
-            fix=f"{_SEE_LOG}; check free space and permissions of the run directory: df -h; ls -ld",
-        ),
-    ),
-    rule_facts={
-        "steps_configured": RuleFact(
-            reason="no number of steps configured: set option steps and option log, or the option trainer_state"
-        ),
-        "loss_configured": RuleFact(
-            reason="no loss configured: set the option log (group loss) or the option trainer_state"
-        ),
-        "artifacts_configured": RuleFact(reason="the option artifacts is not set"),
-    },
-    measure=measure,
     limit_s=2100,  # above the default of train_limit_s, whose message names the command
     options=CommandOptions,
     skip_if=(SkipIf.NO_COMMAND,),
-    performance_metrics=("wall_seconds", "train_runtime", *SPEEDS),
+    declared=(
+        metric("exit_code", "== 0 code", "The command failed.", _SEE_LOG),
+        metric("steps_missing", "== 0 count", "The training ran fewer steps than configured.", _SEE_LOG),
+        metric(
+            "nonfinite_steps",
+            "== 0 count",
+            "The loss or gradient norm is infinite or NaN: the training diverged, or a GPU computes wrongly.",
+            "Lower the learning rate of the command. If train.cnn or train.ddp fail too: `nvidia-smi -q -d ECC`.",
+        ),
+        metric(
+            "loss_drop",
+            "> 0 nats",
+            "The median loss of the last third of the steps is not below that of the first third.",
+            "Check the loss curve. Run more steps, or compare with a machine that is known to be good",
+        ),
+        metric(
+            "artifacts_missing",
+            "== 0 count",
+            "The command succeeded without writing the configured files.",
+            f"{_SEE_LOG}; check free space and permissions of the run directory: df -h; ls -ld",
+        ),
+        *RECORDED,
+        metric("tokens_per_second", unit="tokens/s", meaning="tokens per second that the log reports", speed=True),
+        metric("samples_per_second", unit="samples/s", meaning="samples per second of the whole run", speed=True),
+        metric("step_seconds", unit="s", meaning="median duration of a step that the log reports", speed=True),
+    ),
 )

@@ -11,53 +11,18 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options, RuleFact
+from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.declare import Answer, Cause, Value, absent, metric, unreadable, value
 from seatrial.checks.training import _ranks, _results, _workload
-from seatrial.model import (
-    CLUSTER,
-    NOT_REPORTED,
-    Artifact,
-    Fact,
-    Metric,
-    Observation,
-    Outcome,
-    Phase,
-    Rule,
-    Scope,
-    Series,
-)
+from seatrial.model import CLUSTER, Artifact, Fact, Outcome, Phase, Scope, Series
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
     from seatrial.train.ddp import DdpComparison, Speed
     from seatrial.train.invariants import RankInfo
     from seatrial.train.progress import Step
-
-METRICS = {
-    "rank_mismatches": "count",
-    "shared_gpus": "count",
-    "sampler_missing": "count",
-    "sampler_unexpected_duplicates": "count",
-    "sampler_order_errors": "count",
-    "nonfinite_losses": "count",
-    "loss_first": "nats",
-    "loss_last": "nats",
-    "loss_drop": "nats",
-    "loss_above_entropy_bound": "nats",
-    "parity_max_relative_difference": "ratio",
-    "parameter_digests_differing": "count",
-    "tokens_per_second": "tokens/s",
-    "tokens_per_second_per_gpu": "tokens/s/GPU",
-    "scaling_efficiency": "%",
-    "scaling_above_limit": "%",
-    "scaling_noise": "%",
-    "step_time": "s",
-    "step_time_max": "s",
-    "step_time_without_communication": "s",
-    **_ranks.METRICS,
-}
 
 PARITY_METHOD = (
     "Losses and gradient norms in fp32 without TF32 over the same global batches: one process computes the batches of "
@@ -103,37 +68,35 @@ class DdpOptions(Options):
     layers: int | None = Field(default=None, ge=1, description="number of layers")
 
 
-def measure(context: Context, options: DdpOptions) -> Iterator[Observation]:
+def measure(context: Context, options: DdpOptions) -> Iterator[Answer]:
     """Yield the metrics of the cluster and metrics.json on rank 0, and the step times of each rank on that rank."""
     from seatrial.util import files
 
-    observations: list[Observation] = []
-    for observation in _observe(context, options):
-        observations.append(observation)
-        yield observation
+    answers: list[Answer] = []
+    for answer in _answers(context, options):
+        answers.append(answer)
+        yield answer
     if context.rank == 0:
         path = context.artifacts_dir / "metrics.json"
-        metrics = {
-            item.name: item.value for item in observations if isinstance(item, Metric) and item.subject == CLUSTER
-        }
-        facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
+        metrics = {item.name: item.value for item in answers if isinstance(item, Value) and item.subject is None}
+        facts = {item.name: item.value for item in answers if isinstance(item, Fact)}
         files.write_json(path, {"options": options.model_dump(), **facts, "metrics": metrics})
         yield Artifact(path=str(path.relative_to(context.run_dir)), title="metrics of the distributed training")
 
 
-def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
-    """Compare DDP with one process, measure the speed, and yield the observations of both. All ranks call this."""
+def _answers(context: Context, options: DdpOptions) -> Iterator[Answer]:
+    """Compare DDP with one process, measure the speed, and yield the answers of both. All ranks call this."""
     from seatrial.train import ddp, invariants, train_config
 
     world = ddp.current_world(context.device)
     rank_info = invariants.read_rank_info(world.rank, world.size, context.local_rank, context.node, context.device)
     processes, subjects = world.gather(rank_info), world.gather(context.subject)
     if world.is_rank_0:
-        yield from _process_observations(processes)
+        yield from _process_answers(processes)
 
     comparison = ddp.compare_with_single_process(world, options.parity_steps, context.progress)
     if world.is_rank_0:
-        yield from _parity_observations(comparison)
+        yield from _parity_answers(comparison)
 
     option_values = {name: getattr(options, name) for name in CONFIG_KEYS}
     overrides = [f"{CONFIG_KEYS[name]}={value}" for name, value in option_values.items() if value is not None]
@@ -143,16 +106,17 @@ def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
     context.progress("comparing parameters")
     digests = world.gather(invariants.parameter_digest([comparison.model, speed.model]))
     if world.is_rank_0:
-        yield from _speed_observations(speed, context.device)
+        yield from _speed_answers(speed, context.device)
         times = dict(zip(subjects, speed.rank_times, strict=True))
-        yield from _ranks.observations(compute_times=times, data_wait_times=times)  # there is only one training
+        yield from _ranks.slowdown(times)
+        yield from _ranks.data_wait(times)
         yield Fact(name="method", value=_method(comparison, speed))
-        yield from _digest_observations(digests, subjects)
+        yield from _digest_answers(digests, subjects)
         steps = [*comparison.ddp_steps, *(comparison.single_process_steps or ())]
-        yield _metric("nonfinite_losses", sum(not step.finite for step in steps) + speed.nonfinite_steps)
+        yield value("nonfinite_losses", sum(not step.finite for step in steps) + speed.nonfinite_steps)
 
 
-def _process_observations(processes: Sequence[RankInfo]) -> Iterator[Observation]:
+def _process_answers(processes: Sequence[RankInfo]) -> Iterator[Answer]:
     """Facts on all processes, the number of ranks with a wrong environment, and of GPUs that several ranks use."""
     from seatrial.train import invariants
 
@@ -164,24 +128,24 @@ def _process_observations(processes: Sequence[RankInfo]) -> Iterator[Observation
     yield Fact(name="world_size", value=len(processes))
     yield Fact(name="nodes", value=len({process.node for process in processes}))
     yield Fact(name="processes", value=[asdict(process) for process in processes])
-    yield _metric("rank_mismatches", len(rank_errors))
-    if rank_errors:
-        yield Fact(name="rank_errors", value={f"rank {rank}": reason for rank, reason in rank_errors.items()})
+    evidence: JsonValue = {f"rank {rank}": reason for rank, reason in rank_errors.items()}
+    yield value("rank_mismatches", len(rank_errors), evidence=evidence)
     if gpu_model:
-        yield _metric("shared_gpus", len(ranks_by_gpu))
-    if ranks_by_gpu:
-        yield Fact(name="shared_gpu_ranks", value={uuid: list(ranks) for uuid, ranks in ranks_by_gpu.items()})
+        evidence = {uuid: list(ranks) for uuid, ranks in ranks_by_gpu.items()}
+        yield value("shared_gpus", len(ranks_by_gpu), evidence=evidence)
+    else:
+        yield absent("shared_gpus", "the ranks use no GPU")
 
 
-def _parity_observations(comparison: DdpComparison) -> Iterator[Observation]:
+def _parity_answers(comparison: DdpComparison) -> Iterator[Answer]:
     """Sampler counts, losses and the difference from a single process."""
     from seatrial.train.markov import ENTROPY
 
     yield Fact(name="sampler_samples", value=comparison.samples)
     yield Fact(name="sampler_dropped_samples", value=comparison.sample_counts.dropped)
-    yield _metric("sampler_missing", comparison.sample_counts.missing)
-    yield _metric("sampler_unexpected_duplicates", comparison.sample_counts.duplicates)
-    yield _metric("sampler_order_errors", comparison.order_errors)
+    yield value("sampler_missing", comparison.sample_counts.missing)
+    yield value("sampler_unexpected_duplicates", comparison.sample_counts.duplicates)
+    yield value("sampler_order_errors", comparison.order_errors)
 
     yield Fact(name="data", value=f"a Markov chain with entropy {ENTROPY:.4f} nats/token, the lower bound of the loss")
     parameters = sum(parameter.numel() for parameter in comparison.model.parameters())
@@ -190,14 +154,18 @@ def _parity_observations(comparison: DdpComparison) -> Iterator[Observation]:
     yield from _loss_curve("loss.single_process", comparison.single_process_steps or [])
     losses = [step.loss for step in comparison.ddp_steps if math.isfinite(step.loss)]
     if losses:
-        yield _metric("loss_first", losses[0])
-        yield _metric("loss_last", losses[-1])
-        yield _metric("loss_drop", losses[0] - losses[-1])
-        yield _metric("loss_above_entropy_bound", losses[-1] - ENTROPY)
+        yield value("loss_first", losses[0])
+        yield value("loss_last", losses[-1])
+        yield value("loss_drop", losses[0] - losses[-1])
+        yield value("loss_above_entropy_bound", losses[-1] - ENTROPY)
+    else:
+        yield unreadable(("loss_drop", "loss_above_entropy_bound"), "no step has a finite loss")
 
     yield Fact(name="parity_method", value=PARITY_METHOD)
-    if comparison.max_relative_difference is not None:
-        yield _metric("parity_max_relative_difference", comparison.max_relative_difference)
+    if comparison.max_relative_difference is None:
+        yield unreadable("parity_max_relative_difference", "no step has a finite loss in both runs")
+    else:
+        yield value("parity_max_relative_difference", comparison.max_relative_difference)
 
 
 def _loss_curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
@@ -207,26 +175,24 @@ def _loss_curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
         yield Series(name=name, subject=CLUSTER, x=numbers, y=losses, x_unit="step", y_unit="nats")
 
 
-def _step_times(context: Context, speed: Speed) -> Iterator[Metric]:
+def _step_times(context: Context, speed: Speed) -> Iterator[Value]:
     """Step times of this rank in seconds: the median over the windows, with the mean of each window as sample.
 
     With DDP all ranks wait for the slowest rank; the time without communication identifies that rank.
     """
     ddp_windows, independent_windows = speed.ddp_windows[context.rank], speed.independent_windows[context.rank]
-    ddp_means = [fmean(window) for window in ddp_windows]
+    yield value("step_time", [fmean(window) for window in ddp_windows], context.subject)
+    yield value("step_time_max", max(map(max, ddp_windows)), context.subject)
     independent_means = [fmean(window) for window in independent_windows]
-    yield _metric("step_time", median(ddp_means), ddp_means, context.subject)
-    yield _metric("step_time_max", max(map(max, ddp_windows)), subject=context.subject)
-    yield _metric("step_time_without_communication", median(independent_means), independent_means, context.subject)
+    yield value("step_time_without_communication", independent_means, context.subject)
 
 
-def _speed_observations(speed: Speed, device: str) -> Iterator[Observation]:
+def _speed_answers(speed: Speed, device: str) -> Iterator[Answer]:
     """Yield tokens/s, the scaling efficiency, and a description of the timed training."""
     total, rank_count = speed.tokens_per_second(), len(speed.ddp_windows)
-    yield _metric("tokens_per_second", median(total), total)
-    per_gpu = [tokens / rank_count for tokens in total]
-    yield _metric("tokens_per_second_per_gpu", median(per_gpu), per_gpu)
-    yield from _scaling_observations(speed.scaling_efficiency())
+    yield value("tokens_per_second", total)
+    yield value("tokens_per_second_per_gpu", [tokens / rank_count for tokens in total])
+    yield from _scaling_answers(speed.scaling_efficiency())
     yield Fact(name="scaling_baseline", value=SCALING_BASELINE)
     settings = speed.settings
     architecture = settings.architecture()
@@ -249,7 +215,7 @@ def _precision(speed: Speed) -> str:
     return "bf16 compute, fp32 weights" if speed.settings.bf16 else "fp32"
 
 
-def _scaling_observations(efficiencies: Sequence[float]) -> Iterator[Observation]:
+def _scaling_answers(efficiencies: Sequence[float]) -> Iterator[Answer]:
     """Scaling efficiency and its uncertainty. ``efficiencies``: percent, one for each pair of windows.
 
     The efficiency is not reported if the half-width of its 95 % interval exceeds MAX_NOISE, or if the lower end of this
@@ -258,15 +224,18 @@ def _scaling_observations(efficiencies: Sequence[float]) -> Iterator[Observation
     confidence_interval = median_interval(efficiencies)  # None with too few samples
     low, high = confidence_interval or (min(efficiencies), max(efficiencies))
     above_limit, noise = max(0.0, low - 100), (high - low) / 2
-    yield _metric("scaling_above_limit", above_limit, efficiencies)
-    yield _metric("scaling_noise", noise, efficiencies)
     interval = f"{'95 % interval' if confidence_interval else 'range'} {low:.1f} to {high:.1f} %"
-    yield Fact(name="scaling_interval", value=f"median {median(efficiencies):.1f} %, {interval}")
+    evidence: JsonValue = {
+        "scaling_interval": f"median {median(efficiencies):.1f} %, {interval}",
+        "pairs_of_windows": [round(percent, 1) for percent in efficiencies],
+    }
+    yield value("scaling_above_limit", above_limit, evidence=evidence)
+    yield value("scaling_noise", noise, evidence=evidence)
     if above_limit <= MAX_ABOVE_LIMIT and noise <= MAX_NOISE:
-        yield _metric("scaling_efficiency", median(efficiencies), efficiencies)
+        yield value("scaling_efficiency", efficiencies)
     else:
         reason = "too noisy" if noise > MAX_NOISE else "faster than without communication"
-        yield Fact(name=NOT_REPORTED, value={"scaling_efficiency": f"{reason}: {interval}"})
+        yield unreadable("scaling_efficiency", f"{reason}: {interval}")
 
 
 def _method(comparison: DdpComparison, speed: Speed) -> str:
@@ -282,132 +251,150 @@ def _method(comparison: DdpComparison, speed: Speed) -> str:
     )
 
 
-def _digest_observations(digests: Sequence[str], subjects: Sequence[str]) -> Iterator[Observation]:
+def _digest_answers(digests: Sequence[str], subjects: Sequence[str]) -> Iterator[Answer]:
     """Yield the number of ranks whose parameters differ from the majority, and their digests."""
     from seatrial.train.invariants import mismatched_ranks
 
     mismatched = mismatched_ranks(digests)
-    yield _metric("parameter_digests_differing", len(mismatched))
+    differ = "differ from the majority" if len(mismatched) < len(digests) else "differ, without a majority"
+    ranks: JsonValue = [{"rank": rank, "subject": subjects[rank], "digest": digests[rank]} for rank in mismatched]
+    yield value("parameter_digests_differing", len(mismatched), evidence={differ: ranks})
     yield Fact(name="parameter_digest", value="different between ranks" if mismatched else digests[0])
-    if mismatched:
-        reason = "differ from the majority" if len(mismatched) < len(digests) else "differ, without a majority"
-        ranks = [{"rank": rank, "subject": subjects[rank], "digest": digests[rank]} for rank in mismatched]
-        yield Fact(name="differing_ranks", value={reason: ranks})
 
 
-def _metric(name: str, value: float, samples: Sequence[float] = (), subject: str = CLUSTER) -> Metric:
-    return Metric(name=name, value=float(value), unit=METRICS[name], subject=subject, samples=tuple(samples))
-
-
+_SAME_PERMUTATION = (
+    "Compare torch's version on all nodes (host.inventory): all ranks must compute the same permutation."
+)
 CHECK = Check(
+    measure=measure,
     name="train.ddp",
     title="DDP training of a transformer: equality with one process, speed, scaling efficiency",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics=METRICS,
-    rules=(
-        Rule(
-            metric="rank_mismatches",
-            evidence_facts=("rank_errors",),
-            expect="== 0",
-            meaning="Each rank must exist exactly once with the correct RANK, LOCAL_RANK and WORLD_SIZE: otherwise "
-            "data is trained twice or not at all.",
-            fix="The fact rank_errors names the rank. Check the launch command: one torchrun per node with its "
-            "own --node-rank and the same --nnodes and rendezvous everywhere. Nothing else may set RANK.",
-        ),
-        Rule(
-            metric="shared_gpus",
-            evidence_facts=("shared_gpu_ranks",),
-            expect="== 0",
-            applies_if={"device": "cuda"},
-            meaning="Two processes on one GPU share its memory and speed while another GPU is idle.",
-            fix="The fact shared_gpu_ranks names the GPU and its ranks. Check CUDA_VISIBLE_DEVICES and the "
-            "scheduler's GPU binding (Slurm: --gpu-bind=none if processes select the GPU by LOCAL_RANK).",
-        ),
-        Rule(
-            metric="sampler_missing",
-            expect="== 0",
-            meaning="The model never trains on a sample that no rank reads.",
-            fix="Compare torch's version on all nodes (host.inventory): all ranks must compute the same permutation.",
-        ),
-        Rule(
-            metric="sampler_unexpected_duplicates",
-            expect="== 0",
-            meaning="Each sample may occur only once per epoch.",
-            fix="Compare torch's version on all nodes (host.inventory): all ranks must compute the same permutation.",
-        ),
-        Rule(
-            metric="sampler_order_errors",
-            expect="== 0",
-            meaning="The same seed must give the same order, and a new epoch a different order.",
-            fix="Compare torch's version on all nodes (host.inventory).",
-        ),
-        Rule(
-            metric="nonfinite_losses",
-            expect="== 0",
-            meaning="Seed and learning rate are fixed and stable: an infinite or NaN loss means wrong arithmetic or "
-            "memory errors.",
-            fix="Check train.cnn, which tests each GPU independently, and `nvidia-smi -q -d ECC,ROW_REMAPPER`.",
-        ),
-        Rule(
-            metric="loss_drop",
-            expect="> 0 nats",
-            meaning="The data is learnable: a loss that does not fall means that gradients do not reach the weights.",
-            fix="Compare the curves loss.ddp and loss.single_process. Only loss.ddp is flat: check the all-reduce of "
-            "gradients with collectives.all_reduce. Both are flat: check train.cnn.",
-        ),
-        Rule(
-            metric="loss_above_entropy_bound",
-            may_be_negative=True,
-            expect="> -0.2 nats",  # standard deviation of the mean over a batch of 1024 tokens: 0.03
-            meaning="No model can have a loss below the entropy of its data: a lower loss means that the model sees "
-            "the tokens it predicts.",
-            fix="torch's attention does not apply the causal mask here. Report this defect of torch with its version.",
-        ),
-        Rule(
-            metric="parity_max_relative_difference",
-            # Rounding: up to 7.3e-7 (2, 3 and 6 CPU processes, 20 and 60 steps). Missing all-reduce of gradients: 0.2
-            # in the first step (gradient norm). Sum instead of mean: 1.
-            expect="< 1e-5",
-            meaning="All ranks must compute the same as one process on the same batches; a difference above rounding "
-            "means that gradients are lost or averaged wrongly.",
-            fix="Check collectives.all_reduce: wrong_elements names the rank with damaged data. If that check passes, "
-            "compare torch and NCCL versions on all nodes and unset all NCCL_* variables.",
-        ),
-        *_ranks.RULES,
-        _results.peak_rule("tokens_per_second_per_gpu", "batch", "seq_len", "dim", "layers"),
-        Rule(
-            metric="scaling_above_limit",
-            evidence_facts=("scaling_interval",),
-            expect=f"<= {MAX_ABOVE_LIMIT} %",
-            outcome_if_violated=Outcome.WARN,
-            meaning="Scaling efficiency is above 100 % and is not reported: DDP training cannot be faster than the "
-            "same training without communication. Other load on the nodes slowed down the windows without DDP.",
-            fix=REDUCE_NOISE,
-        ),
-        Rule(
-            metric="scaling_noise",
-            applies_if={"device": "cuda"},
-            evidence_facts=("scaling_interval",),
-            expect=f"<= {MAX_NOISE} %",
-            outcome_if_violated=Outcome.WARN,
-            meaning="Scaling efficiency is too noisy and is not reported: its values for pairs of windows "
-            "differ too much.",
-            fix=REDUCE_NOISE,
-        ),
-        Rule(
-            metric="parameter_digests_differing",
-            evidence_facts=("differing_ranks",),
-            expect="== 0",
-            meaning="All ranks apply the same gradients to the same weights: one different bit is silent corruption.",
-            fix="The fact differing_ranks names the GPUs. Take these GPUs out of service and check "
-            "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid` on their nodes.",
-        ),
-    ),
-    rule_facts={"device": RuleFact("cuda|cpu"), **_ranks.RULE_FACTS},
-    measure=measure,
     limit_s=900.0,  # many processes on few CPU cores are slow
     options=DdpOptions,
-    may_exceed_100=("scaling_*", _ranks.SLOWDOWN),
-    performance_metrics=("tokens_per_second*", "scaling_efficiency", "step_time*", *_ranks.METRICS),
+    declared=(
+        metric(
+            "rank_mismatches",
+            "== 0 count",
+            "Each rank must exist exactly once with the correct RANK, LOCAL_RANK and WORLD_SIZE: otherwise data is "
+            "trained twice or not at all.",
+            "The evidence names the rank. Check the launch command: one torchrun per node with its own --node-rank "
+            "and the same --nnodes and rendezvous everywhere. Nothing else may set RANK.",
+        ),
+        metric(
+            "shared_gpus",
+            "== 0 count",
+            "Two processes on one GPU share its memory and speed while another GPU is idle.",
+            "The evidence names the GPU and its ranks. Check CUDA_VISIBLE_DEVICES and the scheduler's GPU binding "
+            "(Slurm: --gpu-bind=none if processes select the GPU by LOCAL_RANK).",
+        ),
+        metric(
+            "sampler_missing",
+            "== 0 count",
+            "The model never trains on a sample that no rank reads.",
+            _SAME_PERMUTATION,
+        ),
+        metric(
+            "sampler_unexpected_duplicates",
+            "== 0 count",
+            "Each sample may occur only once per epoch.",
+            _SAME_PERMUTATION,
+        ),
+        metric(
+            "sampler_order_errors",
+            "== 0 count",
+            "The same seed must give the same order, and a new epoch a different order.",
+            "Compare torch's version on all nodes (host.inventory).",
+        ),
+        metric(
+            "nonfinite_losses",
+            "== 0 count",
+            "Seed and learning rate are fixed and stable: an infinite or NaN loss means wrong arithmetic or memory "
+            "errors.",
+            "Check train.cnn, which tests each GPU independently, and `nvidia-smi -q -d ECC,ROW_REMAPPER`.",
+        ),
+        metric("loss_first", unit="nats", meaning="loss of the first step"),
+        metric("loss_last", unit="nats", meaning="loss of the last step"),
+        metric(
+            "loss_drop",
+            "> 0 nats",
+            "The data is learnable: a loss that does not fall means that gradients do not reach the weights.",
+            "Compare the curves loss.ddp and loss.single_process. Only loss.ddp is flat: check the all-reduce of "
+            "gradients with collectives.all_reduce. Both are flat: check train.cnn.",
+        ),
+        metric(
+            "loss_above_entropy_bound",
+            "> -0.2 nats",  # standard deviation of the mean over a batch of 1024 tokens: 0.03
+            "No model can have a loss below the entropy of its data: a lower loss means that the model sees the "
+            "tokens it predicts.",
+            "torch's attention does not apply the causal mask here. Report this defect of torch with its version.",
+            signed=True,
+        ),
+        metric(
+            "parity_max_relative_difference",
+            # Rounding: up to 7.3e-7 (2, 3 and 6 CPU processes, 20 and 60 steps). Missing all-reduce of gradients: 0.2
+            # in the first step (gradient norm). Sum instead of mean: 1.
+            "< 1e-5 ratio",
+            "All ranks must compute the same as one process on the same batches; a difference above rounding means "
+            "that gradients are lost or averaged wrongly.",
+            "Check collectives.all_reduce: wrong_elements names the rank with damaged data. If that check passes, "
+            "compare torch and NCCL versions on all nodes and unset all NCCL_* variables.",
+        ),
+        metric("tokens_per_second", unit="tokens/s", meaning="tokens per second of all ranks", speed=True),
+        _results.peak_metric("tokens_per_second_per_gpu", "batch", "seq_len", "dim", "layers"),
+        metric(
+            "scaling_efficiency",
+            unit="%",
+            meaning="steps/s with DDP ÷ steps/s of the same ranks without communication",
+            speed=True,
+            may_exceed_100=True,
+        ),
+        metric("step_time", unit="s", meaning="median duration of a step on this rank", per="rank", speed=True),
+        metric("step_time_max", unit="s", meaning="longest step on this rank", per="rank", speed=True),
+        metric(
+            "step_time_without_communication",
+            unit="s",
+            meaning="median duration of a step without communication on this rank",
+            per="rank",
+            speed=True,
+        ),
+        *_ranks.DECLARED,
+        metric(
+            "scaling_above_limit",
+            f"<= {MAX_ABOVE_LIMIT} %",
+            "Scaling efficiency is above 100 % and is not reported: DDP training cannot be faster than the same "
+            "training without communication. Other load on the nodes slowed down the windows without DDP.",
+            REDUCE_NOISE,
+            outcome=Outcome.WARN,
+            may_exceed_100=True,
+        ),
+        metric(
+            "scaling_noise",
+            f"<= {MAX_NOISE} %",
+            "Scaling efficiency is too noisy and is not reported: its values for pairs of windows differ too much.",
+            REDUCE_NOISE,
+            when="device == cuda",
+            outcome=Outcome.WARN,
+            may_exceed_100=True,
+        ),
+        metric(
+            "parameter_digests_differing",
+            "== 0 count",
+            "All ranks apply the same gradients to the same weights: one different bit is silent corruption.",
+            "Do not train on the node of the ranks that the evidence names; check `nvidia-smi -q -d ECC,ROW_REMAPPER` "
+            "and `dmesg | grep -i xid` there. Run the trial on the other nodes, and separately on this node.",
+            cause=Cause(
+                id="parameters_diverged",
+                title="the parameters of the ranks differ",
+                place="cluster",
+                explains=("train.*",),
+                wrong_results=True,
+                consequence_of=("data_corrupted", "uncorrectable_memory_errors", "memory_not_repairable", "xid"),
+                first_command="dmesg -T | grep -iE 'xid|mce|hardware error|aer' | tail; nvidia-smi -q -d "
+                "ECC,ROW_REMAPPER",
+                action="call-vendor",
+            ),
+        ),
+    ),
 )

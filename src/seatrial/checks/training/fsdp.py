@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, RuleFact
+from seatrial.checks.base import Check, Context
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.training import _ranks, _results, _workload
-from seatrial.checks.training._results import Stage
+from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
+from seatrial.model import Fact, Phase, Scope
 
 NAME = "fsdp-mistral-7b"
 # No checkpoint: it would have 87 GB, and train.checkpoint measures the speed of saves
@@ -36,7 +37,7 @@ class FsdpOptions(WorkloadOptions):
     layers: int | None = Field(default=None, gt=0, description="layers of the model; default: all, or as many as fit")
 
 
-def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
+def measure(context: Context, options: FsdpOptions) -> Iterator[Answer]:
     """Train with each stack on all ranks; yield sharding, memory, speed and the times of the ranks on rank 0."""
     from seatrial.bench import rank
     from seatrial.train import memory, train_config
@@ -65,22 +66,22 @@ def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
         yield from _sharding_observations({stack: result for stack, (result,) in results.items()})
-        yield from _ranks.observations_of_trainings({"native": results["native"]}, subjects)
+        yield from _ranks.slowdown_and_data_wait({"native": results["native"]}, subjects)
 
 
-def _sharding_observations(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
+def _sharding_observations(results: Mapping[str, TrainingResult]) -> Iterator[Answer]:
     """Unsharded parameter tensors of both stacks, and memory of the native stack."""
     tensors = {stack: result.value("parameter_tensors") for stack, result in results.items() if result.metrics}
     sharded = {stack: results[stack].value("sharded_tensors") for stack in tensors}
     if tensors:
         unsharded = sum(tensors.values()) - sum(sharded.values())
-        yield Metric(name="unsharded_tensors", value=unsharded, unit="count", subject=CLUSTER)
-        yield Fact(name="tensors", value={"all": tensors, "sharded": sharded})
+        yield value("unsharded_tensors", unsharded, evidence={"all": tensors, "sharded": sharded})
     native = results["native"]
-    yield Fact(name="data", value="rows" if native.value("loss_entropy_bound") is None else "generated")
+    if native.value("loss_entropy_bound") is None:
+        yield absent("loss_above_entropy_bound.native", "the training has no generated data, whose entropy is known")
     params_and_optimizer = native.value("params_and_optimizer_gib")
     if params_and_optimizer is not None:
-        yield Metric(name="params_and_optimizer", value=params_and_optimizer, unit="GiB", subject=CLUSTER)
+        yield value("params_and_optimizer", params_and_optimizer)
     yield from _results.memory_excess([native])
 
 
@@ -107,62 +108,51 @@ CHECK = Check(
     title="Full fine-tune of Mistral-7B on all ranks (FSDP2): sharding, memory, speed",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics={
-        **_results.metric_units("native", "hf"),
-        "unsharded_tensors": "count",
-        "params_and_optimizer": "GiB",
-        **_ranks.METRICS,
-        "memory_excess": "%",
-    },
-    rules=(
-        *_results.RULES,
-        *_ranks.RULES,
-        Rule(
-            metric="unsharded_tensors",
-            expect="== 0",
-            applies_if={"trained": "yes"},
-            evidence_facts=("tensors",),
-            meaning="An unsharded parameter takes its full memory on every GPU and is not averaged over the ranks.",
-            fix="Report this defect of seatrial with torch's version: fully_shard must wrap every block, the head and "
-            "the embedding",
-        ),
-        _results.memory_rule(cpu_offload="no"),
-        Rule(
-            metric="loss_above_entropy_bound.native",
-            may_be_negative=True,
-            expect=f"< {MAX_ABOVE_ENTROPY_BOUND:g} nats",
-            applies_if={"device": "cuda", "trained": "yes", "data": "generated"},
-            meaning="A 7B model learns data of known entropy in a few steps: a higher loss means that gradients are "
-            "lost or averaged wrongly.",
-            fix="Check train.ddp (parity with one process) and wrong_elements of collectives.all_reduce",
-        ),
-        Rule(
-            metric="tokens_per_second_per_gpu.native",
-            reference="train.fsdp.native",
-            applies_if={
-                "device": "cuda",
-                "trained": "yes",
-                "settings": "shipped",
-                "layers": "all",
-                "cpu_offload": "no",
-            },
-            meaning="Each step transfers all weights three times over NVLink and the network: one slow link or GPU "
-            "slows down all ranks.",
-            fix="gemm_share low: check collectives.all_gather and reduce_scatter at 64 MiB to 1 GiB. gemm_share high: "
+    declared=(
+        *_results.DECLARED,
+        metric(
+            f"{TOKENS_PER_GPU}.native",
+            ">= 0.90 reference",
+            "Each step transfers all weights three times over NVLink and the network: one slow link or GPU slows down "
+            "all ranks.",
+            "gemm_share low: check collectives.all_gather and reduce_scatter at 64 MiB to 1 GiB. gemm_share high: "
             "check device.gemm and device.burn; slowest_rank in the fact run.native names a host",
+            reference="train.fsdp.native",
+            when=f"{_results.ON_GPU} and settings == shipped and layers == all and cpu_offload == no",
+            unit="tokens/s/GPU",
+            speed=True,
+        ),
+        *_results.speed("hf"),
+        *_results.EACH_STAGE,
+        *_ranks.DECLARED,
+        metric(
+            "unsharded_tensors",
+            "== 0",
+            "An unsharded parameter takes its full memory on every GPU and is not averaged over the ranks.",
+            "Report this defect of seatrial with torch's version: fully_shard must wrap every block, the head and the "
+            "embedding",
+            unit="count",
+            when=_results.TRAINED,
+        ),
+        metric(
+            "params_and_optimizer",
+            unit="GiB",
+            meaning="memory of parameters and optimizer state on the fullest GPU",
+        ),
+        _results.memory_metric("cpu_offload == no"),
+        metric(
+            "loss_above_entropy_bound.native",
+            f"< {MAX_ABOVE_ENTROPY_BOUND:g} nats",
+            "A 7B model learns data of known entropy in a few steps: a higher loss means that gradients are lost or "
+            "averaged wrongly.",
+            "Check train.ddp (parity with one process) and wrong_elements of collectives.all_reduce",
+            when=_results.ON_GPU,
+            signed=True,
         ),
     ),
-    rule_facts={
-        **_results.RULE_FACTS,
-        **_ranks.RULE_FACTS,
-        "data": RuleFact("generated|rows", "the training has no generated data, whose entropy is known"),
-        "layers": RuleFact(r"all|\d+"),
-    },
     measure=measure,
     facts_from_options=_facts_from_options,
     limit_s=900.0,
     options=FsdpOptions,
     child_tasks=("all",),
-    may_exceed_100=("memory_excess", _ranks.SLOWDOWN),
-    performance_metrics=(*_results.PERFORMANCE, *_ranks.METRICS),
 )

@@ -15,41 +15,27 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
-from seatrial.checks.base import Check, Context, RuleFact
+from seatrial.checks.base import Check, Context
+from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.checks.training import _results, _workload
+from seatrial.checks.training._results import TOKENS_PER_GPU
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, SeatrialError, UsageError
+from seatrial.model import Artifact, Fact, Phase, Scope, SeatrialError, UsageError
 
 if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult
     from seatrial.train.train_config import TrainConfig
 
 NAME = "function-calling-qwen2-7b"
-SCORES = (
-    "json_valid",
-    "schema_valid",
-    "function_name_correct",
-    "arguments_correct",
-    "call_correct",
-    "irrelevance_correct",
-)
-MODELS = ("base", "tuned")
-METRICS = {
-    **_results.metric_units(),
-    "final_loss": "nats",
-    "final_model_reloads": "bool",
-    "parameters_trained_beyond_adapters": "count",
-    "rows": "count",
-    "rows_rejected": "count",
-    "rows_unaccounted": "count",
-    "tensorboard_logs": "count",
-    "evaluation_exit_code": "",
-    "evaluation_seconds": "s",
-    "cases": "count",
-    **{f"{score}.{model}": "%" for score in SCORES for model in MODELS},
-    "call_correct_gain": "%",
-    "improved": "bool",
+SCORES = {  # score → its meaning
+    "json_valid": "answers with calls in which all calls are valid JSON",
+    "schema_valid": "answers with calls in which all calls match the functions' schemas",
+    "function_name_correct": "answers whose calls have the correct function names",
+    "arguments_correct": "answers whose calls have the correct functions and arguments",
+    "call_correct": "answers with exactly the expected calls, which may be none",
+    "irrelevance_correct": "answers without a call where none is expected",
 }
+MODELS = ("base", "tuned")
 # Overrides for random weights on GPUs: fewer steps, rows and cases, and the learning rate of an untrained model instead
 # of the config's, which is for a pretrained model.
 RANDOM_WEIGHTS_OVERRIDES = (
@@ -97,7 +83,7 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
     return TrainingTask(name, config, overrides, check_overrides, requested.parallel.strategy)
 
 
-def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
+def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
     """Train, evaluate and yield observations on rank 0. Raises SeatrialError if the training cannot start."""
     facts, task = _results.device_facts(context), training_task(context, options)
     (result,) = _workload.train(context, "function_calling", task.config_name, task.overrides, limit_s=options.limit_s)
@@ -106,9 +92,8 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
         return
     yield from facts
     yield _results.settings_fact(options)
-    yield Fact(name="pretrained", value=_yes_or_no(task.config.model.weights != "random"))
-    yield Fact(name="use_lora", value=_yes_or_no(task.config.use_lora))
-    yield Fact(name="tensorboard", value=_yes_or_no(task.config.tensorboard))
+    random_weights = task.config.model.weights == "random"
+    yield Fact(name="pretrained", value="no: the model has random weights" if random_weights else "yes")
     yield Fact(name="strategy_requested", value=task.requested_strategy)
     yield Fact(name="strategy", value=result.value("strategy"))
     yield Fact(name="overrides", value=task.check_overrides)
@@ -118,10 +103,6 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
         yield from _training_outputs(task.config, result)
         yield from _evaluation_result(evaluation, seconds)
         yield from _files(context, result.out, evaluation.value)
-
-
-def _yes_or_no(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _evaluate(context: Context, task: TrainingTask, out: Path, limit_s: float) -> tuple[ChildResult, float]:
@@ -161,53 +142,54 @@ def _report_progress(context: Context) -> None:
         context.progress(f"evaluation: {progress_lines[-1]}")
 
 
-def _training_outputs(config: TrainConfig, result: TrainingResult) -> Iterator[Observation]:
+def _training_outputs(config: TrainConfig, result: TrainingResult) -> Iterator[Answer]:
     """Exported model, final loss, trained parameters and TensorBoard logs of a successful training."""
     weights = [path for path in (result.out / "final").glob("*.safetensors") if path.stat().st_size]
-    yield Fact(name="final_model", value=result.value("final"))
-    yield _metric("final_model_reloads", bool(weights) and result.export_loads)
+    reloads = bool(weights) and result.export_loads
+    yield value("final_model_reloads", reloads, evidence=result.value("final"))
     losses = [step["loss"] for step in result.steps[-_FINAL_STEPS:] if step.get("loss") is not None]
     if losses:
-        yield _metric("final_loss", fmean(losses))
+        yield value("final_loss", fmean(losses))
     if config.use_lora:
         adapters = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
-        yield _metric("parameters_trained_beyond_adapters", result.value("trained_parameters") - adapters)
+        yield value("parameters_trained_beyond_adapters", result.value("trained_parameters") - adapters)
+    else:
+        yield absent("parameters_trained_beyond_adapters", "the config does not use LoRA")
     if config.tensorboard:
-        yield _metric("tensorboard_logs", len(list(_tensorboard_logs(result.out))))
+        yield value("tensorboard_logs", len(_tensorboard_logs(result.out)))
+    else:
+        yield absent("tensorboard_logs", "the config requests no TensorBoard logs")
 
 
-def _evaluation_result(evaluation: ChildResult, seconds: float) -> Iterator[Observation]:
-    yield Fact(name="evaluation_problem", value=evaluation.error or "none")
-    yield _metric("evaluation_exit_code", evaluation.exit_code)
-    if not evaluation.error:
-        yield _metric("evaluation_seconds", seconds)
+def _evaluation_result(evaluation: ChildResult, seconds: float) -> Iterator[Answer]:
+    yield value("evaluation_exit_code", evaluation.exit_code, evidence=evaluation.error)
+    if evaluation.error:
+        yield unreadable(("rows_unaccounted", "cases", "improved"), "the evaluation failed")
+    else:
+        yield value("evaluation_seconds", seconds)
         yield from evaluation_observations(evaluation.value)
 
 
-def evaluation_observations(record: Mapping[str, Any]) -> Iterator[Observation]:
+def evaluation_observations(record: Mapping[str, Any]) -> Iterator[Answer]:
     """Metrics and facts from ``record``, the content of evaluation.json. A score without cases gives no metric.
 
     Scores are over both splits of the held-out conversations.
     """
-    preprocess = record["preprocess"]
-    rejected = sum(preprocess["rejected"].values())
+    rows, rejected, used = (record["preprocess"][name] for name in ("rows", "rejected", "kept"))
     yield Fact(name="data", value=record["data"])
-    yield Fact(name="rejected_by_reason", value=preprocess["rejected"])
-    yield Fact(name="rows_used", value=preprocess["kept"])
-    yield _metric("rows", preprocess["rows"])
-    yield _metric("rows_rejected", rejected)
-    yield _metric("rows_unaccounted", preprocess["rows"] - rejected - sum(preprocess["kept"].values()))
-    yield Fact(name="cases", value=record["cases"])
-    yield _metric("cases", sum(record["cases"].values()))
+    yield Fact(name="rejected_by_reason", value=rejected)
+    unaccounted = rows - sum(rejected.values()) - sum(used.values())
+    yield value("rows_unaccounted", unaccounted, evidence={"rows": rows, "rejected": rejected, "used": used})
+    yield value("cases", sum(record["cases"].values()), evidence=record["cases"])
     for model in MODELS:
         for score in SCORES:
             results = [split[score] for split in record[model].values()]
             count, total = sum(result["count"] for result in results), sum(result["of"] for result in results)
             if total:
-                yield _metric(f"{score}.{model}", 100 * count / total)
-    yield Fact(name="sign_test", value=record["sign_test"])
-    yield _metric("call_correct_gain", 100 * record["sign_test"]["gain"])
-    yield _metric("improved", record["sign_test"]["passed"])
+                yield value(f"{score}.{model}", 100 * count / total)
+    sign_test = record["sign_test"]
+    yield value("call_correct_gain", 100 * sign_test["gain"])
+    yield value("improved", sign_test["passed"], evidence=sign_test)
 
 
 def _files(context: Context, out: Path, record: Mapping[str, Any] | None) -> Iterator[Artifact]:
@@ -225,115 +207,107 @@ def _tensorboard_logs(out: Path) -> Sequence[Path]:
 
 def _summary_lines(out: Path, record: Mapping[str, Any] | None) -> Iterator[str]:
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
-    for name, value in metrics.items():
-        if not isinstance(value, (dict, list)):
-            yield f"{name}: {value}"
+    for name, measured in metrics.items():
+        if not isinstance(measured, (dict, list)):
+            yield f"{name}: {measured}"
     if record:
         test = record["sign_test"]
         rates = f"{test['call_correct_base']:.1%} before, {test['call_correct_tuned']:.1%} after training"
         yield f"calls correct: {rates}, p {test['p_value']:.3g}"
 
 
-def _metric(name: str, value: float) -> Metric:
-    return Metric(name=name, value=value, unit=METRICS[name], subject=CLUSTER)
-
-
-_TRAINED = {"trained": "yes"}
-_PRETRAINED = {"trained": "yes", "pretrained": "yes"}
+_PRETRAINED = f"{_results.TRAINED} and pretrained == yes"
 
 CHECK = Check(
     name="train.function_calling",
     title="Function-calling fine-tune of Qwen2-7B (LoRA) on all ranks, with scores",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics=METRICS,
-    rules=(
-        *_results.RULES,
-        Rule(
-            metric="final_model_reloads",
-            evidence_facts=("final_model",),
-            expect="== 1 bool",
-            applies_if=_TRAINED,
-            meaning="final/ is the result of the training: it must exist and load with the trained weights.",
-            fix="The fact final_model has the result of the load. Check the free space of the run directory (df -h) "
-            "and filesystem.shared",
+    declared=(
+        *_results.DECLARED,
+        metric(
+            TOKENS_PER_GPU,
+            "> 2000 tokens/s/GPU",  # success criterion of the workload on two nodes with eight H100 each
+            "The workload's success criterion is 2000 tokens/s per GPU.",
+            "If train.lora is slow on one GPU too, check device.gemm. Otherwise check collectives.all_gather: ZeRO-3 "
+            "and FSDP2 gather all weights in every micro-batch. The fact run has the strategy and the slowest rank",
+            when=_results.ON_GPU,  # a threshold in a trial file would apply to CPUs too
+            speed=True,
         ),
-        Rule(
-            metric="parameters_trained_beyond_adapters",
-            expect="== 0",
-            applies_if={**_TRAINED, "use_lora": "yes"},
-            meaning="LoRA trains only the adapters: a value other than 0 means that other weights are trained too.",
-            fix="Compare trained_parameters with config.json (artifact), peft's version and lora_targets",
+        *_results.ONE_TRAINING,
+        metric("evaluation_seconds", unit="s", meaning="duration of the evaluation", speed=True),
+        metric(
+            "final_model_reloads",
+            "yes",
+            "final/ is the result of the training: it must exist and load with the trained weights.",
+            "Check the free space of the run directory (df -h) and filesystem.shared",
+            when=_results.TRAINED,
         ),
-        Rule(
-            metric="tensorboard_logs",
-            expect=">= 1",
-            applies_if={**_TRAINED, "tensorboard": "yes"},
-            meaning="The config requests TensorBoard logs; the training wrote none.",
-            fix="pip install tensorboard in the environment of the nodes",
+        metric(
+            "parameters_trained_beyond_adapters",
+            "== 0",
+            "LoRA trains only the adapters: a value other than 0 means that other weights are trained too.",
+            "Compare trained_parameters in metrics.json with config.json (artifacts), peft's version and lora_targets",
+            unit="count",
+            when=_results.TRAINED,
         ),
-        Rule(
-            metric="tokens_per_second_per_gpu",
-            expect="> 2000 tokens/s/GPU",  # success criterion of the workload on two nodes with eight H100 each
-            applies_if={**_TRAINED, "device": "cuda"},  # a threshold in a trial file would apply to CPUs too
-            meaning="The workload's success criterion is 2000 tokens/s per GPU.",
-            fix="If train.lora is slow on one GPU too, check device.gemm. Otherwise check collectives.all_gather: "
-            "ZeRO-3 and FSDP2 gather all weights in every micro-batch. The fact run has the strategy and the slowest "
-            "rank",
+        metric(
+            "tensorboard_logs",
+            ">= 1",
+            "The config requests TensorBoard logs; the training wrote none.",
+            "pip install tensorboard in the environment of the nodes",
+            unit="count",
+            when=_results.TRAINED,
         ),
-        Rule(
-            metric="final_loss",
-            expect="< 0.5 nats",  # success criterion of the workload on glaive-function-calling-v2
-            applies_if=_PRETRAINED,
-            meaning="Pretrained weights reach this loss on these rows. The rule does not apply to random weights.",
-            fix="Check the curve loss. If the loss still falls, increase max_steps. If it is flat, check "
+        metric(
+            "final_loss",
+            "< 0.5 nats",  # success criterion of the workload on glaive-function-calling-v2
+            "Pretrained weights reach this loss on these rows. The rule does not apply to random weights.",
+            "Check the curve loss. If the loss still falls, increase max_steps. If it is flat, check "
             "learning_rate.peak and the fact rejected_by_reason",
+            when=_PRETRAINED,
         ),
-        Rule(
-            metric="rows_unaccounted",
-            evidence_facts=("rejected_by_reason", "rows_used"),
-            expect="== 0",
-            applies_if=_TRAINED,
-            meaning="Every row must be used or rejected with a reason.",
-            fix="Report this defect of seatrial with the facts rejected_by_reason and rows_used",
+        metric(
+            "rows_unaccounted",
+            "== 0",
+            "Every row must be used or rejected with a reason.",
+            "Report this defect of seatrial with the numbers of rows in the evidence",
+            unit="count",
+            when=_results.TRAINED,
         ),
-        Rule(
-            metric="evaluation_exit_code",
-            evidence_facts=("evaluation_problem",),
-            expect="== 0",
-            applies_if=_TRAINED,
-            meaning="The evaluation of the trained model failed.",
-            fix="The fact evaluation_problem has the end of its log. Run the evaluation manually: seatrial evaluate "
-            "CONFIG --out DIR. Out of memory: reduce evaluation.bsz",
+        metric(
+            "evaluation_exit_code",
+            "== 0",
+            "The evaluation of the trained model failed.",
+            "The evidence has the end of its log. Run the evaluation manually: seatrial evaluate CONFIG --out DIR. Out "
+            "of memory: reduce evaluation.bsz",
+            when=_results.TRAINED,
         ),
-        Rule(
-            metric="cases",
-            evidence_facts=("cases",),
-            expect=">= 1",
-            applies_if=_TRAINED,
-            meaning="No held-out conversations: the model cannot be scored.",
-            fix="Increase data.samples",
+        metric(
+            "cases",
+            ">= 1",
+            "No held-out conversations: the model cannot be scored.",
+            "Increase data.samples",
+            unit="count",
+            when=_results.TRAINED,
         ),
-        Rule(
-            metric="improved",
-            evidence_facts=("sign_test",),
-            expect="== 1 bool",
-            applies_if=_PRETRAINED,
-            meaning="The trained model does not answer significantly more cases correctly than the base model: it "
-            "learned nothing useful, or the base model was already correct.",
-            fix="Compare the answers of base and tuned in answers.jsonl (artifact). Increase evaluation.cases and "
+        *(
+            metric(f"{score}.*", unit="%", meaning=f"{meaning}; base before, tuned after training")
+            for score, meaning in SCORES.items()
+        ),
+        metric("call_correct_gain", unit="%", meaning="call_correct.tuned minus call_correct.base", signed=True),
+        metric(
+            "improved",
+            "yes",
+            "The trained model does not answer significantly more cases correctly than the base model: it learned "
+            "nothing useful, or the base model was already correct.",
+            "Compare the answers of base and tuned in answers.jsonl (artifact). Increase evaluation.cases and "
             "max_steps",
+            when=_PRETRAINED,
         ),
     ),
-    rule_facts={
-        **_results.RULE_FACTS,
-        "pretrained": RuleFact(reason="the model has random weights"),
-        "use_lora": RuleFact(reason="the config does not use LoRA"),
-        "tensorboard": RuleFact(reason="the config requests no TensorBoard logs"),
-    },
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME),
     limit_s=1500.0,  # training and evaluation, each with the option limit_s
     options=WorkloadOptions,
-    performance_metrics=_results.PERFORMANCE,
 )

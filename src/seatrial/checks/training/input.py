@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, RuleFact
+from seatrial.checks.base import Check, Context
+from seatrial.checks.declare import Answer, absent, forbidden, metric, rule
 from seatrial.checks.host.filesystem_shared import AbsolutePath, read_volume
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import Stage
-from seatrial.checks.training._workload import WorkloadOptions
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
+from seatrial.model import Fact, Phase, Scope, SeatrialError
 
 CONFIG, PREFIX = "ddp", "seatrial-input-"
 OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
@@ -30,7 +31,7 @@ class InputOptions(WorkloadOptions):
     path: AbsolutePath | None = Field(default=None, description="directory for the data; default: the run directory")
 
 
-def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
+def measure(context: Context, options: InputOptions) -> Iterator[Answer]:
     """Train from data outside of the page cache; rank 0 yields the data waits of all ranks.
 
     Raises SeatrialError if the folder for the data cannot be used.
@@ -64,13 +65,10 @@ def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
         f"is read{reads}, with one request, after the data was dropped from the page cache "
         "of each node",
     )
-    yield Fact(name="filesystem", value=read_volume(context.root, path).mount)
+    filesystem = read_volume(context.root, path).mount
+    yield Fact(name="filesystem", value=filesystem)
     yield Fact(name="data_shared", value="yes" if shared else "no: each node reads a copy on its own disk")
-    cached = result.value("data_cached_share")
-    yield Fact(name="data_cold", value=data_cold(cached))
-    if cached is not None:
-        yield Metric(name="data_in_page_cache", value=100 * cached, unit="%", subject=CLUSTER)
-    yield from _ranks.observations({}, _ranks.times_by_subject([result], subjects))
+    yield from data_wait(result, subjects, filesystem)
 
 
 def reads_text(sequences: int, samples: int | None) -> str:
@@ -80,16 +78,17 @@ def reads_text(sequences: int, samples: int | None) -> str:
     return " once" if sequences <= samples else f" {sequences / samples:.1f} times on average"
 
 
-def data_cold(cached: float | None) -> str:
-    """The fact ``data_cold``: whether the data came from the filesystem, not from memory.
-
-    ``no: REASON`` makes the rules SKIP, ``not_supported: REASON`` makes them UNJUDGED.
-    """
+def data_wait(result: TrainingResult, subjects: Sequence[str], filesystem: str) -> Iterator[Answer]:
+    """The data wait of each rank, if the data came from the filesystem and not from memory."""
+    cached = result.value("data_cached_share")
     if cached is None:
-        return "no: the share in the page cache was not measured (the training failed, or data.cold is false)"
-    if 100 * cached <= MAX_CACHED:
-        return "yes"
-    return f"not_supported: {cached:.0%} of the data stayed in the page cache, as on tmpfs"
+        reason = "the share in the page cache was not measured (the training failed, or data.cold is false)"
+        yield absent(_ranks.DATA_WAIT, reason)
+    elif 100 * cached > MAX_CACHED:
+        yield forbidden(_ranks.DATA_WAIT, f"{cached:.0%} of the data stayed in the page cache, as on tmpfs")
+    else:
+        evidence: JsonValue = {"filesystem": filesystem, "data in the page cache": f"{cached:.0%}"}
+        yield from _ranks.data_wait(_ranks.times_by_subject([result], subjects), evidence)
 
 
 CHECK = Check(
@@ -97,33 +96,24 @@ CHECK = Check(
     title="Wait for training data from the shared filesystem",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics={**_results.metric_units(), _ranks.DATA_WAIT: "%", "data_in_page_cache": "%"},
-    rules=(
-        *_results.RULES,
-        *(
-            Rule(
-                metric=_ranks.DATA_WAIT,
-                expect=f"<= {limit} %",
-                applies_if={"device": device, "data_wait_timed": "yes", "data_cold": "yes"},
-                evidence_facts=("longest_data_waits", "filesystem"),
-                meaning="The device of the rank is idle while its next batch is read from the filesystem; all ranks "
-                "wait for it.",
-                fix="Look at the results of filesystem.speed and filesystem.metadata for this path, and at its mount "
-                "options in filesystem.client. If they are good, use data loader workers, or copy the data to a local "
-                "disk.",
-            )
-            for device, limit in MAX_DATA_WAIT.items()
+    declared=(
+        *_results.DECLARED,
+        *_results.speed(""),
+        *_results.ONE_TRAINING,
+        metric(
+            _ranks.DATA_WAIT,
+            f"<= {MAX_DATA_WAIT['cuda']} %",
+            "The device of the rank is idle while its next batch is read from the filesystem; all ranks wait for it.",
+            "Look at the results of filesystem.speed and filesystem.metadata for this path, and at its mount options "
+            "in filesystem.client. If they are good, use data loader workers, or copy the data to a local disk.",
+            when="device == cuda",
+            also=(rule(f"<= {MAX_DATA_WAIT['cpu']} %", when="device == cpu"),),
+            speed=True,
         ),
     ),
-    rule_facts={
-        **_results.RULE_FACTS,
-        **_ranks.RULE_FACTS,
-        "data_cold": RuleFact(not_supported=Outcome.UNJUDGED),
-    },
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, CONFIG),
     options=InputOptions,
     child_tasks=("all",),  # each rank has one child process; together they run one training
     limit_s=700.0,
-    performance_metrics=(*_results.PERFORMANCE, _ranks.DATA_WAIT),
 )

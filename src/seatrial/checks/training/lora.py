@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Context, Implementations
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
+from seatrial.model import Fact, Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
@@ -24,18 +25,9 @@ STACKS = ("native", "hf")
 GPU_OVERRIDES = ("max_steps=24", "untimed_steps=8")
 MIN_SAMPLES = 1024  # generated within seconds; more do not change the speed
 BASELINE = "median speed of the same GPUs when each trains its own model, all at the same time"
-METRICS = {
-    **_results.metric_units(*STACKS, *(f"{stack}_single_gpu" for stack in STACKS)),
-    "efficiency.native": "%",
-    "efficiency.hf": "%",
-    "native_vs_hf": "x",
-    "adapter_mismatches": "count",
-    "exports_loaded": "count",
-    "exports_missing": "count",
-}
 
 
-def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
+def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
     """Train with each stack on single GPUs and with DDP; yield speeds, efficiencies and exports on rank 0."""
     from seatrial.bench import rank
     from seatrial.train import train_config
@@ -61,17 +53,17 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
         yield from _adapter_counts(results, train_config.load(config, overrides))
 
 
-def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
+def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Answer]:
     """Efficiency of each stack relative to its single-GPU trainings, and the speed ratio of the stacks."""
     for stack in STACKS:
-        yield from _results.efficiency(stack, results[stack], results.get(f"{stack}_single_gpu", ()))
+        yield from _results.efficiency(f"efficiency.{stack}", results[stack], results.get(f"{stack}_single_gpu", ()))
     yield Fact(name="efficiency_baseline", value=BASELINE)
     native, hf = (results[stack][0].value(TOKENS_PER_GPU) for stack in STACKS)
     if native and hf:
-        yield Metric(name="native_vs_hf", value=native / hf, unit="x", subject=CLUSTER)
+        yield value("native_vs_hf", native / hf)
 
 
-def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: TrainConfig) -> Iterator[Observation]:
+def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: TrainConfig) -> Iterator[Answer]:
     """Yield the number of trainings that trained more or fewer parameters than the adapters have, and export counts."""
     expected = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
     trainings: dict[str, TrainingResult] = {}
@@ -80,13 +72,10 @@ def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: Tra
             name = stage if len(stage_results) == 1 else f"{stage} of rank {result.ranks[0]}"
             trainings[name] = result
     counts = {name: result.value("trained_parameters") for name, result in trainings.items() if result.metrics}
-    loaded = [name for name, result in trainings.items() if result.export_loads]
-    missing = len(counts) - len(loaded) if config.export else 0
-    yield Fact(name="trained_parameters", value={"expected": expected, **counts})
     mismatches = sum(count != expected for count in counts.values())
-    values = {"adapter_mismatches": mismatches, "exports_loaded": len(loaded), "exports_missing": missing}
-    for name, value in values.items():
-        yield Metric(name=name, value=value, unit="count", subject=CLUSTER)
+    yield value("adapter_mismatches", mismatches, evidence={"expected": expected, **counts})
+    loaded = [name for name, result in trainings.items() if result.export_loads]
+    yield value("exports_missing", len(counts) - len(loaded) if config.export else 0, evidence={"loaded": [*loaded]})
 
 
 def _method(config: str, overrides: Sequence[str]) -> str:
@@ -97,16 +86,19 @@ def _method(config: str, overrides: Sequence[str]) -> str:
     )
 
 
-def _speed_rule(stack: str) -> Rule:
-    return Rule(
-        metric=f"{TOKENS_PER_GPU}.{stack}",
+def _speed(stack: str) -> metric:
+    return metric(
+        f"{TOKENS_PER_GPU}.{stack}",
+        ">= 0.90 reference",
+        "LoRA communicates very little: low speed is caused by GPUs, power, cooling, or the stack's software.",
+        f"If both stacks are slow, compare the metrics *.{stack}_single_gpu of the GPUs: the slowest GPU slows down "
+        "all ranks (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE). If all GPUs are slow: a gemm_share as in the reference "
+        "run means that the GPUs are slow (check device.gemm and device.burn), a lower one that software is. If only "
+        "this stack is slow, compare the versions in metrics.json (artifact) with those of the reference",
         reference=f"train.lora.{stack}",
-        applies_if={"device": "cuda", "trained": "yes", "settings": "shipped"},
-        meaning="LoRA communicates very little: low speed is caused by GPUs, power, cooling, or the stack's software.",
-        fix=f"If both stacks are slow, compare the metrics *.{stack}_single_gpu of the GPUs: the slowest GPU slows "
-        "down all ranks (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE). If all GPUs are slow: a gemm_share as in the "
-        "reference run means that the GPUs are slow (check device.gemm and device.burn), a lower one that software is. "
-        "If only this stack is slow, compare the versions in metrics.json (artifact) with those of the reference",
+        when=f"{_results.ON_GPU} and settings == shipped",
+        unit="tokens/s/GPU",
+        speed=True,
     )
 
 
@@ -115,39 +107,50 @@ CHECK = Check(
     title="LoRA on Mistral-7B, native trainer and Hugging Face Trainer: each GPU separately, then all GPUs (DDP)",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics=METRICS,
-    rules=(
-        *_results.RULES,
-        Rule(
-            metric="adapter_mismatches",
-            expect="== 0",
-            applies_if={"trained": "yes"},
-            evidence_facts=("trained_parameters",),
-            meaning="LoRA trains only the adapters: their number of parameters follows from the config.",
-            fix="The fact trained_parameters has the counts. Report this defect of seatrial with the versions of torch "
-            "and peft",
+    declared=(
+        *_results.DECLARED,
+        *(_speed(stack) for stack in STACKS),
+        *_results.speed(*(f"{stack}_single_gpu" for stack in STACKS)),
+        *_results.EACH_STAGE,
+        metric(
+            "efficiency.*",
+            unit="%",
+            meaning="tokens/s/GPU of all ranks ÷ median tokens/s of single GPUs",
+            speed=True,
+            may_exceed_100=True,
         ),
-        Rule(
-            metric="exports_missing",
-            expect="== 0",
-            applies_if={"trained": "yes"},
-            meaning="The exported adapters do not load; the result of the training is lost.",
-            fix="Check the training's directory final/ and the result of filesystem.shared; the usual cause is a full "
-            "disk or a quota",
+        metric(
+            "native_vs_hf",
+            unit="x",
+            meaning="tokens/s/GPU of the native loop ÷ tokens/s/GPU of Hugging Face's Trainer",
+            speed=True,
         ),
-        *(_speed_rule(stack) for stack in STACKS),
+        metric(
+            "adapter_mismatches",
+            "== 0",
+            "LoRA trains only the adapters: their number of parameters follows from the config.",
+            "Report this defect of seatrial with the counts and the versions of torch and peft",
+            unit="count",
+            when=_results.TRAINED,
+        ),
+        metric(
+            "exports_missing",
+            "== 0",
+            "The exported adapters do not load; the result of the training is lost.",
+            "Check the training's directory final/ and the result of filesystem.shared; the usual cause is a full disk "
+            "or a quota",
+            unit="count",
+            when=_results.TRAINED,
+        ),
     ),
-    rule_facts=_results.RULE_FACTS,
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME, *STACKS),
     limit_s=1200.0,
     options=WorkloadOptions,
-    may_exceed_100=("efficiency.*",),
     implementations=Implementations(
         speeds={stack: f"{TOKENS_PER_GPU}.{stack}" for stack in STACKS},
         machine_command="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE; seatrial run acceptance --only device.gemm "
         "--only device.burn --only host.load",
         software_command="pip list | grep -iE '^(torch|transformers|accelerate|peft|triton|nvidia)'",
     ),
-    performance_metrics=(*_results.PERFORMANCE, "efficiency.*", "native_vs_hf"),
 )

@@ -14,25 +14,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.declare import Answer, metric, unreadable, value
 from seatrial.checks.training import command
 from seatrial.checks.training.command import Run
-from seatrial.model import (
-    Artifact,
-    Fact,
-    Metric,
-    NotApplicable,
-    Observation,
-    Phase,
-    Rule,
-    Scope,
-    SeatrialError,
-    UsageError,
-)
+from seatrial.model import Artifact, Fact, NotApplicable, Phase, Scope, SeatrialError, UsageError
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
 
-METRICS = {**command.RUN_METRICS, "checkpoints": "count", "final_model_reloads": "bool"}
 NAME = "sft-smollm-135m"
 NO_COMMAND = (
     "no Oumi executable configured; example: --set 'checks.train.oumi.options.command="
@@ -54,7 +43,7 @@ class OumiOptions(Options):
     train_limit_s: float = Field(default=1500, gt=0, description="time limit of Oumi, seconds")
 
 
-def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
+def measure(context: Context, options: OumiOptions) -> Iterator[Answer]:
     """Run Oumi and read its results.
 
     Raises NotApplicable without a command, and UsageError if the config is invalid or seatrial's environment lacks a
@@ -83,14 +72,14 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
     yield Artifact(path=str(run.log.relative_to(context.run_dir)), title="Oumi's log")
     version = _VERSION.search(result.log_text)
     yield Fact(name="oumi_version", value=version[1] if version else "not in the log")
-    yield Fact(name="log_tail", value=result.log_tail)
-    yield Fact(name="exit_reason", value=command.end_reason(result.exit_code))
-    yield from command.exit_metrics(run, result, options.train_limit_s)
-    if result.exit_code == 0:
-        yield from _training_observations(config, folder, context)
+    yield from command.exit_code_and_duration(run, result, options.train_limit_s)
+    if result.exit_code:
+        yield unreadable("*", "Oumi failed")
+    else:
+        yield from _results_of_training(config, folder, context)
 
 
-def _write_inputs(config: TrainConfig, folder: Path, context: Context) -> Iterator[Observation]:
+def _write_inputs(config: TrainConfig, folder: Path, context: Context) -> Iterator[Answer]:
     """Write Oumi's config and rows, and a model with random weights if no weights are configured."""
     from seatrial.train import hf, oumi
 
@@ -120,7 +109,7 @@ def _environment(config: TrainConfig, device: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": device, "DO_NOT_TRACK": "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}
 
 
-def _training_observations(config: TrainConfig, folder: Path, context: Context) -> Iterator[Observation]:
+def _results_of_training(config: TrainConfig, folder: Path, context: Context) -> Iterator[Answer]:
     """Losses, checkpoints, and whether the trained model loads and generates text."""
     from seatrial.train import hf, oumi, trainer_state
 
@@ -128,80 +117,63 @@ def _training_observations(config: TrainConfig, folder: Path, context: Context) 
     path = output / trainer_state.FILE_NAME
     state = trainer_state.read(path)
     yield Artifact(path=str(path.relative_to(context.run_dir)), title="trainer_state.json")
-    yield from command.loss_observations(state, config.max_steps, context.node)
+    yield from command.steps_and_losses(state, config.max_steps, context.node)
     folders = [file.parent for file in output.glob(f"checkpoint-*/{trainer_state.FILE_NAME}")]
     complete = [
         checkpoint.name
         for checkpoint in folders
         if any(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
     ]
-    yield Fact(name="checkpoints_found", value=sorted(complete))
-    yield Metric(name="checkpoints", value=len(complete), unit="count", subject=context.node)
+    yield value("checkpoints", len(complete))
     context.progress("loading the trained model")
-    reloads = 1
     try:
-        text = hf.generate_text(output)
+        reloads, text = True, hf.generate_text(output)
     except UsageError:  # seatrial's environment lacks a package
         raise
     except SeatrialError as error:
-        reloads, text = 0, str(error)
-    yield Fact(name="generated_text", value=text)
-    yield Metric(name="final_model_reloads", value=reloads, unit="bool", subject=context.node)
+        reloads, text = False, str(error)
+    yield value("final_model_reloads", reloads, evidence=text)
 
 
 _SEE_LOG = "Read oumi.log and oumi.yaml (artifacts) and run the command manually: COMMAND train -c oumi.yaml"
 
 CHECK = Check(
+    measure=measure,
     name="train.oumi",
     title="Fine-tune of SmolLM-135M with Oumi on one GPU",
     phase=Phase.SINGLE_GPU,
     scope=Scope.NODE,
-    metrics=METRICS,
-    rules=(
-        Rule(
-            metric="exit_code",
-            evidence_facts=("exit_reason", "log_tail"),
-            expect="== 0",
-            meaning="Oumi failed.",
-            fix=_SEE_LOG,
-        ),
-        Rule(
-            metric="steps_missing",
-            expect="== 0",
-            meaning="The training ran fewer steps than configured.",
-            fix=_SEE_LOG,
-        ),
-        Rule(
-            metric="nonfinite_steps",
-            expect="== 0",
-            meaning="The loss or gradient norm is infinite or NaN: the training diverged, or a GPU computes wrongly.",
-            fix="Compare train.sft_smollm, the same training without Oumi. If it fails too: `nvidia-smi -q -d ECC`.",
-        ),
-        Rule(
-            metric="loss_drop",
-            expect="> 0 nats",
-            meaning="The median loss of the last third of the steps is not below that of the first third, although "
-            "the data is learnable.",
-            fix="Compare train.sft_smollm, the same training without Oumi. If its loss falls, the cause is Oumi.",
-        ),
-        Rule(
-            metric="checkpoints",
-            evidence_facts=("checkpoints_found",),
-            expect=">= 1",
-            meaning="No checkpoint with weights exists: the training cannot be resumed.",
-            fix="Check free space and permissions of the run directory: df -h; ls -ld",
-        ),
-        Rule(
-            metric="final_model_reloads",
-            evidence_facts=("generated_text",),
-            expect="== 1 bool",
-            meaning="The trained model must load and compute finite numbers.",
-            fix=f"The fact generated_text has the error. {_SEE_LOG}",
-        ),
-    ),
-    measure=measure,
     limit_s=2100,  # train_limit_s, plus data preparation and loading the result
     options=OumiOptions,
     skip_if=(SkipIf.NO_COMMAND,),
-    performance_metrics=("wall_seconds", "train_runtime"),
+    declared=(
+        metric("exit_code", "== 0 code", "Oumi failed.", _SEE_LOG),
+        metric("steps_missing", "== 0 count", "The training ran fewer steps than configured.", _SEE_LOG),
+        metric(
+            "nonfinite_steps",
+            "== 0 count",
+            "The loss or gradient norm is infinite or NaN: the training diverged, or a GPU computes wrongly.",
+            "Compare train.sft_smollm, the same training without Oumi. If it fails too: `nvidia-smi -q -d ECC`.",
+        ),
+        metric(
+            "loss_drop",
+            "> 0 nats",
+            "The median loss of the last third of the steps is not below that of the first third, although the data "
+            "is learnable.",
+            "Compare train.sft_smollm, the same training without Oumi. If its loss falls, the cause is Oumi.",
+        ),
+        metric(
+            "checkpoints",
+            ">= 1 count",
+            "No checkpoint with weights exists: the training cannot be resumed.",
+            "Check free space and permissions of the run directory: df -h; ls -ld",
+        ),
+        metric(
+            "final_model_reloads",
+            "yes",
+            "The trained model must load and compute finite numbers.",
+            f"The evidence is the error. {_SEE_LOG}",
+        ),
+        *command.RECORDED,
+    ),
 )

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, RuleFact
+from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.training import _results, _workload
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope, Series
+from seatrial.model import CLUSTER, Fact, Phase, Scope, Series
 
 if TYPE_CHECKING:
     from seatrial.train.compare import StepRecord
@@ -27,15 +28,6 @@ VARIANTS = ("fsdp2_by_size", "fsdp2_unwrapped", "fsdp2_cpu_offload")  # runs wit
 # share: at most 2.7 % in total with 8 ranks and the tiny config. A tensor that is not sharded adds at least its own
 # size.
 MAX_STATE_EXCESS = 10
-METRICS = {
-    "loss_drop": "nats",
-    "state_per_rank.*": "GiB",
-    "state_excess.*": "%",
-    "steps_with_different_tokens.*": "count",
-    "loss_difference.*": "ratio",
-    "grad_norm_difference.*": "ratio",
-    "repeated_steps_differing.*": "count",
-}
 METHOD = (
     "All runs train the same global batches of sequences of variable length; in fp32 without TF32 only the order of "
     "additions differs. One process computes the micro-batches of all ranks in sequence. Initial weights are not read "
@@ -54,7 +46,7 @@ class ParityOptions(Options):
     )
 
 
-def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
+def measure(context: Context, options: ParityOptions) -> Iterator[Answer]:
     """Run all trainings; rank 0 yields how each differs from the training in one process, and the memory of a rank."""
     from seatrial.train import compare, train_config, variants
 
@@ -80,7 +72,7 @@ def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
         yield Fact(name="training", value=_training_fact(config, context.world_size))
         yield from compare_runs({name: compare.read_steps(folder / name, 0, config.max_steps) for name in configs})
         reports = {name: json.loads((folder / name / "metrics.json").read_text()) for name in (*STRATEGIES, *VARIANTS)}
-        yield from memory_observations(reports)
+        yield from memory_use(reports)
 
 
 def training_configs(config: TrainConfig, ranks: int, cache: Path) -> dict[str, TrainConfig]:
@@ -109,33 +101,30 @@ def _variant_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
     return dict(zip(VARIANTS, (by_size, {"wrap": "none"}, {"cpu_offload": True}), strict=True))
 
 
-def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Observation]:
+def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Answer]:
     """Metrics, curves and facts from the steps of all runs of ``training_configs``."""
     from seatrial.train import compare
 
     single = runs["single_process"]
-    yield _metric("loss_drop", single[0]["loss"] - single[-1]["loss"])
+    yield value("loss_drop", single[0]["loss"] - single[-1]["loss"])
     yield _loss_curve("loss.single_process", single)
-    yield Fact(name="fsdp2_variants", value="yes")
     for strategy in (*STRATEGIES, *VARIANTS):
         run = runs[strategy]
         yield _loss_curve(f"loss.{strategy}", run)
         different_tokens = compare.differing_steps(run, single, "trained_tokens")
-        yield _metric(f"steps_with_different_tokens.{strategy}", len(different_tokens))
+        evidence = f"different in steps {different_tokens}"
+        yield value(f"steps_with_different_tokens.{strategy}", len(different_tokens), evidence=evidence)
         for quantity in ("loss", "grad_norm"):
             difference = compare.max_relative_difference(run, single, quantity)
-            yield _metric(f"{quantity}_difference.{strategy}", difference.value)
-            value = f"step {difference.step}: {difference.value:.2e}"
-            yield Fact(name=f"max_difference.{quantity}.{strategy}", value=value)
-        if strategy in VARIANTS:
-            continue
-        differing = compare.differing_steps(runs[f"{strategy}-repeated"], run)
-        yield _metric(f"repeated_steps_differing.{strategy}", len(differing))
-        value = f"different in steps {differing}" if differing else "bitwise identical"
-        yield Fact(name=f"repeated.{strategy}", value=value)
+            evidence = f"step {difference.step}: {difference.value:.2e}"
+            yield value(f"{quantity}_difference.{strategy}", difference.value, evidence=evidence)
+        if strategy in STRATEGIES:
+            differing = compare.differing_steps(runs[f"{strategy}-repeated"], run)
+            evidence = f"different in steps {differing}"
+            yield value(f"repeated_steps_differing.{strategy}", len(differing), evidence=evidence)
 
 
-def memory_observations(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Observation]:
+def memory_use(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Answer]:
     """Weights, gradients and Adam state on the fullest rank of each run, and its excess over a rank's share.
 
     ``reports``: run → its metrics.json. With FSDP2 the share of a rank is the state of a rank with DDP divided by the
@@ -147,11 +136,6 @@ def memory_observations(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Ob
         state_gib[name] = max(
             rank["parameters_gib"] + rank["gradients_gib"] + rank["optimizer_gib"] for rank in report["ranks"]
         )
-    for name, gib in state_gib.items():
-        yield _metric(f"state_per_rank.{name}", gib)
-        if name != "ddp":
-            share_gib = state_gib["ddp"] / reports[name]["world_size"]
-            yield _metric(f"state_excess.{name}", 100 * (gib / share_gib - 1))
     rank_columns = ("parameters_gib", "gradients_gib", "optimizer_gib", "state_device")
     columns = ("fsdp_groups", "fsdp_largest_group_gib", "memory_peak_gib")
     table: dict[str, JsonValue] = {}
@@ -161,6 +145,11 @@ def memory_observations(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Ob
             column: report[column] for column in columns
         }
     yield Fact(name="memory_by_run", value=table)
+    for name, gib in state_gib.items():
+        yield value(f"state_per_rank.{name}", gib)
+        if name != "ddp":
+            share_gib = state_gib["ddp"] / reports[name]["world_size"]
+            yield value(f"state_excess.{name}", 100 * (gib / share_gib - 1), evidence=table[name])
 
 
 def _training_fact(config: TrainConfig, ranks: int) -> dict[str, Any]:
@@ -173,91 +162,76 @@ def _training_fact(config: TrainConfig, ranks: int) -> dict[str, Any]:
     }
 
 
-def _metric(name: str, value: float) -> Metric:
-    unit = METRICS.get(name) or METRICS[f"{name.partition('.')[0]}.*"]
-    return Metric(name=name, value=value, unit=unit, subject=CLUSTER)
-
-
 def _loss_curve(name: str, run: Sequence[StepRecord]) -> Series:
     x, y = tuple(float(record["step"]) for record in run), tuple(record["loss"] for record in run)
     return Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="step", y_unit="nats")
 
 
-def _rules(run: str) -> Iterator[Rule]:
-    """The rules of one run.
-
-    Rules on variants of FSDP2 and on memory require the fact fsdp2_variants, which older records do not have.
-    """
-    applies_if = {"fsdp2_variants": "yes"} if run in VARIANTS else {}
-    yield Rule(
-        metric=f"steps_with_different_tokens.{run}",
-        expect="== 0",
-        applies_if=applies_if,
-        meaning="The ranks trained on more or fewer tokens than the single process: data is read twice or lost.",
-        fix="Check train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
+def _declared(run: str) -> Iterator[metric]:
+    """The metrics of one run."""
+    yield metric(
+        f"steps_with_different_tokens.{run}",
+        "== 0 count",
+        "The ranks trained on more or fewer tokens than the single process: data is read twice or lost.",
+        "Check train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
     )
-    yield Rule(
-        metric=f"loss_difference.{run}",
-        evidence_facts=(f"max_difference.loss.{run}",),
+    yield metric(
+        f"loss_difference.{run}",
         # Rounding: at most 1.1e-7 (2 and 4 CPU processes, 8 steps of the tiny config; 0 on 2 H200). Missing
         # all-reduce of gradients: 3.2e-3 one step later. The limit is near their geometric mean.
-        expect="< 1e-5",
-        applies_if=applies_if,
-        meaning="The loss differs from that of one process: gradients are lost or weighted wrongly.",
-        fix="Check collectives.all_reduce, all_gather and reduce_scatter: wrong_elements names the rank with "
-        "damaged data. If only fsdp2 fails, check all_gather and reduce_scatter, which DDP does not use",
+        "< 1e-5 ratio",
+        "The loss differs from that of one process: gradients are lost or weighted wrongly.",
+        "Check collectives.all_reduce, all_gather and reduce_scatter: wrong_elements names the rank with damaged data. "
+        "If only fsdp2 fails, check all_gather and reduce_scatter, which DDP does not use",
     )
-    yield Rule(
-        metric=f"grad_norm_difference.{run}",
-        evidence_facts=(f"max_difference.grad_norm.{run}",),
-        # Rounding: 1.8e-7. Missing all-reduce of gradients: 0.2 in the first step.
-        expect="< 1e-4",
-        applies_if=applies_if,
-        meaning="The gradient norm differs from that of one process: a sum is used as a mean, or shards are missing.",
-        fix="See loss_difference. Unset all NCCL_* variables and compare NCCL versions (host.inventory)",
+    yield metric(
+        f"grad_norm_difference.{run}",
+        "< 1e-4 ratio",  # Rounding: 1.8e-7. Missing all-reduce of gradients: 0.2 in the first step.
+        "The gradient norm differs from that of one process: a sum is used as a mean, or shards are missing.",
+        "See loss_difference. Unset all NCCL_* variables and compare NCCL versions (host.inventory)",
     )
     if run != "ddp":
-        yield Rule(
-            metric=f"state_excess.{run}",
-            evidence_facts=("memory_by_run",),
-            expect=f"<= {MAX_STATE_EXCESS} %",
-            may_be_negative=True,
-            applies_if={"fsdp2_variants": "yes"},
-            meaning="A rank holds more weights, gradients and Adam state than its share: a tensor is not sharded.",
-            fix="Report this defect of seatrial with torch's version and the fact memory_by_run",
+        yield metric(
+            f"state_excess.{run}",
+            f"<= {MAX_STATE_EXCESS} %",
+            "A rank holds more weights, gradients and Adam state than its share: a tensor is not sharded.",
+            "Report this defect of seatrial with torch's version and the fact memory_by_run",
+            signed=True,
+            may_exceed_100=True,
         )
     if run in STRATEGIES:
-        yield Rule(
-            metric=f"repeated_steps_differing.{run}",
-            evidence_facts=(f"repeated.{run}",),
-            expect="== 0",
-            meaning="The same training on the same ranks with deterministic kernels gave different bits: intermittent "
-            "errors of a GPU, its memory or a link.",
-            fix="Run the check again. Then run device.digests and device.burn on these nodes, which name the GPU, and "
+        yield metric(
+            f"repeated_steps_differing.{run}",
+            "== 0 count",
+            "The same training on the same ranks with deterministic kernels gave different bits: intermittent errors "
+            "of a GPU, its memory or a link.",
+            "Run the check again. Then run device.digests and device.burn on these nodes, which name the GPU, and "
             "nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep -i xid",
         )
 
 
 CHECK = Check(
+    measure=measure,
     name="train.parity",
     title="Equality of training on one process, with DDP and with FSDP2",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     needs=Needs(min_ranks=2),
-    metrics=METRICS,
-    rules=(
-        Rule(
-            metric="loss_drop",
-            expect="> 0 nats",
-            meaning="The loss does not fall: equal losses then prove nothing.",
-            fix="Check train.cnn, which trains on each GPU independently, and the overrides of this check",
-        ),
-        *(rule for run in (*STRATEGIES, *VARIANTS) for rule in _rules(run)),
-    ),
-    rule_facts={"fsdp2_variants": RuleFact(reason="FSDP2 was run with one wrapping only")},
-    may_exceed_100=("state_excess.*",),
-    measure=measure,
     limit_s=1500.0,  # many processes on few CPU cores are slow
     options=ParityOptions,
     child_tasks=("variants",) * 2,
+    declared=(
+        metric(
+            "loss_drop",
+            "> 0 nats",
+            "The loss does not fall: equal losses then prove nothing.",
+            "Check train.cnn, which trains on each GPU independently, and the overrides of this check",
+        ),
+        *(each for run in (*STRATEGIES, *VARIANTS) for each in _declared(run)),
+        metric(
+            "state_per_rank.*",
+            unit="GiB",
+            meaning="weights, gradients and Adam state on the fullest rank, counted from its tensors",
+        ),
+    ),
 )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from seatrial.checks.base import Check, Context
+from seatrial.checks.declare import Answer
 from seatrial.checks.training import _results
 from seatrial.checks.training._workload import WorkloadOptions
-from seatrial.model import Fact, Observation, Phase, Scope
+from seatrial.model import Fact, Phase, Scope
 
 NAME = "sft-mistral-7b-1gpu"
 
 
-def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
+def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
     """Train on the GPU of rank 0; yield the metrics of the training on rank 0."""
     # the export would write 14.5 GB
     result = yield from _results.train_on_one_gpu(context, options, NAME, "export=false", after_training="no export")
@@ -25,12 +26,9 @@ CHECK = Check(
     title="Full fine-tune of Mistral-7B on one GPU",
     phase=Phase.SINGLE_GPU,
     scope=Scope.CLUSTER,
-    metrics=_results.metric_units(),
-    rules=_results.RULES,
-    rule_facts=_results.RULE_FACTS,
+    declared=(*_results.DECLARED, *_results.speed(""), *_results.ONE_TRAINING),
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME),
     limit_s=700.0,
     options=WorkloadOptions,
-    performance_metrics=_results.PERFORMANCE,
 )

@@ -8,27 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from seatrial.checks.base import Check, Context
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.training import _results
 from seatrial.checks.training._workload import WorkloadOptions
-from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
+from seatrial.model import Phase, Scope
 
 NAME = "sft-smollm-135m"
 GENERATED_TOKENS = 8
 
 
-def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
+def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
     """Train on the GPU of rank 0; yield metrics, checkpoints and generated tokens on rank 0."""
     result = yield from _results.train_on_one_gpu(
         context, options, NAME, after_training="then final/ is loaded", generate_tokens=GENERATED_TOKENS
     )
     if context.rank:
         return
-    checkpoints = [*result.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
-    yield Metric(name="checkpoints", value=len(checkpoints), unit="count", subject=CLUSTER)
+    yield value("checkpoints", len([*result.out.glob("checkpoints/checkpoint-*/trainer_state.json")]))
     if generated := result.value("generated"):
-        yield Fact(name="generated", value=generated)
-        tokens = generated["tokens"] if generated["finite"] else 0
-        yield Metric(name="generated_tokens", value=tokens, unit="count", subject=CLUSTER)
+        yield value("generated_tokens", generated["tokens"] if generated["finite"] else 0, evidence=generated)
 
 
 CHECK = Check(
@@ -36,30 +34,28 @@ CHECK = Check(
     title="Instruction fine-tune of SmolLM-135M on one GPU",
     phase=Phase.SINGLE_GPU,
     scope=Scope.CLUSTER,
-    metrics={**_results.metric_units(), "checkpoints": "count", "generated_tokens": "count"},
-    rules=(
-        *_results.RULES,
-        Rule(
-            metric="checkpoints",
-            expect=">= 1 count",
-            applies_if={"trained": "yes"},
-            meaning="The training wrote no checkpoint: after a fault it starts from the beginning.",
-            fix="Check config.json (artifact): checkpoint.every must not be 0. Check filesystem.shared",
+    declared=(
+        *_results.DECLARED,
+        *_results.speed(""),
+        *_results.ONE_TRAINING,
+        metric(
+            "checkpoints",
+            ">= 1 count",
+            "The training wrote no checkpoint: after a fault it starts from the beginning.",
+            "Check config.json (artifact): checkpoint.every must not be 0. Check filesystem.shared",
+            when=_results.TRAINED,
         ),
-        Rule(
-            metric="generated_tokens",
-            expect=">= 1 count",
-            applies_if={"trained": "yes"},
-            evidence_facts=("generated",),
-            meaning="The exported model generated no tokens, or its logits are infinite or NaN.",
-            fix="Load final/ manually: python -c 'from transformers import AutoModelForCausalLM as M; "
+        metric(
+            "generated_tokens",
+            ">= 1 count",
+            "The exported model generated no tokens, or its logits are infinite or NaN.",
+            "Load final/ manually: python -c 'from transformers import AutoModelForCausalLM as M; "
             'M.from_pretrained("…/final")\'; check filesystem.shared and free disk space',
+            when=_results.TRAINED,
         ),
     ),
-    rule_facts=_results.RULE_FACTS,
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME),
     limit_s=700.0,
     options=WorkloadOptions,
-    performance_metrics=_results.PERFORMANCE,
 )

@@ -11,18 +11,20 @@ from statistics import median
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, RuleFact, ScalingMetrics
+from seatrial.checks.base import Check, Context, ScalingMetrics
+from seatrial.checks.declare import Answer, absent, metric
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Fact, Observation, Phase, Rule, Scope, Series
+from seatrial.model import CLUSTER, Fact, Phase, Scope, Series
 
 NAME = "throughput"
 GPU, NODE, ALL = "gpu", "node", "cluster"
 STAGES = (GPU, NODE, ALL)
+# Stage → why it does not exist
+_NO_STAGE = {NODE: "one GPU per node, so that the stages GPU and node are the same", ALL: "one node"}
 GPU_OVERRIDES = ("max_steps=20", "untimed_steps=8")
 MIN_SAMPLES = 256  # generated within seconds; more do not change the speed
-_STRATEGY = "(ddp|fsdp2|zero3|single)"  # the values of ``strategy`` in metrics.json
 # Percent. 2 and 4 H200 of a node have 99 to 101 % of the speed per GPU of a single H200 (docs/results). Published for
 # an 8B model under FSDP2 with 400 Gb/s per GPU (pytorch/torchtitan, benchmarks/):
 #   97 % from 1 to 16 nodes of 8 H100, 5,762 and 5,605 tokens/s/GPU (llama3_h100_202412_torchtitan.md)
@@ -40,7 +42,7 @@ class ThroughputOptions(WorkloadOptions):
     )
 
 
-def measure(context: Context, options: ThroughputOptions) -> Iterator[Observation]:
+def measure(context: Context, options: ThroughputOptions) -> Iterator[Answer]:
     """Train once per stage; yield the speeds, the efficiencies and the times of the ranks on rank 0."""
     from seatrial.bench import rank, subgroups
     from seatrial.train import train_config
@@ -57,8 +59,6 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
         yield Fact(name="method", value=_method(config, overrides))
         offload = train_config.load(config, overrides).parallel.cpu_offload
         yield Fact(name="cpu_offload", value="yes" if offload else "no")
-        for name, value in stage_facts(context.world_size, len(ranks_by_node)).items():
-            yield Fact(name=name, value=value)
     stages = []
     for stage, groups in groups_by_stage(ranks_by_node).items():
         stage_subjects = [] if stage == ALL else [subjects[ranks[0]] for ranks in groups]
@@ -68,7 +68,7 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
         yield from _scaling_observations(results)
-        yield from _ranks.observations_of_trainings(results, subjects)
+        yield from _ranks.slowdown_and_data_wait(results, subjects)
         trainings = [result for stage_results in results.values() for result in stage_results]
         if strategies := sorted({result.value("strategy") for result in trainings if result.metrics}):
             yield Fact(name="parallelism", value=" and ".join(strategies))
@@ -98,18 +98,14 @@ def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, lis
     return groups
 
 
-def stage_facts(ranks: int, nodes: int) -> dict[str, str]:
-    """Fact → "yes" if its stage exists, or the reason why it does not, for this number of ranks and nodes."""
-    return {
-        "node_stage": "yes" if ranks > nodes else "no: one GPU per node, so that the stages GPU and node are the same",
-        "cluster_stage": "yes" if nodes > 1 else "no: one node",
-    }
-
-
-def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
+def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Answer]:
     """Efficiency of node and cluster relative to single GPUs, and of the cluster relative to single nodes."""
     for stage, baseline in ((NODE, GPU), (ALL, GPU), (ALL, NODE)):
-        yield from _results.efficiency(f"{stage}_vs_{baseline}", results.get(stage, ()), results.get(baseline, ()))
+        name, missing = f"efficiency.{stage}_vs_{baseline}", [each for each in (stage, baseline) if each not in results]
+        if missing:
+            yield absent(name, _NO_STAGE[missing[0]])
+        else:
+            yield from _results.efficiency(name, results[stage], results[baseline])
     definition = (
         "STAGE_vs_BASELINE: median tokens/s/GPU of a stage over that of the baseline, same batch per GPU; samples: the "
         "ratio of each window, so that their interval has the noise of both"
@@ -136,16 +132,17 @@ def _method(config: str, overrides: Sequence[str]) -> str:
     )
 
 
-def _efficiency_rule(stage: str, baseline: str, fix: str) -> Rule:
-    """The rule on the efficiency of ``stage`` relative to ``baseline``; both must exist."""
-    stages = {f"{name}_stage": "yes" for name in (stage, baseline) if name != GPU}
-    return Rule(
-        metric=f"efficiency.{stage}_vs_{baseline}",
-        expect=f"> {MIN_EFFICIENCY} %",
-        applies_if={"device": "cuda", "trained": "yes", **stages},
-        meaning=f"Training speed per GPU drops from one {'GPU' if baseline == GPU else baseline} to the {stage}, with "
-        "the same batch per GPU: communication or the slowest GPU costs the difference.",
-        fix=fix,
+def _efficiency(stage: str, baseline: str, fix: str) -> metric:
+    """The efficiency of ``stage`` relative to ``baseline``."""
+    return metric(
+        f"efficiency.{stage}_vs_{baseline}",
+        f"> {MIN_EFFICIENCY} %",
+        f"Training speed per GPU drops from one {'GPU' if baseline == GPU else baseline} to the {stage}, with the same "
+        "batch per GPU: communication or the slowest GPU costs the difference.",
+        fix,
+        when=_results.ON_GPU,
+        speed=True,
+        may_exceed_100=True,
     )
 
 
@@ -164,30 +161,17 @@ CHECK = Check(
     title="Training speed per GPU, node and cluster",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
-    metrics={
-        **_results.metric_units(*STAGES),
-        **_ranks.METRICS,
-        "efficiency.node_vs_gpu": "%",
-        "efficiency.cluster_vs_gpu": "%",
-        "efficiency.cluster_vs_node": "%",
-        "memory_excess": "%",
-    },
-    rules=(
-        *_results.RULES,
-        *_ranks.RULES,
-        _results.memory_rule(parallelism="fsdp2", cpu_offload="no"),
-        _results.peak_rule(f"{TOKENS_PER_GPU}.{GPU}", "config", "overrides", "layers"),
-        _efficiency_rule(NODE, GPU, _NODE_FIX),
-        _efficiency_rule(ALL, NODE, _CLUSTER_FIX),
-        _efficiency_rule(ALL, GPU, _CLUSTER_FIX),
+    declared=(
+        *_results.DECLARED,
+        _results.peak_metric(f"{TOKENS_PER_GPU}.{GPU}", "config", "overrides", "layers"),
+        *_results.speed(NODE, ALL),
+        *_results.EACH_STAGE,
+        _efficiency(NODE, GPU, _NODE_FIX),
+        _efficiency(ALL, NODE, _CLUSTER_FIX),
+        _efficiency(ALL, GPU, _CLUSTER_FIX),
+        *_ranks.DECLARED,
+        _results.memory_metric("parallelism == fsdp2 and cpu_offload == no"),
     ),
-    rule_facts={
-        **_results.RULE_FACTS,
-        **_ranks.RULE_FACTS,
-        "parallelism": RuleFact(rf"{_STRATEGY}( and {_STRATEGY})*"),
-        "node_stage": RuleFact(),
-        "cluster_stage": RuleFact(),
-    },
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(
         options, NAME, *STAGES, check_overrides=layers_override(options)
@@ -203,6 +187,4 @@ CHECK = Check(
     limit_s=900.0,
     options=ThroughputOptions,
     child_tasks=("gpu", "all"),
-    may_exceed_100=("efficiency.*", "memory_excess", _ranks.SLOWDOWN),
-    performance_metrics=(*_results.PERFORMANCE, "efficiency.*", *_ranks.METRICS),
 )
