@@ -28,7 +28,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from math import isfinite
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import JsonValue
 
