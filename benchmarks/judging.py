@@ -121,7 +121,7 @@ def _metrics_of_many_nodes(check: Check, metrics: Sequence[Metric], nodes: int) 
     """Copies of the cluster's metrics for the rules that apply to this number of nodes only, such as another size."""
     names = {metric.name for metric in metrics}
     for rule in check.rules:
-        if rule.min_nodes > 1 and rule.min_nodes <= nodes <= (rule.max_nodes or nodes) and rule.metric not in names:
+        if rule.when.min_nodes > 1 and rule.when.includes(nodes) and rule.metric not in names:
             family = "busbw." if rule.metric.startswith("busbw") else "wrong_elements"
             template = next(metric for metric in metrics if metric.name.startswith(family))
             yield replace(template, name=rule.metric)

@@ -20,6 +20,7 @@ from seatrial.checks.declare import (
     value,
 )
 from seatrial.model import Absent, Fact, Metric, Outcome, SeatrialError, Why
+from seatrial.model.rule import OPPOSITE, PEERS, REFERENCE, Condition
 
 DECLARED = (
     metric("up", "yes", "a node is down", "start it"),
@@ -34,48 +35,47 @@ def observed(*given: Answer) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("text", "fields"),
+    ("text", "limits", "reference"),
     [
-        ("== 0 errors", {"expect": "== 0 errors"}),
-        ("yes", {"expect": "== 1 bool"}),
-        ("no", {"expect": "== 0 bool"}),
-        ("<= 1e-5 ratio", {"expect": "<= 1e-05 ratio"}),
-        (">= 0.90 reference", {"reference": "key", "fail_below": 0.9}),
-        (">= 0.85 peers", {"peer_fail_below": 0.85}),
-        (">= 0.05 bound", {"share_of_peak": 0.05}),
-        ("> 0.75 h2d_single / gpus", {"single_metric": "h2d_single", "single_fail_below": 0.75}),
-        ((">= 0.90 reference", ">= 0.80 peers"), {"reference": "key", "fail_below": 0.9, "peer_fail_below": 0.8}),
+        ("== 0 errors", {"": 0}, ""),
+        (">= 0.90 reference", {REFERENCE: 0.9}, "key"),
+        (">= 0.85 peers", {PEERS: 0.85}, ""),
+        ("> 0.75 h2d_single / gpus", {"h2d_single / gpus": 0.75}, ""),
+        ((">= 0.90 reference", ">= 0.80 peers"), {REFERENCE: 0.9, PEERS: 0.8}, "key"),
     ],
 )
-def test_texts_of_rules(text: str | tuple[str, ...], fields: dict[str, object]) -> None:
+def test_only_a_rule_with_a_share_of_the_reference_value_has_its_key(
+    text: str | tuple[str, ...], limits: dict[str, float], reference: str
+) -> None:
     (made,) = metric("m", text, reference="key").rules
-    dumped = made.model_dump(mode="json")
-    assert {name: dumped[name] for name in fields} == fields
-    assert made.outcome_if_violated is Outcome.FAIL
+    assert {limit.base: limit.value for limit in made.limits} == limits
+    assert {limit.outcome for limit in made.limits} == {Outcome.FAIL}
+    assert made.reference == reference
 
 
-def test_texts_of_warnings() -> None:
-    (relative,) = metric("m", ">= 0.85 reference", warn=(">= 0.95 reference", ">= 0.95 opposite"), reference="k").rules
-    assert (relative.fail_below, relative.warn_below, relative.asymmetry_limit) == (0.85, 0.95, 0.95)
+def test_shares_make_one_rule_and_each_threshold_its_own() -> None:
+    (relative,) = metric("m", ">= 0.85 reference", warn=(">= 0.95 reference", ">= 0.96 opposite"), reference="k").rules
+    assert [relative.share(REFERENCE), relative.share(REFERENCE, Outcome.WARN)] == [0.85, 0.95]
+    assert [relative.share(OPPOSITE), relative.share(OPPOSITE, Outcome.WARN)] == [None, 0.96]
     (peers,) = metric("m", warn=">= 0.70 peers").rules
-    assert (peers.compare_with_peers, peers.warn_below, peers.peer_fail_below) == (True, 0.7, None)
-    fail, warn = metric("m", "<= 98 %", warn="<= 90 %").rules
-    assert (str(fail.expect), fail.outcome_if_violated) == ("<= 98 %", Outcome.FAIL)
-    assert (str(warn.expect), warn.outcome_if_violated) == ("<= 90 %", Outcome.WARN)
+    assert (peers.only_warns_by_peers, peers.share(PEERS, Outcome.WARN), peers.share(PEERS)) == (True, 0.7, None)
+    limits = [
+        (str(limit), limit.outcome) for each in metric("m", "<= 98 %", warn="<= 90 %").rules for limit in each.limits
+    ]
+    assert limits == [("<= 98 %", Outcome.FAIL), ("<= 90 %", Outcome.WARN)]
 
 
-def test_conditions() -> None:
-    when = "device == cuda and nodes >= 2 and nodes < 16 and sizes is the default and data == run directory"
-    (made,) = metric("m", "yes", when=when).rules
-    assert made.when == {"device": "cuda", "data": "run directory"}
-    assert (made.min_nodes, made.max_nodes, made.default_options) == (2, 15, ("sizes",))
+def test_condition_is_that_of_all_rules() -> None:
+    when = "device == cuda and nodes >= 2"
+    rules = metric("m", "<= 98 %", warn="<= 90 %", when=when).rules
+    assert [each.when for each in rules] == [Condition.of(when)] * 2
 
 
 def test_further_rules_have_their_own_condition_and_by_default_the_words_of_the_metric() -> None:
     also = (rule("<= 2 x", when="device == cpu", outcome=Outcome.WARN), rule("<= 9 x", "far too slow", "stop"))
     first, second, third = metric("m", "<= 1 x", "slow", "look", when="device == cuda", also=also).rules
-    assert [each.when for each in (first, second, third)] == [{"device": "cuda"}, {"device": "cpu"}, {}]
-    assert (second.meaning, second.fix, second.outcome_if_violated) == ("slow", "look", Outcome.WARN)
+    assert [str(each.when) for each in (first, second, third)] == ["device == cuda", "device == cpu", ""]
+    assert (second.meaning, second.fix, second.limits[0].outcome) == ("slow", "look", Outcome.WARN)
     assert (third.meaning, third.fix) == ("far too slow", "stop")
 
 

@@ -66,7 +66,9 @@ def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
 def _violating(metric: Metric, rule: Rule | None) -> Metric:
     if rule is None:
         return metric
-    if rule.expect is None:
+    if rule.threshold is None:
         return replace(metric, value=0.3 * metric.value, samples=())
-    needs_more = rule.expect.op[0] == ">" or rule.expect == Threshold(op="==", value=1.0, unit=rule.expect.unit)
-    return replace(metric, value=0.0 if needs_more else 10 * rule.expect.value + 3, samples=())
+    needs_more = rule.threshold.op[0] == ">" or rule.threshold == Threshold(
+        op="==", value=1.0, unit=rule.threshold.unit
+    )
+    return replace(metric, value=0.0 if needs_more else 10 * rule.threshold.value + 3, samples=())

@@ -21,6 +21,7 @@ from seatrial.model import (
     Baseline,
     Measurement,
     Metric,
+    Outcome,
     Rule,
     Trial,
     UsageError,
@@ -77,13 +78,13 @@ def _judged_metrics(trial: Trial, check: Check) -> Iterator[_Judged]:
     measured = {
         metric.name: metric for each in trial.measurements if each.check == check.name for metric in each.metrics
     }
-    for rules in ([rule for rule in check.rules if rule.reference], [rule for rule in check.rules if rule.expect]):
+    for rules in ([rule for rule in check.rules if rule.reference], [rule for rule in check.rules if rule.threshold]):
         yield from [_Judged(measured[rule.metric], rule) for rule in rules if rule.metric in measured][:1]
 
 
 def thresholds(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
     for metric, rule in _judged_metrics(trial, check):
-        op = rule.expect.op if rule.expect else ">"
+        op = rule.threshold.op if rule.threshold else ">"
         is_lower = op[0] == ">"
         bound = ">" if is_lower else "<"
         wide = 0.5 * metric.value if is_lower else 2 * metric.value + 1
@@ -113,11 +114,12 @@ def _near_limits(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
     """Values a little below and above the shares of the published value below which a rule fails and warns."""
     sku = next(sku for sku in skus() if MODEL in sku.nvml_names)
     for metric, rule in _judged_metrics(trial, check):
-        for published in sku.expected.get(rule.reference or "", ()):
+        for published in sku.expected.get(rule.reference, ()):
             if published.gpus > GPUS:
                 continue
-            fails = published.required or rule.fail_below * published.value
-            for limit, value in {"fail": fails, "warn": rule.warn_below * published.value}.items():
+            fails = published.required or (rule.share("reference") or 0.0) * published.value
+            warns = (rule.share("reference", Outcome.WARN) or 0.0) * published.value
+            for limit, value in {"fail": fails, "warn": warns}.items():
                 for side, factor in {"below": 1 - 1e-6, "above": 1 + 1e-6}.items():
                     change = partial(_with_value, name=metric.name, value=factor * value)
                     changed = (
@@ -133,7 +135,7 @@ def _with_value(metric: Metric, name: str, value: float) -> Metric:
 
 def _changed_options(trial: Trial, check: Check) -> Iterator[tuple[str, Trial]]:
     """Each option that a rule needs at its default value, with another value."""
-    for option in dict.fromkeys(name for rule in check.rules for name in rule.default_options):
+    for option in dict.fromkeys(name for rule in check.rules for name in rule.when.default_options):
         default: object = check.options.model_fields[option].default
         other: JsonValue = [*default, "other"] if isinstance(default, tuple) else "other"
         other = 2 * default if isinstance(default, int) else 4 if default is None else other

@@ -17,12 +17,12 @@ def test_each_counter_with_a_verdict_has_a_fix() -> None:
 
 
 def test_device_burn_has_the_same_levels_as_the_definitions() -> None:
-    rules = {rule.metric: rule.outcome_if_violated for rule in catalog()["device.burn"].rules}
+    rules = {rule.metric: limit.outcome for rule in catalog()["device.burn"].rules for limit in rule.limits}
     definitions = counter_definitions().gpu
     levels = {name: Outcome(counter.level) for name, counter in definitions.items() if counter.level != "info"}
     for name in set(GPU_COUNTERS) - {"pcie_replays"}:
         assert rules.get(f"new_errors.{name}") == levels.get(name)
-    (rate,) = [rule.expect for rule in catalog()["device.burn"].rules if rule.metric == "pcie_replay_rate"]
+    (rate,) = [rule.threshold for rule in catalog()["device.burn"].rules if rule.metric == "pcie_replay_rate"]
     assert rate is not None
     assert rate.value == definitions["pcie_replays"].per_minute
 

@@ -11,6 +11,7 @@ import pytest
 from tools.records import record_path
 
 from seatrial.checks import catalog
+from seatrial.checks.declare import metric
 from seatrial.judge.groups import SHAPE_FACTS
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
@@ -28,7 +29,7 @@ from seatrial.model import (
 )
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
-from tests.judge.test_rules import FOUR, SPEED, check, measured, verdicts
+from tests.judge.test_rules import FOUR, SPEED, by_reference, check, measured, verdicts
 
 RECORD = load_trial(record_path("2026-11-22-4xh200/acceptance"))
 MEASURED = [name for name in RECORD.config["checks"] if any(m.check == name and m.metrics for m in RECORD.measurements)]
@@ -38,8 +39,8 @@ INVALID: tuple[Any, ...] = (None, "", True, 1, [], "nonsense", DELETED)
 
 def facts_of(rule: Rule) -> set[str]:
     """The facts that a rule depends on."""
-    shape = SHAPE_FACTS if rule.reference or rule.compare_with_peers else ()
-    return {*rule.when, *rule.reference_when, *shape}
+    shape = SHAPE_FACTS if rule.reference or rule.only_warns_by_peers else ()
+    return {*rule.when.facts, *rule.reference_when, *shape}
 
 
 def with_only(name: str) -> Trial:
@@ -69,8 +70,8 @@ def with_bad_metrics(measurement: Measurement, rules: list[Rule]) -> Measurement
     bad = {rule.metric: rule for rule in rules}
 
     def worse(metric: Metric) -> Metric:
-        expect = bad[metric.name].expect
-        value = metric.value / 100 if not expect or expect.op[0] == ">" else expect.value + 1e6
+        limit = bad[metric.name].threshold
+        value = metric.value / 100 if not limit or limit.op[0] == ">" else limit.value + 1e6
         return replace(metric, value=value, samples=())
 
     metrics = tuple(worse(metric) if metric.name in bad else metric for metric in measurement.metrics)
@@ -112,12 +113,12 @@ def test_invalid_fact_is_never_accepted_and_skips_no_bad_metric(name: str) -> No
             assert not skipped(bad.verdicts) & evaluated, (fact, value)
 
 
-def one(check_rule: Rule, **facts: Any) -> Verdict:
-    (verdict,) = verdicts(check(check_rule), measured(1, facts=facts))
+def one(declared: metric, **facts: Any) -> Verdict:
+    (verdict,) = verdicts(check(declared), measured(1, facts=facts))
     return verdict
 
 
-CONDITIONAL = SPEED.model_copy(update={"when": {"backend": "nccl"}})
+CONDITIONAL = replace(SPEED, when="backend == nccl")
 
 
 @pytest.mark.parametrize("value", [None, "", True, 1, [], "nonsense", "nccl: yes"])
@@ -132,10 +133,10 @@ def test_invalid_value_is_an_error_with_name_value_and_expected_values(value: An
 
 
 def test_missing_fact_of_a_rule_that_does_not_apply_is_no_error() -> None:
-    rule = SPEED.model_copy(update={"when": {"backend": "nccl", "settings": "shipped"}})
-    assert one(rule, backend="gloo").outcome is Outcome.SKIP
-    assert one(rule, backend="gloo", settings=True).outcome is Outcome.ERROR
-    assert one(rule, backend="nccl").outcome is Outcome.ERROR
+    both = replace(SPEED, when="backend == nccl and settings == shipped")
+    assert one(both, backend="gloo").outcome is Outcome.SKIP
+    assert one(both, backend="gloo", settings=True).outcome is Outcome.ERROR
+    assert one(both, backend="nccl").outcome is Outcome.ERROR
 
 
 def test_state_of_a_fact_decides_between_skip_and_unjudged() -> None:
@@ -153,11 +154,11 @@ def test_failed_check_may_lack_facts_but_not_have_invalid_ones() -> None:
     assert judged[1].reasons == (Reason.FACT_INVALID,)
 
 
-BY_PEERS = Rule(metric="speed", compare_with_peers=True, meaning="", fix="")
-OPTIONAL = Rule(metric="speed", reference="all_reduce", reference_optional=True, meaning="", fix="")
+BY_PEERS = metric("speed", warn=">= 0.95 peers", unit="GB/s")
+OPTIONAL = by_reference("all_reduce", reference_optional=True)
 
 
-@pytest.mark.parametrize("rule", [OPTIONAL, BY_PEERS])
+@pytest.mark.parametrize("declared", [OPTIONAL, BY_PEERS])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -170,20 +171,20 @@ OPTIONAL = Rule(metric="speed", reference="all_reduce", reference_optional=True,
         {"nodes": 1.0},
     ],
 )
-def test_facts_that_select_a_reference_value_have_a_type(rule: Rule, changes: dict[str, Any]) -> None:
-    verdict = one(rule, **FOUR | changes)
+def test_facts_that_select_a_reference_value_have_a_type(declared: metric, changes: dict[str, Any]) -> None:
+    verdict = one(declared, **FOUR | changes)
     assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.FACT_INVALID,))
     without = {name: value for name, value in FOUR.items() if name not in changes}
-    assert one(rule, **without).reasons == (Reason.FACT_INVALID,)
+    assert one(declared, **without).reasons == (Reason.FACT_INVALID,)
 
 
 @pytest.mark.parametrize(("world_size", "nodes", "valid"), [(4, 2, True), (2, 2, False), (4, 1, False), (8, 2, False)])
 def test_shape_of_a_collective_equals_the_measured_ranks(world_size: int, nodes: int, valid: bool) -> None:
-    rule = OPTIONAL.model_copy(update={"reference": "x.busbw.1GiB"})
+    collective = check(by_reference("x.busbw.1GiB", reference_optional=True))
     shape: dict[str, Any] = {"gpu": "NVIDIA Test", "world_size": world_size, "nodes": nodes}
     others = [Measurement(check="c", subject=f"n{rank // 2}/gpu{rank % 2}", rank=rank) for rank in range(1, 4)]
     first = measured(1, facts=shape, rank=0).model_copy(update={"subject": "n0/gpu0"})
-    (verdict,) = verdicts(check(rule), first, *others)
+    (verdict,) = verdicts(collective, first, *others)
     assert (verdict.reasons != (Reason.FACT_INVALID,)) is valid
 
 

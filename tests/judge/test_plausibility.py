@@ -374,12 +374,10 @@ def unknown_references(gpu: str, gpus: int) -> set[str]:
     keys = {
         (rule.reference, gpus if ".busbw." in rule.reference else 1)
         for name, setting in shipped("acceptance").checks.items()
-        for rule in CHECKS[name].rules
-        if rule.reference
-        and rule.min_nodes == 1
-        and rule.metric not in setting.expect
-        and not rule.reference_optional
-        and not name.startswith("train.")
+        for each in CHECKS[name].declared
+        if not each.reference_optional and each.name not in setting.expect and not name.startswith("train.")
+        for rule in each.rules
+        if rule.reference and rule.when.min_nodes == 1
     }
     shape: dict[str, JsonValue] = {"gpu": gpu, "nodes": 1}
     return {

@@ -10,12 +10,11 @@ from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge import judge
 from seatrial.judge.decision import decide
 from seatrial.judge.remedies import unknown_gpus, with_remedies
-from seatrial.model import DecisionValue, Measurement, Metric, Outcome, Reason, Rule, Verdict
-from tests.judge.test_rules import check
+from seatrial.model import DecisionValue, Measurement, Metric, Outcome, Reason, Verdict
+from tests.judge.test_rules import by_reference, check
 
-RULE = Rule(metric="speed", reference="key", meaning="slow", fix="look at the cable")
-CHECK = check(RULE)
-UNJUDGED = Verdict("c", "n0/gpu0", Outcome.UNJUDGED, "speed", unit="GB/s", fix=RULE.fix)
+SPEED = by_reference("key", meaning="slow", fix="look at the cable")
+UNJUDGED = Verdict("c", "n0/gpu0", Outcome.UNJUDGED, "speed", unit="GB/s", fix=SPEED.fix)
 
 
 def measured(gpu: str) -> Measurement:
@@ -39,7 +38,7 @@ def measured(gpu: str) -> Measurement:
 def test_fix_is_by_reason(reason: Reason, command: str) -> None:
     (verdict,) = with_remedies([replace(UNJUDGED, reasons=(Reason.THRESHOLD_VIOLATED, reason))])
     assert command in verdict.fix
-    assert RULE.fix not in verdict.fix
+    assert SPEED.fix not in verdict.fix
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.WARN, Outcome.ERROR])
@@ -50,7 +49,7 @@ def test_other_outcomes_keep_the_fix_of_the_rule(outcome: Outcome) -> None:
 
 def test_judged_record_of_an_unknown_gpu() -> None:
     config, measurement = Config(name="t", checks={"c": CheckSettings()}), measured("NVIDIA X999")
-    verdicts = judge(config, [], [measurement], {"c": CHECK}, {})
+    verdicts = judge(config, [], [measurement], {"c": check(SPEED)}, {})
     (verdict,) = [verdict for verdict in verdicts if verdict.outcome is Outcome.UNJUDGED]
     assert "seatrial baseline learn" in verdict.fix
     assert unknown_gpus([measurement], verdicts) == ("NVIDIA X999",)

@@ -12,7 +12,7 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Context, Options
-from seatrial.checks.declare import Answer
+from seatrial.checks.declare import Answer, metric
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge import checks_to_retry, judge
 from seatrial.model import (
@@ -24,16 +24,14 @@ from seatrial.model import (
     Reason,
     ReferenceValue,
     Retry,
-    Rule,
     Scope,
     Threshold,
     Verdict,
 )
 from tests.baselines import learned_runs
-from tests.judge.declared import with_rules
 
-SPEED = Rule(metric="speed", expect=Threshold.parse(">= 10 GB/s"), meaning="slow is bad", fix="look at the cable")
-WRONG = Rule(metric="wrong", expect=Threshold.parse("== 0"), meaning="data is corrupted", fix="train nothing")
+SPEED = metric("speed", ">= 10 GB/s", "slow is bad", "look at the cable", speed=True)
+WRONG = metric("wrong", "== 0 count", "data is corrupted", "train nothing")
 FACTS = {"gpu": "NVIDIA Unknown", "world_size": 1, "nodes": 1}
 CONFIG = Config(name="t", checks={"c": CheckSettings()})
 
@@ -42,22 +40,19 @@ def not_called(context: Context, options: Options) -> Iterator[Answer]:
     raise AssertionError("evaluation must not measure")
 
 
-def check(*rules: Rule, scope: Scope = Scope.GPU, varies: bool = True) -> Check:
+def check(*declared: metric, scope: Scope = Scope.GPU) -> Check:
     return Check(
         name="c",
         title="C",
         phase=Phase.INTERCONNECT,
         scope=scope,
-        declared=(
-            *with_rules([each for each in rules or (SPEED,) if each.metric == "speed"], "GB/s", speed=varies),
-            *with_rules([WRONG] if not rules else [each for each in rules if each.metric == "wrong"], "count"),
-        ),
+        declared=declared or (SPEED, WRONG),
         measure=not_called,
         limit_s=1,
     )
 
 
-BY_REFERENCE = check(Rule(metric="speed", reference="b", meaning="", fix=""), varies=False)
+BY_REFERENCE = check(metric("speed", ">= 0.90 reference", warn=">= 0.95 reference", unit="GB/s", reference="b"))
 
 
 def first(speed: float, subject: str = "n0/gpu0", wrong: int = 0, **more: Any) -> Measurement:
@@ -276,7 +271,7 @@ def test_recorded_retry_is_compared_with_a_new_baseline(value: float, outcome: O
         ([first(9)], [], check(), 1),
         ([first(11)], [], check(), None),
         ([first(11, wrong=1)], [], check(), None),
-        ([first(9)], [], check(varies=False), None),  # speed is no performance metric
+        ([first(9)], [], check(replace(SPEED, speed=False), WRONG), None),  # speed is no performance metric
         ([first(9, error="gone")], [], check(), None),  # an incomplete first measurement
         ([first(9)], [second(9)], check(), None),  # reproduced
         ([first(9)], [second(9, error="gone")], check(), 1),

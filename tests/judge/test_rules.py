@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Context, Options
-from seatrial.checks.declare import Answer
+from seatrial.checks.declare import Answer, metric
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import Reference, References, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
@@ -26,38 +26,41 @@ from seatrial.model import (
     Phase,
     Reason,
     ReferenceValue,
-    Rule,
     Scope,
     Threshold,
     Verdict,
     Why,
 )
-from tests.judge.declared import with_rules
 
 SKU = Sku(
     name="Test GPU",
     nvml_names=("NVIDIA Test",),
     expected={"all_reduce": (ReferenceValue(gpus=4, nodes=1, value=400, unit="GB/s", source="a paper"),)},
 )
-SPEED = Rule(metric="speed", expect=Threshold.parse(">= 10 GB/s"), meaning="slow is bad", fix="look at the cable")
+SPEED = metric("speed", ">= 10 GB/s", "slow is bad", "look at the cable")
 
 
 def not_called(context: Context, options: Options) -> Iterator[Answer]:
     raise AssertionError("evaluation must not measure")
 
 
-def check(*rules: Rule, scope: Scope = Scope.CLUSTER, unit: str = "GB/s", **options: Any) -> Check:
-    """A check of a collective if a rule has a reference key such as ``x.busbw.1GiB``."""
-    timed = {rule.metric: rule.reference for rule in rules if rule.reference and ".busbw." in rule.reference}
+def by_reference(key: str, **options: Any) -> metric:
+    """The metric ``speed`` with a reference value; of a collective if ``key`` is such as ``x.busbw.1GiB``."""
+    fields: dict[str, Any] = {"unit": "GB/s", "reference": key, "bound": COLLECTIVE if ".busbw." in key else ""}
+    return metric(**{"name": "speed", "text": ">= 0.90 reference", "warn": ">= 0.95 reference"} | fields | options)
+
+
+def check(*declared: metric, scope: Scope = Scope.CLUSTER) -> Check:
+    """A check; its operation is that of the metrics bounded as a COLLECTIVE."""
     return Check(
         name="c",
         title="C",
         phase=Phase.INTERCONNECT,
         scope=scope,
-        declared=with_rules(rules, unit, bound=COLLECTIVE if timed else "", **options),
+        declared=declared,
         measure=not_called,
         limit_s=1,
-        operation="".join(baseline.partition(".")[0] for baseline in timed.values()),
+        operation="".join(each.reference.partition(".")[0] for each in declared if each.bound),
     )
 
 
@@ -94,8 +97,8 @@ def test_violated_threshold_fails_with_meaning_and_fix() -> None:
 
 def test_evidence_of_a_bad_value_is_that_of_the_check() -> None:
     def judged(value: float, evidence: JsonValue) -> Verdict:
-        metric = Metric(name="speed", value=value, unit="GB/s", subject="cluster", evidence=evidence)
-        (verdict,) = verdicts(check(SPEED), measured().model_copy(update={"metrics": (metric,)}))
+        speed = Metric(name="speed", value=value, unit="GB/s", subject="cluster", evidence=evidence)
+        (verdict,) = verdicts(check(SPEED), measured().model_copy(update={"metrics": (speed,)}))
         return verdict
 
     assert judged(9, {"cable": {"port": 7}, "empty": []}).evidence == 'speed = 9 GB/s on cluster; cable: {"port": 7}'
@@ -105,9 +108,8 @@ def test_evidence_of_a_bad_value_is_that_of_the_check() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.WARN, Outcome.ERROR])
-def test_outcome_if_violated(outcome: Outcome) -> None:
-    rule = SPEED.model_copy(update={"outcome_if_violated": outcome})
-    assert outcomes(check(rule), measured(1)) == [("cluster", outcome)]
+def test_outcome_of_a_violation(outcome: Literal[Outcome.WARN, Outcome.ERROR]) -> None:
+    assert outcomes(check(replace(SPEED, outcome=outcome)), measured(1)) == [("cluster", outcome)]
 
 
 def test_missing_measurement_or_metric_is_an_error() -> None:
@@ -156,9 +158,9 @@ def test_check_without_rules_is_unjudged() -> None:
 
 
 def test_rule_when_its_facts_match() -> None:
-    rule = SPEED.model_copy(update={"when": {"backend": "nccl"}})
-    assert outcomes(check(rule), measured(1, facts={"backend": "gloo"})) == [("cluster", Outcome.SKIP)]
-    assert outcomes(check(rule), measured(1, facts={"backend": "nccl"})) == [("cluster", Outcome.FAIL)]
+    with_nccl = check(replace(SPEED, when="backend == nccl"))
+    assert outcomes(with_nccl, measured(1, facts={"backend": "gloo"})) == [("cluster", Outcome.SKIP)]
+    assert outcomes(with_nccl, measured(1, facts={"backend": "nccl"})) == [("cluster", Outcome.FAIL)]
 
 
 BY_TRIAL = Basis(BasisKind.TRIAL, "mine", 5, "GB/s", ">")
@@ -183,13 +185,11 @@ def test_threshold_of_the_trial_replaces_the_rule_with_override_only() -> None:
 
 
 @pytest.mark.parametrize(("value", "outcome"), [(401, Outcome.PASS), (399, Outcome.FAIL)])
-@pytest.mark.parametrize("rule_update", [{}, {"reference_optional": True}])
-def test_threshold_decides_alone_without_a_reference_value(
-    value: float, outcome: Outcome, rule_update: dict[str, bool]
-) -> None:
-    rule = BY_REFERENCE.model_copy(update=rule_update)
+@pytest.mark.parametrize("optional", [False, True])
+def test_threshold_decides_alone_without_a_reference_value(value: float, outcome: Outcome, optional: bool) -> None:
+    declared = replace(BY_REFERENCE, reference_optional=optional)
     unknown = measured(value, facts=UNKNOWN_GPU)
-    (verdict,) = verdicts(check(rule), unknown, expect={"speed": Threshold.parse("> 400")})
+    (verdict,) = verdicts(check(declared), unknown, expect={"speed": Threshold.parse("> 400")})
     assert (verdict.outcome, verdict.basis and verdict.basis.kind) == (outcome, BasisKind.TRIAL)
 
 
@@ -216,7 +216,7 @@ def test_rule_with_default_options_is_skip_allowed_if_the_trial_changes_them(
     class Sized(Options):
         size: int = 8
 
-    sized = replace(check(SPEED.model_copy(update={"default_options": ("size",)})), options=Sized)
+    sized = replace(check(replace(SPEED, when="size is the default")), options=Sized)
     (verdict,) = judge_check(sized, [measured(7)], {}, "mine", options=options)
     assert verdict.outcome is outcome
 
@@ -230,11 +230,11 @@ def test_share_of_the_peak_speed(value: float, gpu: str, outcome: Outcome) -> No
         name="Fast", nvml_names=("NVIDIA Fast",), spec={"bf16": Spec(value=400, unit="TFLOP/s", source="a datasheet")}
     )
     name = "tokens_per_second_per_gpu"
-    rule = Rule(metric=name, share_of_peak=0.05, meaning="waits", fix="look")
+    training = check(metric(name, ">= 0.05 bound", "waits", "look", unit="tokens/s/GPU"))
     facts: dict[str, JsonValue] = {"gpu": gpu, "training": {"precision": "bf16", "flops_per_token": 1e12}}
-    metric = Metric(name=name, value=value, unit="tokens/s/GPU", subject="cluster")
-    measurement = Measurement(check="c", subject="cluster", metrics=(metric,), facts=facts)
-    (verdict,) = judge_check(check(rule, unit="tokens/s/GPU"), [measurement], {}, "mine", References(None, [SKU, fast]))
+    speed = Metric(name=name, value=value, unit="tokens/s/GPU", subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(speed,), facts=facts)
+    (verdict,) = judge_check(training, [measurement], {}, "mine", References(None, [SKU, fast]))
     assert verdict.outcome is outcome
     if verdict.basis:
         assert (verdict.basis.kind, verdict.basis.expected) == (BasisKind.PHYSICAL_LIMIT, 400)
@@ -258,26 +258,24 @@ def test_shipped_reference_values_have_sources() -> None:
 
 FOUR: dict[str, JsonValue] = {"gpu": "NVIDIA Test", "world_size": 4, "nodes": 1}
 UNKNOWN_GPU: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "world_size": 1, "nodes": 1}
-BY_REFERENCE = Rule(metric="speed", reference="all_reduce", meaning="", fix="")
-AMONG_PEERS = Rule(
-    metric="speed", compare_with_peers=True, warn_below=0.75, meaning="it shares a port", fix="look at the tree"
-)
-BOTH_DIRECTIONS = Rule(
-    metric="speed",
+BY_REFERENCE = by_reference("all_reduce")
+AMONG_PEERS = metric("speed", meaning="it shares a port", fix="look at the tree", warn=">= 0.75 peers", unit="GB/s")
+BOTH_DIRECTIONS = metric(
+    "speed",
+    ">= 0.85 reference",
+    "a degraded link",
+    "nvlink -e",
+    warn=(">= 0.95 reference", ">= 0.95 opposite"),
+    unit="GB/s",
     reference="all_reduce",
-    fail_below=0.85,
-    asymmetry_limit=0.95,
-    meaning="a degraded link",
-    fix="nvlink -e",
 )
 
 
 def test_lax_threshold_of_a_trial_does_not_hide_corruption() -> None:
     """Nor with override. Such a threshold is rejected on load, so only an edited record can have it."""
-    rule = Rule(metric="speed", expect=Threshold.parse("== 0"), meaning="corrupted", fix="")
-    metric = Metric(name="speed", value=5, unit="count", subject="cluster")
-    measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
-    counts = replace(check(rule), declared=with_rules([rule], "count"))
+    counts = check(metric("speed", "== 0 count", "corrupted"))
+    wrong = Metric(name="speed", value=5, unit="count", subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(wrong,))
     lax = {"speed": Threshold.parse("<= 1000000")}
     by_check, by_trial = verdicts(counts, measurement, expect=lax, override=True)
     assert by_check.basis is not None
@@ -311,7 +309,7 @@ def test_a_thousand_nodes_are_evaluated_in_seconds() -> None:
     assert time.process_time() - start < 5
 
 
-AT_8GIB = Rule(metric="busbw.8GiB", reference="all_reduce.busbw.8GiB", meaning="the links", fix="look at them")
+AT_8GIB = by_reference("all_reduce.busbw.8GiB", name="busbw.8GiB", meaning="the links", fix="look at them")
 ONLY_1GIB = "the trial's options ask for sizes of 1GiB"
 
 

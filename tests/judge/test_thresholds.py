@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
+from seatrial.checks.declare import metric
 from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.references import References, Sku, Spec, select_references, skus
 from seatrial.judge.rules import judge_check
@@ -21,13 +22,11 @@ from seatrial.model import (
     Outcome,
     Reason,
     ReferenceValue,
-    Rule,
     Scope,
     Threshold,
     Verdict,
 )
 from tests.baselines import learned_runs
-from tests.judge.declared import with_rules
 from tests.judge.test_rules import (
     AMONG_PEERS,
     BOTH_DIRECTIONS,
@@ -36,6 +35,7 @@ from tests.judge.test_rules import (
     SKU,
     SPEED,
     UNKNOWN_GPU,
+    by_reference,
     check,
     measured,
     outcomes,
@@ -55,8 +55,8 @@ def one_verdict(
 
 
 def sampled(value: float, *samples: float, facts: dict[str, JsonValue] = FOUR) -> Measurement:
-    metric = Metric(name="speed", value=value, unit="GB/s", subject="cluster", samples=samples)
-    return Measurement(check="c", subject="cluster", metrics=(metric,), facts=facts)
+    speed = Metric(name="speed", value=value, unit="GB/s", subject="cluster", samples=samples)
+    return Measurement(check="c", subject="cluster", metrics=(speed,), facts=facts)
 
 
 def peers(*values: float) -> list[Measurement]:
@@ -272,9 +272,9 @@ def test_value_that_meets_a_threshold_must_be_plausible(
     key: str, value: float, outcome: Outcome, reasons: tuple[Reason, ...]
 ) -> None:
     """Compared with the reference value (key of 1 GiB only) and with the bandwidth of the links."""
-    rule = Rule(metric="speed", reference=key, meaning="a link is slow", fix="")
+    collective = check(by_reference(key, meaning="a link is slow"))
     references = References(None, [sku_with_nvlink(700, "x.busbw.1GiB")])
-    verdict = one_verdict(check(rule), measured(value, facts=FOUR), ABOVE_390, references)
+    verdict = one_verdict(collective, measured(value, facts=FOUR), ABOVE_390, references)
     assert (verdict.outcome, verdict.reasons) == (outcome, reasons)
     assert verdict.meaning == ""  # the rule's meaning is that of a low value
 
@@ -284,7 +284,7 @@ def test_value_that_meets_a_threshold_must_be_plausible(
 )
 def test_bound_of_the_links_applies_on_one_node_only(expect: dict[str, Threshold], good: Outcome) -> None:
     sku = SKU.model_copy(update={"spec": {"nvlink": Spec(value=450, unit="GB/s", source="a datasheet")}})
-    collective = check(Rule(metric="speed", reference="all_gather.busbw.1GiB", meaning="", fix=""))
+    collective = check(by_reference("all_gather.busbw.1GiB"))
     for value, nodes, outcome in ((449, 1, good), (451, 1, Outcome.ERROR), (451, 2, good)):
         measurement = measured(value, facts=FOUR | {"nodes": nodes})
         assert one_verdict(collective, measurement, expect, References(None, [sku])).outcome is outcome
@@ -293,9 +293,9 @@ def test_bound_of_the_links_applies_on_one_node_only(expect: dict[str, Threshold
 @pytest.mark.parametrize(("settings", "outcome"), [("shipped", Outcome.UNJUDGED), ("changed", Outcome.PASS)])
 def test_plausibility_uses_reference_values_of_the_same_settings_only(settings: str, outcome: Outcome) -> None:
     sku = SKU.model_copy(update={"expected": {"train.x": SKU.expected["all_reduce"]}})
-    rule = Rule(metric="speed", reference="train.x", when={"settings": "shipped"}, meaning="", fix="")
+    training = check(by_reference("train.x", when="settings == shipped"))
     measurement = measured(4000, facts=FOUR | {"settings": settings})
-    assert one_verdict(check(rule), measurement, ABOVE_390, References(None, [sku])).outcome is outcome
+    assert one_verdict(training, measurement, ABOVE_390, References(None, [sku])).outcome is outcome
 
 
 def test_zeros_are_no_peer_group() -> None:
@@ -333,9 +333,9 @@ def test_comparison_with_peers_warns_on_low_outliers_and_never_fails() -> None:
 
 def test_comparison_with_peers_ignores_reference_values() -> None:
     """The SKU data have 400 GB/s for this key: host memory differs between hosts with the same GPU."""
-    rule = AMONG_PEERS.model_copy(update={"reference": "all_reduce"})
+    declared = replace(AMONG_PEERS, reference="all_reduce")
     uniformly_slow = [sampled(9.0, facts=FOUR) for _ in range(4)]
-    assert {outcome for _, outcome in outcomes(check(rule), *uniformly_slow)} == {Outcome.PASS}
+    assert {outcome for _, outcome in outcomes(check(declared), *uniformly_slow)} == {Outcome.PASS}
 
 
 @pytest.mark.parametrize("values", [(48.0, 20.0), (48.0,)])
@@ -412,27 +412,28 @@ def test_threshold_that_rejects_good_hardware_is_an_error(value: float, threshol
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA A100-SXM4-80GB", "world_size": 8, "nodes": 1, "backend": "nccl"}
     busbw = Metric(name="busbw.8GiB", value=value, unit="GB/s", subject="cluster")
     measurement = Measurement(check="c", subject="n0/gpu0", metrics=(busbw,), facts=facts)
-    (rule,) = (rule for rule in catalog()["collectives.all_reduce"].rules if rule.metric == "busbw.8GiB")
+    declared = catalog()["collectives.all_reduce"].declaration("busbw.8GiB")
+    assert declared
     expect = {"busbw.8GiB": Threshold.parse(threshold)}
-    verdict = one_verdict(check(rule), measurement, expect, References(None, skus()))
+    verdict = one_verdict(check(declared), measurement, expect, References(None, skus()))
     assert verdict.outcome is outcome
     assert (Reason.IMPOSSIBLE_THRESHOLD in verdict.reasons) is (outcome is Outcome.ERROR)
 
 
 def test_optional_reference_without_value_is_skipped_on_known_models() -> None:
-    rule = BY_REFERENCE.model_copy(update={"reference_optional": True})
-    (verdict,) = verdicts(check(rule), measured(1, facts=FOUR | {"world_size": 8}))
+    optional = check(replace(BY_REFERENCE, reference_optional=True))
+    (verdict,) = verdicts(optional, measured(1, facts=FOUR | {"world_size": 8}))
     assert (verdict.outcome, verdict.reasons, verdict.basis) == (Outcome.SKIP, (Reason.NO_THRESHOLD,), None)
-    (unknown,) = verdicts(check(rule), measured(1, facts=UNKNOWN_GPU))
+    (unknown,) = verdicts(optional, measured(1, facts=UNKNOWN_GPU))
     assert (unknown.outcome, unknown.reasons) == (Outcome.UNJUDGED, (Reason.NO_REFERENCE,))
     assert unknown.detail == "no SKU data for NVIDIA Unknown"
-    assert outcomes(check(rule), measured(1, facts=FOUR)) == [("cluster", Outcome.FAIL)]
+    assert outcomes(optional, measured(1, facts=FOUR)) == [("cluster", Outcome.FAIL)]
 
 
 def test_optional_reference_is_not_replaced_by_peers() -> None:
     """On a board with two sockets, some pairs of GPUs are always slower than most."""
-    rule = BY_REFERENCE.model_copy(update={"reference_optional": True})
-    results = verdicts(check(rule, scope=Scope.NODE), *peers(100, 101, 99, 100, 40))
+    declared = replace(BY_REFERENCE, reference_optional=True)
+    results = verdicts(check(declared, scope=Scope.NODE), *peers(100, 101, 99, 100, 40))
     assert {verdict.outcome for verdict in results} == {Outcome.UNJUDGED}
 
 
@@ -449,13 +450,10 @@ def test_optional_reference_is_not_replaced_by_peers() -> None:
 def test_threshold_laxer_than_the_check_or_the_measured_value_is_marked(
     check_threshold: str | None, threshold: str, unit: str, value: float, texts: tuple[str, ...]
 ) -> None:
-    rule = BY_REFERENCE
-    if check_threshold:
-        rule = Rule(metric="speed", expect=Threshold.parse(check_threshold), meaning="", fix="")
-    metric = Metric(name="speed", value=value, unit=unit, subject="cluster")
-    measurement = Measurement(check="c", subject="cluster", metrics=(metric,), facts=FOUR)
-    in_unit = replace(check(rule), declared=with_rules([rule], unit))
-    verdict = one_verdict(in_unit, measurement, {"speed": Threshold.parse(threshold)})
+    declared = metric("speed", check_threshold) if check_threshold else replace(BY_REFERENCE, unit=unit)
+    speed = Metric(name="speed", value=value, unit=unit, subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(speed,), facts=FOUR)
+    verdict = one_verdict(check(declared), measurement, {"speed": Threshold.parse(threshold)})
     assert verdict.outcome is Outcome.PASS
     assert verdict.basis is not None
     assert bool(verdict.basis.lax_reason) is bool(texts)
@@ -489,10 +487,9 @@ def test_threshold_is_compared_with_the_measured_value_on_known_models_only(gpu:
 )
 def test_impossible_threshold_is_an_error(threshold: str, texts: tuple[str, ...]) -> None:
     """If the GPU model was unknown when the trial was loaded."""
-    rule = Rule(metric="speed", reference="x.busbw.1GiB", meaning="", fix="")
     references = References(None, [sku_with_nvlink(600, "x.busbw.1GiB")])
     expect = {"speed": Threshold.parse(threshold)}
-    verdict = one_verdict(check(rule), measured(400, facts=FOUR), expect, references)
+    verdict = one_verdict(check(by_reference("x.busbw.1GiB")), measured(400, facts=FOUR), expect, references)
     assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.IMPOSSIBLE_THRESHOLD,))
     assert all(text in verdict.detail for text in texts)
     assert verdict.basis is not None
@@ -539,7 +536,7 @@ def test_few_samples_are_inconclusive_only_if_one_meets_the_threshold(
 
 
 @pytest.mark.parametrize(
-    ("unit", "threshold", "may_be_negative", "outcome"),
+    ("unit", "threshold", "signed", "outcome"),
     [
         ("s", "< 180 s", False, Outcome.ERROR),
         ("ratio", "<= 0.01", False, Outcome.ERROR),
@@ -549,12 +546,10 @@ def test_few_samples_are_inconclusive_only_if_one_meets_the_threshold(
         ("GB/s", "> 0 GB/s", True, Outcome.ERROR),
     ],
 )
-def test_negative_value_is_a_measurement_error(
-    unit: str, threshold: str, may_be_negative: bool, outcome: Outcome
-) -> None:
-    rule = Rule(metric="m", expect=Threshold.parse(threshold), may_be_negative=may_be_negative, meaning="w", fix="r")
-    metric = Metric(name="m", value=-5, unit=unit, subject="cluster")
-    verdict = one_verdict(check(rule, unit=unit), Measurement(check="c", subject="cluster", metrics=(metric,)), {})
+def test_negative_value_is_a_measurement_error(unit: str, threshold: str, signed: bool, outcome: Outcome) -> None:
+    declared = metric("m", threshold, "w", "r", unit=unit, signed=signed)
+    negative = Metric(name="m", value=-5, unit=unit, subject="cluster")
+    verdict = one_verdict(check(declared), Measurement(check="c", subject="cluster", metrics=(negative,)), {})
     assert verdict.outcome is outcome
     assert (Reason.NEGATIVE_VALUE in verdict.reasons) is (outcome is Outcome.ERROR)
 
@@ -564,7 +559,7 @@ def node_of_gpus(*values: float, node: str = "n0", model: str = "NVIDIA Test") -
     return [measured(value, subject=f"{node}/gpu{index}", facts=facts) for index, value in enumerate(values)]
 
 
-PEER_LIMIT = BY_REFERENCE.model_copy(update={"peer_fail_below": 0.90})
+PEER_LIMIT = replace(BY_REFERENCE, text=(">= 0.90 reference", ">= 0.90 peers"))
 
 
 def test_gpu_far_below_the_gpus_of_its_node_fails_although_it_meets_the_reference() -> None:
@@ -615,20 +610,17 @@ def test_two_gpus_of_a_node_are_not_compared() -> None:
 def test_value_outside_the_range_of_its_unit_is_a_measurement_error(
     unit: str, threshold: str, value: float, outcome: Outcome
 ) -> None:
+    declared = metric("m", threshold, "w", "r", unit=unit)
+    outside = Metric(name="m", value=value, unit=unit, subject="cluster")
     for trial in ({}, {"m": Threshold.parse(threshold)}):
-        rule = Rule(metric="m", expect=Threshold.parse(threshold), meaning="w", fix="r")
-        metric = Metric(name="m", value=value, unit=unit, subject="cluster")
-        verdict = one_verdict(
-            check(rule, unit=unit), Measurement(check="c", subject="cluster", metrics=(metric,)), trial
-        )
+        verdict = one_verdict(check(declared), Measurement(check="c", subject="cluster", metrics=(outside,)), trial)
         assert verdict.outcome is outcome
         assert (Reason.OUTSIDE_PLAUSIBLE_RANGE in verdict.reasons) is (outcome is Outcome.ERROR)
 
 
 @pytest.mark.parametrize(("value", "outcome"), [(130.0, Outcome.PASS), (1e7, Outcome.ERROR)])
 def test_share_that_may_exceed_100_percent(value: float, outcome: Outcome) -> None:
-    rule = Rule(metric="efficiency.x", expect=Threshold.parse("> 90 %"), meaning="w", fix="r")
-    speedup = replace(check(rule), declared=with_rules([rule], "%", may_exceed_100=True))
-    metric = Metric(name="efficiency.x", value=value, unit="%", subject="cluster")
-    measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
+    speedup = check(metric("efficiency.x", "> 90 %", "w", "r", may_exceed_100=True))
+    efficiency = Metric(name="efficiency.x", value=value, unit="%", subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(efficiency,))
     assert one_verdict(speedup, measurement, {}).outcome is outcome

@@ -241,14 +241,8 @@ def lost_or_bad(record: Record, number: int, index: int, verdict: Verdict) -> di
 def _bad_value(verdict: Verdict) -> float | None:
     """A value that the rules of the check do not accept; None if a bad value is only a warning."""
     basis, rules = verdict.basis, catalog()[verdict.check].rules
-    rejecting = [
-        rule
-        for rule in rules
-        if rule.metric == verdict.metric
-        and rule.outcome_if_violated is not Outcome.WARN
-        and not rule.compare_with_peers
-    ]
-    if basis is None or basis.expected is None or not (rejecting or basis.kind is BasisKind.TRIAL):
+    outcomes = {limit.outcome for rule in rules if rule.metric == verdict.metric for limit in rule.limits}
+    if basis is None or basis.expected is None or not (outcomes - {Outcome.WARN} or basis.kind is BasisKind.TRIAL):
         return None
     if basis.op in ("<", "<="):
         return 100 * abs(basis.expected) + 1e9

@@ -80,7 +80,7 @@ def test_checks_are_printed_with_their_rules_and_needs() -> None:
     for check in selected.values():
         assert check.title in out.getvalue()
         assert all(rule.metric in out.getvalue() for rule in check.rules)
-    assert "FAIL unless >= 1 count, if trained = yes" in out.getvalue()
+    assert "FAIL unless >= 1 count, if trained == yes" in out.getvalue()
 
 
 def test_metrics_without_a_rule_are_printed_with_their_units() -> None:

@@ -42,12 +42,11 @@ from seatrial.model import (
     Rule,
     SeatrialError,
     Series,
-    Threshold,
     Why,
 )
+from seatrial.model.rule import REFERENCE, Condition, Limit, Severity
 from seatrial.model.trial import Action
 
-Severity = Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR]
 # The subjects that must each have a value of a metric
 SubjectKind = Literal[
     "rank",  # each rank of a CLUSTER check
@@ -58,10 +57,6 @@ SubjectKind = Literal[
     "gpu",  # each GPU in the fact gpus_used of a NODE check
     "port",  # each port in the fact ports_used of a CLUSTER check
 ]
-_SHARE = re.compile(r"(>=|>) (\d+(?:\.\d+)?) (reference|peers|bound|opposite|(\S+) / gpus)")
-_NODES = re.compile(r"nodes (>=|<) (\d+)")
-_FACT = re.compile(r"(\w+) == (.+)")
-_DEFAULT = re.compile(r"(\w+) is the default")
 # Values that any fact may have on which rules depend: the machine lacks the property, or the user may not read it
 NOT_SUPPORTED, PERMISSION_DENIED = ANY_FACT = ("not_supported", "permission_denied")
 # Fact that rules may require → regular expression of its possible values, where these are not "yes" and "no"
@@ -199,69 +194,34 @@ class metric:
 
     def __post_init__(self) -> None:
         given: tuple[metric | rule, ...] = (self, *self.also)
-        rules = tuple(rule for each in given for rule in self._rules(each))
-        units = dict.fromkeys(filter(None, (self.unit, *(rule.expect.unit for rule in rules if rule.expect))))
+        try:
+            rules = tuple(made for each in given for made in self._rules(each))
+        except ValueError as error:
+            raise SeatrialError(f"metric {self.name}: {error}") from None
+        limits = [limit for each in rules for limit in each.limits]
+        if any(limit.base == REFERENCE for limit in limits) and not self.reference:
+            raise SeatrialError(f"metric {self.name}: a share of the reference value needs reference=KEY")
+        units = dict.fromkeys(filter(None, (self.unit, *(limit.unit for limit in limits))))
         if len(units) > 1:
             raise SeatrialError(f"metric {self.name}: declared in different units: {', '.join(units)}")
         object.__setattr__(self, "rules", rules)
         object.__setattr__(self, "unit", next(iter(units), ""))
 
-    def _rules(self, limit: metric | rule) -> Iterator[Rule]:
-        """One rule for all shares of reference value, peers and bound, and one for each threshold."""
-        common = {
-            **_condition(self.name, limit.when),
-            "metric": self.name,
-            "meaning": limit.meaning or self.meaning,
-            "fix": limit.fix or self.fix,
-            "may_be_negative": self.signed,
-        }
-        shares: dict[str, Any] = {}
-        for level, texts in (("fail", limit.text), ("warn", limit.warn)):
-            outcome = limit.outcome if level == "fail" else Outcome.WARN
-            for text in (texts,) if isinstance(texts, str) else texts:
-                if match := _SHARE.fullmatch(text):
-                    shares |= self._share(match, level)
-                elif text != "recorded":
-                    yield Rule(**common, expect=_threshold(self.name, text), outcome_if_violated=outcome)
-        if shares:
-            yield Rule(**common, **shares, reference_optional=self.reference_optional)
-
-    def _share(self, text: re.Match[str], level: str) -> dict[str, Any]:
-        """The fields of Rule for a share of a base."""
-        share, base = float(text[2]), text[3]
-        if base == "reference":
-            if not self.reference:
-                raise SeatrialError(f"metric {self.name}: {text[0]!r} needs reference=KEY")
-            return {"reference": self.reference, f"{level}_below": share}
-        if base == "peers":
-            return {"peer_fail_below": share} if level == "fail" else {"compare_with_peers": True, "warn_below": share}
-        if base in ("bound", "opposite"):
-            return {{"bound": "share_of_peak", "opposite": "asymmetry_limit"}[base]: share}
-        return {"single_metric": text[4], "single_fail_below": share}
-
-
-def _threshold(name: str, text: str) -> Threshold:
-    try:
-        return Threshold.parse({"yes": "== 1 bool", "no": "== 0 bool"}.get(text, text))
-    except ValueError as error:
-        raise SeatrialError(f"metric {name}: {error}") from None
-
-
-def _condition(name: str, when: str) -> dict[str, Any]:
-    """The fields of Rule for a condition."""
-    facts: dict[str, str] = {}
-    defaults: list[str] = []
-    nodes: dict[str, int] = {}
-    for part in when.split(" and ") if when else ():
-        if match := _NODES.fullmatch(part):
-            nodes |= {"min_nodes": int(match[2])} if match[1] == ">=" else {"max_nodes": int(match[2]) - 1}
-        elif match := _DEFAULT.fullmatch(part):
-            defaults.append(match[1])
-        elif match := _FACT.fullmatch(part):
-            facts[match[1]] = match[2]
-        else:
-            raise SeatrialError(f"metric {name}: {part!r} is no condition: expected FACT == VALUE or nodes >= NUMBER")
-    return {**nodes, "when": facts, "default_options": tuple(defaults)}
+    def _rules(self, given: metric | rule) -> Iterator[Rule]:
+        """One rule for each threshold, and one for all shares of reference value, peers and bound."""
+        texts, warnings = ((each,) if isinstance(each, str) else each for each in (given.text, given.warn))
+        limits = [Limit.of(text, given.outcome) for text in texts if text != "recorded"]
+        limits += [Limit.of(text, Outcome.WARN) for text in warnings]
+        shares = tuple(limit for limit in limits if limit.base)
+        for group in (*((limit,) for limit in limits if not limit.base), *([shares] if shares else ())):
+            yield Rule(
+                metric=self.name,
+                limits=group,
+                when=Condition.of(given.when),
+                reference=self.reference if any(limit.base == REFERENCE for limit in group) else "",
+                meaning=given.meaning or self.meaning,
+                fix=given.fix or self.fix,
+            )
 
 
 def possible_values(fact: str) -> str:

@@ -71,7 +71,7 @@ class PeerApplicability:
             for group in reversed(self._groups)
             if group.is_per_gpu
             and self._rule.metric in group.metrics
-            and not mismatched_facts(self._rule.when, group.facts)
+            and not mismatched_facts(self._rule.when.facts, group.facts)
         }
 
     def applicable_peer(self, group: MeasurementGroup) -> str:

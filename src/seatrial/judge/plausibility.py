@@ -142,7 +142,7 @@ def _opposite_comparison(a: Threshold, b: Threshold) -> bool:
 
 def contradicted_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[Rule]) -> str:
     """Why a trial's threshold contradicts the check's own threshold on the metric; empty if some value meets both."""
-    required = next((rule.expect for rule in rules if rule.metric == metric and rule.expect), None)
+    required = next((rule.threshold for rule in rules if rule.metric == metric and rule.threshold), None)
     if required is None or not threshold.excludes(required):
         return ""
     text = f"{threshold.op} {format_value(threshold.value, unit)}"
@@ -151,10 +151,10 @@ def contradicted_rule(threshold: Threshold, unit: str, metric: str, rules: Seque
 
 def weakened_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[Rule]) -> str:
     """Why a trial's threshold must not override the check's own: it would pass broken hardware; else empty."""
-    rule = next((rule for rule in rules if rule.metric == metric and rule.expect), None)
-    if not rule or not rule.expect or rule.outcome_if_violated is not Outcome.FAIL:
+    rule = next((rule for rule in rules if rule.metric == metric and rule.threshold), None)
+    if not rule or not rule.threshold or rule.threshold.outcome is not Outcome.FAIL:
         return ""
-    required, strictness = rule.expect, relative_strictness(threshold, rule.expect)
+    required, strictness = rule.threshold, relative_strictness(threshold, rule.threshold)
     # A trial may allow more than 0 of what should be 0, such as thermal throttling: the threshold is lax, but valid
     if required.op == "==":
         passes_broken = strictness == 0

@@ -16,6 +16,7 @@ from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.samples import violation
 from seatrial.judge.thresholds import PASS_OR_SKIP, RuleEvaluator, evidence_text, measured_evidence
 from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Rule, Verdict
+from seatrial.model.rule import PEERS
 
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
 _FAIL_OR_ERROR = (Outcome.FAIL, Outcome.ERROR)
@@ -39,15 +40,17 @@ class RuleEvaluators:
         self._check, self._rule, self._trial = check.name, rule, trial
         check_rules = [each for each in own_rules if each.metric == rule.metric]
         self._is_only_threshold = bool(trial) and (override or not check_rules)
-        self._check_threshold = next((each.expect for each in check_rules if each.expect), None)
+        self._check_threshold = next((each.threshold for each in check_rules if each.threshold), None)
         declared = check.declaration(rule.metric)
         self._unit = declared.unit if declared else None
         self._references, self._peer_groups = references, peer_groups
-        self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
+        self._lookup = metric_lookup(check, rule.metric, rule.reference)
         self._may_exceed_100 = bool(declared and declared.may_exceed_100)
+        self._signed = not check_rules or bool(declared and declared.signed)
+        self._reference_optional = bool(declared and declared.reference_optional)
         self._evaluators: dict[tuple[object, ...], RuleEvaluator] = {}
         # Without a reference, a threshold of the check gives the same verdict on all subjects with the same value
-        self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
+        self._is_subject_independent = rule.threshold is not None and not rule.reference and not trial
         self._passed: dict[tuple[float, str], Verdict] = {}  # (value, unit) → its PASS
         self._last_key: tuple[MeasurementGroup, PeerGroup, PeerGroup, str] | None = None
         self._last_evaluator: RuleEvaluator
@@ -65,13 +68,13 @@ class RuleEvaluators:
         peers = node_peers = NO_PEERS
         if self._peer_groups:
             peers = self._peer_groups.peer_group(group.model, metric.subject)
-            if self._rule.peer_fail_below:
+            if self._rule.share(PEERS):
                 node_peers = self._peer_groups.node_peer_group(group.model, metric.subject)
         key = group, peers, node_peers, metric.unit
         if key != self._last_key:  # successive subjects often have the same key, such as the pairs of a node
             self._last_key, self._last_evaluator = key, self._evaluator(group, peers, node_peers, metric.unit)
         verdict = self._last_evaluator.verdict(metric)
-        if self._rule.single_metric and verdict.outcome not in _FAIL_OR_ERROR:
+        if self._rule.single and verdict.outcome not in _FAIL_OR_ERROR:
             verdict = self._compare_with_single(group, metric, verdict)
         if verdict.outcome is _PASS:
             if self._is_subject_independent:
@@ -99,12 +102,14 @@ class RuleEvaluators:
     def _concurrent_limits(self, group: MeasurementGroup) -> dict[str, float]:
         """GPU → the value that it must exceed while all GPUs of its node are measured concurrently.
 
-        The limit is ``single_fail_below`` × the GPU's value of ``single_metric`` / the number of GPUs on its node.
+        The limit is a share of the GPU's value of another metric / the number of GPUs on its node.
         """
         gpus = Counter(metric.subject.partition("/")[0] for metric in group.metrics[self._rule.metric])
+        limit = self._rule.single
+        assert limit is not None
         return {
-            single.subject: self._rule.single_fail_below * single.value / gpus[single.subject.partition("/")[0]]
-            for single in group.metrics.get(self._rule.single_metric or "", ())
+            single.subject: limit.value * single.value / gpus[single.subject.partition("/")[0]]
+            for single in group.metrics.get(limit.single_metric, ())
             if single.subject.partition("/")[0] in gpus
         }
 
@@ -123,6 +128,8 @@ class RuleEvaluators:
                 node_peers,
                 self._lookup,
                 self._may_exceed_100,
+                self._signed,
+                self._reference_optional,
                 self._is_only_threshold,
                 self._check_threshold,
             )

@@ -41,6 +41,7 @@ from seatrial.model import (
     Verdict,
     Why,
 )
+from seatrial.model.rule import OPPOSITE, Limit
 
 # Reasons of verdicts for which there is no absolute reference value
 _WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE, Reason.NO_THRESHOLD})
@@ -79,9 +80,9 @@ def judge_check(
         or weakened_rule(expect[rule.metric], "", rule.metric, declared_rules)
     ]
     all_rules = [*check_rules, *_trial_rules(declared_rules, expect, trial)]
-    names = {name for rule in all_rules for name in (rule.metric, rule.single_metric) if name}
+    names = {rule.metric for rule in all_rules} | {rule.single.single_metric for rule in all_rules if rule.single}
     groups = measurement_groups(check, measured, names)
-    peers = peer_groups([rule.metric for rule in all_rules if rule.reference or not rule.expect], groups)
+    peers = peer_groups([rule.metric for rule in all_rules if rule.reference or not rule.threshold], groups)
     evaluations = []
     for rule in all_rules:
         rule_trial = "" if rule in check_rules else trial
@@ -94,7 +95,7 @@ def judge_check(
         changed = _changed_options(rule, check, options or {})
         evaluations.append(_RuleEvaluation(check, rule, rule_trial, applicability, evaluators, other_size, changed))
     fact_names = tuple(
-        dict.fromkeys((*SHAPE_FACTS, check.model_fact, *(name for rule in all_rules for name in rule.when)))
+        dict.fromkeys((*SHAPE_FACTS, check.model_fact, *(name for rule in all_rules for name in rule.when.facts)))
     )
     kinds: dict[Hashable, int] = {}  # facts of a group that rules depend on → number of the kind of group
     for group in groups:  # groups are the outer loop, since it is faster to read each of thousands of groups once
@@ -148,29 +149,30 @@ def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: 
     """A rule for each threshold of the trial, with meaning, fix and evidence of the check's rule on the metric."""
     by_metric = {rule.metric: rule for rule in rules}
     for metric, threshold in expect.items():
-        key = reference_key(metric, tuple(rules)) or None
+        key = reference_key(metric, tuple(rules))
         if (check_rule := by_metric.get(metric)) is None:
             same_family = (rule for rule in rules if rule.reference and _family(rule.metric) == _family(metric))
             yield Rule(
                 metric=metric,
-                expect=threshold,
+                limits=(_of_trial(threshold),),
                 reference=key,
-                reference_when=next(same_family).when if key else {},
-                may_be_negative=True,
+                reference_when=next(same_family).when.facts if key else {},
                 meaning=f"threshold set by trial {trial}",
                 fix="",
             )
             continue
         yield Rule(
             metric=metric,
-            expect=threshold,
+            limits=(_of_trial(threshold), *(limit for limit in check_rule.limits if limit.base == OPPOSITE)),
             reference=key,
-            reference_when=check_rule.when,
-            asymmetry_limit=check_rule.asymmetry_limit,
-            may_be_negative=check_rule.may_be_negative,
+            reference_when=check_rule.when.facts,
             meaning=check_rule.meaning,
             fix=check_rule.fix,
         )
+
+
+def _of_trial(threshold: Threshold) -> Limit:
+    return Limit(**dict(threshold))
 
 
 def _family(metric: str) -> str:
@@ -180,7 +182,7 @@ def _family(metric: str) -> str:
 
 def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue]) -> str:
     """The options that the trial changes although the rule needs their default values, as text; empty if none."""
-    defaults = {name: check.options.model_fields[name].default for name in rule.default_options}
+    defaults = {name: check.options.model_fields[name].default for name in rule.when.default_options}
     changed = [name for name, default in defaults.items() if options.get(name) not in (None, [], default)]
     return f"the trial changes {' and '.join(changed)}" if changed else ""
 
@@ -222,10 +224,10 @@ class _RuleEvaluation:
         self._check, self._rule, self._trial = check, rule, trial
         self._applicability, self._evaluators = applicability, evaluators
         self._other_size, self._changed_options = other_size, changed_options
-        self._conditions = {**rule.when, **rule.reference_when}
-        self._needs_shape = bool(rule.reference) or rule.compare_with_peers
+        self._conditions = {**rule.when.facts, **rule.reference_when}
+        self._needs_shape = bool(rule.reference) or rule.only_warns_by_peers
         self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
-        self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
+        self._lookup = metric_lookup(check, rule.metric, rule.reference)
         self._evaluated_kinds: set[int] = set()  # kinds of groups whose facts do not exclude the evaluation
         self.verdicts: list[Verdict] = []
 
@@ -249,7 +251,7 @@ class _RuleEvaluation:
         if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, contradiction)
         verdicts = [self._evaluators.verdict(group, metric) for metric in metrics]
-        self.verdicts += _with_asymmetry(rule, metrics, verdicts) if rule.asymmetry_limit else verdicts
+        self.verdicts += _with_asymmetry(rule, metrics, verdicts)
 
     def _add_verdict(self, subject: str, outcome: Outcome, reason: Reason, detail: str) -> None:
         self.verdicts.append(Verdict(self._check.name, subject, outcome, self._rule.metric, (reason,), detail))
@@ -260,7 +262,7 @@ class _RuleEvaluation:
         SKIP if the rule does not apply, UNJUDGED if the user may not read the fact. ERROR if it applies to a peer, if
         ranks disagree, or if a fact is invalid. No verdict if the rule is for another number of nodes.
         """
-        when, facts = self._rule.when, group.facts
+        when, facts = self._rule.when.facts, group.facts
         if group.has_several_ranks and (disagreement := group.rank_disagreement(self._shared_facts)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.RANKS_DISAGREE, disagreement)
             return True
@@ -268,7 +270,7 @@ class _RuleEvaluation:
             self.verdicts.append(_invalid_fact_error(self._check.name, group.subject, self._rule.metric, invalid))
             return True
         if when.items() <= facts.items() or not (mismatched := mismatched_facts(when, facts)):
-            return self._is_outside_node_range(group)
+            return not self._rule.when.includes(facts.get("nodes"))
         name = mismatched[0]
         outcome, reason = unmet_condition(name, when[name], str(facts[name]))
         if peer := self._applicability.applicable_peer(group):
@@ -279,17 +281,10 @@ class _RuleEvaluation:
             self._add_verdict(group.subject, outcome, code, reason)
         return True
 
-    def _is_outside_node_range(self, group: MeasurementGroup) -> bool:
-        """Whether the group has fewer or more nodes than the rule is for; the rule then gives no verdict."""
-        rule, nodes = self._rule, group.facts.get("nodes")
-        if type(nodes) is not int:
-            return False
-        return nodes < rule.min_nodes or (rule.max_nodes is not None and nodes > rule.max_nodes)
-
     def _invalid_fact(self, group: MeasurementGroup) -> str:
         """The first missing or undeclared fact that the rule depends on, as text; empty if all are valid."""
         if not self._conditions.items() <= group.facts.items():
-            invalid = invalid_fact(self._rule.when, group) or invalid_fact(self._rule.reference_when, group)
+            invalid = invalid_fact(self._rule.when.facts, group) or invalid_fact(self._rule.reference_when, group)
             if invalid or mismatched_facts(self._conditions, group.facts):
                 return invalid
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
@@ -357,11 +352,14 @@ def _contradicting_values(metrics: Sequence[Metric]) -> str:
 
 
 def _with_asymmetry(rule: Rule, metrics: Sequence[Metric], verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
-    """The verdicts on pairs. PASS or SKIP becomes WARN below ``asymmetry_limit`` × the opposite direction's value."""
+    """The verdicts on pairs. PASS or SKIP becomes WARN below a share of the opposite direction's value."""
+    if (share := rule.share(OPPOSITE, Outcome.WARN)) is None:
+        yield from verdicts
+        return
     values = {metric.subject: metric.value for metric in metrics}
     for metric, verdict in zip(metrics, verdicts, strict=True):
         opposite_value = values.get(opposite_direction(metric.subject), 0.0)
-        if metric.value >= rule.asymmetry_limit * opposite_value:
+        if metric.value >= share * opposite_value:
             yield verdict
             continue
         was_good = verdict.outcome in PASS_OR_SKIP
@@ -370,7 +368,7 @@ def _with_asymmetry(rule: Rule, metrics: Sequence[Metric], verdicts: Sequence[Ve
             outcome=Outcome.WARN if was_good else verdict.outcome,
             reasons=(*verdict.reasons, Reason.ASYMMETRIC),
             opposite_value=opposite_value,
-            basis=replace(verdict.basis, asymmetry_limit=rule.asymmetry_limit) if verdict.basis else None,
+            basis=replace(verdict.basis, asymmetry_limit=share) if verdict.basis else None,
             meaning=rule.meaning,
             evidence=measured_evidence(metric) if was_good else verdict.evidence,
             fix=rule.fix,

@@ -38,6 +38,7 @@ from seatrial.model import (
     format_value,
     plausible_range,
 )
+from seatrial.model.rule import BOUND, PEERS, REFERENCE, Limit
 
 # A value above this multiple of the reference value is a measurement error, or the reference value is wrong. The
 # largest known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100
@@ -53,7 +54,7 @@ _LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELIN
 PASS_OR_SKIP = (Outcome.PASS, Outcome.SKIP)
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
 _FAIL_OR_ERROR = (Outcome.FAIL, Outcome.ERROR)
-_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units; rates are not negative either, see Rule.may_be_negative
+_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units; rates are not negative either, see metric.signed
 _LOWER_BOUNDS = (">", ">=")
 _MAX_FACT_CHARS = 600  # a longer fact is truncated in the evidence; the record has the whole fact
 
@@ -63,8 +64,9 @@ class RuleEvaluator:
     """Evaluates one rule of ``check``, for metrics in ``unit`` and for the device model, ranks and nodes in ``facts``.
 
     ``trial``: name of the trial if the rule is a threshold of the trial; empty for a rule of the check.
-    ``may_exceed_100``: see Check. ``is_only_threshold``: no rule of the check is evaluated on the metric, since the
-    check has none or the trial overrides it. ``check_threshold``: the threshold of the check on the metric, if any.
+    ``may_exceed_100``, ``signed``, ``reference_optional``: see declare.metric. ``is_only_threshold``: no rule of the
+    check is evaluated on the metric, since the check has none or the trial overrides it. ``check_threshold``: the
+    threshold of the check on the metric, if any.
     """
 
     check: str
@@ -77,6 +79,8 @@ class RuleEvaluator:
     node_peers: PeerGroup
     lookup: MetricLookup
     may_exceed_100: bool
+    signed: bool
+    reference_optional: bool
     is_only_threshold: bool
     check_threshold: Threshold | None
 
@@ -87,15 +91,15 @@ class RuleEvaluator:
             return above_physical_limit(self.check, metric, self._bound)
         if value < 0:
             rule, never_negative = self.rule, "/s" in metric.unit or metric.unit in _NEVER_NEGATIVE
-            if never_negative or (rule.expect and not rule.may_be_negative and rule.expect.is_met_by(value)):
+            if never_negative or (rule.threshold and not self.signed and rule.threshold.is_met_by(value)):
                 return self.make(metric, Outcome.ERROR, Reason.NEGATIVE_VALUE)
-        if (abs(value) if self.rule.may_be_negative else value) not in self._plausible_range:
+        if (abs(value) if self.signed else value) not in self._plausible_range:
             detail = f"{self._plausible_range} {metric.unit}".rstrip()
             return self.make(metric, Outcome.ERROR, Reason.OUTSIDE_PLAUSIBLE_RANGE, detail=detail)
         verdict = self._evaluate(metric)
         if verdict.outcome in _FAIL_OR_ERROR:
             return verdict
-        below_peers = self._below_peers(metric) if self.rule.peer_fail_below else None
+        below_peers = self._below_peers(metric) if self.rule.share(PEERS) else None
         judge_windows = metric.samples and not self.references.cpu_only  # the limits come from GPU nodes
         worse = below_peers or (slow_windows(self.check, metric) if judge_windows else None)
         return worse if worse and WORST_FIRST.index(worse.outcome) <= WORST_FIRST.index(verdict.outcome) else verdict
@@ -147,20 +151,20 @@ class RuleEvaluator:
     @cached_property
     def _evaluate(self) -> Callable[[Metric], Verdict]:
         rule = self.rule
-        if rule.expect is not None:
-            return _ThresholdEvaluator(self, rule.expect).verdict
-        if rule.compare_with_peers:
+        if rule.threshold is not None:
+            return _ThresholdEvaluator(self, rule.threshold).verdict
+        if rule.only_warns_by_peers:
             return self._compare_with_peers
-        if rule.share_of_peak is not None:
-            return self._comparison_with_peak(rule.share_of_peak)
-        peers = NO_PEERS if rule.reference_optional else self.peers
+        if (share := rule.share(BOUND)) is not None:
+            return self._comparison_with_peak(share)
+        peers = NO_PEERS if self.reference_optional else self.peers
         reference = self.references.find(self.lookup.reference_key, self.facts, peers, self.unit)
         if isinstance(reference, Reference):
             if reference.unit != self.unit:
                 return lambda metric: self.make(metric, Outcome.UNJUDGED, Reason.UNIT_MISMATCH, detail=reference.unit)
             is_site = reference.kind is BasisKind.SITE
             return (_SiteEvaluator(self) if is_site else _ReferenceEvaluator(self, reference)).verdict
-        if rule.reference_optional and not self.has_unknown_model:
+        if self.reference_optional and not self.has_unknown_model:
             return lambda metric: self.make(metric, Outcome.SKIP, Reason.NO_THRESHOLD, detail=reference)
         return lambda metric: self.make(metric, Outcome.UNJUDGED, Reason.NO_REFERENCE, detail=reference)
 
@@ -193,7 +197,7 @@ class RuleEvaluator:
             return self.make(metric, Outcome.SKIP, Reason.TOO_FEW_PEERS)
         basis = self._peers_basis
         ratio = metric.value / self.peers.median
-        if ratio < self.rule.warn_below and self.peers.is_low_outlier(metric.value):
+        if ratio < (basis.warn_below or 0.0) and self.peers.is_low_outlier(metric.value):
             return self.make(metric, Outcome.WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
         return self.make(metric, _PASS, basis=basis, ratio=ratio)
 
@@ -206,7 +210,7 @@ class RuleEvaluator:
         for peers, limit in self._peer_limits:
             if metric.value < limit:
                 name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
-                share = self.rule.peer_fail_below
+                share = self.rule.share(PEERS)
                 basis = Basis(BasisKind.PEERS, name, peers.median, self.unit, fail_below=share)
                 outcome, reasons, interval = violation(metric, limit, limit.__le__)  # met if limit <= value
                 ratio = metric.value / peers.median
@@ -216,13 +220,15 @@ class RuleEvaluator:
     @cached_property
     def _peer_limits(self) -> list[tuple[PeerGroup, float]]:
         """The peers on the node and on all nodes, each with the value below which the rule fails."""
-        share = self.rule.peer_fail_below or 0.0
+        share = self.rule.share(PEERS) or 0.0
         return [(peers, share * peers.median) for peers in (self.node_peers, self.peers) if peers.gives_reference]
 
     @cached_property
     def _peers_basis(self) -> Basis:
         name = f"{len(self.peers.values)} subjects on {self.peers.model}"
-        return Basis(BasisKind.PEERS, name, self.peers.median, self.unit, warn_below=self.rule.warn_below)
+        return Basis(
+            BasisKind.PEERS, name, self.peers.median, self.unit, warn_below=self.rule.share(PEERS, Outcome.WARN)
+        )
 
 
 class _ReferenceEvaluator:
@@ -233,8 +239,10 @@ class _ReferenceEvaluator:
         self._check, self._make, self._peers = evaluator.check, evaluator.make, evaluator.peers
         self._reference = reference
         self._with_ring = evaluator.references.with_ring(evaluator.lookup.reference_key, evaluator.facts, reference)
-        self._fail_below = reference.required_value(rule.fail_below) / reference.value
-        warn_below = rule.warn_below if reference.warn_below is None else reference.warn_below
+        self._fail_below = reference.required_value(rule.share(REFERENCE) or 0.0) / reference.value
+        warn_below = (
+            rule.share(REFERENCE, Outcome.WARN) or 0.0 if reference.warn_below is None else reference.warn_below
+        )
         self._warn_below = max(warn_below, self._fail_below)
         is_bound = reference.kind is BasisKind.FABRIC_MODEL
         self._max_ratio = MAX_RATIO_OF_BOUND if is_bound else MAX_PLAUSIBLE_RATIO
@@ -317,7 +325,7 @@ _NORMAL_STRICTNESS = _Strictness("", "")
 class _ThresholdEvaluator:
     """Comparison with a threshold of the check or of the trial; a threshold of the trial may be invalid."""
 
-    def __init__(self, evaluator: RuleEvaluator, threshold: Threshold) -> None:
+    def __init__(self, evaluator: RuleEvaluator, threshold: Limit) -> None:
         self._evaluator, self._make, self._threshold = evaluator, evaluator.make, threshold
         kind = BasisKind.TRIAL if evaluator.trial else BasisKind.RULE
         self._basis = Basis(kind, evaluator.trial, threshold.value, evaluator.unit, threshold.op)
@@ -338,8 +346,7 @@ class _ThresholdEvaluator:
         if evaluator.trial and self._too_strict:
             impossible = (Reason.THRESHOLD_VIOLATED, Reason.IMPOSSIBLE_THRESHOLD)
             return self._make(metric, Outcome.ERROR, *impossible, basis=basis, detail=self._too_strict)
-        outcome_if_violated = evaluator.rule.outcome_if_violated
-        outcome, reasons, interval = violation(metric, threshold.value, threshold.is_met_by, outcome_if_violated)
+        outcome, reasons, interval = violation(metric, threshold.value, threshold.is_met_by, threshold.outcome)
         return self._make(metric, outcome, *reasons, basis=basis, interval=interval)
 
     @cached_property

@@ -65,46 +65,114 @@ ParsedThreshold = Annotated[
 ]
 
 
+Severity = Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR]
+REFERENCE, PEERS, BOUND, OPPOSITE = BASES = ("reference", "peers", "bound", "opposite")
+_PER_GPU = " / gpus"  # end of a base: another metric of the same GPU, divided by the GPUs of the node
+_SHARE = re.compile(rf"(>=|>) (\d+(?:\.\d+)?) ({'|'.join(BASES)}|\S+{_PER_GPU})")
+_NODES = re.compile(r"nodes (>=|<) (\d+)")
+_FACT = re.compile(r"(\w+) == (.+)")
+_DEFAULT = re.compile(r"(\w+) is the default")
+
+
+class Limit(Threshold):
+    """``value OP share × base``: a good value meets it.
+
+    ``base``: empty (``value`` is a number in ``unit``), one of BASES, or another metric: ``h2d_single / gpus``.
+    ``outcome``: of a violation. WARN: the node works, but the value is not advisable. ERROR: the value shows that
+    something could not be measured.
+    """
+
+    base: str = ""
+    outcome: Severity = Outcome.FAIL
+
+    @classmethod
+    def of(cls, text: str, outcome: Severity) -> "Limit":
+        """The limit in ``== 0 errors``, ``yes``, ``no`` or ``>= 0.90 reference``. Raises ValueError for other text."""
+        if share := _SHARE.fullmatch(text):
+            return cls(op=share[1], value=float(share[2]), base=share[3], outcome=outcome)
+        threshold = Threshold.parse({"yes": "== 1 bool", "no": "== 0 bool"}.get(text, text))
+        return cls(**dict(threshold), outcome=outcome)
+
+    @property
+    def single_metric(self) -> str:
+        """The metric in a base such as ``h2d_single / gpus``; else empty."""
+        return self.base.removesuffix(_PER_GPU) if self.base.endswith(_PER_GPU) else ""
+
+
+class Condition(Frozen):
+    """When a rule applies. ``facts``: fact → required value; another value makes the rule SKIP.
+
+    With fewer than ``min_nodes`` or more than ``max_nodes`` (fact ``nodes``) the rule gives no verdict.
+    ``default_options``: the options of the check that the trial must leave unchanged, else the rule is SKIP.
+    """
+
+    facts: dict[str, str] = {}
+    min_nodes: int = 1
+    max_nodes: int | None = None
+    default_options: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, text: str) -> "Condition":
+        """The condition in ``device == cuda and nodes >= 2 and sizes is the default``. Raises ValueError."""
+        facts: dict[str, str] = {}
+        nodes: dict[str, int] = {}
+        defaults: list[str] = []
+        for part in text.split(" and ") if text else ():
+            if match := _NODES.fullmatch(part):
+                nodes |= {"min_nodes": int(match[2])} if match[1] == ">=" else {"max_nodes": int(match[2]) - 1}
+            elif match := _DEFAULT.fullmatch(part):
+                defaults.append(match[1])
+            elif match := _FACT.fullmatch(part):
+                facts[match[1]] = match[2]
+            else:
+                raise ValueError(f"{part!r} is no condition: expected FACT == VALUE or nodes >= NUMBER")
+        return cls(facts=facts, **nodes, default_options=tuple(defaults))
+
+    def includes(self, nodes: object) -> bool:
+        """Whether the number of nodes is in range; anything else than a number is."""
+        return type(nodes) is not int or self.min_nodes <= nodes <= (self.max_nodes or nodes)
+
+    def __str__(self) -> str:
+        texts = [f"{name} == {value}" for name, value in self.facts.items()]
+        texts += [f"nodes >= {self.min_nodes}"] if self.min_nodes > 1 else []
+        texts += [f"nodes < {self.max_nodes + 1}"] if self.max_nodes is not None else []
+        return " and ".join([*texts, *(f"{name} is the default" for name in self.default_options)])
+
+
 class Rule(Frozen):
-    """How one metric of a check is evaluated: against a threshold, a reference value, or the peer group."""
+    """The limits that one metric must meet under one condition.
+
+    ``reference``: key of the reference value in SKU data and baselines, empty without one. ``reference_when``: of a
+    threshold of a trial: the facts required for the reference value to apply. ``meaning``: what a bad value means.
+    """
 
     metric: str
-    # The threshold that the value must meet, and the outcome if it does not. WARN: the node works, but the value is not
-    # advisable. ERROR: the value shows that something could not be measured
-    expect: ParsedThreshold | None = None
-    outcome_if_violated: Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR] = Outcome.FAIL
-    # Without ``expect``: key of the reference value in SKU data and baselines, and the shares of it below which the
-    # metric fails and warns
-    reference: str | None = None
-    fail_below: float = 0.90
-    warn_below: float = 0.95
-    reference_optional: bool = False  # without a reference value the metric is only recorded (SKIP)
-    share_of_peak: float | None = None  # for training: FAIL below this share of the speed at the GPU's peak FLOP/s
-    compare_with_peers: bool = False  # only compare with the peer group: WARN for low outliers below ``warn_below``
-    # FAIL below this share of the median of the GPUs of the same model on the node, or on all nodes
-    peer_fail_below: float | None = None
-    # For a metric that all GPUs of a node measure concurrently: the metric that one GPU at a time measures. FAIL unless
-    # the value is above ``single_fail_below`` × the value of ``single_metric`` / the number of GPUs of the node
-    single_metric: str | None = None
-    single_fail_below: float = 0.0
-    asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
-    when: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
-    reference_when: dict[str, str] = {}  # the same for the reference value of a threshold of a trial
-    min_nodes: int = 1  # with fewer than min_nodes or more than max_nodes (fact ``nodes``) the rule gives no verdict
-    max_nodes: int | None = None
-    default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
-    # A negative time, size, count or rate is always a measurement error. If False, any other negative value that meets
-    # ``expect`` is one too
-    may_be_negative: bool = False
-    meaning: str  # what a bad value means
+    limits: tuple[Limit, ...] = ()
+    when: Condition = Condition()
+    reference: str = ""
+    reference_when: dict[str, str] = {}
+    meaning: str
     fix: str
 
     @property
-    def nodes_text(self) -> str:
-        """The numbers of nodes that the rule is for; empty for any number."""
-        if self.max_nodes is not None:
-            return f"{self.min_nodes} to {self.max_nodes} nodes"
-        return f"at least {self.min_nodes} nodes" if self.min_nodes > 1 else ""
+    def threshold(self) -> Limit | None:
+        """The limit that is a number, if any."""
+        return next((limit for limit in self.limits if not limit.base), None)
+
+    def share(self, base: str, outcome: Outcome = Outcome.FAIL) -> float | None:
+        """The share of ``base`` below which the rule has this outcome; None without such a limit."""
+        found = (limit.value for limit in self.limits if (limit.base, limit.outcome) == (base, outcome))
+        return next(found, None)
+
+    @property
+    def single(self) -> Limit | None:
+        """The limit relative to another metric of the same GPU, if any."""
+        return next((limit for limit in self.limits if limit.single_metric), None)
+
+    @property
+    def only_warns_by_peers(self) -> bool:
+        """Whether the rule compares with peers, and with no reference value."""
+        return self.share(PEERS, Outcome.WARN) is not None
 
 
 class ReferenceValue(Frozen):

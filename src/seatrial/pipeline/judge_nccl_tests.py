@@ -33,6 +33,7 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
+from seatrial.model.rule import Condition
 from seatrial.pipeline.benchmark_hardware import (
     HardwareOptions,
     TableHardware,
@@ -190,7 +191,7 @@ class _Candidate:
     def rule(self) -> Rule:
         """The check's rule on the bus bandwidth on this number of nodes."""
         rules = [rule for rule in self.check.rules if rule.metric.startswith("busbw.")]
-        in_range = (rule for rule in rules if rule.min_nodes <= self.nodes <= (rule.max_nodes or self.nodes))
+        in_range = (rule for rule in rules if rule.when.includes(self.nodes))
         return next(in_range, rules[0])
 
 
@@ -365,9 +366,7 @@ def _bandwidth_verdicts(candidate: _Candidate, label: str, reference_label: str)
         update = {
             "metric": name,
             "reference": f"{candidate.operation}.busbw.{reference_label}",
-            "reference_optional": False,
-            "min_nodes": 1,
-            "max_nodes": None,
+            "when": Condition(facts=candidate.rule.when.facts),
         }
         rules.append(candidate.rule.model_copy(update=update))
     check = candidate.check

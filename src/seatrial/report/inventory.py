@@ -16,6 +16,7 @@ from rich.table import Table
 from seatrial.checks.base import Check
 from seatrial.judge.insights.power import CERTAINTY, samples_table
 from seatrial.model import Finding, Rule, format_bytes, format_value
+from seatrial.model.rule import BOUND, OPPOSITE, PEERS, REFERENCE, Limit
 from seatrial.report.text import clean
 
 # Mounted filesystems that `discover` prints; a container host can have hundreds
@@ -144,8 +145,8 @@ def print_power(check: Check, console: Console) -> None:
     """Print how many samples each limit of a check needs to reject a slowdown, for several levels of noise."""
     metrics_by_limit: dict[float, list[str]] = {}
     for rule in check.rules:
-        if rule.reference and not rule.compare_with_peers:
-            metrics_by_limit.setdefault(rule.fail_below, []).append(rule.metric)
+        if (share := rule.share(REFERENCE)) is not None:
+            metrics_by_limit.setdefault(share, []).append(rule.metric)
     if not metrics_by_limit:
         console.print(f"[bold]{check.name}[/]: no limit relative to a reference value", highlight=False)
     for limit, metrics in metrics_by_limit.items():
@@ -202,26 +203,25 @@ def _needs(check: Check) -> str:
 
 
 def rule_text(rule: Rule) -> str:
-    """The outcome of a violation and the limit: ``FAIL unless >= 90% of the reference value …``, with conditions."""
-    condition = ""
-    if rule.when:
-        condition = f", if {' and '.join(f'{name} = {value}' for name, value in rule.when.items())}"
-    condition += f" on {rule.nodes_text}" if rule.nodes_text else ""
-    peers = f"FAIL unless >= {rule.peer_fail_below:.0%} of the median of its peer group" if rule.peer_fail_below else ""
-    if rule.compare_with_peers:
-        limits = [f"WARN unless >= {rule.warn_below:.0%} of the median of its peer group", *filter(None, [peers])]
-        if rule.single_metric:
-            limits.append(f"FAIL unless > {rule.single_fail_below:.0%} of {rule.single_metric} / GPUs of the node")
-        return f"{'; '.join(limits)}{condition}"
-    if rule.share_of_peak is not None:
-        peak = f"{rule.share_of_peak:.0%} of the speed at the GPU's peak FLOP/s, if known"
-        return f"{rule.outcome_if_violated} unless >= {peak}{condition}"
-    if rule.expect is None:
-        reference = f"the reference value {rule.reference} (WARN below {rule.warn_below:.0%})"
-        text = f"{rule.outcome_if_violated} unless >= {rule.fail_below:.0%} of {reference}{condition}"
-        return f"{text}; {peers}" if peers else text
-    if rule.expect.unit == "bool":
-        return f"{rule.outcome_if_violated} unless {'yes' if rule.expect.value else 'no'}{condition}"
-    unit = "" if rule.expect.unit == "x" else rule.expect.unit  # "1.25 x" would read as a variable
-    threshold = f"{rule.expect.op} {format_value(rule.expect.value, unit)}"
-    return f"{rule.outcome_if_violated} unless {threshold}{condition}"
+    """The outcomes of violations, the limits and the condition: ``FAIL unless >= 90% of the reference value …``."""
+    limits = "; ".join(f"{limit.outcome} unless {_limit_text(limit, rule)}" for limit in rule.limits)
+    return f"{limits}, if {rule.when}" if str(rule.when) else limits
+
+
+def _limit_text(limit: Limit, rule: Rule) -> str:
+    share = f"{limit.op} {limit.value:.0%} of"
+    if limit.base == REFERENCE:
+        return f"{share} the reference value {rule.reference}"
+    if limit.base:
+        return f"{share} {_BASES.get(limit.base, limit.base)}"
+    if limit.unit == "bool":
+        return "yes" if limit.value else "no"
+    unit = "" if limit.unit == "x" else limit.unit  # "1.25 x" would read as a variable
+    return f"{limit.op} {format_value(limit.value, unit)}"
+
+
+_BASES = {
+    PEERS: "the median of its peer group",
+    BOUND: "the speed at the GPU's peak FLOP/s, if known",
+    OPPOSITE: "the opposite direction",
+}

@@ -45,15 +45,16 @@ def reference_metrics(checks: Mapping[str, Check]) -> tuple[ReferenceMetric, ...
     metrics: dict[ReferenceMetric, None] = {}
     for check in checks.values():
         for rule in check.rules:
+            declared = check.declaration(rule.metric)
             if rule.reference:
                 metric = ReferenceMetric(
                     check=check.name,
                     name=rule.metric,
                     key=rule.reference,
-                    is_optional=rule.reference_optional,
+                    is_optional=bool(declared and declared.reference_optional),
                     is_per_node=check.per_node,
-                    min_nodes=rule.min_nodes,
-                    max_nodes=rule.max_nodes,
+                    min_nodes=rule.when.min_nodes,
+                    max_nodes=rule.when.max_nodes,
                 )
                 metrics[metric] = None
     return tuple(metrics)

@@ -22,8 +22,8 @@ from tests.checks.training.check_helpers import make_context
 
 def test_each_number_of_nodes_is_judged_at_one_size() -> None:
     few, many = (rule for rule in catalog()["collectives.all_to_all"].rules if rule.reference)
-    assert (few.metric, few.min_nodes, few.max_nodes) == ("busbw.1GiB", 1, MANY_NODES - 1)
-    assert (many.metric, many.min_nodes, many.max_nodes) == ("busbw.8GiB", MANY_NODES, None)
+    assert (few.metric, few.when.min_nodes, few.when.max_nodes) == ("busbw.1GiB", 1, MANY_NODES - 1)
+    assert (many.metric, many.when.min_nodes, many.when.max_nodes) == ("busbw.8GiB", MANY_NODES, None)
 
 
 @pytest.mark.parametrize(("operation", "named"), [("all_to_all", True), ("send_receive", True), ("all_gather", False)])

@@ -62,8 +62,8 @@ def test_each_rule(metric: str, value: float, outcome: Outcome) -> None:
 
 def test_limits_of_the_rate_have_sources() -> None:
     fail, warn = (rule for rule in CHECK.rules if rule.metric == "rate_share")
-    assert [str(rule.expect) for rule in (fail, warn)] == [">= 90 %", ">= 95 %"]
-    assert [rule.outcome_if_violated for rule in (fail, warn)] == [Outcome.FAIL, Outcome.WARN]
+    limits = [(str(limit), limit.outcome) for rule in (fail, warn) for limit in rule.limits]
+    assert limits == [(">= 90 %", Outcome.FAIL), (">= 95 %", Outcome.WARN)]
     assert all("https://github.com" in rule.meaning for rule in (fail, warn))
 
 

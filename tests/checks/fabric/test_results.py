@@ -105,9 +105,8 @@ def test_shared_rules() -> None:
         (_results.allocation_metric("all_gather", "sizes=[1MiB]"), Outcome.ERROR),
     ):
         (rule,) = metric.rules
-        assert rule.expect
-        assert (rule.expect.is_met_by(0), rule.expect.is_met_by(1)) == (True, False)
-        assert rule.outcome_if_violated is outcome
+        (limit,) = rule.limits
+        assert (limit.is_met_by(0), limit.is_met_by(1), limit.outcome) == (True, False, outcome)
 
 
 def test_transport_text_is_from_the_log() -> None:

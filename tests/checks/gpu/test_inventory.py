@@ -532,4 +532,4 @@ def test_every_rule_has_meaning_and_fix() -> None:
     for rule in CHECK.rules:
         assert len(rule.meaning) > 30
         assert len(rule.fix) > 30
-        assert rule.expect is not None
+        assert rule.threshold is not None

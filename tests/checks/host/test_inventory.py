@@ -114,8 +114,8 @@ def test_this_machine(tmp_path: Path) -> None:
 def test_every_metric_has_a_rule_with_meaning_and_fix() -> None:
     assert sorted(rule.metric for rule in CHECK.rules) == sorted(CHECK.units)
     for rule in CHECK.rules:
-        assert rule.expect is not None
-        assert rule.expect.unit == CHECK.units[rule.metric]
+        assert rule.threshold is not None
+        assert rule.threshold.unit == CHECK.units[rule.metric]
         assert rule.meaning.endswith(".")
         assert len(rule.fix) > 20
 

@@ -47,7 +47,7 @@ def not_passed(root: Path) -> dict[str, Outcome]:
 def test_every_metric_has_one_rule_that_warns() -> None:
     assert sorted(rule.metric for rule in CHECK.rules) == sorted(CHECK.units)
     for rule in CHECK.rules:
-        assert rule.outcome_if_violated is Outcome.WARN
+        assert [limit.outcome for limit in rule.limits] == [Outcome.WARN]
         assert rule.meaning.endswith(".")
         assert len(rule.fix) > 20
 

@@ -18,10 +18,8 @@ from seatrial.judge.insights.power import (
     samples_table,
     sensitivity_insights,
 )
-from seatrial.model import Measurement, Metric, Outcome, Rule, Scope
-from tests.judge.test_rules import FOUR, SKU, check
-
-RULE = Rule(metric="speed", reference="all_reduce", meaning="", fix="")
+from seatrial.model import Measurement, Metric, Outcome, Scope
+from tests.judge.test_rules import BY_REFERENCE, FOUR, SKU, check
 
 
 def draw(rng: np.random.Generator, speed: float, noise: float, samples: int, retry: int = 0) -> Measurement:
@@ -32,7 +30,7 @@ def draw(rng: np.random.Generator, speed: float, noise: float, samples: int, ret
 
 def is_rejected(rng: np.random.Generator, speed: float, noise: float, samples: int) -> bool:
     """Measure, retry as the pipeline does, and judge."""
-    checks, config = {"c": check(RULE, scope=Scope.GPU)}, Config(name="t", checks={"c": CheckSettings()})
+    checks, config = {"c": check(BY_REFERENCE, scope=Scope.GPU)}, Config(name="t", checks={"c": CheckSettings()})
     first, retries = draw(rng, speed, noise, samples), list[Measurement]()
     for number in (1, 2):
         if checks_to_retry(config, [first], retries, checks, number):
@@ -71,7 +69,11 @@ def test_samples_needed() -> None:
 def test_sensitivity_of_the_noisiest_subject() -> None:
     rng = np.random.default_rng(0)
     measurements = [draw(rng, 1.0, noise, 20) for noise in (0.001, 0.02)]
-    (insight,) = sensitivity_insights(measurements, {"c": check(RULE, scope=Scope.GPU)}, References(None, (SKU,)))
+    (insight,) = sensitivity_insights(
+        measurements, {"c": check(BY_REFERENCE, scope=Scope.GPU)}, References(None, (SKU,))
+    )
     assert 0.11 < float(str(insight.values["speed"])) < 0.13
     measured_only = [draw(rng, 1.0, 0.1, 1)]
-    assert not list(sensitivity_insights(measured_only, {"c": check(RULE, scope=Scope.GPU)}, References(None, (SKU,))))
+    assert not list(
+        sensitivity_insights(measured_only, {"c": check(BY_REFERENCE, scope=Scope.GPU)}, References(None, (SKU,)))
+    )

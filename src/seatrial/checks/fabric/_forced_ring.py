@@ -43,6 +43,7 @@ METRICS = (
         "lines: without it, each byte passes through host memory. In virtual machines check ACS and the IOMMU.",
         when=_WHEN,
         unit="GB/s",
+        warn=">= 0.95 reference",
         reference=f"all_reduce.busbw_ring.{size_label(SIZE)}",
         speed=True,
         bound=COLLECTIVE,

@@ -117,6 +117,7 @@ def _busbw(name: str, size: str, nodes: str = "", *, reference_optional: bool = 
         "NCCL_DEBUG=INFO: `NET/Socket` instead of `NET/IB` means that NCCL does not use RDMA; see `ibstat`.",
         when=f"backend == nccl and {nodes}" if nodes else "backend == nccl",
         unit="GB/s",
+        warn=">= 0.95 reference",
         reference=f"{name}.busbw.{size}",
         reference_optional=reference_optional,
         speed=True,

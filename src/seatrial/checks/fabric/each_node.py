@@ -146,6 +146,7 @@ CHECK = Check(
             _FIX,
             when="backend == nccl",
             unit="GB/s",
+            warn=">= 0.95 reference",
             reference=f"all_reduce.{REFERENCE_METRIC}",
             speed=True,
             bound=COLLECTIVE,

@@ -305,6 +305,7 @@ CHECK = Check(
             _LINK_COMMANDS,
             when="backend == nccl",
             unit="GB/s",
+            warn=">= 0.95 reference",
             reference=f"gpu_pairs.busbw.{size_label(GPU_SIZE)}",
             reference_optional=True,  # on PCIe the rate also depends on the board
             per="pair",

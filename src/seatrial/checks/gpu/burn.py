@@ -237,6 +237,7 @@ CHECK = Check(
             _COOLING,
             unit="TFLOP/s",
             when="backend == cuda and load == bf16",
+            warn=">= 0.95 reference",
             reference="gemm.bf16",
             bound="bf16",
             speed=True,

@@ -90,6 +90,7 @@ CHECK = Check(
             "diag -r 3 -i INDEX",
             unit="GB/s",
             when="backend == cuda",
+            warn=">= 0.95 reference",
             reference="memory.copy",
             bound="hbm",
             speed=True,

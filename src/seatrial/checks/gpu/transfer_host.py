@@ -115,6 +115,7 @@ CHECK = Check(
                 "nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi topo -m "
                 "(is the process on the GPU's NUMA node?); compare with a good GPU in the same slot",
                 unit="GB/s",
+                warn=">= 0.95 reference" if name != "bidirectional" else (),
                 reference=f"transfer.{name}_single",
                 per="rank",
                 bound=_BOUNDS[name],

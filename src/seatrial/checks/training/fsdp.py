@@ -117,6 +117,7 @@ CHECK = Check(
             "all ranks.",
             "gemm_share low: check collectives.all_gather and reduce_scatter at 64 MiB to 1 GiB. gemm_share high: "
             "check device.gemm and device.burn; slowest_rank in the fact run.native names a host",
+            warn=">= 0.95 reference",
             reference="train.fsdp.native",
             when=f"{_results.ON_GPU} and settings == shipped and layers == all and cpu_offload == no",
             unit="tokens/s/GPU",

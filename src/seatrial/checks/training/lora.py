@@ -95,6 +95,7 @@ def _speed(stack: str) -> metric:
         "all ranks (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE). If all GPUs are slow: a gemm_share as in the reference "
         "run means that the GPUs are slow (check device.gemm and device.burn), a lower one that software is. If only "
         "this stack is slow, compare the versions in metrics.json (artifact) with those of the reference",
+        warn=">= 0.95 reference",
         reference=f"train.lora.{stack}",
         when=f"{_results.ON_GPU} and settings == shipped",
         unit="tokens/s/GPU",

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from seatrial.checks.base import Check
 from seatrial.hardware.references import Reference, References
 from seatrial.model import Insight, Measurement, Metric, Rule
+from seatrial.model.rule import PEERS, REFERENCE
 from seatrial.util.quantiles import deviation, expected_half_width, independent_samples
 
 CERTAINTY = 0.99  # share of trials in which a detectable slowdown is rejected
@@ -141,10 +142,10 @@ class _SampledMetrics:
         # metric → for each rule on it: the facts that the rule requires, and its list in ``by_rule``
         self._by_metric: dict[str, list[tuple[dict[str, str], list[_WithFacts]]]] = {}
         for rule in rules:
-            if rule.reference and not rule.compare_with_peers:
+            if rule.share(REFERENCE) is not None:
                 metrics: list[_WithFacts] = []
                 self.by_rule.append((rule, metrics))
-                self._by_metric.setdefault(rule.metric, []).append(({**rule.when, **rule.reference_when}, metrics))
+                self._by_metric.setdefault(rule.metric, []).append((rule.when.facts, metrics))
 
     def add(self, measurement: Measurement) -> None:
         facts = measurement.facts
@@ -169,7 +170,7 @@ def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: Referenc
         return max(metric.samples) - min(metric.samples)
 
     noisiest, facts = max(metrics, key=sample_range)
-    limit = _limit(rule, references.applicable(rule.reference or "", facts), healthy) / healthy
+    limit = _limit(rule, references.applicable(rule.reference, facts), healthy) / healthy
     if limit >= 1:
         return None
     noise = deviation(noisiest.samples) / healthy
@@ -179,6 +180,6 @@ def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: Referenc
 
 def _limit(rule: Rule, applied: Sequence[Reference], healthy: float) -> float:
     """The value, in the unit of the metric, below which the metric fails. It is infinite if there is no limit."""
-    limits = [rule.peer_fail_below * healthy] if rule.peer_fail_below else []
-    limits += (reference.required_value(rule.fail_below) for reference in applied)
+    limits = [(rule.share(PEERS) or 0.0) * healthy] if rule.share(PEERS) else []
+    limits += (reference.required_value(rule.share(REFERENCE) or 0.0) for reference in applied)
     return max(limits, default=inf)

@@ -15,6 +15,7 @@ from seatrial.hardware.references import Reference, References
 from seatrial.judge.insights.collective import NVLINK, Collective, build_collective
 from seatrial.judge.plausibility import reference_key
 from seatrial.model import Insight, Measurement, Rule, Threshold, format_value
+from seatrial.model.rule import REFERENCE
 
 # A threshold that needs less than this share of the ports' line rate hardly tests the network
 _NETWORK_SHARE_TESTED = 0.7
@@ -36,10 +37,10 @@ def comparison_insights(
         for rule in check.rules:
             declared = check.declaration(rule.metric)
             comparison = declared.comparison if declared else None
-            applies = all(measurement.facts.get(fact) == value for fact, value in rule.when.items())
-            if comparison and rule.expect and rule.metric in names and applies:
-                shortfall = 1.0 if comparison.is_speedup else 1 - rule.expect.value
-                text = f"{rule.metric} {rule.expect}: {_detectable(comparison, shortfall, links)}"
+            applies = all(measurement.facts.get(fact) == value for fact, value in rule.when.facts.items())
+            if comparison and rule.threshold and rule.metric in names and applies:
+                shortfall = 1.0 if comparison.is_speedup else 1 - rule.threshold.value
+                text = f"{rule.metric} {rule.threshold}: {_detectable(comparison, shortfall, links)}"
                 values = {"undetected_shortfall": shortfall}
                 insight = Insight(check=measurement.check, title="threshold", text=text, values=values)
                 insights.setdefault((measurement.check, text), insight)
@@ -125,7 +126,7 @@ def _rule_thresholds(
         if not rule.reference or rule.metric not in measured:
             continue
         if applied := references.applicable(rule.reference, facts):
-            required = max(reference.required_value(rule.fail_below) for reference in applied)
+            required = max(reference.required_value(rule.share(REFERENCE) or 0.0) for reference in applied)
             yield rule.metric, Threshold(op=">=", value=float(f"{required:.4g}"), unit=applied[0].unit)
 
 
