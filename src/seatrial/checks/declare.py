@@ -62,8 +62,6 @@ _SHARE = re.compile(r"(>=|>) (\d+(?:\.\d+)?) (reference|peers|bound|opposite|(\S
 _NODES = re.compile(r"nodes (>=|<) (\d+)")
 _FACT = re.compile(r"(\w+) == (.+)")
 _DEFAULT = re.compile(r"(\w+) is the default")
-# Values that any fact may have on which rules depend: the machine lacks the property, or the user may not read it
-NOT_SUPPORTED, PERMISSION_DENIED = ANY_FACT = ("not_supported", "permission_denied")
 # Fact that rules may require → regular expression of its possible values, where these are not "yes" and "no"
 _FACT_VALUES = {
     "architecture": r"\w+",
@@ -266,11 +264,8 @@ def possible_values(fact: str) -> str:
 
 
 def is_possible(fact: str, value: JsonValue) -> bool:
-    """Whether the fact may have this value: ``no`` and the values in ANY_FACT may end with ``: REASON``."""
-    if not isinstance(value, str):
-        return False
-    state = value.partition(": ")[0]
-    return state in ANY_FACT or bool(re.fullmatch(possible_values(fact), "no" if state == "no" else value))
+    """Whether the fact may have this value."""
+    return isinstance(value, str) and re.fullmatch(possible_values(fact), value) is not None
 
 
 Evidence = dict[str, Any] | list[Any] | str | float | None  # a JsonValue; unlike it, the type includes list[str]
