@@ -120,7 +120,9 @@ def one(check_rule: Rule, **facts: Any) -> Verdict:
 CONDITIONAL = SPEED.model_copy(update={"when": {"backend": "nccl"}})
 
 
-@pytest.mark.parametrize("value", [None, "", True, 1, [], "nonsense", "nccl: yes", "not_supported", "permission_denied: root only"])
+@pytest.mark.parametrize(
+    "value", [None, "", True, 1, [], "nonsense", "nccl: yes", "not_supported", "permission_denied: root only"]
+)
 def test_invalid_value_is_an_error_with_name_value_and_expected_values(value: Any) -> None:
     verdict = one(CONDITIONAL, backend=value)
     assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.FACT_INVALID,))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Comparison, FindingTemplate, absent, metric, value
+from seatrial.checks.declare import Answer, Comparison, FindingTemplate, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
@@ -148,13 +148,7 @@ def _answers(
     node_count = len(results.members)
     partner_counts = Counter(chain.from_iterable(results.by_pair))  # node → number of its partners
     max_located = _max_locatable(node_count, min(partner_counts[node] for node in results.members))
-    yield Fact(name="max_locatable_nodes", value=max_located)
-    comparable = node_count > 2
-    if not comparable:
-        reason = "a comparison needs 3 nodes, this trial has 2"
-        yield absent(("path_share", "shared_paths"), reason)
-        for subject in results.subjects:
-            yield absent("gpu_share", reason, subject)
+    yield from facts({"comparable": "yes" if node_count > 2 else "no", "max_locatable_nodes": max_located})
     yield Fact(name="pair_matrix", value={"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
     for a, b in results.pairs_below_best(MIN_SHARE) if switches_by_node else ():
@@ -163,18 +157,17 @@ def _answers(
     for (a, b), timings in results.by_pair.items():
         pair = f"{a}->{b}"
         yield value("pair_busbw", results.pair_rates(timings), pair)
-        if comparable and (shares := results.pair_shares(results.final_by_pair[a, b])):
+        if shares := results.pair_shares(results.final_by_pair[a, b]):
             evidence = {"switches": slow_paths.get(pair), "single_pair": retried.get(pair)}
             yield value("path_share", shares, pair, evidence=evidence if any(evidence.values()) else None)
     for rank, rates in results.best_rates.items():
         yield value("best_busbw", rates, results.subjects[rank])
-        if comparable and results.median_best_rate:
+        if results.median_best_rate:
             yield value("gpu_share", [rate / results.median_best_rate for rate in rates], results.subjects[rank])
     shares_in_retry = [results.pair_shares(timings) for timings in results.retries_by_pair.values()]
     # No shares: every rank of the pair received wrong data
     fast_in_retry_count = sum(bool(shares) and median(shares) >= MIN_SHARE for shares in shares_in_retry)
-    if comparable:
-        yield value("shared_paths", fast_in_retry_count, evidence={"slow_paths": slow_paths, "single_pair": retried})
+    yield value("shared_paths", fast_in_retry_count, evidence={"slow_paths": slow_paths, "single_pair": retried})
     yield pair_wrong_data(results)
     guarantee = f"up to {max_located} bad {'node is' if max_located == 1 else 'nodes are'} located exactly"
     if node_count == 2:
@@ -194,6 +187,8 @@ def _max_locatable(node_count: int, min_partners: int) -> int:
     """
     return max(0, min(min_partners - 1, (node_count - 1) // 2))
 
+
+_WHEN = "backend == nccl and comparable == yes"
 
 CHECK = Check(
     name="collectives.pairs",
@@ -224,7 +219,7 @@ CHECK = Check(
             "On that node run ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep LnkSta "
             "(speed and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). Compare "
             "with a good node.",
-            when="backend == nccl",
+            when=_WHEN,
             per="rank",
             speed=True,
             comparison=Comparison(part="the inter-node path of one GPU", inter_node=True),
@@ -241,7 +236,7 @@ CHECK = Check(
             "Both nodes are faster with other nodes: the path between them is slow.",
             "Run ibtracert or traceroute between the two nodes. Check the switch ports on the path for errors "
             "(ibqueryerrors, or the switch's counters) and the uplinks for links that are down.",
-            when="backend == nccl",
+            when=_WHEN,
             speed=True,
             comparison=Comparison(part="the path between two nodes", inter_node=True),
             finding=FindingTemplate(
@@ -256,7 +251,7 @@ CHECK = Check(
             "Compare the uplinks of the nodes' leaf switches with their ports to nodes: uplinks may be down, or the "
             "fabric may be oversubscribed by design. Check with ibdiagnet whether adaptive routing is on.",
             outcome=Outcome.WARN,
-            when="backend == nccl",
+            when=_WHEN,
         ),
         wrong_data_metric("The evidence names sender, receiver, offset and flipped bits; a rank in all is at fault."),
     ),

@@ -20,9 +20,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
 
     context.progress("reading versions")
     installed = versions.read(context.root)
-    yield from facts(
-        {"versions": {name: _version_texts(component.versions) for name, component in installed.items()}}
-    )
+    yield from facts({"versions": {name: _version_texts(component.versions) for name, component in installed.items()}})
     if not settings.is_gpu_node(context.root):
         yield absent("*", "no NVIDIA GPU on this machine")
         return
