@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from seatrial.bench.perftest import ProgramResult, TransferResult
-from seatrial.checks.declare import Value
+from seatrial.checks.declare import NoValue, Value
 from seatrial.checks.fabric._rdma_results import RailPath, results_of_paths
-from seatrial.model import Fact
 from tests.checks.fabric.port_details import port
 from tests.paths import FIXTURES
 
@@ -123,8 +122,11 @@ def test_latency_is_that_with_the_best_partner() -> None:
     assert values(paths, "latency_vs_peers")["c"] == 2.5
 
 
-@pytest.mark.parametrize(("nodes", "comparable"), [("ab", "no"), ("abc", "yes")])
-def test_two_ports_are_not_compared(nodes: str, comparable: str) -> None:
+@pytest.mark.parametrize(("nodes", "comparable"), [("ab", False), ("abc", True)])
+def test_two_ports_are_not_compared(nodes: str, comparable: bool) -> None:
     paths = [one for a in nodes for b in nodes if a < b for one in (*both(a, b), latency(a, b, 1.2))]
-    facts = {item.name: item.value for item in results_of_paths(paths, "") if isinstance(item, Fact)}
-    assert str(facts["comparable"]).partition(":")[0] == comparable
+    answers = list(results_of_paths(paths, ""))
+    measured = {item.name for item in answers if isinstance(item, Value)}
+    not_compared = {name for item in answers if isinstance(item, NoValue) for name in item.names}
+    comparisons = {"bw_vs_peers", "path_share", "latency_vs_peers"}
+    assert (measured & comparisons, not_compared) == ((comparisons, set()) if comparable else (set(), comparisons))

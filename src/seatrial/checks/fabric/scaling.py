@@ -96,8 +96,7 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "node_order": list(ranks_by_node)})
         yield from _by_node_count(results, size)
         network_busbw = _network_busbw([timing for timing in pair_timings if timing.rank in members[0]], pair_size)
-        uses_sockets = any(name.startswith("NET/Socket") for name in transports)
-        yield from _efficiencies(results, size, network_busbw, ring_busbw, uses_sockets)
+        yield from _efficiencies(results, size, network_busbw, ring_busbw, transports)
         if node_count == 2:
             yield absent("ring_efficiency", "there are only 2 nodes")
         yield wrong_data(_located_mismatches(results, pair_timings))
@@ -154,7 +153,7 @@ def _efficiencies(
     size: int,
     network_busbw: Sequence[float],
     ring_busbw: Mapping[str, Sequence[float]],
-    uses_sockets: bool,
+    transports: Mapping[str, int],
 ) -> Iterator[Value | NoValue]:
     """Yield the two efficiencies that rules evaluate, and the bandwidths (GB/s) that they compare.
 
@@ -164,7 +163,7 @@ def _efficiencies(
     The samples of an efficiency are the ratios of the windows, so that its interval has the noise of both bandwidths.
     """
     yield value("network_busbw", network_busbw)
-    if uses_sockets:
+    if any(name.startswith("NET/Socket") for name in transports):
         yield absent("link_efficiency", "NCCL uses sockets between nodes, which its threads limit")
     else:
         bases = [network_busbw, *([results[1].busbw(size)] if 1 in results else [])]
