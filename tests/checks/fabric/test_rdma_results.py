@@ -34,6 +34,9 @@ def latency(source: str, target: str, value: float) -> RailPath:
     return RailPath("ib_write_lat", source, target, 0, port("mlx5_0"), port("mlx5_0"), value=value)
 
 
+LATENCIES = (latency("a", "b", 1.2), latency("b", "c", 1.2))  # three ports with latencies are compared
+
+
 def results(paths: list[RailPath], name: str) -> dict[str, Value]:
     return {
         str(item.subject).removesuffix("/mlx5_0"): item
@@ -77,6 +80,7 @@ def test_a_port_has_the_slower_direction_with_its_best_partner() -> None:
         path("c", "a", 200.0),
         path("b", "c", 392.0),
         path("c", "b", 210.0),
+        *LATENCIES,
     ]
     assert values(paths, "write_bw") == {"a": 392.0, "b": 392.0, "c": 210.0}
     assert values(paths, "rate_share")["c"] == pytest.approx(52.5)
@@ -85,7 +89,7 @@ def test_a_port_has_the_slower_direction_with_its_best_partner() -> None:
 
 
 def test_slow_paths_are_evidence_of_their_pair() -> None:
-    paths = [*both("a", "b"), *both("b", "c"), path("a", "c", 100.0), path("c", "a", 392.0)]
+    paths = [*both("a", "b"), *both("b", "c"), path("a", "c", 100.0), path("c", "a", 392.0), *LATENCIES]
     shares = results(paths, "path_share")
     assert shares["a->c"].evidence == {"slow_paths": {"a/mlx5_0->c/mlx5_0": "100 of 392 Gb/s"}}
     assert shares["a->b"].evidence == {"slow_paths": {}}
@@ -94,8 +98,7 @@ def test_slow_paths_are_evidence_of_their_pair() -> None:
 def test_a_slower_partner_does_not_count_against_a_port() -> None:
     paths = [path("a", "b", 196.0, ("", HDR)), path("b", "a", 196.0, (HDR, ""))]
     assert values(paths, "rate_share") == {"a": 98.0, "b": 98.0}
-    assert values(paths, "bw_vs_peers") == {"b": 1.0}
-    paths += both("a", "c", 384.0)
+    paths += [*both("a", "c", 384.0), *LATENCIES]
     assert values(paths, "write_bw") == {"a": 384.0, "b": 196.0, "c": 384.0}
     assert values(paths, "bw_vs_peers") == {"a": 1.0, "b": pytest.approx(196 / 384), "c": 1.0}
 
