@@ -224,8 +224,9 @@ class Draw:
             return metrics, facts | more
         if check in OPERATION_CHECKS:
             return self._operation_metrics(OPERATION_CHECKS[check]), facts
-        comparable = "yes" if check == RAILS or len(self.nodes) > 2 else "no: two nodes"
-        return self._pair_metrics() if check == PAIRS else self._rail_metrics(), facts | {"comparable": comparable}
+        if check == RAILS:
+            return self._rail_metrics(), facts
+        return self._pair_metrics(), facts | {"comparable": "yes" if len(self.nodes) > 2 else "no"}
 
     def _transport(self) -> tuple[list[Metric], dict[str, JsonValue]]:
         ranks, transport = len(self.nodes) * GPUS, self.fault.transport

@@ -25,7 +25,7 @@ def shapes() -> Iterator[tuple[str, Trial]]:
         at_once = slow
         for cause in causes():
             shown = _shown(slow, cause)
-            if shown.measurements != slow.measurements:
+            if shown.measurements != slow.measurements or _does_not_apply(slow, cause):
                 at_once = _shown(at_once, cause)
                 yield f"{base} {cause.id}", only_checks(shown, {*CONTEXT, *SLOW, *cause.evidence})
         yield f"{base} all causes", at_once
@@ -57,6 +57,15 @@ def _shown(trial: Trial, cause: Cause) -> Trial:
         return with_metrics(measurement, lambda metric: _violating(metric, rules.get(metric.name)))
 
     return _changed(trial, change)
+
+
+def _does_not_apply(trial: Trial, cause: Cause) -> bool:
+    """Whether the record says so of a metric that is evidence of the cause; the cause then cannot show."""
+    return any(
+        _is_any(absent.metric, cause.evidence.get(measurement.check, ()))
+        for measurement in trial.measurements
+        for absent in measurement.absent
+    )
 
 
 def _is_any(name: str, patterns: tuple[str, ...]) -> bool:

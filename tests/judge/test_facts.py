@@ -121,7 +121,9 @@ def one(declared: metric, **facts: Any) -> Verdict:
 CONDITIONAL = replace(SPEED, when="backend == nccl")
 
 
-@pytest.mark.parametrize("value", [None, "", True, 1, [], "nonsense", "nccl: yes"])
+@pytest.mark.parametrize(
+    "value", [None, "", True, 1, [], "nonsense", "nccl: yes", "not_supported", "permission_denied: root only"]
+)
 def test_invalid_value_is_an_error_with_name_value_and_expected_values(value: Any) -> None:
     verdict = one(CONDITIONAL, backend=value)
     assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.FACT_INVALID,))
@@ -137,13 +139,6 @@ def test_missing_fact_of_a_rule_that_does_not_apply_is_no_error() -> None:
     assert one(both, backend="gloo").outcome is Outcome.SKIP
     assert one(both, backend="gloo", settings=True).outcome is Outcome.ERROR
     assert one(both, backend="nccl").outcome is Outcome.ERROR
-
-
-def test_state_of_a_fact_decides_between_skip_and_unjudged() -> None:
-    assert one(CONDITIONAL, backend="not_supported: no NCCL").outcome is Outcome.SKIP
-    denied = one(CONDITIONAL, backend="permission_denied: root only")
-    assert (denied.outcome, denied.reasons) == (Outcome.UNJUDGED, (Reason.FACT_UNREADABLE,))
-    assert denied.detail == "root only"
 
 
 def test_failed_check_may_lack_facts_but_not_have_invalid_ones() -> None:

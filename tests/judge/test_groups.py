@@ -101,7 +101,7 @@ P2P_FACTS = {"nvlink": "yes", "p2p_available": "yes"}
 @pytest.mark.parametrize(
     ("name", "subjects", "facts"),
     [
-        ("rail_share", ("rail0", "rail1", "rail2"), {"backend": "nccl", "comparable": "yes"}),
+        ("rail_share", ("rail0", "rail1", "rail2"), {"backend": "nccl"}),
         ("p2p_gain", ("n0", "n1"), P2P_FACTS),
     ],
 )

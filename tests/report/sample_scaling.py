@@ -40,7 +40,7 @@ def _all_reduce() -> Measurement:
     rates |= {"ring_busbw.2nodes": 388.1, "ring_busbw.all_nodes": 379.0}
     ratios = {"link_efficiency": 466.3 / 386.2, "ring_efficiency": 379.0 / 388.1}
     metrics = [*_metrics(rates, "GB/s"), *_metrics(ratios, "of the base"), *_metrics({"wrong_elements": 0}, "count")]
-    return _measurement(scaling.CHECK.name, metrics, no_sockets="yes")
+    return _measurement(scaling.CHECK.name, metrics)
 
 
 def _training() -> Measurement:

@@ -57,8 +57,6 @@ SubjectKind = Literal[
     "gpu",  # each GPU in the fact gpus_used of a NODE check
     "port",  # each port in the fact ports_used of a CLUSTER check
 ]
-# Values that any fact may have on which rules depend: the machine lacks the property, or the user may not read it
-NOT_SUPPORTED, PERMISSION_DENIED = ANY_FACT = ("not_supported", "permission_denied")
 # Fact that rules may require → regular expression of its possible values, where these are not "yes" and "no"
 _FACT_VALUES = {
     "architecture": r"\w+",
@@ -230,11 +228,8 @@ def possible_values(fact: str) -> str:
 
 
 def is_possible(fact: str, value: JsonValue) -> bool:
-    """Whether the fact may have this value: ``no`` and the values in ANY_FACT may end with ``: REASON``."""
-    if not isinstance(value, str):
-        return False
-    state = value.partition(": ")[0]
-    return state in ANY_FACT or bool(re.fullmatch(possible_values(fact), "no" if state == "no" else value))
+    """Whether the fact may have this value."""
+    return isinstance(value, str) and re.fullmatch(possible_values(fact), value) is not None
 
 
 Evidence = dict[str, Any] | list[Any] | str | float | None  # a JsonValue; unlike it, the type includes list[str]

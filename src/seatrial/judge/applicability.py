@@ -8,7 +8,7 @@ from functools import cached_property
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.checks.declare import ANY_FACT, PERMISSION_DENIED, is_possible, possible_values
+from seatrial.checks.declare import is_possible, possible_values
 from seatrial.hardware.bounds import MetricLookup
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.judge.groups import MeasurementGroup, fact_text, gpu_model
@@ -48,14 +48,8 @@ def invalid_shape(check: Check, lookup: MetricLookup, group: MeasurementGroup) -
 
 
 def unmet_condition(name: str, required: str, value: str) -> tuple[Outcome, str]:
-    """The outcome and its reason for a rule that needs ``required`` while the fact ``name`` has another ``value``.
-
-    ``value`` may end with the reason: ``permission_denied: dmesg is restricted``.
-    """
-    state, _, reason = value.partition(": ")
-    if not reason or state not in ("no", *ANY_FACT):
-        reason = f"{name.replace('_', ' ')} is {value.replace('_', ' ')}, not {required}"
-    return Outcome.UNJUDGED if state == PERMISSION_DENIED else Outcome.SKIP, reason
+    """The outcome and its reason for a rule that needs ``required`` while the fact ``name`` has another ``value``."""
+    return Outcome.SKIP, f"{name.replace('_', ' ')} is {value}, not {required}"
 
 
 class PeerApplicability:

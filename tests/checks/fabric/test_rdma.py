@@ -36,7 +36,7 @@ GOOD = {
     "nodes_not_measured": 0,
     "perftest_versions": 1,
 }
-FACTS = {"comparable": "yes", "ports_used": {"node0": ["mlx5_0"]}}
+FACTS = {"ports_used": {"node0": ["mlx5_0"]}}
 TOOLS = NodeTools((), "6.06")
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from seatrial.bench.perftest import ProgramResult, TransferResult
-from seatrial.checks.declare import Value
+from seatrial.checks.declare import NoValue, Value
 from seatrial.checks.fabric._rdma_results import RailPath, results_of_paths
-from seatrial.model import Fact
 from tests.checks.fabric.port_details import port
 from tests.paths import FIXTURES
 
@@ -33,6 +32,9 @@ def both(a: str, b: str, value: float | None = 392.0, **changes: Any) -> list[Ra
 
 def latency(source: str, target: str, value: float) -> RailPath:
     return RailPath("ib_write_lat", source, target, 0, port("mlx5_0"), port("mlx5_0"), value=value)
+
+
+LATENCIES = (latency("a", "b", 1.2), latency("b", "c", 1.2))  # three ports with latencies are compared
 
 
 def results(paths: list[RailPath], name: str) -> dict[str, Value]:
@@ -78,6 +80,7 @@ def test_a_port_has_the_slower_direction_with_its_best_partner() -> None:
         path("c", "a", 200.0),
         path("b", "c", 392.0),
         path("c", "b", 210.0),
+        *LATENCIES,
     ]
     assert values(paths, "write_bw") == {"a": 392.0, "b": 392.0, "c": 210.0}
     assert values(paths, "rate_share")["c"] == pytest.approx(52.5)
@@ -86,7 +89,7 @@ def test_a_port_has_the_slower_direction_with_its_best_partner() -> None:
 
 
 def test_slow_paths_are_evidence_of_their_pair() -> None:
-    paths = [*both("a", "b"), *both("b", "c"), path("a", "c", 100.0), path("c", "a", 392.0)]
+    paths = [*both("a", "b"), *both("b", "c"), path("a", "c", 100.0), path("c", "a", 392.0), *LATENCIES]
     shares = results(paths, "path_share")
     assert shares["a->c"].evidence == {"slow_paths": {"a/mlx5_0->c/mlx5_0": "100 of 392 Gb/s"}}
     assert shares["a->b"].evidence == {"slow_paths": {}}
@@ -95,8 +98,7 @@ def test_slow_paths_are_evidence_of_their_pair() -> None:
 def test_a_slower_partner_does_not_count_against_a_port() -> None:
     paths = [path("a", "b", 196.0, ("", HDR)), path("b", "a", 196.0, (HDR, ""))]
     assert values(paths, "rate_share") == {"a": 98.0, "b": 98.0}
-    assert values(paths, "bw_vs_peers") == {"b": 1.0}
-    paths += both("a", "c", 384.0)
+    paths += [*both("a", "c", 384.0), *LATENCIES]
     assert values(paths, "write_bw") == {"a": 384.0, "b": 196.0, "c": 384.0}
     assert values(paths, "bw_vs_peers") == {"a": 1.0, "b": pytest.approx(196 / 384), "c": 1.0}
 
@@ -123,8 +125,11 @@ def test_latency_is_that_with_the_best_partner() -> None:
     assert values(paths, "latency_vs_peers")["c"] == 2.5
 
 
-@pytest.mark.parametrize(("nodes", "comparable"), [("ab", "no"), ("abc", "yes")])
-def test_two_ports_are_not_compared(nodes: str, comparable: str) -> None:
+@pytest.mark.parametrize(("nodes", "comparable"), [("ab", False), ("abc", True)])
+def test_two_ports_are_not_compared(nodes: str, comparable: bool) -> None:
     paths = [one for a in nodes for b in nodes if a < b for one in (*both(a, b), latency(a, b, 1.2))]
-    facts = {item.name: item.value for item in results_of_paths(paths, "") if isinstance(item, Fact)}
-    assert str(facts["comparable"]).partition(":")[0] == comparable
+    answers = list(results_of_paths(paths, ""))
+    measured = {item.name for item in answers if isinstance(item, Value)}
+    not_compared = {name for item in answers if isinstance(item, NoValue) for name in item.names}
+    comparisons = {"bw_vs_peers", "path_share", "latency_vs_peers"}
+    assert (measured & comparisons, not_compared) == ((comparisons, set()) if comparable else (set(), comparisons))

@@ -10,13 +10,12 @@ import pytest
 from seatrial.bench.child_ranks import ChildResult
 from seatrial.bench.collectives import Timings
 from seatrial.bench.subgroups import GroupResult
-from seatrial.checks.declare import Value
+from seatrial.checks.declare import NoValue, Value
 from seatrial.checks.fabric.scaling import (
     CHECK,
     _by_node_count,
     _efficiencies,
     _measure_rings,
-    _no_sockets,
     gpu_size,
     ranks_by_node_count,
 )
@@ -57,8 +56,8 @@ def efficiencies(
 ) -> dict[str, Value]:
     """The values of ``_efficiencies`` for rates in GB/s by number of nodes, each node with eight GPUs."""
     results = {count: result(8 * count, 2 * (8 * count - 1) / (8 * count) / rate) for count, rate in rates.items()}
-    items = _efficiencies(results, 10**9, network, rings or {})
-    return {item.name: item for item in items}
+    items = _efficiencies(results, 10**9, network, rings or {}, {"NET/IB/GDRDMA": 8})
+    return {item.name: item for item in items if isinstance(item, Value)}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def outcomes_of(value: Value) -> Outcome:
     metric = Metric(name=value.name, value=value.value, unit="of the base", subject="cluster", samples=value.samples)
     others = [Metric(name="link_efficiency", value=1, unit="of the base", subject="cluster")]
     others += [Metric(name="wrong_elements", value=0, unit="count", subject="cluster")]
-    facts = {"backend": "nccl", "no_sockets": "yes"}
+    facts = {"backend": "nccl"}
     measurement = Measurement(check=CHECK.name, subject="node0/gpu0", metrics=(metric, *others), facts=facts)
     return next(
         verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t") if verdict.metric == metric.name
@@ -114,13 +113,13 @@ def test_many_ranks_need_larger_buffers(ranks: int, size: int) -> None:
 def test_judged_are_data_and_the_two_efficiencies() -> None:
     good = {"link_efficiency": 1.2, "ring_efficiency": 0.97, "wrong_elements": 0}
     bad = {"link_efficiency": 0.2, "ring_efficiency": 0.5, "wrong_elements": 2}
-    facts = {"backend": "nccl", "no_sockets": "yes"}
+    facts = {"backend": "nccl"}
     assert outcomes(CHECK, good, **facts) == dict.fromkeys(good, Outcome.PASS)
     assert outcomes(CHECK, bad, **facts) == dict.fromkeys(bad, Outcome.FAIL)
 
 
 def test_efficiencies_that_do_not_exist_are_skipped() -> None:
-    two_nodes = {"backend": "nccl", "no_sockets": "yes"}
+    two_nodes = {"backend": "nccl"}
     assert outcomes(CHECK, {"link_efficiency": 1, "wrong_elements": 0}, TWO_NODES, **two_nodes) == {
         "link_efficiency": Outcome.PASS,
         "ring_efficiency": Outcome.SKIP,
@@ -131,18 +130,14 @@ def test_efficiencies_that_do_not_exist_are_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transports", "outcome"),
-    [
-        ({}, Outcome.FAIL),
-        ({"P2P/CUMEM": 8, "NET/IB/GDRDMA": 8}, Outcome.FAIL),
-        ({"P2P/CUMEM": 8, "NET/Socket": 8}, Outcome.SKIP),
-    ],
+    ("transports", "is_compared"),
+    [({}, True), ({"P2P/CUMEM": 8, "NET/IB/GDRDMA": 8}, True), ({"P2P/CUMEM": 8, "NET/Socket": 8}, False)],
 )
-def test_sockets_are_not_compared_with_the_nics(transports: dict[str, int], outcome: Outcome) -> None:
-    facts = {"backend": "nccl", "no_sockets": _no_sockets(transports)}
-    assert (
-        outcomes(CHECK, {"link_efficiency": 0.5, "wrong_elements": 0}, TWO_NODES, **facts)["link_efficiency"] is outcome
-    )
+def test_sockets_are_not_compared_with_the_nics(transports: dict[str, int], is_compared: bool) -> None:
+    answers = list(_efficiencies({2: result(16, 0.01)}, 10**9, [384.0], {}, transports))
+    assert ("link_efficiency" in [item.name for item in answers if isinstance(item, Value)]) is is_compared
+    not_compared = [item.names for item in answers if isinstance(item, NoValue)]
+    assert not_compared == ([] if is_compared else [("link_efficiency",)])
 
 
 def test_rings_are_measured_with_child_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_missing_model_is_an_error() -> None:
 
 def test_an_unreadable_model_is_skipped() -> None:
     measurement = node("n3", {})
-    unreadable = {**measurement.facts, "cpu_known": "no: the CPU model is not readable"}
+    unreadable = {**measurement.facts, "cpu_known": "no"}
     verdicts = judge(*good_nodes(3), measurement.model_copy(update={"facts": unreadable}))
     assert verdicts["n3", "hash_all"].outcome is Outcome.SKIP
 

@@ -150,9 +150,9 @@ class TestGpus:
     def test_one_gpu_per_node_needs_no_isolation(self, binding: Binding) -> None:
         binding.tasks = binding.single_task
         assert binding.problems(gpus=1) == {}
-        facts, verdicts = binding.measured(gpus=1).facts, judge(CHECK, binding.measured(gpus=1))
-        assert facts["gpu_isolation_tested"] == "no: one GPU per node"
-        assert {v.outcome for v in verdicts if v.metric == "gpus_accessible"} == {Outcome.SKIP}
+        measured = binding.measured(gpus=1)
+        assert reasons(measured, Why.DOES_NOT_APPLY)["gpus_accessible"] == "one GPU per node"
+        assert {v.outcome for v in judge(CHECK, measured) if v.metric == "gpus_accessible"} == {Outcome.SKIP}
 
     def test_gpus_by_cuda_index_without_device_cgroups(self, binding: Binding) -> None:
         binding.slurm.settings["ConstrainDevices"] = "no"

@@ -127,7 +127,7 @@ class TestNotApplicable:
         isolation.slurm.settings |= settings
         isolation.slurm.overrides[PARTITIONS] = partitions(partition)
         isolation.change_second("^0: cpus=1", "0: cpus=0")
-        assert isolation.measured().facts["cpus_confined"] == f"no: {reason}"
+        assert reasons(isolation.measured(), Why.DOES_NOT_APPLY) == {"cpus_shared": reason}
         assert isolation.problems() == {}
 
     def test_one_gpu_per_node(self, isolation: Isolation) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from seatrial.checks.slurm import _probe_jobs
-from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, open_probe_jobs
+from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, open_probe_jobs
 from seatrial.config.schema import JobPlacement
 from seatrial.discover import slurm_output
 from seatrial.discover.slurm_facts import UNKNOWN, JobRecord
@@ -175,9 +175,3 @@ def test_job_names_are_unique(slurm: FakeSlurm, tmp_path: Path) -> None:
     context = make_context(tmp_path, ranks=1)
     with open_probe_jobs(context, SubmitOptions()) as first, open_probe_jobs(context, SubmitOptions()) as second:
         assert first.job_name != second.job_name
-
-
-@pytest.mark.parametrize(("reason", "value"), [("", "yes"), ("no accounting", "no: no accounting")])
-def test_condition_fact(reason: str, value: str) -> None:
-    fact = condition_fact("enforced", reason)
-    assert (fact.name, fact.value) == ("enforced", value)

@@ -256,8 +256,6 @@ class TestBinding:
             "gpus_accessible",
         }
         assert measured < {metric.name for metric in measurement.metrics}
-        assert {measurement.facts[name] for name in ("cpus_confined", "tasks_bound", "memory_limit")} == {"yes"}
-        assert measurement.facts["gpu_isolation_tested"] == "yes"
         until(lambda: queued(cluster) == "", 30)
 
     def test_device_outside_of_slurm(self, start: MakeCluster, tmp_path: Path) -> None:

@@ -190,12 +190,11 @@ def shares(check: str, facts: dict[str, Any], **values: float) -> Measurement:
 
 
 def test_comparison_rules_have_a_detectable_fault() -> None:
-    comparable = {"backend": "nccl", "comparable": "yes"}
-    insight = insights(shares("rails", comparable, rail_share=1.0), *TWO_NODES)["threshold"]
+    insight = insights(shares("rails", {"backend": "nccl"}, rail_share=1.0), *TWO_NODES)["threshold"]
     assert "one rail 10% slower than the others" in insight.text
     assert "360 of 400 Gb/s" in insight.text
     assert insight.values["undetected_shortfall"] == pytest.approx(0.1)
-    assert insights(shares("rails", {**comparable, "comparable": "no"}, rail_share=1.0)) == {}
+    assert insights(shares("rails", {"backend": "gloo"}, rail_share=1.0)) == {}
     gain = insights(shares("nccl_settings", {"nvlink": "yes", "p2p_available": "yes"}, p2p_gain=15.0), gpus(18, 18))[
         "threshold"
     ]

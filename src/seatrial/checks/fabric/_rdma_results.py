@@ -8,7 +8,7 @@ from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.declare import Answer, value
+from seatrial.checks.declare import Answer, absent, value
 from seatrial.checks.fabric._compute_ports import Kind
 from seatrial.model import Fact
 
@@ -100,8 +100,10 @@ def results_of_paths(paths: Sequence[RailPath], memory: str) -> Iterator[Answer]
     bandwidth_by_port = _best_bandwidths(bandwidth_paths)
     latency_by_port = _best_latencies([path for path in paths if path.tool == perftest.LATENCY_TOOL])
     measured_ports = min(len(bandwidth_by_port), len(latency_by_port))
-    too_few = f"no: a comparison needs {MIN_COMPARABLE_PORTS} ports, {measured_ports} were measured"
-    yield Fact(name="comparable", value="yes" if measured_ports >= MIN_COMPARABLE_PORTS else too_few)
+    comparable = measured_ports >= MIN_COMPARABLE_PORTS
+    if not comparable:
+        too_few = f"a comparison needs {MIN_COMPARABLE_PORTS} ports, {measured_ports} were measured"
+        yield absent(("bw_vs_peers", "path_share", "latency_vs_peers"), too_few)
     gbps_by_kind: dict[Kind, list[float]] = {}
     for bandwidth in bandwidth_by_port.values():
         if bandwidth.is_at_port_rate:
@@ -110,13 +112,15 @@ def results_of_paths(paths: Sequence[RailPath], memory: str) -> Iterator[Answer]
     for subject, bandwidth in bandwidth_by_port.items():
         yield value("write_bw", bandwidth.gbps, subject)
         yield value("rate_share", 100 * bandwidth.share, subject, evidence={"memory": memory})
-        if bandwidth.is_at_port_rate and medians[bandwidth.kind]:
+        if comparable and bandwidth.is_at_port_rate and medians[bandwidth.kind]:
             yield value("bw_vs_peers", bandwidth.gbps / medians[bandwidth.kind], subject)
     median_latency = median(latency_by_port.values()) if latency_by_port else 0.0
     for subject, latency in latency_by_port.items():
         yield value("write_latency", latency, subject)
-        yield value("latency_vs_peers", latency / median_latency, subject)
-    yield from _path_shares(bandwidth_paths, bandwidth_by_port)
+        if comparable:
+            yield value("latency_vs_peers", latency / median_latency, subject)
+    if comparable:
+        yield from _path_shares(bandwidth_paths, bandwidth_by_port)
     yield from _pair_results(paths)
     yield Fact(name="paths", value=_values_by_tool(paths))
 

@@ -148,8 +148,7 @@ def _answers(
     node_count = len(results.members)
     partner_counts = Counter(chain.from_iterable(results.by_pair))  # node → number of its partners
     max_located = _max_locatable(node_count, min(partner_counts[node] for node in results.members))
-    comparable = "yes" if node_count > 2 else "no: a comparison needs 3 nodes, this trial has 2"
-    yield from facts({"comparable": comparable, "max_locatable_nodes": max_located})
+    yield from facts({"comparable": "yes" if node_count > 2 else "no", "max_locatable_nodes": max_located})
     yield Fact(name="pair_matrix", value={"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
     for a, b in results.pairs_below_best(MIN_SHARE) if switches_by_node else ():

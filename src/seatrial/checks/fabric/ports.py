@@ -53,16 +53,12 @@ def measure_node(context: Context, options: Options) -> Iterator[Answer]:
 def compare_ports(compute: ComputePorts, nodes: Mapping[str, NodePorts]) -> Iterator[Answer]:
     """Yield rates, states and settings of the compute ports, and their comparison over nodes and on each node."""
     by_node = compute.by_node
-    any_active = any(port.rate_gbps for _, port in compute)
-    three_or_more = min(map(len, by_node.values())) > 2
-    too_few = "no: fewer than three ports: a difference does not show which one is slow"
     yield from facts(
         {
             "not_compute_ports": dict(compute.others),
             PORTS_USED: {node: [port.name for port in ports] for node, ports in by_node.items()},
             "several_nodes": "yes" if len(by_node) > 1 else "no",
-            "three_or_more_ports": "yes" if three_or_more else too_few,
-            "any_active": "yes" if any_active else "no: no compute port is ACTIVE",
+            "three_or_more_ports": "yes" if min(map(len, by_node.values())) > 2 else "no",
         }
     )
     yield from _states(compute)
@@ -111,6 +107,9 @@ def _rates(compute: ComputePorts) -> Iterator[Answer]:
 
     The fastest port can be the port itself.
     """
+    any_active = any(port.rate_gbps for _, port in compute)
+    if not any_active:
+        yield absent(("rate_vs_nodes", "rate_vs_node_ports"), "no compute port is ACTIVE")
     best_rate_by_name: dict[str, float] = {}
     best_rate_by_node: dict[str, float] = {}
     for node, port in compute:
@@ -125,7 +124,8 @@ def _rates(compute: ComputePorts) -> Iterator[Answer]:
             ("rate_vs_nodes", best_rate_by_name[port.name]),
             ("rate_vs_node_ports", best_rate_by_node[node]),
         ):
-            yield value(name, rate / best if best else 0.0, subject, evidence=_state(port))
+            if any_active:
+                yield value(name, rate / best if best else 0.0, subject, evidence=_state(port))
         if rate and port.capability_gbps:
             yield value("rate_vs_maximum", 100 * rate / port.capability_gbps, subject)
         if rate and port.pci_gbps:
@@ -176,7 +176,7 @@ _DECLARED = (
         "the port is slower than the same port of other nodes, or down: every collective runs at the rate of the "
         "slowest port",
         _LINK_FIX,
-        when=f"{_SEVERAL_NODES} and any_active == yes",
+        when=_SEVERAL_NODES,
         finding=FindingTemplate(
             title="RDMA ports of a node are slow or down", first_command="on {node}: ibstat; mlxlink -d DEVICE -m -c"
         ),
@@ -188,8 +188,8 @@ _DECLARED = (
         ">= 0.99 of the best",
         "the port is slower than the other compute ports of its node, or down",
         _LINK_FIX,
-        when=f"{_ONE_NODE} and three_or_more_ports == yes and any_active == yes",
-        also=(rule(">= 0.99 of the best", outcome=Outcome.WARN, when="any_active == yes"),),
+        when=f"{_ONE_NODE} and three_or_more_ports == yes",
+        also=(rule(">= 0.99 of the best", outcome=Outcome.WARN),),
     ),
     metric(
         "active_ports",

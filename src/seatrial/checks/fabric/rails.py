@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from seatrial.checks.base import Check, Context, Needs, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, Comparison, metric, value
+from seatrial.checks.declare import Answer, Cause, Comparison, absent, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, transport_text
 from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
@@ -39,15 +39,17 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
     group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank != 0:
         return
-    too_few = f"no: a comparison needs {MIN_COMPARABLE_RAILS} rails, this trial has {len(rails)}"
-    comparable = "yes" if len(rails) >= MIN_COMPARABLE_RAILS else too_few
-    yield from facts({**group_facts, "nodes": len(nodes), "size": size, "comparable": comparable})
+    yield from facts({**group_facts, "nodes": len(nodes), "size": size})
+    comparable = len(rails) >= MIN_COMPARABLE_RAILS
+    if not comparable:
+        yield absent("rail_share", f"a comparison needs {MIN_COMPARABLE_RAILS} rails, this trial has {len(rails)}")
     busbw_by_rail = [result.busbw(size) for result in results]
     rail_medians = tuple(map(median, busbw_by_rail))
     overall_median = median(rail_medians)
     for number, samples in enumerate(busbw_by_rail):
         yield value("rail_busbw", samples, f"rail{number}")
-        yield value("rail_share", [busbw / overall_median for busbw in samples], f"rail{number}")
+        if comparable:
+            yield value("rail_share", [busbw / overall_median for busbw in samples], f"rail{number}")
     x = tuple(map(float, range(len(rails))))
     yield Series(name="rail_busbw", subject=CLUSTER, x=x, y=rail_medians, x_unit="rail", y_unit="GB/s")
     yield group_wrong_data({f"rail{number}": result for number, result in enumerate(results)})
@@ -88,7 +90,7 @@ CHECK = Check(
             "Run collectives.pairs to locate a slow node. If no node is slow, compare the ports and cables of the "
             "rail's NICs on all nodes, then check its switches for ports and uplinks that are down; ibdiagnet checks "
             "the whole fabric.",
-            when="backend == nccl and comparable == yes",
+            when="backend == nccl",
             per="rail",
             speed=True,
             comparison=Comparison(part="one rail", inter_node=True),

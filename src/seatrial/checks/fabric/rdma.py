@@ -18,7 +18,7 @@ from seatrial.checks.declare import Answer, Comparison, FindingTemplate, absent,
 from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths
 from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
-from seatrial.model import PORTS_USED, Fact, NotApplicable, Outcome, Phase, Scope
+from seatrial.model import PORTS_USED, NotApplicable, Outcome, Phase, Scope
 from seatrial.util import data_files, processes
 
 if TYPE_CHECKING:
@@ -184,9 +184,7 @@ def compare_nodes(
         versions = {node: tools[node].version for node in usable_nodes}
         yield value("perftest_versions", len(set(versions.values())), evidence={"perftest_versions": dict(versions)})
     else:
-        reason = f"{len(usable_nodes)} of {len(tools)} nodes can be measured, a pair needs 2"
-        yield Fact(name="comparable", value=f"no: {reason}")
-        yield absent("*", reason)
+        yield absent("*", f"{len(usable_nodes)} of {len(tools)} nodes can be measured, a pair needs 2")
 
 
 def _limit_and_source(name: str, key: str) -> tuple[float, str]:
@@ -237,7 +235,6 @@ CHECK = Check(
             "the port is slower than the others of its kind with every partner, so the cause is in its node, its cable "
             "or its switch port",
             _SLOW_FIX,
-            when="comparable == yes",
             speed=True,
             comparison=Comparison(part="one RDMA port", inter_node=True),
         ),
@@ -249,7 +246,6 @@ CHECK = Check(
             "run ibtracert or traceroute between the two nodes; check the switch ports on the path for errors "
             "(ibqueryerrors) and uplinks that are down",
             outcome=Outcome.WARN,  # pairs run concurrently; collectives.pairs retries slow paths alone
-            when="comparable == yes",
             speed=True,
         ),
         metric(
@@ -269,7 +265,6 @@ CHECK = Check(
             "compare with a good node: CPU frequency governor and C-states (cpupower frequency-info), NUMA node of the "
             "NIC (/sys/class/infiniband/DEVICE/device/numa_node), and the number of switches on the path (ibtracert)",
             outcome=Outcome.WARN,
-            when="comparable == yes",
             speed=True,
         ),
         metric(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Context, Needs, ScalingMetrics, SkipIf, facts, ratios
-from seatrial.checks.declare import Answer, Value, absent, metric, value
+from seatrial.checks.declare import Answer, NoValue, Value, absent, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, transport_text
 from seatrial.checks.fabric._wrong_data import wrong_data, wrong_data_metric
@@ -94,10 +94,9 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
         ring_busbw = _measure_rings(members, size, context, options.seconds)
     if context.rank == 0:
         yield from facts({**group_facts, "nodes": node_count, "size": size, "node_order": list(ranks_by_node)})
-        yield Fact(name="no_sockets", value=_no_sockets(transports))
         yield from _by_node_count(results, size)
         network_busbw = _network_busbw([timing for timing in pair_timings if timing.rank in members[0]], pair_size)
-        yield from _efficiencies(results, size, network_busbw, ring_busbw)
+        yield from _efficiencies(results, size, network_busbw, ring_busbw, transports)
         if node_count == 2:
             yield absent("ring_efficiency", "there are only 2 nodes")
         yield wrong_data(_located_mismatches(results, pair_timings))
@@ -110,16 +109,6 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
             "second, sum per direction; link_efficiency = busbw.2nodes / the lower of busbw.1node and network_busbw; "
             "ring_efficiency: all nodes / the first and the last node, with NCCL_ALGO=Ring in new processes",
         )
-
-
-def _no_sockets(transports: Mapping[str, int]) -> str:
-    """The fact ``no_sockets``: "yes", or why link_efficiency does not apply.
-
-    CPU threads limit NCCL's sockets. Collectives use another number of threads than sends and receives, so that the
-    bandwidths of both cannot be compared.
-    """
-    uses_sockets = any(name.startswith("NET/Socket") for name in transports)
-    return "no: NCCL uses sockets between nodes, which its threads limit" if uses_sockets else "yes"
 
 
 def gpu_size(rank_count: int) -> int:
@@ -164,14 +153,21 @@ def _efficiencies(
     size: int,
     network_busbw: Sequence[float],
     ring_busbw: Mapping[str, Sequence[float]],
-) -> Iterator[Value]:
+    transports: Mapping[str, int],
+) -> Iterator[Value | NoValue]:
     """Yield the two efficiencies that rules evaluate, and the bandwidths (GB/s) that they compare.
+
+    CPU threads limit NCCL's sockets. Collectives use another number of threads than sends and receives, so that the
+    bandwidths of both cannot be compared.
 
     The samples of an efficiency are the ratios of the windows, so that its interval has the noise of both bandwidths.
     """
     yield value("network_busbw", network_busbw)
-    bases = [network_busbw, *([results[1].busbw(size)] if 1 in results else [])]
-    yield _efficiency("link_efficiency", results[2].busbw(size), min(bases, key=median))
+    if any(name.startswith("NET/Socket") for name in transports):
+        yield absent("link_efficiency", "NCCL uses sockets between nodes, which its threads limit")
+    else:
+        bases = [network_busbw, *([results[1].busbw(size)] if 1 in results else [])]
+        yield _efficiency("link_efficiency", results[2].busbw(size), min(bases, key=median))
     for name, samples in ring_busbw.items():
         yield value(f"ring_busbw.{name}", samples)
     if ring_busbw:
@@ -247,7 +243,7 @@ CHECK = Check(
             "Compare busbw.1node, busbw.2nodes and network_busbw. Unset NCCL_* variables and run with NCCL_DEBUG=INFO: "
             "each GPU should use the NIC next to it (nvidia-smi topo -m) with GDRDMA. collectives.nccl_settings shows "
             "whether another algorithm is faster.",
-            when="backend == nccl and no_sockets == yes",
+            when="backend == nccl",
             speed=True,
         ),
         metric(

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, JsonValue
 from seatrial.checks.base import Check, Context, Needs, Options, facts
 from seatrial.checks.declare import Answer, absent, metric, rule, unreadable, value
 from seatrial.discover.file_readers import read_text
-from seatrial.model import Outcome, Phase, Scope
+from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util.text import printable
 
 if TYPE_CHECKING:
@@ -86,15 +86,13 @@ def measure(context: Context, options: SharedOptions) -> Iterator[Answer]:
     paths = options.paths or (str(context.artifacts_dir),)
     results = {path: _test_path(context, participants, path) for path in dict.fromkeys(paths)}  # each path once
     if context.rank == 0:
-        yield from facts(
-            {
-                "several_nodes": "yes" if participants.several_nodes else "no: single node",
-                "paths_from": "options" if options.paths else "run directory",
-            }
-        )
-        user_id_of_each = one_rank_per_node.group_by_text(dict(zip(participants.names, user_ids, strict=True)))
-        yield value("user_id_mismatches", len(set(user_ids)) - 1, evidence=user_id_of_each)
-        yield from _answers(results)
+        yield Fact(name="paths_from", value="options" if options.paths else "run directory")
+        if participants.several_nodes:
+            user_id_of_each = one_rank_per_node.group_by_text(dict(zip(participants.names, user_ids, strict=True)))
+            yield value("user_id_mismatches", len(set(user_ids)) - 1, evidence=user_id_of_each)
+        else:
+            yield absent(("user_id_mismatches", "paths_not_shared"), "one node")
+        yield from _answers(results, participants.several_nodes)
 
 
 def _test_path(context: Context, participants: Participants, path: str) -> PathResult:
@@ -158,7 +156,7 @@ def read_volume(root: Path, path: str) -> Volume:
     )
 
 
-def _answers(results: Mapping[str, PathResult]) -> Iterator[Answer]:
+def _answers(results: Mapping[str, PathResult], several_nodes: bool) -> Iterator[Answer]:
     """Yield the metrics over all paths, each with the reasons by path."""
     usable = {path: result for path, result in results.items() if not result.unusable}
     shared = {path: result for path, result in usable.items() if not result.not_shared}
@@ -172,7 +170,8 @@ def _answers(results: Mapping[str, PathResult]) -> Iterator[Answer]:
     if usable:
         not_shared = _texts({path: result.not_shared for path, result in usable.items()})
         evidence: JsonValue = {"not_shared": not_shared, "filesystems": filesystems}
-        yield value("paths_not_shared", len(not_shared), evidence=evidence)
+        if several_nodes:
+            yield value("paths_not_shared", len(not_shared), evidence=evidence)
         yield from _free_space(usable, filesystems)
     if shared:
         yield from _probe_results(shared)
@@ -266,7 +265,7 @@ CHECK = Check(
             "== 0 paths",
             "A node does not see files of other nodes in this directory: checkpoints and results are incomplete.",
             "On the node with another mount: findmnt -T PATH; mount -a",
-            when="several_nodes == yes and paths_from == options",
+            when="paths_from == options",
             also=(
                 rule(
                     "== 0 paths",
@@ -274,7 +273,7 @@ CHECK = Check(
                     "Set the shared directories of this cluster: --set "
                     "'checks.filesystem.shared.options.paths=[/shared]'",
                     outcome=Outcome.WARN,  # seatrial does not need a shared run directory
-                    when="several_nodes == yes and paths_from == run directory",
+                    when="paths_from == run directory",
                 ),
             ),
         ),
@@ -283,7 +282,6 @@ CHECK = Check(
             "== 0 users",
             "The user has different uid:gid on some nodes, and may not access files written on other nodes.",
             'On each node: id "$USER"; use a directory service (LDAP with SSSD) or one /etc/passwd',
-            when="several_nodes == yes",
         ),
         metric(
             "visibility_delay",

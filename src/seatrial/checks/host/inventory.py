@@ -25,15 +25,8 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     node = host.read(context.root)
     mounts, clock, rdma = node.mounts, node.clock, node.rdma
     recorded, problems = node.model_dump(mode="json"), node.unreadable()
-    verbs_accessible = any(device.verbs_accessible for device in rdma.devices)
-    yield from facts(
-        {
-            **recorded,
-            "unreadable": problems,
-            "rdma_present": "yes" if rdma.devices else "no: no RDMA device",
-            "verbs_accessible": "yes" if verbs_accessible else "no: no RDMA device can be opened",
-        }
-    )
+    verbs_accessible = "yes" if any(device.verbs_accessible for device in rdma.devices) else "no"
+    yield from facts({**recorded, "unreadable": problems, "verbs_accessible": verbs_accessible})
     space = {
         "shm_bytes": mounts.shm.size_bytes,
         "shm_free": mounts.shm.free_bytes,
@@ -58,6 +51,9 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     else:
         yield value("clock_synchronised", clock.synchronised, evidence=recorded["clock"])
     yield value("rdma_status_readable", rdma.status_readable, evidence={"unreadable": dict(problems)})
+    if not rdma.devices:
+        yield absent(("rdma_inaccessible_devices", "rdma_inactive_ports"), "no RDMA device")
+        return
     yield value("rdma_inaccessible_devices", len(rdma.inaccessible_devices), evidence=list(rdma.inaccessible_devices))
     yield value("rdma_inactive_ports", len(rdma.inactive_ports), evidence=list(rdma.inactive_ports))
 
@@ -194,7 +190,6 @@ CHECK = Check(
             "Docker: --device=/dev/infiniband. Kubernetes: request the RDMA resource of the device plugin. "
             'Host: modprobe ib_uverbs; ls -l /dev/infiniband; a udev rule with MODE="0666"',
             outcome=Outcome.WARN,
-            when="rdma_present == yes",
             cause=Cause(
                 id="rdma_devices_inaccessible",
                 title="this user cannot open the RDMA devices",
@@ -214,7 +209,6 @@ CHECK = Check(
             "Disabled: ip link set INTERFACE up. Ignore unused ports.",
             # WARN: an unused port may be intended.
             outcome=Outcome.WARN,
-            when="rdma_present == yes",
             cause=Cause(
                 id="rdma_ports_inactive",
                 title="RDMA ports of the node are not active",

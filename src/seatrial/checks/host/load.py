@@ -41,7 +41,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     named: list[JsonValue] = [
         {"pid": pid, "name": _name(processes[pid]), "cpus": round(cpu_s_by_pid[pid] / WINDOW_S, 2)} for pid in busiest
     ]
-    gpu_node = "yes" if settings.is_gpu_node(context.root) else "no: no NVIDIA GPU on this machine"
+    gpu_node = "yes" if settings.is_gpu_node(context.root) else "no"
     yield from facts({"gpu_node": gpu_node, "busiest_processes": named})
     if total_after <= total_before:
         raise SeatrialError(

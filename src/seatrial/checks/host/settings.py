@@ -33,16 +33,19 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     node = settings.read(context.root)
     yield from facts(
         {
-            "gpu_node": "yes" if node.gpu_node else "no: no NVIDIA GPU on this machine",
-            "rdma_present": "yes" if fabric.read_rdma(context.root).devices else "no: no RDMA device",
             "architecture": platform.machine(),
             "idle_state": node.idle_state.value,
             "hugepages_bytes": node.hugepages_bytes.value,
         }
     )
+    if not node.gpu_node:
+        yield absent("*", "no NVIDIA GPU on this machine")
+        return
     for name, (metric_name, convert) in METRIC_BY_SETTING.items():
         setting = getattr(node, name)
-        if setting.status == "readable":
+        if name == "gpudirect_rdma" and not fabric.read_rdma(context.root).devices:
+            yield absent(metric_name, "no RDMA device")
+        elif setting.status == "readable":
             yield value(metric_name, convert(setting.value), evidence={name: setting.value})
         elif setting.status == "unreadable":
             yield unreadable(metric_name, setting.reason)
@@ -50,9 +53,8 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
             yield absent(metric_name, setting.reason)
 
 
-def _setting(name: str, text: str, meaning: str, fix: str, *, and_if: str = "", cause: Cause | None = None) -> metric:
-    """A metric that applies to GPU nodes. A violation is WARN, since training works with any value of the setting."""
-    when = "gpu_node == yes" + (f" and {and_if}" if and_if else "")
+def _setting(name: str, text: str, meaning: str, fix: str, *, when: str = "", cause: Cause | None = None) -> metric:
+    """A metric whose violation is WARN, since training works with any value of the setting."""
     return metric(name, text, meaning, fix, outcome=Outcome.WARN, when=when, cause=cause)
 
 
@@ -79,7 +81,6 @@ CHECK = Check(
             "nvidia_peermem must be loaded. NCCL copies through host memory instead, at a part of the bandwidth.",
             "Install the open kernel module (dma-buf, kernel 5.12 or newer); or: modprobe nvidia_peermem, and add it "
             "to /etc/modules-load.d/",
-            and_if="rdma_present == yes",
             cause=Cause(
                 id="gpudirect_unavailable",
                 title="NICs have no access to GPU memory",
@@ -113,7 +114,7 @@ CHECK = Check(
             "and host copies are slower.",
             "Kernel option iommu=pt (on Intel also intel_iommu=on), or disable the IOMMU in the BIOS; reboot; check: "
             "cat /sys/kernel/iommu_groups/*/type",
-            and_if="architecture == x86_64",  # not Grace, where the GPU needs the translation
+            when="architecture == x86_64",  # not Grace, where the GPU needs the translation
             cause=Cause(
                 id="iommu_translates",
                 title="the IOMMU translates the addresses of GPUs or NICs",

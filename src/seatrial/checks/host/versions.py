@@ -20,12 +20,10 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
 
     context.progress("reading versions")
     installed = versions.read(context.root)
-    yield from facts(
-        {
-            "gpu_node": "yes" if settings.is_gpu_node(context.root) else "no: no NVIDIA GPU on this machine",
-            "versions": {name: _version_texts(component.versions) for name, component in installed.items()},
-        }
-    )
+    yield from facts({"versions": {name: _version_texts(component.versions) for name, component in installed.items()}})
+    if not settings.is_gpu_node(context.root):
+        yield absent("*", "no NVIDIA GPU on this machine")
+        return
     for name, minimum in minimum_versions().items():
         outdated, unknown_reason = compare(installed[name], minimum)
         if unknown_reason:
@@ -75,7 +73,6 @@ CHECK = Check(
             f"{', '.join(minimum.advisories)}, {minimum.published}.",
             f"{minimum.fix}. Advisory: {minimum.source}",
             outcome=Outcome.WARN,
-            when="gpu_node == yes",
         )
         for name, minimum in minimum_versions().items()
     ),

@@ -20,7 +20,7 @@ from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
 from seatrial.discover.slurm_messages import first_commands
 from seatrial.discover.slurm_nodes import PendingJob, placement_of_smaller_job
-from seatrial.model import Fact, NotApplicable, SeatrialError
+from seatrial.model import NotApplicable, SeatrialError
 from seatrial.util.processes import CommandResult
 
 if TYPE_CHECKING:
@@ -162,11 +162,6 @@ class ProbeJobs:
     def cancel_all(self) -> None:
         """Cancel all probe jobs of this check. Raises SlurmUnavailable."""
         slurm.command_output(["scancel", f"--name={self.job_name}"])
-
-
-def condition_fact(name: str, reason: str) -> Fact:
-    """Return a fact for the ``when`` of metrics: "yes", or "no" with the reason why they do not apply."""
-    return Fact(name=name, value=f"no: {reason}" if reason else "yes")
 
 
 def task_evidence(task: Task, devices_confined: bool) -> dict[str, JsonValue]:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Check, Context, SkipIf
 from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
-from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, needs_slurm, open_probe_jobs, task_evidence
+from seatrial.checks.slurm._probe_jobs import SubmitOptions, needs_slurm, open_probe_jobs, task_evidence
 from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
 from seatrial.model import Outcome, Phase, Scope, SeatrialError
@@ -52,7 +52,7 @@ def measure(context: Context, options: BindingOptions) -> Iterator[Answer]:
     gpus_per_node, no_gpus_reason = _gpus_per_node(context, options, settings)
     node_count = options.nodes or context.expected_nodes
     tasks_per_node = gpus_per_node or _CPU_ONLY_TASKS
-    yield from _conditions(settings, gpus_per_node, no_gpus_reason)
+    yield from _not_applicable(settings, gpus_per_node, no_gpus_reason)
     with open_probe_jobs(context, options, node_count) as jobs:
         size = _size_options(node_count, tasks_per_node, options, gpus_per_node > 0, settings)
         job = jobs.start_idle_job(*size)
@@ -60,15 +60,18 @@ def measure(context: Context, options: BindingOptions) -> Iterator[Answer]:
         probe = slurm_task.srun_command(options.devices)
         all_tasks = slurm_task.parse_tasks(jobs.run_step(job.id, (*size, "--cpu-bind=threads"), probe))
         _require_tasks(all_tasks, node_count * tasks_per_node, allocations)
-        yield from _cpu_metrics(all_tasks, allocations, options.cpus_per_task)
-        yield from _memory_metrics(all_tasks, allocations)
+        yield from _cpu_metrics(all_tasks, allocations, options.cpus_per_task, settings)
+        if settings.constrains_memory:
+            yield from _memory_metrics(all_tasks, allocations)
         if gpus_per_node:
+            yield value("devices_confined", settings.constrains_devices)
             yield from _gpu_metrics(all_tasks, settings.constrains_devices)
+        if gpus_per_node > 1 and settings.constrains_devices:
             single_size = _size_options(node_count, 1, options, True, settings)
             single_tasks = slurm_task.parse_tasks(jobs.run_step(job.id, single_size, probe))
             _require_tasks(single_tasks, node_count, allocations)
             for task in single_tasks:
-                evidence = task_evidence(task, settings.constrains_devices)
+                evidence = task_evidence(task, devices_confined=True)
                 yield value("gpus_accessible", task.accessible_gpus, task.name, evidence=evidence)
 
 
@@ -95,21 +98,22 @@ def _size_options(
     return tuple(size)
 
 
-def _conditions(settings: Settings, gpus_per_node: int, no_gpus_reason: str) -> Iterator[Answer]:
-    """Yield the facts for ``when`` ("yes" or "no: REASON"), and which metrics do not apply without GPUs."""
+def _not_applicable(settings: Settings, gpus_per_node: int, no_gpus_reason: str) -> Iterator[Answer]:
+    """Yield the metrics that do not apply with these settings and GPUs."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
-    cores_reason = f"{plugins}, ConstrainCores={settings.constrain_cores}"
-    memory_reason = "memory not limited by SelectTypeParameters, TaskPlugin and ConstrainRAMSpace"
-    isolation_reason = "" if settings.constrains_devices else "no device cgroups (see devices_confined)"
-    isolation_reason = "one GPU per node" if gpus_per_node == 1 else isolation_reason
-    yield condition_fact("cpus_confined", "" if settings.constrains_cpus else cores_reason)
-    yield condition_fact("tasks_bound", "" if settings.task_binding_enabled else f"{plugins}, without task/affinity")
-    yield condition_fact("memory_limit", "" if settings.constrains_memory else memory_reason)
-    yield condition_fact("gpu_isolation_tested", no_gpus_reason or isolation_reason)
-    if gpus_per_node:
-        yield value("devices_confined", settings.constrains_devices)
-    else:
+    if not settings.constrains_cpus:
+        yield absent("cpus_outside_allocation", f"{plugins}, ConstrainCores={settings.constrain_cores}")
+    if not settings.task_binding_enabled:
+        yield absent("cpus_shared", f"{plugins}, without task/affinity")
+    if not settings.constrains_memory:
+        reason = "memory not limited by SelectTypeParameters, TaskPlugin and ConstrainRAMSpace"
+        yield absent("memory_confined", reason)
+    if not gpus_per_node:
         yield absent(("gpus_*", "devices_confined", "numa_distance"), no_gpus_reason)
+    elif gpus_per_node == 1:
+        yield absent("gpus_accessible", "one GPU per node")
+    elif not settings.constrains_devices:
+        yield absent("gpus_accessible", "no device cgroups (see devices_confined)")
 
 
 def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[str, AllocatedResources]) -> None:
@@ -130,17 +134,19 @@ def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, AllocatedRe
 
 
 def _cpu_metrics(
-    tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources], cpus_per_task: int
+    tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources], cpus_per_task: int, settings: Settings
 ) -> Iterator[Answer]:
-    """Yield the missing CPUs of each task, and per node the CPUs that are shared or not allocated."""
+    """Yield the missing CPUs of each task, and per node the CPUs that are shared or not allocated, if Slurm binds."""
     for task in tasks:
         yield value("cpus_missing", max(0, cpus_per_task - len(task.cpus)), task.name, evidence=list(task.cpus))
     for node, allocated in _allocated_cpus(tasks, allocations).items():
         task_counts = Counter(chain.from_iterable(task.cpus for task in tasks if task.node == node))  # CPU → tasks
         shared = [cpu for cpu, count in task_counts.items() if count > 1]
         evidence = {"cpus": sorted(task_counts), "allocation": allocations[node].model_dump(mode="json")}
-        yield value("cpus_outside_allocation", max(0, len(task_counts) - allocated), node, evidence=evidence)
-        yield value("cpus_shared", len(shared), node, evidence=shared)
+        if settings.constrains_cpus:
+            yield value("cpus_outside_allocation", max(0, len(task_counts) - allocated), node, evidence=evidence)
+        if settings.task_binding_enabled:
+            yield value("cpus_shared", len(shared), node, evidence=shared)
 
 
 def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> Iterator[Answer]:
@@ -192,7 +198,6 @@ CHECK = Check(
             "== 0 CPUs",
             "tasks can run on CPUs that are not allocated to the job, and slow down other jobs on the node",
             f"On the node: {_GREP_CGROUP_CONF}; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
-            when="cpus_confined == yes",
         ),
         metric(
             "cpus_shared",
@@ -200,14 +205,12 @@ CHECK = Check(
             "several tasks are bound to the same CPUs despite --cpu-bind=threads",
             "srun -p PARTITION -N1 -n2 -c2 --cpu-bind=verbose,threads true; "
             "scontrol show config | grep -i TaskPlugin; slurmd -C",
-            when="tasks_bound == yes",
         ),
         metric(
             "memory_confined",
             "yes",
             "the task's cgroup has no memory limit or one above the allocation, although limits are configured",
             f"On the node: {_GREP_CGROUP_CONF}; scontrol show config | grep -E '(Allowed|Min)RAMSpace'",
-            when="memory_limit == yes",
         ),
         metric(
             "gpus_per_task",
@@ -246,7 +249,6 @@ CHECK = Check(
             "a task with one allocated GPU can open other GPUs, although device cgroups are configured",
             f"On the node: {_GREP_CGROUP_CONF}; slurmd -G must list each /dev/nvidiaN; "
             "journalctl -u slurmd | grep -i cgroup",
-            when="gpu_isolation_tested == yes",
         ),
         metric(
             "numa_distance",

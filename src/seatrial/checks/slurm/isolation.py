@@ -16,7 +16,6 @@ from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.checks.slurm._probe_jobs import (
     ProbeJobs,
     SubmitOptions,
-    condition_fact,
     needs_slurm,
     open_probe_jobs,
     task_evidence,
@@ -50,7 +49,6 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Answer]:
 
     # --partition may also be in the option ``extra``, which is not parsed here
     settings, partition = slurm.settings(), slurm.partition_of_jobs(options.partition)
-    yield condition_fact("cpus_confined", _unconfined_cpus_reason(settings, partition))
     reason = f"SelectType={settings.select_type} allocates whole nodes" if settings.allocates_whole_nodes else ""
     if partition and partition.oversubscribe == "EXCLUSIVE":
         reason = reason or f"partition {partition.name} has OverSubscribe=EXCLUSIVE"
@@ -70,7 +68,7 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Answer]:
         probe = slurm_task.srun_command(options.devices)
         first, second = (_single_task(jobs.run_step(job.id, tuple(size), probe), job) for job in pair)
         _require_running(jobs, pair)
-    yield from _compare(first, second, settings, gpus)
+    yield from _compare(first, second, settings, gpus, _unconfined_cpus_reason(settings, partition))
 
 
 def _unconfined_cpus_reason(settings: Settings, partition: Partition | None) -> str:
@@ -117,11 +115,17 @@ def _single_task(output: str, job: JobRecord) -> Task:
     return tasks[0]
 
 
-def _compare(first: Task, second: Task, settings: Settings, gpus: int) -> Iterator[Answer]:
-    """Yield the number of CPUs and GPUs that the tasks of the two jobs both have; ``gpus``: of the node."""
+def _compare(first: Task, second: Task, settings: Settings, gpus: int, unconfined: str) -> Iterator[Answer]:
+    """Yield the number of CPUs and GPUs that the tasks of the two jobs both have.
+
+    ``gpus``: of the node. ``unconfined``: why several jobs may run on the same CPUs, or "".
+    """
     confined = settings.constrains_devices
     evidence = {"first_job": task_evidence(first, confined), "second_job": task_evidence(second, confined)}
-    yield value("cpus_shared", len(set(first.cpus) & set(second.cpus)), first.node, evidence=evidence)
+    if unconfined:
+        yield absent("cpus_shared", unconfined)
+    else:
+        yield value("cpus_shared", len(set(first.cpus) & set(second.cpus)), first.node, evidence=evidence)
     if gpus < 2:
         yield absent("gpus_*", f"{gpus} GPUs per node; two jobs need one GPU each")
         return
@@ -166,7 +170,6 @@ CHECK = Check(
             "two jobs on one node run on the same CPUs: both are slower, and measurements are not reliable",
             "scontrol -d show job ID (CPU_IDs) of both; on the node: grep -i ConstrainCores /etc/slurm/cgroup.conf; "
             "compare slurmd -C with the NodeName line; journalctl -u slurmd | grep -iE 'cgroup|affinity'",
-            when="cpus_confined == yes",
         ),
     ),
 )

@@ -217,7 +217,7 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ans
     ``nonfinite_losses`` are sums.
     """
     problems: dict[str, JsonValue] = {name: result.problem for name, result in results.items() if result.problem}
-    yield Fact(name="trained", value="no: a training run failed" if problems else "yes")
+    yield Fact(name="trained", value="no" if problems else "yes")
     exit_code = next((result.exit_code for result in results.values() if result.exit_code), 0)
     yield value("exit_code", exit_code, evidence=problems or None)
     if failed := next((result for result in results.values() if result.failed_node), None):

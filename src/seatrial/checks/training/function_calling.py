@@ -93,7 +93,7 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
     yield from facts
     yield _results.settings_fact(options)
     random_weights = task.config.model.weights == "random"
-    yield Fact(name="pretrained", value="no: the model has random weights" if random_weights else "yes")
+    yield Fact(name="pretrained", value="no" if random_weights else "yes")
     yield Fact(name="strategy_requested", value=task.requested_strategy)
     yield Fact(name="strategy", value=result.value("strategy"))
     yield Fact(name="overrides", value=task.check_overrides)

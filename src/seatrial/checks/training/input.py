@@ -67,7 +67,7 @@ def measure(context: Context, options: InputOptions) -> Iterator[Answer]:
     )
     filesystem = read_volume(context.root, path).mount
     yield Fact(name="filesystem", value=filesystem)
-    yield Fact(name="data_shared", value="yes" if shared else "no: each node reads a copy on its own disk")
+    yield Fact(name="data_shared", value="yes" if shared else "no")
     yield from data_wait(result, subjects, filesystem)
 
 
