@@ -17,7 +17,7 @@ and for Prometheus.
 | --- | --- |
 | a name that ends in `.*` | a family of metrics: the star stands for a size, a directory, a type or a training run |
 | `RUN` in a name | one of the training runs of the check |
-| `(if NAME = VALUE)` in the column "rule" | the rule applies only if the check recorded this value of the fact NAME |
+| `if NAME == VALUE` in the column "rule" | the rule applies only if the check recorded this value of the fact NAME |
 
 A *fact* is a recorded property of a measurement, such as the backend.
 """
