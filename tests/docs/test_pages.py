@@ -82,7 +82,7 @@ def test_the_pages_form_a_site(tmp_path: Path) -> None:
     pages = {name(page): page.read_text() for page in PAGES} | GENERATED
     misread = [page for page, text in pages.items() if _html(page, tmp_path).count("<pre>") not in _code_blocks(text)]
     assert misread == [], "code blocks of the page and of the site differ: a list item or a fence has another indent"
-    assert max(map(len, GENERATED.values())) < 120_000
+    assert max(map(len, GENERATED.values())) < 100_000
 
 
 def _code_blocks(text: str) -> range:

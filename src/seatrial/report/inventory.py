@@ -212,8 +212,10 @@ def _limit_text(limit: Limit, rule: Rule) -> str:
     share = f"{limit.op} {limit.value:.0%} of"
     if limit.base == REFERENCE:
         return f"{share} the reference value {rule.reference}"
+    if limit.single_metric:
+        return f"{share} {limit.single_metric} / GPUs of the node"
     if limit.base:
-        return f"{share} {_BASES.get(limit.base, limit.base)}"
+        return f"{share} {_BASES[limit.base]}"
     if limit.unit == "bool":
         return "yes" if limit.value else "no"
     unit = "" if limit.unit == "x" else limit.unit  # "1.25 x" would read as a variable
