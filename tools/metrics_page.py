@@ -14,14 +14,9 @@ and for Prometheus.
 | notation | meaning |
 | --- | --- |
 | a name that ends in `.*` | a family of metrics: the star stands for a size, a directory, a type or a training run |
-<<<<<<< HEAD
 | several checks in a heading | metrics that are the same in each of these checks; further ones have their own section |
 | the column "meaning" | what the metric is; if it has a rule, what a value that violates the rule means |
-| `if NAME = VALUE` in the column "rule" | the rule applies only if the check recorded this value of the fact NAME |
-=======
-| `RUN` in a name | one of the training runs of the check |
 | `if NAME == VALUE` in the column "rule" | the rule applies only if the check recorded this value of the fact NAME |
->>>>>>> judge36
 
 A *fact* is a recorded property of a measurement, such as the backend.
 """

@@ -88,7 +88,11 @@ def test_metric_without_a_rule() -> None:
     ("text", "options", "message"),
     [
         ("about 5", {}, "'about 5' is not a threshold"),
-        (">= 0.9 of reference", {"unit": "GB/s"}, "different units"),
+        (">= 0.9 of reference", {"unit": "GB/s"}, "no known base"),
+        (">= 0.9 peer", {}, "0.90 peers"),
+        ("yes", {"when": "device == CUDA"}, "device is never 'CUDA'"),
+        ("yes", {"when": "nodes == 2"}, "no condition"),
+        ("yes", {"per": "gpus"}, "per='gpus' is none of"),
         (">= 0.90 reference", {}, "needs reference=KEY"),
         ("<= 1 s", {"unit": "ms"}, "different units: ms, s"),
         ("<= 1 s", {"when": "device is cuda"}, "'device is cuda' is no condition"),
@@ -147,6 +151,10 @@ def test_facts_pass_unchanged() -> None:
         ([absent("up", "no Slurm"), value("up", True, "n1")], "two answers for up on n1: no Slurm; a value"),
         ([absent("up", "no Slurm"), unreadable("up", "timeout")], "two answers for up"),
         ([value("errors", float("nan"))], "errors on cluster is nan"),
+        ([value("errors", (1.0, float("nan"), 2.0))], "errors on cluster is"),
+        ([value("errors", None)], "errors on cluster is None, not a finite number"),  # type: ignore[arg-type]
+        ([value("errors", True)], "errors on cluster is True, not a finite number"),
+        ([value("up", 3)], "up on cluster is 3, not yes or no"),
         ([value("errors", float("inf"))], "errors on cluster is inf"),
     ],
 )

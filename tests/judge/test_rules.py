@@ -216,7 +216,7 @@ def test_rule_with_default_options_is_skip_allowed_if_the_trial_changes_them(
     class Sized(Options):
         size: int = 8
 
-    sized = replace(check(replace(SPEED, when="size is the default")), options=Sized)
+    sized = replace(check(SPEED), options=Sized, declared=(replace(SPEED, when="size is the default"),))
     (verdict,) = judge_check(sized, [measured(7)], {}, "mine", options=options)
     assert verdict.outcome is outcome
 

@@ -101,12 +101,12 @@ def test_record_is_loaded_by_folder_or_file(tmp_path: Path) -> None:
     assert isinstance(loaded, Trial)
 
 
-@pytest.mark.parametrize("version", ["1", "2", "4", None, {}])
+@pytest.mark.parametrize("version", ["1", "2", "3", "5", None, {}])
 def test_a_record_of_another_schema_names_its_version_and_its_writer(tmp_path: Path, version: Any) -> None:
     (tmp_path / "trial.json").write_text(record(schema_version=version, seatrial="0.0.9", left_out={}))
     with pytest.raises(UsageError) as error:
         load_trial(tmp_path)
-    assert f"schema_version is {version!r}, expected 3: use the build of seatrial that wrote it ('0.0.9')" in str(
+    assert f"schema_version is {version!r}, expected 4: use the build of seatrial that wrote it ('0.0.9')" in str(
         error.value
     )
 
@@ -124,7 +124,7 @@ def test_every_metric_of_a_committed_record_is_declared_by_its_check() -> None:
 
 def test_rewritten_records_have_the_digest_of_their_original() -> None:
     for name, path in record_paths().items():
-        assert re.fullmatch(r"|schema [12], sha256 [0-9a-f]{64}", load_trial(path).rewritten_from), name
+        assert re.fullmatch(r"|schema [123], sha256 [0-9a-f]{64}", load_trial(path).rewritten_from), name
 
 
 @pytest.mark.parametrize("cut", [0, 40])

@@ -208,10 +208,13 @@ class Check:
     localizes: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SeatrialError if a metric is declared twice."""
+        """Raises SeatrialError if a metric is declared twice, or if a rule requires an option that does not exist."""
         names = [each.name for each in self.declared]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise SeatrialError(f"check {self.name} declares twice: {', '.join(twice)}")
+        needed = {option for rule in self.rules for option in rule.when.default_options}
+        if unknown := sorted(needed - self.options.model_fields.keys()):
+            raise SeatrialError(f"check {self.name} has no option {', '.join(unknown)}, which a rule requires")
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:

@@ -27,8 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from math import isfinite
+from numbers import Real
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import JsonValue
 
@@ -197,6 +198,12 @@ class metric:
         except ValueError as error:
             raise SeatrialError(f"metric {self.name}: {error}") from None
         limits = [limit for each in rules for limit in each.limits]
+        for fact, required in ((fact, value) for each in rules for fact, value in each.when.facts.items()):
+            if not is_possible(fact, required):
+                values = possible_values(fact)
+                raise SeatrialError(f"metric {self.name}: the fact {fact} is never {required!r}, but {values}")
+        if self.per is not None and self.per not in get_args(SubjectKind):
+            raise SeatrialError(f"metric {self.name}: per={self.per!r} is none of {', '.join(get_args(SubjectKind))}")
         if any(limit.base == REFERENCE for limit in limits) and not self.reference:
             raise SeatrialError(f"metric {self.name}: a share of the reference value needs reference=KEY")
         units = dict.fromkeys(filter(None, (self.unit, *(limit.unit for limit in limits))))
@@ -266,6 +273,8 @@ def value(
 ) -> Value:
     """A value, or the median of several samples. ``evidence``: shown if the value violates its rule."""
     if isinstance(measured, Sequence):
+        if not measured:
+            raise SeatrialError(f"{name} has no samples")
         return Value(name, median(measured), tuple(measured), subject, evidence)
     return Value(name, measured, (), subject, evidence)
 
@@ -291,6 +300,8 @@ def not_requested(names: str | Iterable[str], reason: str) -> NoValue:
 
 
 def _no_value(names: str | Iterable[str], why: Why, reason: str, subject: str | None) -> NoValue:
+    if not reason:
+        raise SeatrialError(f"{names}: a metric without a value needs a reason")
     return NoValue((names,) if isinstance(names, str) else tuple(names), why, reason, subject)
 
 
@@ -313,8 +324,9 @@ def answers(
             before = answered.setdefault(each.name, {})
             if earlier := before.get(subject) or before.get(""):
                 _refuse(check, each.name, subject, "a value", earlier)
-            if not isfinite(each.value):
-                raise SeatrialError(f"check {check}: {each.name} on {subject} is {each.value}, not a finite number")
+            if not all(_is_number(number, found.unit) for number in (each.value, *each.samples)):
+                expected = "yes or no (True, False)" if found.unit == "bool" else "a finite number"
+                raise SeatrialError(f"check {check}: {each.name} on {subject} is {each.value!r}, not {expected}")
             before[subject] = "a value"
             yield Metric(
                 name=each.name,
@@ -339,6 +351,13 @@ def answers(
             yield each
         else:
             raise SeatrialError(f"check {check} yields {type(each).__name__}, not a value or a reason why it has none")
+
+
+def _is_number(number: object, unit: str) -> bool:
+    """Whether a finite number, or for the unit bool 0 or 1, was given."""
+    if unit == "bool":
+        return number in (0, 1)
+    return not isinstance(number, bool) and isinstance(number, Real) and isfinite(number)
 
 
 def _refuse(check: str, metric: str, subject: str, answer: str, before: str) -> None:

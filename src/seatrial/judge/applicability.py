@@ -13,7 +13,7 @@ from seatrial.hardware.bounds import MetricLookup
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.judge.groups import MeasurementGroup, fact_text, gpu_model
 from seatrial.judge.plausibility import metric_shape
-from seatrial.model import Outcome, Rule
+from seatrial.model import Rule
 
 
 def mismatched_facts(required: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
@@ -47,9 +47,9 @@ def invalid_shape(check: Check, lookup: MetricLookup, group: MeasurementGroup) -
     return fact_text(wrong, group.facts, f"{expected[wrong]}, as measured") if wrong else ""
 
 
-def unmet_condition(name: str, required: str, value: str) -> tuple[Outcome, str]:
-    """The outcome and its reason for a rule that needs ``required`` while the fact ``name`` has another ``value``."""
-    return Outcome.SKIP, f"{name.replace('_', ' ')} is {value}, not {required}"
+def unmet_condition(name: str, required: str, value: str) -> str:
+    """Why a rule does not apply that needs ``required`` while the fact ``name`` has another ``value``."""
+    return f"{name.replace('_', ' ')} is {value}, not {required}"
 
 
 class PeerApplicability:

@@ -259,8 +259,8 @@ class _RuleEvaluation:
     def _is_excluded(self, group: MeasurementGroup) -> bool:
         """Whether the facts of the group exclude the evaluation of the rule; adds the verdict that says why.
 
-        SKIP if the rule does not apply, UNJUDGED if the user may not read the fact. ERROR if it applies to a peer, if
-        ranks disagree, or if a fact is invalid. No verdict if the rule is for another number of nodes.
+        SKIP if the rule does not apply. ERROR if it applies to a peer, if ranks disagree, or if a fact is invalid. No
+        verdict if the rule is for another number of nodes.
         """
         when, facts = self._rule.when.facts, group.facts
         if group.has_several_ranks and (disagreement := group.rank_disagreement(self._shared_facts)):
@@ -272,13 +272,12 @@ class _RuleEvaluation:
         if when.items() <= facts.items() or not (mismatched := mismatched_facts(when, facts)):
             return not self._rule.when.includes(facts.get("nodes"))
         name = mismatched[0]
-        outcome, reason = unmet_condition(name, when[name], str(facts[name]))
+        reason = unmet_condition(name, when[name], str(facts[name]))
         if peer := self._applicability.applicable_peer(group):
             detail = f"{reason}, but the rule applies to {peer}"
             self._add_verdict(group.subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
         else:
-            code = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_UNREADABLE
-            self._add_verdict(group.subject, outcome, code, reason)
+            self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, reason)
         return True
 
     def _invalid_fact(self, group: MeasurementGroup) -> str:

@@ -1,5 +1,6 @@
 """Thresholds, rules of checks, and reference values."""
 
+import difflib
 import operator
 import re
 from collections.abc import Callable
@@ -91,6 +92,8 @@ class Limit(Threshold):
         if share := _SHARE.fullmatch(text):
             return cls(op=share[1], value=float(share[2]), base=share[3], outcome=outcome)
         threshold = Threshold.parse({"yes": "== 1 bool", "no": "== 0 bool"}.get(text, text))
+        if near := difflib.get_close_matches(threshold.unit.rpartition(" ")[2], BASES, 1, cutoff=0.75):
+            raise ValueError(f"{text!r} has no known base: expected a share of one, such as '>= 0.90 {near[0]}'")
         return cls(**dict(threshold), outcome=outcome)
 
     @property
@@ -122,7 +125,7 @@ class Condition(Frozen):
                 nodes |= {"min_nodes": int(match[2])} if match[1] == ">=" else {"max_nodes": int(match[2]) - 1}
             elif match := _DEFAULT.fullmatch(part):
                 defaults.append(match[1])
-            elif match := _FACT.fullmatch(part):
+            elif (match := _FACT.fullmatch(part)) and match[1] != "nodes":
                 facts[match[1]] = match[2]
             else:
                 raise ValueError(f"{part!r} is no condition: expected FACT == VALUE or nodes >= NUMBER")

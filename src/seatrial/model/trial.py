@@ -153,7 +153,7 @@ class Trial(Frozen):
     that ran seatrial, and of the nodes.
     """
 
-    schema_version: Literal["3"] = "3"
+    schema_version: Literal["4"] = "4"
     rewritten_from: str = Field(default="", description="schema version and SHA-256 of the original record")
     seatrial: str = Field(description="version of seatrial")
     name: str
