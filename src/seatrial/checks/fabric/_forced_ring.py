@@ -25,7 +25,7 @@ LIMIT_S = 300.0  # time limit of the child processes; limit_with_network adds th
 _ALL_RANKS = "all_ranks"  # name of the only group, which contains all ranks
 
 _WHEN = "backend == nccl and nodes >= 2"
-METRICS = (
+DECLARED = (
     metric(
         "busbw_ring.*",
         unit="GB/s",
