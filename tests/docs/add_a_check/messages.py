@@ -74,7 +74,7 @@ CHECK = Check(
         metric("message_time", unit="us", meaning="time to send and to receive 8 bytes", speed=True),
         metric(
             "time_vs_median",
-            "<= 1.5 of the median",  # two more switches on the path add less than half
+            "<= 1.5 x",  # two more switches on the path add less than half
             "messages between these nodes take much longer than between others",
             "run traceroute or ibtracert between the nodes",
             outcome=Outcome.WARN,
