@@ -285,7 +285,7 @@ def absent(names: str | Iterable[str], reason: str, subject: str | None = None, 
 
 
 def forbidden(names: str | Iterable[str], reason: str, subject: str | None = None) -> NoValue:
-    """The metrics apply, but this user may not read them."""
+    """The metrics apply, but this user may not read them, or what was read is not known, such as a new filesystem."""
     return _no_value(names, Why.NOT_PERMITTED, reason, subject)
 
 

@@ -60,7 +60,7 @@ class Why(StrEnum):
     """Why a metric has no value."""
 
     DOES_NOT_APPLY = "does not apply"
-    NOT_PERMITTED = "not permitted"  # this user may not read it
+    NOT_PERMITTED = "not permitted"  # this user may not read it, or what was read is not known
     UNREADABLE = "cannot be read"
     NOT_REQUESTED = "not requested"  # not in the options, or the network is too slow
 

@@ -56,7 +56,7 @@ class Reason(StrEnum):
     APPLIES_TO_PEERS_ONLY = "applies_to_peers_only"  # the rule applies to comparable subjects, but not to this one
     RANKS_DISAGREE = "ranks_disagree"
     FACT_INVALID = "fact_invalid"  # missing, of another type, or a value that the check does not declare
-    FACT_UNREADABLE = "fact_unreadable"  # not supported or permission denied, where the rule needs the fact
+    FACT_UNREADABLE = "fact_unreadable"  # this user may not read it, or what was read is not known
     NO_RULE = "no_rule"
     THRESHOLD_NOT_EVALUATED = "threshold_not_evaluated"
     THRESHOLD_ON_OTHER_SIZE = "threshold_on_other_size"  # the trial has a threshold on the same metric at another size
