@@ -153,7 +153,7 @@ def test_facts_pass_unchanged() -> None:
         ([value("errors", float("nan"))], "errors on cluster is nan"),
         ([value("errors", (1.0, float("nan"), 2.0))], "errors on cluster is"),
         ([value("errors", None)], "errors on cluster is None, not a finite number"),  # type: ignore[arg-type]
-        ([value("errors", True)], "errors on cluster is True, not a finite number"),
+        ([value("speed.1KiB", True)], "speed.1KiB on n0/gpu3 is True, not a finite number"),
         ([value("up", 3)], "up on cluster is 3, not yes or no"),
         ([value("errors", float("inf"))], "errors on cluster is inf"),
     ],

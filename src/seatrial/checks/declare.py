@@ -44,6 +44,7 @@ from seatrial.model import (
     SeatrialError,
     Series,
     Why,
+    has_scale,
 )
 from seatrial.model.rule import REFERENCE, Condition, Limit, Severity
 from seatrial.model.trial import Action
@@ -354,10 +355,11 @@ def answers(
 
 
 def _is_number(number: object, unit: str) -> bool:
-    """Whether a finite number, or for the unit bool 0 or 1, was given."""
+    """Whether a finite number was given: for the unit bool 0 or 1, and for a unit with a scale not True or False."""
     if unit == "bool":
         return number in (0, 1)
-    return not isinstance(number, bool) and isinstance(number, Real) and isfinite(number)
+    is_meant = not (isinstance(number, bool) and has_scale(unit))
+    return is_meant and isinstance(number, Real) and isfinite(number)
 
 
 def _refuse(check: str, metric: str, subject: str, answer: str, before: str) -> None:

@@ -38,7 +38,8 @@ states() {
     worker="-m seatrial.worker ${1%/attempt*}/job.json ${1##*/attempt}"
     pids=()
     for folder in /proc/[0-9]*; do
-        mapfile -d "" words <"$folder/cmdline"
+        # of a process that has ended, words would be those of the one before
+        mapfile -d "" words <"$folder/cmdline" || continue
         [[ ${words[*]:1} == "$worker" || ${words[*]:2} == "$worker" ]] || continue
         rank=$(tr "\0" "\n" <"$folder/environ" | sed -n "s/^RANK=//p")
         stat=$(<"$folder/stat")
