@@ -113,7 +113,8 @@ def test_checks_between_nodes_pass_with_pod_names_only_and_without_a_claim(site:
     assert outcomes["filesystem.shared"] == {Outcome.SKIP}
     assert (code, record.decision.value) == (0, DecisionValue.ACCEPTED), err
     connectivity = next(each for each in record.measurements if each.check == "nodes.connectivity" and each.metrics)
-    assert connectivity.facts["unresolved"] == {}
+    unresolved = [metric.evidence for metric in connectivity.metrics if metric.name == "names_unresolved"]
+    assert unresolved == [{"unresolved": {}}]
     site.nothing_is_left()
 
 

@@ -289,7 +289,7 @@ class TestBinding:
         assert not_passed(judge(catalog()["slurm.binding"], measurement)) == {}
         not_applicable = reasons(measurement, Why.DOES_NOT_APPLY)
         assert not_applicable["gpus_per_task"] == "Slurm has no GPUs, or --gpus-per-node is 0"
-        assert {metric.subject for metric in measurement.metrics} == {"node0", "node0/rank0", "node0/rank1"}
+        assert {metric.subject for metric in measurement.metrics} == {"node0/rank0", "node0/rank1"}
 
     def test_more_nodes_than_available(self, start: MakeCluster, tmp_path: Path) -> None:
         cluster = start(1)
