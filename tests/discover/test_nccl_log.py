@@ -211,4 +211,3 @@ def test_only_rdma_can_lack_gpudirect_and_only_sockets_are_tcp() -> None:
     assert log("NET/FastSocket").uses_sockets
     assert not log("NET/FastSocket", "NET/FasTrak", "NET/Foo").rdma_without_gpudirect
     assert log("NET/AWS Libfabric").rdma_without_gpudirect
-    assert log("P2P/CUMEM", "NET/Foo", "NET/IB/GDRDMA").unknown_networks == ("NET/Foo",)

@@ -312,7 +312,7 @@ def answers(
     """What ``measure`` yields, as observations of the record; facts, series and artifacts pass unchanged.
 
     ``own``: kind of subjects → the subject of answers that name none; None: of metrics without such a kind. A pattern
-    of ``absent`` and the like stands for the metrics that have no answer yet. Raises SeatrialError for an undeclared
+    of an answer without a value stands for the metrics that have no answer yet. Raises SeatrialError for an undeclared
     metric, for two answers on one metric and subject, and for a value that is not a finite number.
     """
     known: dict[str, metric] = {}  # by name; a large cluster has a million values of few names

@@ -95,11 +95,6 @@ class NcclLog(Frozen):
         return any(networks.kind(name) == "tcp" for name in self._networks)
 
     @property
-    def unknown_networks(self) -> tuple[str, ...]:
-        """The names of networks that seatrial does not know."""
-        return tuple(name for name in self._networks if networks.kind(name) is None)
-
-    @property
     def rdma_without_gpudirect(self) -> bool:
         """Whether this rank has a connection over RDMA without GPUDirect RDMA."""
         return any(networks.kind(name) in ("rdma", "efa") and name.count("/") == 1 for name in self._networks)
