@@ -13,7 +13,7 @@ from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware.references import References, Sku, Spec, skus
 from seatrial.judge import judge
-from seatrial.judge.peaks import achieved_over_peak
+from seatrial.judge.insights.peaks import achieved_over_peak
 from seatrial.model import Insight, Measurement, Metric, Outcome, Reason, Threshold, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial

@@ -337,7 +337,7 @@ def learn(
     name: Annotated[str | None, typer.Option(help="Name of the site; by default that of the file.")] = None,
 ) -> None:
     """Learn reference values from accepted runs, for `run --set baseline=FILE` and `judge RUN --baseline FILE`."""
-    from seatrial.judge.thresholds import MIN_BASELINE_RUNS
+    from seatrial.judge.limits import MIN_BASELINE_RUNS
     from seatrial.pipeline.rejudge import learn as learn_baseline
     from seatrial.util.text import plural
 

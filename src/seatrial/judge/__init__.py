@@ -12,11 +12,11 @@ from seatrial.hardware.references import References, select_references
 from seatrial.judge import error_counters, retry
 from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
 from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
-from seatrial.judge.peaks import values_above_peak
+from seatrial.judge.limits import values_above_peak
 from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Baseline, BasisKind, Job, Measurement, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
 
 
@@ -60,22 +60,19 @@ def judge(
             verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
         else:
             check, measured = checks[name], by_check.get(name, ())
-            judges = _judges(check, settings, config.name, references)
+            judge_measurements = _judge_of(check, settings, config.name, references)
+            check_retries = [measurement for measurement in retries or () if measurement.check == name]
             verdicts += coverage_errors(check, plan, measured)
             verdicts += unevaluated_thresholds(name, settings, measured, config.name)
-            verdicts += error_counters.verdicts(check, measured)
-            verdicts += values_above_peak(check, measured, references)
+            for each in (measured, check_retries):
+                verdicts += error_counters.verdicts(check, each)
+                verdicts += values_above_peak(check, each, references)
             verdicts += unexpected_rdma(check, config, trial_links)
-            if retries is None:
-                for judge_measurements in judges:
-                    verdicts += judge_measurements(measured)
-                continue
-            check_retries = [measurement for measurement in retries if measurement.check == name]
             verdicts += retry_errors(name, measured, check_retries)
-            for judge_measurements in judges:
+            if retries is None:
+                verdicts += judge_measurements(measured)
+            else:
                 verdicts += retry.combined_verdicts(check, measured, check_retries, judge_measurements)
-            verdicts += error_counters.verdicts(check, check_retries)
-            verdicts += values_above_peak(check, check_retries, references)
     retried_checks = (measurement.check for measurement in retries or ())
     verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried_checks)
     return tuple(with_remedies(verdicts))
@@ -104,9 +101,8 @@ def checks_to_retry(
         rounds = [first, *retry.complete_retries(first, [each for each in retries if each.check == name])]
         if len(rounds) != retry_number:  # the first retry needs one complete measurement, the second retry needs two
             continue
-        bad_verdicts: list[Verdict] = []
-        for judge_measurements in _judges(checks[name], settings, config.name, references):
-            bad_verdicts += retry.verdicts_to_retry(checks[name], rounds, judge_measurements)
+        judge_measurements = _judge_of(checks[name], settings, config.name, references)
+        bad_verdicts = retry.verdicts_to_retry(checks[name], rounds, judge_measurements)
         if bad_verdicts:
             others = f", and {len(bad_verdicts) - 1} more" if len(bad_verdicts) > 1 else ""
             summary_by_check[name] = bad_verdicts[0].summary + others
@@ -117,13 +113,9 @@ def _is_cpu_only(config: Config) -> bool:
     return config.cluster.gpus_per_node == 0
 
 
-def _judges(check: Check, settings: CheckSettings, trial: str, references: References) -> list[retry.Judge]:
-    """Functions that judge measurements: by the rules of the check, and by the thresholds of the trial if it has any.
-
-    The functions are separate because the verdicts on a measurement and its retry are compared by metric and subject,
-    and a rule and a threshold may judge the same metric.
-    """
-    judge_measurements = partial(
+def _judge_of(check: Check, settings: CheckSettings, trial: str, references: References) -> retry.Judge:
+    """The function that judges measurements of ``check`` by its rules and by the thresholds of the trial."""
+    return partial(
         judge_check,
         check,
         expect=settings.expect,
@@ -132,22 +124,3 @@ def _judges(check: Check, settings: CheckSettings, trial: str, references: Refer
         override=settings.override,
         options=settings.options,
     )
-    if not settings.expect:
-        return [judge_measurements]
-    # The caller passes the first measurements to both functions, before any retry. Their verdicts are computed once;
-    # those of retries are computed by each function
-    cached: list[tuple[Sequence[Measurement], list[Verdict]]] = []
-
-    def verdicts_of(by_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
-        if not cached:
-            cached.append((measurements, judge_measurements(measurements)))
-        cached_measurements, verdicts = cached[0]
-        if measurements is not cached_measurements:
-            verdicts = judge_measurements(measurements)
-        return [verdict for verdict in verdicts if _uses_trial_threshold(verdict) is by_trial]
-
-    return [partial(verdicts_of, False), partial(verdicts_of, True)]
-
-
-def _uses_trial_threshold(verdict: Verdict) -> bool:
-    return verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL

@@ -18,7 +18,17 @@ from seatrial.hardware.bounds import MetricLookup, hardware_bound
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import MODEL_SEPARATOR, REFERENCE_TOLERANCE, Reference, References, skus
 from seatrial.judge import site_baseline
-from seatrial.model import Baseline, BasisKind, Outcome, ReferenceValue, Rule, Threshold, UsageError, format_value
+from seatrial.model import (
+    Baseline,
+    BasisKind,
+    Metric,
+    Outcome,
+    ReferenceValue,
+    Rule,
+    Threshold,
+    UsageError,
+    format_value,
+)
 
 LAX_RATIO = 0.4  # a threshold below this share of the expected value is lax
 # If threshold / expected value is below this ratio or above its inverse, the threshold is probably in another unit,
@@ -289,6 +299,42 @@ def _expected_value(
     if bound is None or bound.unit != unit:
         return None
     return _ExpectedValue(bound.value, f"the hardware limit ({bound.derivation})")
+
+
+def threshold_notes(
+    threshold: Threshold,
+    metric: Metric,
+    check_threshold: Threshold | None,
+    reference: Reference | str,
+    *,
+    is_only: bool,
+    is_unknown_model: bool,
+) -> tuple[str, str]:
+    """Why a trial's threshold is lax, and the reference value that it exceeds; empty if it is neither.
+
+    It is compared with the check's own threshold, then with the reference value, and without one with the measured
+    value, except on CPUs and on GPU models without SKU data. Only a threshold that replaces the check's is lax.
+    """
+    unit, value = metric.unit, metric.value
+    measured = format_value(value, unit)
+    if is_only and relative_strictness(threshold, check_threshold) < LAX_RATIO:
+        return f"the check requires {check_threshold}", ""
+    if threshold.op not in _LOWER_BOUNDS:
+        is_lax = threshold.op != "==" and unit in TIME_UNITS and value < LAX_RATIO * threshold.value
+        if not is_lax or not is_only or is_unknown_model:
+            return "", ""
+        factor = threshold.value / max(value, 1e-9)
+        return f"{measured} was measured; a {factor:,.3g}x slowdown would pass", ""
+    has_reference = isinstance(reference, Reference) and reference.unit == unit
+    if is_unknown_model and not has_reference:
+        return "", ""
+    best, best_text = value, f"the measured {measured}"
+    if isinstance(reference, Reference) and has_reference:
+        best, best_text = reference.value, reference_text(reference)
+    ratio = threshold.value / best if best > 0 else 1.0
+    if is_only and ratio < LAX_RATIO:
+        return f"{100 * ratio:.2g}% of {best_text}: {undetected_slowdown(ratio)}", ""
+    return "", best_text if isinstance(reference, Reference) and ratio > 1 else ""
 
 
 def undetected_slowdown(ratio: float) -> str:

@@ -8,18 +8,18 @@ FAIL if any measurement fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from statistics import median
 
 from seatrial.checks.base import Check
-from seatrial.model import WORST_FIRST, Measurement, Metric, Outcome, Reason, Retry, Verdict
+from seatrial.model import WORST_FIRST, BasisKind, Measurement, Metric, Outcome, Reason, Retry, Verdict
 
 CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measurement
 MAX_RETRIES = 2
-MetricAndSubject = tuple[str, str]  # metric, subject
+# Metric, subject, and whether a threshold of the trial judged it: a rule of the check may judge the same metric
+Key = tuple[str, str, bool]
 Judge = Callable[[Sequence[Measurement]], Sequence[Verdict]]
-_FAIL, _PASS = Outcome.FAIL, Outcome.PASS  # looked up once, since enum member access is slow
+_FAIL, _PASS, _UNJUDGED = Outcome.FAIL, Outcome.PASS, Outcome.UNJUDGED  # looked up once: enum access is slow
 _GOOD = (Outcome.PASS, Outcome.WARN)
 
 
@@ -36,12 +36,8 @@ def verdicts_to_retry(check: Check, rounds: Sequence[Sequence[Measurement]], jud
     """
     is_performance = PerformanceMetrics(check)
     bad_by_round = [
-        {
-            (verdict.metric, verdict.subject): verdict
-            for verdict in judge(measurements)
-            if is_bad(verdict) and is_performance[verdict.metric]
-        }
-        for measurements in rounds
+        {_key(each): each for each in judge(measured) if is_bad(each) and is_performance[each.metric]}
+        for measured in rounds
     ]
     if len(rounds) == 1:
         return list(bad_by_round[0].values())
@@ -73,29 +69,23 @@ def combined_verdicts(
 ) -> Iterator[Verdict]:
     """The verdicts on a check from its first measurements and its retries, each judged by ``judge``."""
     is_performance, first_verdicts = PerformanceMetrics(check), judge(first)
-    if not retries:
-        for verdict in first_verdicts:
-            # PASS is tested first, since most verdicts are PASS
-            if verdict.outcome is _PASS or not (is_bad(verdict) and is_performance[verdict.metric]):
-                yield verdict
-            else:
-                yield _not_retried(verdict, "")
-        return
-    second = _RetryResult(first, [measurement for measurement in retries if measurement.retry == 1], judge)
-    third = _RetryResult(first, [measurement for measurement in retries if measurement.retry > 1], judge)
-    bad_first = {(verdict.metric, verdict.subject) for verdict in first_verdicts if is_bad(verdict)}
+    second, third = (
+        _Retry(first, [each for each in retries if (each.retry > 1) is later], judge) for later in (False, True)
+    )
     for verdict in first_verdicts:
-        key = verdict.metric, verdict.subject
-        if not is_performance[verdict.metric]:
+        if not is_performance[verdict.metric] or (not retries and not is_bad(verdict)):
             yield verdict
-        elif second.problem or key not in second.verdicts or verdict.value is None:
-            yield _not_retried(verdict, second.problem)
+        elif second.problem or _key(verdict) not in second.verdicts or verdict.value is None:
+            yield _not_retried(verdict, second.problem if retries else "")
         else:
-            yield _combined(verdict, _Attempts(key, first, second, third, judge))
+            yield _combined(verdict, first, second, third, judge)
+    if not retries:
+        return
     yield from _moved_faults(first_verdicts, second, is_performance)
     # a metric that is not a performance metric FAILs if any measurement fails
-    retried = (item for retry in (third, second) for item in retry.verdicts.items())
-    for key, verdict in {key: verdict for key, verdict in retried if verdict.outcome is _FAIL}.items():
+    bad_first = {_key(verdict) for verdict in first_verdicts if is_bad(verdict)}
+    failed = {key: each for retry in (third, second) for key, each in retry.verdicts.items() if each.outcome is _FAIL}
+    for key, verdict in failed.items():
         if key not in bad_first and not is_performance[verdict.metric]:
             yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
 
@@ -116,8 +106,8 @@ class PerformanceMetrics(dict[str, bool]):
         return self[metric]
 
 
-class _RetryResult:
-    """The measurements of one retry, and its verdicts by metric and subject.
+class _Retry:
+    """The measurements of one retry, and its worst verdicts.
 
     ``problem``: why the retry is incomplete; empty if it is complete.
     """
@@ -125,81 +115,24 @@ class _RetryResult:
     def __init__(self, first: Sequence[Measurement], measurements: Sequence[Measurement], judge: Judge) -> None:
         self.measurements = measurements
         self.problem = "" if covers_same_subjects(first, measurements) else _retry_problem(measurements)
-        mildest_first = sorted(
-            judge(measurements) if measurements else (),
-            key=lambda verdict: WORST_FIRST.index(verdict.outcome),
-            reverse=True,
-        )
-        self.verdicts = {(verdict.metric, verdict.subject): verdict for verdict in mildest_first}
-        changes = dict.fromkeys(
-            str(measurement.facts[CHANGE_FACT]) for measurement in measurements if CHANGE_FACT in measurement.facts
-        )
+        judged = judge(measurements) if measurements else ()
+        mildest_first = sorted(judged, key=lambda verdict: -WORST_FIRST.index(verdict.outcome))
+        self.verdicts = {_key(verdict): verdict for verdict in mildest_first}
+        facts = (measurement.facts for measurement in measurements)
+        changes = dict.fromkeys(str(each[CHANGE_FACT]) for each in facts if CHANGE_FACT in each)
         self.label = "retry" + (f" ({'; '.join(changes)})" if changes else "")
         # Subject → subject of the same rank in the retry: there, ranks use the GPUs of a node in reverse order
-        by_rank = {measurement.rank: measurement.subject for measurement in measurements}
-        self.same_rank_subjects = {
-            measurement.subject: by_rank[measurement.rank]
-            for measurement in first
-            if measurement.rank is not None and measurement.rank in by_rank
-        }
+        by_rank = {each.rank: each.subject for each in measurements if each.rank is not None}
+        self.same_rank_subjects = {each.subject: by_rank[each.rank] for each in first if each.rank in by_rank}
 
 
-@dataclass
-class _Attempts:
-    """All measurements of the metric and subject in ``key``."""
-
-    key: MetricAndSubject
-    first: Sequence[Measurement]
-    second: _RetryResult
-    third: _RetryResult
-    judge: Judge
-
-    @property
-    def second_verdict(self) -> Verdict:
-        return self.second.verdicts[self.key]
-
-    @property
-    def third_verdict(self) -> Verdict | None:
-        """The verdict of the third measurement; None if there is none, or if it has an error."""
-        return None if self.third.problem else self.third.verdicts.get(self.key)
-
-    @cached_property
-    def same_rank_verdict(self) -> Verdict | None:
-        """The verdict on the other device that the rank of this subject used in the retry; None if it is not bad."""
-        metric, subject = self.key
-        verdict = self.second.verdicts.get((metric, self.second.same_rank_subjects.get(subject, "")))
-        return verdict if verdict and is_bad(verdict) else None
-
-    def pooled_verdict(self) -> Verdict | None:
-        """The verdict on the samples of the first two measurements together."""
-        samples = {measurement.subject: _samples(measurement) for measurement in self.second.measurements}
-        pooled = [_with_samples(measurement, samples[measurement.subject]) for measurement in self.first]
-        verdicts = (verdict for verdict in self.judge(pooled) if (verdict.metric, verdict.subject) == self.key)
-        return min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome), default=None)
-
-
-def _samples(measurement: Measurement) -> dict[MetricAndSubject, tuple[float, ...]]:
-    return {(metric.name, metric.subject): metric.samples or (metric.value,) for metric in measurement.metrics}
-
-
-def _with_samples(measurement: Measurement, more: Mapping[MetricAndSubject, tuple[float, ...]]) -> Measurement:
-    """The measurement with ``more`` samples of each metric, and the median of all as its value."""
-    metrics = []
-    for metric in measurement.metrics:
-        samples = (*(metric.samples or (metric.value,)), *more.get((metric.name, metric.subject), ()))
-        metrics.append(
-            Metric(name=metric.name, value=median(samples), unit=metric.unit, subject=metric.subject, samples=samples)
-        )
-    return measurement.model_copy(update={"metrics": tuple(metrics)})
+def _key(verdict: Verdict) -> Key:
+    return verdict.metric, verdict.subject, verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL
 
 
 def _retry_problem(retries: Sequence[Measurement]) -> str:
     """Why the retry is incomplete: an error or skip, the other subjects that it measured, or "not run"."""
-    errors = (
-        f"{measurement.subject}: {measurement.error or measurement.skipped}"
-        for measurement in retries
-        if measurement.error or measurement.skipped
-    )
+    errors = (f"{each.subject}: {each.error or each.skipped}" for each in retries if each.error or each.skipped)
     subjects = sorted({measurement.subject for measurement in retries})
     return next(errors, f"measured {', '.join(subjects)}, not the same subjects" if retries else "not run")
 
@@ -213,69 +146,92 @@ def _not_retried(verdict: Verdict, problem: str) -> Verdict:
     return replace(verdict, reasons=(*verdict.reasons, reason), evidence=evidence)
 
 
-def _combined(first: Verdict, attempts: _Attempts) -> Verdict:
+def _combined(
+    first: Verdict, first_measurements: Sequence[Measurement], retry: _Retry, third_retry: _Retry, judge: Judge
+) -> Verdict:
     """The verdict on all measurements of a metric of one subject.
 
     Two bad values are a FAIL if both are conclusive, or if their pooled samples are conclusive; otherwise UNJUDGED.
     """
-    second, third = attempts.second_verdict, attempts.third_verdict
+    key = _key(first)
+    second, third = retry.verdicts[key], None if third_retry.problem else third_retry.verdicts.get(key)
     if not is_bad(first) and not is_bad(second):
         return first
+
+    def combined(verdict: Verdict, outcome: Outcome, reason: Reason, other: Verdict = second) -> Verdict:
+        """``verdict`` with this outcome, and with the values and the evidence of all measurements."""
+        assert first.value is not None
+        assert other.value is not None
+        evidence = [first.evidence or first.summary, f"{retry.label}: {other.evidence or other.summary}"]
+        evidence += [f"second {third_retry.label}: {third.evidence or third.summary}"] if third else []
+        moved = other.subject if other.subject != first.subject else ""
+        values = Retry(first.value, other.value, moved, third_value=third.value if third else None)
+        reasons = (*verdict.reasons, reason)
+        return replace(verdict, outcome=outcome, reasons=reasons, evidence="; ".join(evidence), retry=values)
+
     if is_bad(first) and is_bad(second):
         if first.outcome is _FAIL and second.outcome is _FAIL:
-            return _with_retry(first, first, second, _FAIL, Reason.REPRODUCED, attempts)
-        pooled = attempts.pooled_verdict()
+            return combined(first, _FAIL, Reason.REPRODUCED)
+        pooled = _pooled_verdict(key, first_measurements, retry.measurements, judge)
         if pooled and pooled.outcome is _FAIL:
-            return _with_retry(pooled, first, second, _FAIL, Reason.REPRODUCED, attempts)
-        uncertain = pooled if pooled and is_bad(pooled) else first
-        return _with_retry(uncertain, first, second, Outcome.UNJUDGED, Reason.REPRODUCED, attempts)
+            return combined(pooled, _FAIL, Reason.REPRODUCED)
+        return combined(pooled if pooled and is_bad(pooled) else first, _UNJUDGED, Reason.REPRODUCED)
     bad, good = (first, second) if is_bad(first) else (second, first)
-    if bad is first and (same_rank := attempts.same_rank_verdict):
+    same_rank = retry.verdicts.get((key[0], retry.same_rank_subjects.get(key[1], ""), key[2]))
+    if bad is first and same_rank and is_bad(same_rank):
         # the fault follows the rank to another device: a fault of the host (cores, memory, settings)
-        return _with_retry(first, first, same_rank, _FAIL, Reason.REPRODUCED_ON_OTHER_DEVICE, attempts)
-    if good.outcome is Outcome.UNJUDGED:
-        return _with_retry(bad, first, second, Outcome.UNJUDGED, Reason.NOT_REPRODUCED, attempts)
+        return combined(first, _FAIL, Reason.REPRODUCED_ON_OTHER_DEVICE, same_rank)
+    if good.outcome is _UNJUDGED:
+        return combined(bad, _UNJUDGED, Reason.NOT_REPRODUCED)
     if good.outcome not in _GOOD and Reason.NO_THRESHOLD not in good.reasons:
         return _not_retried(bad, good.message)
-    reason = Reason.NOT_REPRODUCED if bad is first else Reason.FAILED_IN_RETRY_ONLY
     if third is None:
-        return _with_retry(bad, first, second, Outcome.UNJUDGED, Reason.NO_THIRD_MEASUREMENT, attempts)
+        return combined(bad, _UNJUDGED, Reason.NO_THIRD_MEASUREMENT)
     if is_bad(third):
-        return _with_retry(bad, first, second, _FAIL, Reason.REPRODUCED, attempts)
-    return _with_retry(bad, first, second, Outcome.WARN, reason, attempts)
+        return combined(bad, _FAIL, Reason.REPRODUCED)
+    return combined(bad, Outcome.WARN, Reason.NOT_REPRODUCED if bad is first else Reason.FAILED_IN_RETRY_ONLY)
 
 
-def _with_retry(
-    verdict: Verdict, first: Verdict, second: Verdict, outcome: Outcome, reason: Reason, attempts: _Attempts
-) -> Verdict:
-    """``verdict`` with this outcome, and with the values and the evidence of all measurements."""
-    assert first.value is not None
-    assert second.value is not None
-    third = attempts.third_verdict
-    evidence = [first.evidence or first.summary, f"{attempts.second.label}: {second.evidence or second.summary}"]
-    evidence += [f"second {attempts.third.label}: {third.evidence or third.summary}"] if third else []
-    return replace(
-        verdict,
-        outcome=outcome,
-        reasons=(*verdict.reasons, reason),
-        evidence="; ".join(evidence),
-        retry=Retry(
-            first.value,
-            second.value,
-            second.subject if second.subject != first.subject else "",
-            third_value=third.value if third else None,
-        ),
-    )
+def _pooled_verdict(
+    key: Key, first: Sequence[Measurement], second: Sequence[Measurement], judge: Judge
+) -> Verdict | None:
+    """The verdict on the samples of the first two measurements together."""
+    more = {
+        (measurement.subject, metric.name, metric.subject): metric.samples or (metric.value,)
+        for measurement in second
+        for metric in measurement.metrics
+    }
+
+    def pooled(measurement: Measurement, metric: Metric) -> Metric:
+        others = more.get((measurement.subject, metric.name, metric.subject), ())
+        samples = (*(metric.samples or (metric.value,)), *others)
+        return Metric(
+            name=metric.name, value=median(samples), unit=metric.unit, subject=metric.subject, samples=samples
+        )
+
+    together = [
+        each.model_copy(update={"metrics": tuple(pooled(each, metric) for metric in each.metrics)}) for each in first
+    ]
+    verdicts = (verdict for verdict in judge(together) if _key(verdict) == key)
+    return min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome), default=None)
 
 
 def _moved_faults(
-    first_verdicts: Iterable[Verdict], second: _RetryResult, is_performance: Mapping[str, bool]
+    first_verdicts: Iterable[Verdict], second: _Retry, is_performance: Mapping[str, bool]
 ) -> Iterator[Verdict]:
     """A FAIL of each node on which a metric was bad on different subjects in the two measurements."""
-    bad_first = _bad_by_metric_and_node(first_verdicts, is_performance)
-    bad_second = _bad_by_metric_and_node(second.verdicts.values(), is_performance)
-    for (metric, node), in_first in bad_first.items():
-        in_second = bad_second.get((metric, node), [])
+
+    def bad_by_metric_and_node(verdicts: Iterable[Verdict]) -> dict[Key, list[Verdict]]:
+        found: dict[Key, list[Verdict]] = {}
+        for verdict in verdicts:
+            if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:
+                metric, subject, by_trial = _key(verdict)
+                found.setdefault((metric, subject.partition("/")[0], by_trial), []).append(verdict)
+        return found
+
+    bad_second = bad_by_metric_and_node(second.verdicts.values())
+    for key, in_first in bad_by_metric_and_node(first_verdicts).items():
+        in_second = bad_second.get(key, [])
         if not in_second or {verdict.subject for verdict in in_first} & {verdict.subject for verdict in in_second}:
             continue
         bad, elsewhere = in_first[0], in_second[0]
@@ -283,21 +239,9 @@ def _moved_faults(
         assert elsewhere.value is not None
         yield replace(
             bad,
-            subject=node,
+            subject=key[1],
             outcome=_FAIL,
             reasons=(*bad.reasons, Reason.MOVED),
             evidence=f"{bad.evidence}; {second.label}: {elsewhere.evidence}",
             retry=Retry(bad.value, elsewhere.value, elsewhere.subject),
         )
-
-
-def _bad_by_metric_and_node(
-    verdicts: Iterable[Verdict], is_performance: Mapping[str, bool]
-) -> dict[tuple[str, str], list[Verdict]]:
-    """(metric, node) → the bad verdicts on performance metrics of the node's GPUs, ranks and ports."""
-    by_metric_and_node: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in verdicts:
-        if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:
-            node = verdict.subject.partition("/")[0]
-            by_metric_and_node.setdefault((verdict.metric, node), []).append(verdict)
-    return by_metric_and_node

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import cached_property
 
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
+from seatrial.checks.declare import is_possible, possible_values
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import NO_REFERENCES, References
-from seatrial.judge.applicability import (
-    PeerApplicability,
-    invalid_fact,
-    invalid_shape,
-    mismatched_facts,
-    unmet_condition,
-)
 from seatrial.judge.groups import (
     SHAPE_FACTS,
     MeasurementGroup,
+    fact_text,
+    gpu_model,
     invalid_common_facts,
     measurement_groups,
-    opposite_direction,
     peer_groups,
 )
-from seatrial.judge.plausibility import metric_lookup, reference_key, weakened_rule
-from seatrial.judge.rule_evaluators import RuleEvaluators
-from seatrial.judge.thresholds import PASS_OR_SKIP, measured_evidence
+from seatrial.judge.limits import RuleLimits
+from seatrial.judge.plausibility import metric_shape, reference_key, weakened_rule
 from seatrial.model import (
     CLUSTER,
     Absent,
@@ -68,11 +63,14 @@ def judge_check(
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
-    judged_sizes = _judged_instead(measurements)
-    verdicts = [*_failed_and_skipped(check.name, measurements), *_sizes_not_timed(check, judged_sizes)]
+    instead = {  # size that the network was too slow for → size that is judged instead
+        each.metric.rpartition(".")[2]: each.instead.rpartition(".")[2]
+        for measurement in measurements
+        for each in measurement.absent
+        if each.instead
+    }
     own_rules = check.rules if rules is None else rules
-    measured = [measurement for measurement in measurements if not measurement.skipped]
-    declared_rules = tuple(_at_measured_size(rule, judged_sizes) for rule in own_rules)
+    declared_rules = tuple(_at_measured_size(rule, instead) for rule in own_rules)
     check_rules = [
         rule
         for rule in declared_rules
@@ -81,19 +79,15 @@ def judge_check(
     ]
     all_rules = [*check_rules, *_trial_rules(declared_rules, expect, trial)]
     names = {rule.metric for rule in all_rules} | {rule.single.single_metric for rule in all_rules if rule.single}
-    groups = measurement_groups(check, measured, names)
+    groups = measurement_groups(check, [each for each in measurements if not each.skipped], names)
     peers = peer_groups([rule.metric for rule in all_rules if rule.reference or not rule.threshold], groups)
     evaluations = []
     for rule in all_rules:
         rule_trial = "" if rule in check_rules else trial
-        evaluators = RuleEvaluators(
-            check, own_rules, rule, rule_trial, references, peers.get(rule.metric), override=override
-        )
-        declared = check.declaration(rule.metric)
-        applicability = PeerApplicability(groups, rule, varies_by_device=bool(declared and declared.varies_by_device))
+        limits = RuleLimits(check, own_rules, rule, rule_trial, references, peers.get(rule.metric), override=override)
         other_size = _threshold_on_other_size(rule, expect, trial)
         changed = _changed_options(rule, check, options or {})
-        evaluations.append(_RuleEvaluation(check, rule, rule_trial, applicability, evaluators, other_size, changed))
+        evaluations.append(_RuleEvaluation(check, rule, rule_trial, groups, limits, other_size, changed))
     fact_names = tuple(
         dict.fromkeys((*SHAPE_FACTS, check.model_fact, *(name for rule in all_rules for name in rule.when.facts)))
     )
@@ -102,10 +96,58 @@ def judge_check(
         kind = kinds.setdefault((group.failed, group.ranks_and_nodes, group.fact_values(fact_names)), len(kinds))
         for evaluation in evaluations:
             evaluation.add(group, kind)
+    verdicts = [*_failed_and_skipped(check.name, measurements), *_sizes_not_timed(check, instead)]
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
     if expect:  # where a metric is missing, a rule and a threshold on it give the same verdict
         verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _is_only_missing_reference(verdict, expect)]
     return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,))]
+
+
+def _at_measured_size(rule: Rule, instead: Mapping[str, str]) -> Rule:
+    """The rule; if the network was too slow for its size, the rule for the size that is judged instead."""
+    quantity, _, size = rule.metric.rpartition(".")
+    if not (judged_size := instead.get(size)):
+        return rule
+    reference = rule.reference and f"{rule.reference.removesuffix(size)}{judged_size}"
+    return rule.model_copy(update={"metric": f"{quantity}.{judged_size}", "reference": reference})
+
+
+def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: str) -> Iterator[Rule]:
+    """A rule for each threshold of the trial, with meaning, fix and evidence of the check's rule on the metric."""
+    by_metric = {rule.metric: rule for rule in rules}
+    for metric, threshold in expect.items():
+        key, own = reference_key(metric, tuple(rules)), by_metric.get(metric)
+        family = metric.partition(".")[0]
+        same_family = (rule for rule in rules if rule.reference and rule.metric.partition(".")[0] == family)
+        like = own or (next(same_family) if key else None)
+        opposite = [limit for limit in own.limits if limit.base == OPPOSITE] if own else []
+        yield Rule(
+            metric=metric,
+            limits=(Limit(**dict(threshold)), *opposite),
+            reference=key,
+            reference_when=like.when.facts if like else {},
+            meaning=own.meaning if own else f"threshold set by trial {trial}",
+            fix=own.fix if own else "",
+        )
+
+
+def _threshold_on_other_size(rule: Rule, expect: Mapping[str, Threshold], trial: str) -> tuple[str, Basis] | None:
+    """The first metric at another size that has a threshold of the trial, and the basis with this threshold.
+
+    For a rule on ``busbw.8GiB`` the metric can be ``busbw.1GiB``. None if there is no such threshold.
+    """
+    family = rule.metric.rpartition(".")[0]
+    for metric, threshold in expect.items():
+        if family and metric != rule.metric and metric.rpartition(".")[0] == family:
+            return metric, Basis(BasisKind.TRIAL, trial, threshold.value, threshold.unit, threshold.op)
+    return None
+
+
+def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue]) -> str:
+    """The options that the trial changes although the rule needs their default values, as text; empty if none."""
+    defaults = {name: check.options.model_fields[name].default for name in rule.when.default_options}
+    changed = [name for name, default in defaults.items() if options.get(name) not in (None, [], default)]
+    return f"the trial changes {' and '.join(changed)}" if changed else ""
 
 
 def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iterator[Verdict]:
@@ -122,69 +164,12 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
             yield _invalid_fact_error(check, subject, "", text)
 
 
-def _at_measured_size(rule: Rule, judged_sizes: Mapping[str, str]) -> Rule:
-    """The rule; if the network was too slow for its size, the rule for the size that is judged instead."""
-    quantity, _, size = rule.metric.rpartition(".")
-    if not (judged_size := judged_sizes.get(size)):
-        return rule
-    reference = rule.reference and f"{rule.reference.removesuffix(size)}{judged_size}"
-    return rule.model_copy(update={"metric": f"{quantity}.{judged_size}", "reference": reference})
-
-
-def _sizes_not_timed(check: Check, judged_sizes: Mapping[str, str]) -> Iterator[Verdict]:
+def _sizes_not_timed(check: Check, instead: Mapping[str, str]) -> Iterator[Verdict]:
     """A SKIP for each rule on a size that was not timed, since the network is too slow for this size."""
-    for size, judged_size in judged_sizes.items():
+    for size, judged_size in instead.items():
         for metric in dict.fromkeys(rule.metric for rule in check.rules if rule.metric.endswith(f".{size}")):
             detail = f"the network is too slow to time {size}; {judged_size} is judged instead"
             yield Verdict(check.name, CLUSTER, Outcome.SKIP, metric, (Reason.NOT_APPLICABLE,), detail)
-
-
-def _judged_instead(measurements: Sequence[Measurement]) -> Mapping[str, str]:
-    """Size that was not timed → size that is judged instead."""
-    absent = (each for measurement in measurements for each in measurement.absent if each.instead)
-    return {each.metric.rpartition(".")[2]: each.instead.rpartition(".")[2] for each in absent}
-
-
-def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: str) -> Iterator[Rule]:
-    """A rule for each threshold of the trial, with meaning, fix and evidence of the check's rule on the metric."""
-    by_metric = {rule.metric: rule for rule in rules}
-    for metric, threshold in expect.items():
-        key = reference_key(metric, tuple(rules))
-        if (check_rule := by_metric.get(metric)) is None:
-            same_family = (rule for rule in rules if rule.reference and _family(rule.metric) == _family(metric))
-            yield Rule(
-                metric=metric,
-                limits=(_of_trial(threshold),),
-                reference=key,
-                reference_when=next(same_family).when.facts if key else {},
-                meaning=f"threshold set by trial {trial}",
-                fix="",
-            )
-            continue
-        yield Rule(
-            metric=metric,
-            limits=(_of_trial(threshold), *(limit for limit in check_rule.limits if limit.base == OPPOSITE)),
-            reference=key,
-            reference_when=check_rule.when.facts,
-            meaning=check_rule.meaning,
-            fix=check_rule.fix,
-        )
-
-
-def _of_trial(threshold: Threshold) -> Limit:
-    return Limit(**dict(threshold))
-
-
-def _family(metric: str) -> str:
-    """The metric without its size: ``busbw`` for ``busbw.1GiB``."""
-    return metric.partition(".")[0]
-
-
-def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue]) -> str:
-    """The options that the trial changes although the rule needs their default values, as text; empty if none."""
-    defaults = {name: check.options.model_fields[name].default for name in rule.when.default_options}
-    changed = [name for name, default in defaults.items() if options.get(name) not in (None, [], default)]
-    return f"the trial changes {' and '.join(changed)}" if changed else ""
 
 
 def _is_only_missing_reference(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
@@ -196,16 +181,12 @@ def _is_only_missing_reference(verdict: Verdict, expect: Mapping[str, Threshold]
     )
 
 
-def _threshold_on_other_size(rule: Rule, expect: Mapping[str, Threshold], trial: str) -> tuple[str, Basis] | None:
-    """The first metric at another size that has a threshold of the trial, and the basis with this threshold.
-
-    For a rule on ``busbw.8GiB`` the metric can be ``busbw.1GiB``. None if there is no such threshold.
-    """
-    family = rule.metric.rpartition(".")[0]
-    for metric, threshold in expect.items():
-        if family and metric != rule.metric and metric.rpartition(".")[0] == family:
-            return metric, Basis(BasisKind.TRIAL, trial, threshold.value, threshold.unit, threshold.op)
-    return None
+def _invalid_fact_error(check: str, subject: str, metric: str, detail: str) -> Verdict:
+    fix = (
+        f"run the check again: `seatrial run TRIAL --only {check}`; records of earlier versions can lack a fact. "
+        "If it is missing or invalid in a new record too, report a defect of seatrial"
+    )
+    return Verdict(check, subject, Outcome.ERROR, metric, (Reason.FACT_INVALID,), detail, fix=fix)
 
 
 class _RuleEvaluation:
@@ -216,24 +197,22 @@ class _RuleEvaluation:
         check: Check,
         rule: Rule,
         trial: str,
-        applicability: PeerApplicability,
-        evaluators: RuleEvaluators,
+        groups: Sequence[MeasurementGroup],
+        limits: RuleLimits,
         other_size: tuple[str, Basis] | None,
         changed_options: str,
     ) -> None:
-        self._check, self._rule, self._trial = check, rule, trial
-        self._applicability, self._evaluators = applicability, evaluators
+        self._check, self._rule, self._trial, self._groups, self._limits = check, rule, trial, groups, limits
         self._other_size, self._changed_options = other_size, changed_options
         self._conditions = {**rule.when.facts, **rule.reference_when}
         self._needs_shape = bool(rule.reference) or rule.only_warns_by_peers
         self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
-        self._lookup = metric_lookup(check, rule.metric, rule.reference)
         self._evaluated_kinds: set[int] = set()  # kinds of groups whose facts do not exclude the evaluation
         self.verdicts: list[Verdict] = []
 
     def add(self, group: MeasurementGroup, kind: int) -> None:
         """Evaluate the rule for one group. Groups of the same ``kind`` agree in all facts that rules depend on."""
-        rule, name = self._rule, self._rule.metric
+        name = self._rule.metric
         if self._changed_options:
             self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, self._changed_options)
             return
@@ -241,8 +220,7 @@ class _RuleEvaluation:
             if self._is_excluded(group):
                 return
             self._evaluated_kinds.add(kind)
-        metrics = group.metrics.get(name, ())
-        absent = group.absent(name)
+        metrics, absent = group.metrics.get(name, ()), group.absent(name)
         if not metrics and not group.failed and not absent:  # an error has its own verdict
             self._add_missing_metric(group, "")
         self._add_absent(group, absent)
@@ -250,8 +228,7 @@ class _RuleEvaluation:
             self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
         if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, contradiction)
-        verdicts = [self._evaluators.verdict(group, metric) for metric in metrics]
-        self.verdicts += _with_asymmetry(rule, metrics, verdicts)
+        self.verdicts += self._limits.verdicts(group, metrics)
 
     def _add_verdict(self, subject: str, outcome: Outcome, reason: Reason, detail: str) -> None:
         self.verdicts.append(Verdict(self._check.name, subject, outcome, self._rule.metric, (reason,), detail))
@@ -269,24 +246,75 @@ class _RuleEvaluation:
         if invalid := self._invalid_fact(group):
             self.verdicts.append(_invalid_fact_error(self._check.name, group.subject, self._rule.metric, invalid))
             return True
-        if when.items() <= facts.items() or not (mismatched := mismatched_facts(when, facts)):
+        if when.items() <= facts.items() or not (mismatched := _mismatched(when, facts)):
             return not self._rule.when.includes(facts.get("nodes"))
         name = mismatched[0]
-        reason = unmet_condition(name, when[name], str(facts[name]))
-        if peer := self._applicability.applicable_peer(group):
-            detail = f"{reason}, but the rule applies to {peer}"
-            self._add_verdict(group.subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
-        else:
-            self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, reason)
+        self._add_not_applicable(
+            group, group.subject, f"{name.replace('_', ' ')} is {facts[name]}, not {when[name]}", Outcome.SKIP
+        )
         return True
 
+    def _add_not_applicable(self, group: MeasurementGroup, subject: str, reason: str, outcome: Outcome) -> None:
+        """Add ``outcome``; an ERROR if the rule applies to an equal GPU."""
+        if peer := self._applicable_peer(group):
+            detail = f"{reason}, but the rule applies to {peer}"
+            self._add_verdict(subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
+        else:
+            code = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_UNREADABLE
+            self._add_verdict(subject, outcome, code, reason)
+
+    def _applicable_peer(self, group: MeasurementGroup) -> str:
+        """A subject with the same device model as ``group`` to which the rule applies; empty if there is none.
+
+        If ``group`` has no GPU model, its GPU may be lost, so any subject with a GPU is a peer. There is no peer if the
+        metric varies by device, such as one of optional NVLink bridges. Checks of nodes have no peers, since nodes may
+        differ.
+        """
+        declared = self._check.declaration(self._rule.metric)
+        if not group.is_per_gpu or (declared and declared.varies_by_device):
+            return ""
+        model = _device_model(group.facts)
+        if model in self._subject_by_model or gpu_model(group.facts):
+            return self._subject_by_model.get(model, "")
+        return next((subject for (gpu, _), subject in self._subject_by_model.items() if gpu), "")
+
+    @cached_property
+    def _subject_by_model(self) -> dict[tuple[str, str], str]:
+        """Device model → a subject with a value to which the rule applies."""
+        return {
+            _device_model(group.facts): group.subject
+            for group in reversed(self._groups)
+            if self._rule.metric in group.metrics and not _mismatched(self._rule.when.facts, group.facts)
+        }
+
     def _invalid_fact(self, group: MeasurementGroup) -> str:
-        """The first missing or undeclared fact that the rule depends on, as text; empty if all are valid."""
-        if not self._conditions.items() <= group.facts.items():
-            invalid = invalid_fact(self._rule.when.facts, group) or invalid_fact(self._rule.reference_when, group)
-            if invalid or mismatched_facts(self._conditions, group.facts):
-                return invalid
-        return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
+        """The first missing or impossible fact that the rule depends on, as text; empty if all are valid.
+
+        A missing fact is valid if the check failed, or if another fact makes the rule not applicable.
+        """
+        facts = group.facts
+        if not self._conditions.items() <= facts.items():
+            for required in (self._rule.when.facts, self._rule.reference_when):
+                mismatched = _mismatched(required, facts)
+                missing = [] if mismatched or group.failed else [name for name in required if name not in facts]
+                if invalid := [name for name in mismatched if not is_possible(name, facts[name])] + missing:
+                    return fact_text(invalid[0], facts, possible_values(invalid[0]))
+            if _mismatched(self._conditions, facts):
+                return ""
+        return self._invalid_shape(group) if self._needs_shape and not group.failed else ""
+
+    def _invalid_shape(self, group: MeasurementGroup) -> str:
+        """The first shape fact (gpu, world_size, nodes) with an invalid value, as text; empty if all are valid.
+
+        Shape facts select a reference value. For a collective, they must be the numbers of measured ranks and nodes.
+        """
+        lookup = self._limits.lookup
+        if group.invalid_shape or lookup.bounded_by != COLLECTIVE or not any(group.ranks_and_nodes):
+            return group.invalid_shape
+        world_size, nodes = metric_shape(self._check, lookup, *group.ranks_and_nodes)
+        expected = {"world_size": world_size, "nodes": nodes}
+        wrong = next((name for name, count in expected.items() if group.facts[name] != count), "")
+        return fact_text(wrong, group.facts, f"{expected[wrong]}, as measured") if wrong else ""
 
     def _add_absent(self, group: MeasurementGroup, absent: Mapping[str, Absent]) -> None:
         """Add a verdict on each subject without a value; one for the group if all have the same reason.
@@ -309,13 +337,9 @@ class _RuleEvaluation:
                 self._add_missing_metric(group, each.reason)
             elif unreadable:
                 self._add_verdict(subject, Outcome.ERROR, Reason.METRIC_MISSING, each.reason)
-            elif peer := self._applicability.applicable_peer(group):
-                detail = f"{each.reason}, but the rule applies to {peer}"
-                self._add_verdict(subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
-            elif each.why is Why.NOT_PERMITTED:
-                self._add_verdict(subject, Outcome.UNJUDGED, Reason.FACT_UNREADABLE, each.reason)
             else:
-                self._add_verdict(subject, Outcome.SKIP, Reason.NOT_APPLICABLE, each.reason)
+                outcome = Outcome.UNJUDGED if each.why is Why.NOT_PERMITTED else Outcome.SKIP
+                self._add_not_applicable(group, subject, each.reason, outcome)
 
     def _add_missing_metric(self, group: MeasurementGroup, not_requested: str) -> None:
         """Add an ERROR; a SKIP if the options omit this size and the trial has a threshold on another size."""
@@ -333,12 +357,15 @@ class _RuleEvaluation:
         self.verdicts.append(verdict)
 
 
-def _invalid_fact_error(check: str, subject: str, metric: str, detail: str) -> Verdict:
-    fix = (
-        f"run the check again: `seatrial run TRIAL --only {check}`; records of earlier versions can lack a fact. "
-        "If it is missing or invalid in a new record too, report a defect of seatrial"
-    )
-    return Verdict(check, subject, Outcome.ERROR, metric, (Reason.FACT_INVALID,), detail, fix=fix)
+def _mismatched(required: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
+    """The names of the facts that differ from the values in ``required``; missing facts do not count."""
+    return [name for name, value in required.items() if facts.get(name, value) != value]
+
+
+def _device_model(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
+    """(GPU model, CPU model); the CPU model is empty if there is a GPU."""
+    gpu = gpu_model(facts)
+    return gpu, "" if gpu else str(facts.get("cpu") or "")
 
 
 def _contradicting_values(metrics: Sequence[Metric]) -> str:
@@ -348,27 +375,3 @@ def _contradicting_values(metrics: Sequence[Metric]) -> str:
         return ""
     several = [metric.subject for metric in metrics if metric.value != values[metric.subject]]
     return f"several different values of {', '.join(several)}" if several else ""
-
-
-def _with_asymmetry(rule: Rule, metrics: Sequence[Metric], verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
-    """The verdicts on pairs. PASS or SKIP becomes WARN below a share of the opposite direction's value."""
-    if (share := rule.share(OPPOSITE, Outcome.WARN)) is None:
-        yield from verdicts
-        return
-    values = {metric.subject: metric.value for metric in metrics}
-    for metric, verdict in zip(metrics, verdicts, strict=True):
-        opposite_value = values.get(opposite_direction(metric.subject), 0.0)
-        if metric.value >= share * opposite_value:
-            yield verdict
-            continue
-        was_good = verdict.outcome in PASS_OR_SKIP
-        yield replace(
-            verdict,
-            outcome=Outcome.WARN if was_good else verdict.outcome,
-            reasons=(*verdict.reasons, Reason.ASYMMETRIC),
-            opposite_value=opposite_value,
-            basis=replace(verdict.basis, asymmetry_limit=share) if verdict.basis else None,
-            meaning=rule.meaning,
-            evidence=measured_evidence(metric) if was_good else verdict.evidence,
-            fix=rule.fix,
-        )

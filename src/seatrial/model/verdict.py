@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar, dataclass_transform
+from typing import Annotated, TypeVar, dataclass_transform
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from seatrial.model import verdict_text
 from seatrial.model.outcome import BasisKind, Outcome, Reason
@@ -72,6 +72,7 @@ class Verdict:
     value that ``detail`` names. ``detail``: text that has no field of its own, such as an error message or the missing
     subjects. ``meaning``: what a bad value means. ``interval``: confidence interval or sample range that contains the
     threshold. ``opposite_value``: value of the opposite direction. ``evidence``: empty for good values.
+    ``other_limits``: what else the value was compared with, beside ``basis``, which decided.
 
     A trial on a thousand nodes has half a million verdicts; a pydantic model would need four times the memory.
     """
@@ -94,6 +95,8 @@ class Verdict:
     interval: tuple[float, float] | None = None
     opposite_value: float | None = None
     retry: Retry | None = None
+    # not written if there is none, since most verdicts have one limit
+    other_limits: Annotated[tuple[Basis, ...], Field(exclude_if=lambda limits: not limits)] = ()
 
     @property
     def summary(self) -> str:

@@ -18,7 +18,7 @@ from seatrial.hardware.network_bounds import default_algorithm, network_bound
 from seatrial.hardware.references import NO_PEERS, Reference, References, Sku, select_references
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.rules import judge_check
-from seatrial.judge.thresholds import MAX_RATIO_OF_BOUND
+from seatrial.judge.limits import MAX_RATIO_OF_BOUND
 from seatrial.model import (
     CLUSTER,
     Baseline,

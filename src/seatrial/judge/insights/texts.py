@@ -12,7 +12,7 @@ from seatrial.hardware.links import Links, network_to_busbw_ratio, nvlink_to_bus
 from seatrial.hardware.references import References
 from seatrial.judge.insights import algorithms, latency_fit, power, sensitivity
 from seatrial.judge.insights.collective import NVLINK, PORT, Collective, build_collective
-from seatrial.judge.peaks import achieved_over_peak
+from seatrial.judge.insights.peaks import achieved_over_peak
 from seatrial.model import Insight, Measurement, Series, format_bytes, size_label
 
 _SATURATED = 0.9  # a link that carries at least this share of its achievable bandwidth is a bottleneck

@@ -1,4 +1,4 @@
-"""Measured TFLOP/s and memory bandwidth relative to the GPU's peak, and training speeds above the peak."""
+"""Measured TFLOP/s and memory bandwidth relative to the GPU's peak."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from statistics import median
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.hardware.bounds import MetricLookup, hardware_bound
 from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE
 from seatrial.hardware.references import References, Spec
-from seatrial.hardware.training_flops import BOUNDED_METRICS
-from seatrial.judge.thresholds import above_physical_limit
-from seatrial.model import Insight, Measurement, Metric, Verdict
+from seatrial.model import Insight, Measurement, Metric
 
 _LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # the insights on these bounds are made in judge/insights/
 
@@ -86,18 +83,3 @@ def _measured_text(metrics: Sequence[Metric], peak: float | None = None) -> str:
         f"minimum of {len(ordered):,} values {text(lowest.value)} on {lowest.subject}, median {text(middle)}, "
         f"maximum {text(highest.value)} on {highest.subject}"
     )
-
-
-def values_above_peak(check: Check, measured: Sequence[Measurement], references: References) -> Iterator[Verdict]:
-    """An ERROR for each training metric above the bound that follows from the GPU's peak TFLOP/s.
-
-    Most training metrics have no rule; the bounds of other metrics are checked where their rules are evaluated.
-    """
-    bounded = {name.partition(".")[0] for name in check.units}.intersection(BOUNDED_METRICS)
-    for measurement in measured if bounded else ():
-        for metric in measurement.metrics:
-            if metric.name.partition(".")[0] not in bounded:
-                continue
-            bound = hardware_bound(MetricLookup(metric.name, metric.name), measurement.facts, references)
-            if bound and bound.unit == metric.unit and metric.value > bound.value:
-                yield above_physical_limit(check.name, metric, bound)
