@@ -1,4 +1,4 @@
-"""Evaluators of one rule: shared by subjects of one model; test_thresholds.py and test_groups.py test the verdicts."""
+"""Limits of one rule: shared by subjects of one model; test_limits.py and test_groups.py test the verdicts."""
 
 from __future__ import annotations
 
@@ -8,55 +8,60 @@ import pytest
 
 from seatrial.checks.declare import metric
 from seatrial.hardware.references import References
-from seatrial.judge import rule_evaluators
+from seatrial.judge import limits
 from seatrial.judge.groups import MeasurementGroup
-from seatrial.judge.rule_evaluators import RuleEvaluators
-from seatrial.judge.thresholds import RuleEvaluator
-from seatrial.model import Metric, Outcome, Reason
+from seatrial.judge.limits import RuleLimits
+from seatrial.judge.rules import judge_check
+from seatrial.model import BasisKind, Metric, Outcome, Reason, Scope, Verdict
 from tests.judge.test_rules import BY_REFERENCE, FOUR, SKU, SPEED, check, measured
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[RuleEvaluator]:
-    """The evaluators that are made in the test."""
-    evaluators: list[RuleEvaluator] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The limits that are made in the test."""
+    all_made: list[object] = []
+    make = limits._Limits
 
-    def make(*arguments: object) -> RuleEvaluator:
-        evaluators.append(RuleEvaluator(*arguments))  # type: ignore[arg-type]
-        return evaluators[-1]
+    def recorded(*arguments: object) -> object:
+        all_made.append(make(*arguments))  # type: ignore[arg-type]
+        return all_made[-1]
 
-    monkeypatch.setattr(rule_evaluators, "RuleEvaluator", make)
-    return evaluators
+    monkeypatch.setattr(limits, "_Limits", recorded)
+    return all_made
 
 
 def group(gpu: str = "NVIDIA Test", **facts: int) -> MeasurementGroup:
     return MeasurementGroup([measured(400, facts={**FOUR, "gpu": gpu, **facts})], check(BY_REFERENCE), {"speed": None})
 
 
-def evaluators_of(declared: metric) -> RuleEvaluators:
+def limits_of(declared: metric) -> RuleLimits:
     (rule,) = declared.rules
-    return RuleEvaluators(check(declared), [rule], rule, "", References(None, [SKU]), None)
+    return RuleLimits(check(declared), [rule], rule, "", References(None, [SKU]), None)
+
+
+def verdict_on(of: RuleLimits, measured_group: MeasurementGroup, value: Metric) -> Verdict:
+    (verdict,) = of.verdicts(measured_group, [value])
+    return verdict
 
 
 def speed(value: float, unit: str = "GB/s", subject: str = "cluster") -> Metric:
     return Metric(name="speed", value=value, unit=unit, subject=subject)
 
 
-def test_subjects_of_one_model_and_shape_share_an_evaluator(made: list[RuleEvaluator]) -> None:
-    evaluators = evaluators_of(BY_REFERENCE)
+def test_subjects_of_one_model_and_shape_share_limits(made: list[object]) -> None:
+    of = limits_of(BY_REFERENCE)
     for subject in ("n0", "n1", "n2"):
-        evaluators.verdict(group(), speed(400, subject=subject))
+        verdict_on(of, group(), speed(400, subject=subject))
     assert len(made) == 1
-    evaluators.verdict(group(gpu="NVIDIA Other"), speed(400))
-    evaluators.verdict(group(nodes=2), speed(400))
+    verdict_on(of, group(gpu="NVIDIA Other"), speed(400))
+    verdict_on(of, group(nodes=2), speed(400))
     assert len(made) == 3
 
 
 def test_value_that_passed_on_one_subject_passes_on_the_next() -> None:
-    evaluators = evaluators_of(SPEED)
+    of = limits_of(SPEED)
     first, second, slow = (
-        evaluators.verdict(group(), speed(value, subject=subject))
-        for value, subject in ((10, "n0"), (10, "n1"), (9, "n2"))
+        verdict_on(of, group(), speed(value, subject=subject)) for value, subject in ((10, "n0"), (10, "n1"), (9, "n2"))
     )
     assert (first.outcome, second.outcome, slow.outcome) == (Outcome.PASS, Outcome.PASS, Outcome.FAIL)
     assert (second.subject, second.basis) == ("n1", first.basis)
@@ -64,8 +69,7 @@ def test_value_that_passed_on_one_subject_passes_on_the_next() -> None:
 
 
 def test_metric_in_another_unit_is_an_error() -> None:
-    evaluators = evaluators_of(SPEED)
-    verdict = evaluators.verdict(group(), speed(10, unit="Gbit/s"))
+    verdict = verdict_on(limits_of(SPEED), group(), speed(10, unit="Gbit/s"))
     assert (verdict.outcome, verdict.reasons, verdict.detail) == (Outcome.ERROR, (Reason.UNIT_MISMATCH,), "GB/s")
 
 
@@ -77,6 +81,23 @@ def test_concurrent_copy_far_below_the_single_one_is_worse() -> None:
     metrics += [Metric(name="single", value=900, unit="GB/s", subject=name) for name in names]
     measurement = measured(facts=FOUR).model_copy(update={"metrics": tuple(metrics)})
     concurrent = MeasurementGroup([measurement], check(declared), {"speed": None, "single": None})
-    evaluators = evaluators_of(declared)
-    outcomes = [evaluators.verdict(concurrent, speed(value, subject="n0/gpu0")).outcome for value in (406, 404)]
+    values = [speed(406, subject="n0/gpu0"), speed(404, subject="n0/gpu1")]
+    outcomes = [verdict.outcome for verdict in limits_of(declared).verdicts(concurrent, values)]
     assert outcomes == [Outcome.PASS, Outcome.FAIL]
+
+
+def test_limits_that_did_not_decide_are_listed() -> None:
+    """Of four GPUs at the reference value, one is 12 % below its peers: the peers decide, the reference is listed."""
+    declared = replace(BY_REFERENCE, text=(">= 0.80 reference", ">= 0.90 peers"), warn=())
+    gpus = [
+        measured(facts=FOUR).model_copy(
+            update={"subject": f"n0/gpu{i}", "metrics": (speed(value, subject=f"n0/gpu{i}"),)}
+        )
+        for i, value in enumerate((400, 400, 400, 352))
+    ]
+    verdicts = judge_check(replace(check(declared), scope=Scope.GPU), gpus, {}, "", References(None, [SKU]))
+    kinds = [
+        (each.outcome, each.basis and each.basis.kind, {one.kind for one in each.other_limits}) for each in verdicts
+    ]
+    assert kinds[:3] == [(Outcome.PASS, BasisKind.SKU, {BasisKind.PEERS})] * 3
+    assert kinds[3] == (Outcome.FAIL, BasisKind.PEERS, {BasisKind.SKU, BasisKind.PEERS})

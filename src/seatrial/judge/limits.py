@@ -167,7 +167,7 @@ class _Limits:
         self._highest = self._bound.value if self._bound else math.inf
         self._never_negative = "/s" in unit or unit in _NEVER_NEGATIVE
         self._bases: list[Basis] = []  # of all limits that apply to every value
-        self._absolute = [*self._absolute_limits()]
+        self._first, *self._more = self._absolute_limits()
         below = ((each, self._rule.share(PEERS)) for each in (node_peers, peers) if each.gives_reference)
         self._among_peers = [self._peer_limit(each, share) for each, share in below if share]
 
@@ -175,14 +175,16 @@ class _Limits:
         """The worst verdict of all limits; an ERROR if the value cannot be true."""
         if error := self._measurement_error(metric):
             return error
-        decided = self._absolute[0](metric)
-        for compare in self._absolute[1:]:
+        decided = self._first(metric)
+        for compare in self._more:
             decided = _worse(decided, compare(metric))
         if decided.outcome is not _FAIL and decided.outcome is not _ERROR:
-            below_peers = next(filter(None, (compare(metric) for compare in self._among_peers)), None)
-            if below_peers is None and metric.samples and not self._of.references.cpu_only:
-                below_peers = slow_windows(self._of.check, metric)  # their limits come from GPU nodes
-            decided = _worse(decided, below_peers)
+            worse = None
+            for compare_peers in self._among_peers:
+                worse = worse or compare_peers(metric)
+            if worse is None and metric.samples and not self._of.references.cpu_only:
+                worse = slow_windows(self._of.check, metric)  # their limits come from GPU nodes
+            decided = _worse(decided, worse) if worse else decided
             if single_limit is not None:
                 decided = _worse(decided, self._single(metric, single_limit))
         if len(self._bases) < 2:
@@ -471,10 +473,8 @@ class _Limits:
         )
 
 
-def _worse(decided: Verdict, other: Verdict | None) -> Verdict:
-    """The worse of two verdicts. Of two bad ones, or two of PASS, the first; else the second, which says more."""
-    if other is None:
-        return decided
+def _worse(decided: Verdict, other: Verdict) -> Verdict:
+    """The worse of two verdicts. Of two that are FAIL, ERROR or PASS the first, of others the second."""
     worse = _RANK[other.outcome] - _RANK[decided.outcome]
     return other if worse < 0 or (worse == 0 and decided.outcome not in _DECIDED) else decided
 
