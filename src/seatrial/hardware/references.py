@@ -52,7 +52,8 @@ class Sku(Frozen):
     links.
 
     ``nvls``: the NVSwitches can reduce (NVLink SHARP). ``across_nodes``: NVLink can connect GPUs of several nodes.
-    ``gpus_per_bridge``: the largest number of GPUs that an NVLink bridge connects.
+    ``gpus_per_bridge``: the largest number of GPUs that an NVLink bridge connects. ``trained``: seatrial's trainings
+    were measured on healthy GPUs of this model, so that their share of the GEMM rate is known (judge/limits.py).
     """
 
     name: str
@@ -62,6 +63,7 @@ class Sku(Frozen):
     nvls: bool = False
     across_nodes: bool = False
     gpus_per_bridge: int = 1
+    trained: bool = False
     expected: Mapping[str, tuple[ReferenceValue, ...]] = {}
 
 
@@ -161,9 +163,10 @@ class References:
 
     ``fabric``: kind and rate of the network between nodes, such as roce-8x400, efa or tcp; empty if unknown.
     ``mig_models``: GPU models in MIG mode. ``site_includes_run``: the site's baseline was learned from the run that is
-    judged. ``cpu_only``: the trial asks for no GPU; judge/thresholds.py then does not judge the windows of a
+    judged. ``cpu_only``: the trial asks for no GPU; judge/limits.py then does not judge the windows of a
     measurement, since the limits of windows are known for GPU nodes only. ``links`` and ``tcp`` (the TCP network that
-    the trial configures, if any) are inputs of the bound of the network.
+    the trial configures, if any) are inputs of the bound of the network. ``gemm_rates``: data type, such as bf16 → GPU
+    → TFLOP/s that this run measured.
     """
 
     site: Baseline | None = None
@@ -174,6 +177,7 @@ class References:
     cpu_only: bool = False
     links: Links = field(default_factory=Links)
     tcp: TcpFabric | None = None
+    gemm_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], peers: PeerGroup, unit: str) -> Reference | str:
@@ -336,9 +340,11 @@ def select_references(
     site_includes_run: bool = False,
     cpu_only: bool = False,
     tcp: TcpFabric | None = None,
+    gemm_rates: Mapping[str, Mapping[str, float]] | None = None,
 ) -> References:
     """The site's baseline, the SKU data and the inputs of the bound of the network, for a cluster with these links."""
-    return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only, links, tcp)
+    rates = gemm_rates or {}
+    return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only, links, tcp, rates)
 
 
 def _nodes(facts: Mapping[str, JsonValue]) -> int:

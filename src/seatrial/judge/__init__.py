@@ -39,17 +39,11 @@ def judge(
     third measurements of checks that failed; they confirm or lift a FAIL. None: the retries have not run yet, so that
     a FAIL does not get the reason NOT_RETRIED.
     """
-    trial_links = links.read(measurements, checks)
-    references = select_references(
-        trial_links,
-        site,
-        site_includes_run=site_includes_run,
-        cpu_only=_is_cpu_only(config),
-        tcp=tcp_fabric(config),
-    )
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
+    trial_links = links.read(measurements, checks)
+    references = _references(config, trial_links, by_check, checks, site, site_includes_run=site_includes_run)
     plan = RecordedPlan(config, jobs, by_check)
     verdicts: list[Verdict] = []
     for name, settings in config.checks.items():
@@ -90,12 +84,13 @@ def checks_to_retry(
 
     Checks with an error in an earlier measurement are not retried.
     """
-    references = select_references(
-        links.read(measurements, checks), site, cpu_only=_is_cpu_only(config), tcp=tcp_fabric(config)
-    )
+    by_check: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        by_check.setdefault(measurement.check, []).append(measurement)
+    references = _references(config, links.read(measurements, checks), by_check, checks, site)
     summary_by_check: dict[str, str] = {}
     for name, settings in config.checks.items():
-        first = [measurement for measurement in measurements if measurement.check == name]
+        first = by_check.get(name, [])
         if name not in checks or not first or any(measurement.error for measurement in first):
             continue
         rounds = [first, *retry.complete_retries(first, [each for each in retries if each.check == name])]
@@ -109,8 +104,31 @@ def checks_to_retry(
     return summary_by_check
 
 
-def _is_cpu_only(config: Config) -> bool:
-    return config.cluster.gpus_per_node == 0
+def _references(
+    config: Config,
+    trial_links: links.Links,
+    by_check: Mapping[str, Sequence[Measurement]],
+    checks: Mapping[str, Check],
+    site: Baseline | None,
+    *,
+    site_includes_run: bool = False,
+) -> References:
+    """The values that metrics are compared with, among them the GEMM rates of this run."""
+    rates: dict[str, dict[str, float]] = {}
+    for name, check in checks.items():
+        data_types = {each.name: each.bound for each in check.declared if each.name == f"tflops.{each.bound}"}
+        for measurement in by_check.get(name, ()) if data_types else ():
+            for metric in measurement.metrics:
+                if (data_type := data_types.get(metric.name)) and metric.value > 0:
+                    rates.setdefault(data_type, {})[metric.subject] = metric.value
+    return select_references(
+        trial_links,
+        site,
+        site_includes_run=site_includes_run,
+        cpu_only=config.cluster.gpus_per_node == 0,
+        tcp=tcp_fabric(config),
+        gemm_rates=rates,
+    )
 
 
 def _judge_of(check: Check, settings: CheckSettings, trial: str, references: References) -> retry.Judge:

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from statistics import median
 
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound
-from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References
-from seatrial.hardware.training_flops import BOUNDED_METRICS
+from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References, Sku
+from seatrial.hardware.training_flops import BOUNDED_METRICS, training_work
 from seatrial.judge.groups import MeasurementGroup, PeerGroups, opposite_direction
 from seatrial.judge.plausibility import (
     above_reference,
@@ -38,7 +39,7 @@ from seatrial.model import (
     format_value,
     plausible_range,
 )
-from seatrial.model.rule import BOUND, OPPOSITE, PEERS, REFERENCE, Limit
+from seatrial.model.rule import BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
 
 # A value above this multiple of the reference value is a measurement error, or the reference value is wrong. The
 # largest known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100
@@ -50,12 +51,16 @@ MAX_RATIO_OF_BOUND = 1.25
 # A metric without a published value gets a PASS only if its baseline value was learned from at least this many runs.
 # One bad run among three does not determine their median.
 MIN_BASELINE_RUNS = 3
+# A training's share of the GEMM rate is known of few GPU models, and of one node; elsewhere a share below this part of
+# it rejects: a GPU model with more FLOP/s per byte of memory bandwidth reaches less, but hardly 30 % less
+UNMEASURED_SHARE = 0.7
 _LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELINE_RUNS} other runs of this hardware"
 _FAIL, _ERROR, _UNJUDGED = Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED
 _PASS, _SKIP, _WARN = Outcome.PASS, Outcome.SKIP, Outcome.WARN  # looked up once, since enum member access is slow
 _RANK = {outcome: rank for rank, outcome in enumerate(WORST_FIRST)}
 _DECIDED = (_FAIL, _ERROR, _PASS)  # a later limit with the same outcome changes nothing
 _TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.ABOVE_PHYSICAL_LIMIT})
+_RDMA = ("rdma", "efa")
 _NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units; rates are not negative either, see metric.signed
 _MAX_FACT_CHARS = 600  # a longer fact is truncated in the evidence; the record has the whole fact
 Comparison = Callable[[Metric], Verdict]
@@ -183,7 +188,7 @@ class _Limits:
             for compare_peers in self._among_peers:
                 worse = worse or compare_peers(metric)
             if worse is None and metric.samples and not self._of.references.cpu_only:
-                worse = slow_windows(self._of.check, metric)  # their limits come from GPU nodes
+                worse = slow_windows(self._of.check, metric)  # the limits of windows come from GPU nodes
             decided = _worse(decided, worse) if worse else decided
             if single_limit is not None:
                 decided = _worse(decided, self._single(metric, single_limit))
@@ -213,31 +218,33 @@ class _Limits:
         bound = hardware_bound(of.lookup, self._facts, of.references)
         return bound if bound and bound.unit == self._unit else None
 
-    def _absolute_limits(self) -> Iterator[Comparison]:
-        """The comparisons with the number, the peak, or the reference of the rule; or why there is no such value."""
+    def _absolute_limits(self) -> Sequence[Comparison]:
+        """The comparisons with the number, or with the reference, the GEMM rate and the peak of the rule.
+
+        Without any of them: a comparison that says why there is none.
+        """
         rule, of, unit = self._rule, self._of, self._unit
         if rule.threshold is not None:
-            yield self._number(rule.threshold) if of.trial == "" else self._trial_number(rule.threshold)
-            return
+            return [self._number(rule.threshold) if of.trial == "" else self._trial_number(rule.threshold)]
         if rule.only_warns_by_peers:
-            yield self._outlier
-            return
-        if (share := rule.share(BOUND)) is not None:
-            yield self._peak(share)
-            return
-        peers = NO_PEERS if of.reference_optional else self._peers
+            return [self._outlier]
+        by_work = [made for limit in rule.limits if limit.base == GEMM and (made := self._gemm_share(limit))]
+        peak = self._peak(rule.share(BOUND) or 0.0) if rule.share(BOUND) else None
+        others = [*by_work, *([peak] if peak else [])]
+        if rule.share(BOUND) and not rule.reference:
+            unknown = "the peak speed of this training on this GPU model is unknown"
+            return others or [self._always(_SKIP, Reason.NO_THRESHOLD, unknown)]
+        peers = NO_PEERS if of.reference_optional or others else self._peers
         reference = of.references.find(of.lookup.reference_key, self._facts, peers, unit)
         if isinstance(reference, str):
-            if of.reference_optional and not self._has_unknown_model:
-                yield self._always(_SKIP, Reason.NO_THRESHOLD, reference)
-            else:
-                yield self._always(_UNJUDGED, Reason.NO_REFERENCE, reference)
-        elif reference.unit != unit:
-            yield self._always(_UNJUDGED, Reason.UNIT_MISMATCH, reference.unit)
-        elif reference.kind is BasisKind.SITE:
-            yield self._site(of.references.applicable(of.lookup.reference_key, self._facts))
-        else:
-            yield self._reference(reference)
+            optional = of.reference_optional and not self._has_unknown_model
+            missing = (_SKIP, Reason.NO_THRESHOLD) if optional else (_UNJUDGED, Reason.NO_REFERENCE)
+            return others or [self._always(*missing, reference)]
+        if reference.unit != unit:
+            return [self._always(_UNJUDGED, Reason.UNIT_MISMATCH, reference.unit), *others]
+        if reference.kind is BasisKind.SITE:
+            return [self._site(of.references.applicable(of.lookup.reference_key, self._facts)), *others]
+        return [self._reference(reference), *others]
 
     def _always(self, outcome: Outcome, reason: Reason, detail: str) -> Comparison:
         return lambda metric: self._make(metric, outcome, reason, detail=detail)
@@ -314,21 +321,64 @@ class _Limits:
             return self._make(metric, _WARN, Reason.BELOW_PEERS, basis=basis)
         return Verdict(self._of.check, metric.subject, _PASS, metric.name, (), "", metric.value, metric.unit, basis)
 
-    def _peak(self, share: float) -> Comparison:
-        """FAIL below a share of the GPU's peak speed for this training; SKIP if the peak is unknown."""
+    def _peak(self, share: float) -> Comparison | None:
+        """FAIL below a share of the GPU's peak speed for this training; None if the peak is unknown."""
         peak = hardware_bound(self._of.lookup, self._facts, self._of.references)
         if peak is None or peak.unit != self._unit:
-            detail = "the peak speed of this training on this GPU model is unknown"
-            return self._always(_SKIP, Reason.NO_THRESHOLD, detail)
+            return None
         source = peak.derivation
-        basis = Basis(BasisKind.PHYSICAL_LIMIT, "the hardware", peak.value, peak.unit, source=source, fail_below=share)
-        self._bases.append(basis)
+        basis = self._listed(
+            Basis(BasisKind.PHYSICAL_LIMIT, "the hardware", peak.value, peak.unit, source=source, fail_below=share)
+        )
 
         def compare(metric: Metric) -> Verdict:
             ratio = metric.value / peak.value
             if ratio >= share:
                 return self._make(metric, _PASS, basis=basis, ratio=ratio)
             return self._make(metric, _FAIL, Reason.THRESHOLD_VIOLATED, basis=basis, ratio=ratio)
+
+        return compare
+
+    def _gemm_share(self, limit: Limit) -> Comparison | None:
+        """Comparison of a training with the GEMM rate that this run measured on the same GPU, or on all GPUs.
+
+        A share that was measured on other GPU models, or on one node only, warns; it rejects below UNMEASURED_SHARE of
+        it. None if there is no such rate, or if nodes communicate over TCP.
+        """
+        references, facts = self._of.references, self._facts
+        work = training_work(self._rule.metric, facts)
+        rates = references.gemm_rates.get(work.spec_key, {}) if work else {}
+        several_nodes = facts.get("nodes") not in (None, 1)
+        if (
+            not work
+            or not work.flops_per_token
+            or not rates
+            or (several_nodes and references.links.network not in _RDMA)
+        ):
+            return None
+        skus = [references.sku(model) for model in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
+        measured = not several_nodes and all(isinstance(sku, Sku) and sku.trained for sku in skus)
+        all_rates, tokens = median(rates.values()), 1e12 / work.flops_per_token
+        fails = limit.outcome is _FAIL
+        share = limit.value if measured or not fails else UNMEASURED_SHARE * limit.value
+        bases: dict[float, Basis] = {}
+
+        def compare(metric: Metric) -> Verdict:
+            rate = rates.get(metric.subject, all_rates)
+            if (basis := bases.get(rate)) is None:
+                name = f"{rate:.4g} TFLOP/s, the {work.spec_key} GEMM rate of this run"
+                fail_below, warn_below = (share, None) if fails else (None, share)
+                basis = Basis(
+                    BasisKind.RUN, name, rate * tokens, self._unit, fail_below=fail_below, warn_below=warn_below
+                )
+                bases[rate] = basis
+            ratio = metric.value / (rate * tokens)
+            if ratio >= share:
+                return self._make(metric, _PASS, basis=basis, ratio=ratio)
+            if not fails:
+                return self._make(metric, _WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
+            required = share * rate * tokens
+            return self._violated(metric, required, required.__le__, basis, ratio)
 
         return compare
 
@@ -343,8 +393,8 @@ class _Limits:
 
     @cached_property
     def _warning_basis(self) -> Basis:
-        median, share = self._peers.median, self._rule.share(PEERS, _WARN)
-        return self._listed(Basis(BasisKind.PEERS, _peers_name(self._peers), median, self._unit, warn_below=share))
+        peers, share = self._peers, self._rule.share(PEERS, _WARN)
+        return self._listed(Basis(BasisKind.PEERS, _peers_name(peers), peers.median, self._unit, warn_below=share))
 
     def _peer_limit(self, peers: PeerGroup, share: float) -> Callable[[Metric], Verdict | None]:
         """FAIL below a share of the median of the peers, on the node or on all nodes.

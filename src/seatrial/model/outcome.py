@@ -34,6 +34,7 @@ class BasisKind(StrEnum):
     SKU = "SKU"  # published value of the hardware
     PHYSICAL_LIMIT = "physical_limit"  # upper bound computed from link bandwidth and peak FLOP/s
     FABRIC_MODEL = "fabric_model"  # bound of the network between nodes, computed from port rates and traffic
+    RUN = "run"  # another metric that this run measured
     PEERS = "peers"  # median of the devices of the same model in this trial
     OWN_MEDIAN = "own_median"  # median of the samples of the same metric
     RULE = "rule"  # rule of the check

@@ -67,7 +67,7 @@ ParsedThreshold = Annotated[
 
 
 Severity = Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR]
-REFERENCE, PEERS, BOUND, OPPOSITE = BASES = ("reference", "peers", "bound", "opposite")
+REFERENCE, PEERS, BOUND, GEMM, OPPOSITE = BASES = ("reference", "peers", "bound", "gemm", "opposite")
 _PER_GPU = " / gpus"  # end of a base: another metric of the same GPU, divided by the GPUs of the node
 _SHARE = re.compile(rf"(>=|>) (\d+(?:\.\d+)?) ({'|'.join(BASES)}|\S+{_PER_GPU})")
 _NODES = re.compile(r"nodes (>=|<) (\d+)")

@@ -16,6 +16,7 @@ LAX_THRESHOLD, STRICT_THRESHOLD = "LAX THRESHOLD", "STRICT THRESHOLD"
 _BASIS_LABELS = {
     BasisKind.PEERS: "median of",
     BasisKind.PHYSICAL_LIMIT: "limit of",
+    BasisKind.RUN: "work at",
     BasisKind.FABRIC_MODEL: "bound of",
     BasisKind.OWN_MEDIAN: "median of its own windows",
 }

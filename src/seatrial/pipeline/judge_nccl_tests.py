@@ -16,9 +16,9 @@ from seatrial.hardware.bounds import hardware_bound
 from seatrial.hardware.fabric_model import node_links
 from seatrial.hardware.network_bounds import default_algorithm, network_bound
 from seatrial.hardware.references import NO_PEERS, Reference, References, Sku, select_references
+from seatrial.judge.limits import MAX_RATIO_OF_BOUND
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.rules import judge_check
-from seatrial.judge.limits import MAX_RATIO_OF_BOUND
 from seatrial.model import (
     CLUSTER,
     Baseline,

@@ -67,6 +67,8 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Answer]:
         stages.append(Stage(stage, overrides, groups, stage_subjects))
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
+        if NODE not in results:
+            yield absent(f"{TOKENS_PER_GPU}.{NODE}", _NO_STAGE[NODE])
         yield from _scaling_observations(results)
         yield from _ranks.slowdown_and_data_wait(results, subjects)
         trainings = [result for stage_results in results.values() for result in stage_results]
@@ -156,6 +158,8 @@ _CLUSTER_FIX = (
     "may set another threshold in expect, with override: true"
 )
 
+_DEFAULTS = "config", "overrides", "layers"
+
 CHECK = Check(
     name="train.throughput",
     title="Training speed per GPU, node and cluster",
@@ -163,8 +167,9 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     declared=(
         *_results.DECLARED,
-        _results.peak_metric(f"{TOKENS_PER_GPU}.{GPU}", "config", "overrides", "layers"),
-        *_results.speed(NODE, ALL),
+        _results.speed_of_work(f"{TOKENS_PER_GPU}.{GPU}", 0.68, 0.71, *_DEFAULTS, peers=True),
+        _results.speed_of_work(f"{TOKENS_PER_GPU}.{NODE}", 0.72, 0.76, *_DEFAULTS),
+        *_results.speed(ALL),
         *_results.EACH_STAGE,
         _efficiency(NODE, GPU, _NODE_FIX),
         _efficiency(ALL, NODE, _CLUSTER_FIX),
