@@ -25,7 +25,7 @@ from seatrial.judge.plausibility import (
     threshold_error,
     threshold_notes,
 )
-from seatrial.judge.samples import slow_windows, violation
+from seatrial.judge.samples import slow_windows, violation, with_mean_speed
 from seatrial.model import (
     WORST_FIRST,
     Basis,
@@ -51,8 +51,8 @@ MAX_RATIO_OF_BOUND = 1.25
 # A metric without a published value gets a PASS only if its baseline value was learned from at least this many runs.
 # One bad run among three does not determine their median.
 MIN_BASELINE_RUNS = 3
-# A training's share of the GEMM rate is known of few GPU models, and of one node; elsewhere a share below this part of
-# it rejects: a GPU model with more FLOP/s per byte of memory bandwidth reaches less, but hardly 30 % less
+# A training's share of the GEMM rate is known of few GPU models. On others a share below this part of it rejects: a GPU
+# model with more FLOP/s per byte of memory bandwidth reaches less, but hardly 30 % less
 UNMEASURED_SHARE = 0.7
 _LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELINE_RUNS} other runs of this hardware"
 _FAIL, _ERROR, _UNJUDGED = Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED
@@ -60,7 +60,6 @@ _PASS, _SKIP, _WARN = Outcome.PASS, Outcome.SKIP, Outcome.WARN  # looked up once
 _RANK = {outcome: rank for rank, outcome in enumerate(WORST_FIRST)}
 _DECIDED = (_FAIL, _ERROR, _PASS)  # a later limit with the same outcome changes nothing
 _TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.ABOVE_PHYSICAL_LIMIT})
-_RDMA = ("rdma", "efa")
 _NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units; rates are not negative either, see metric.signed
 _MAX_FACT_CHARS = 600  # a longer fact is truncated in the evidence; the record has the whole fact
 Comparison = Callable[[Metric], Verdict]
@@ -188,13 +187,27 @@ class _Limits:
             for compare_peers in self._among_peers:
                 worse = worse or compare_peers(metric)
             if worse is None and metric.samples and not self._of.references.cpu_only:
-                worse = slow_windows(self._of.check, metric)  # the limits of windows come from GPU nodes
+                # the limits of windows come from GPU nodes
+                on_average = self._slow_on_average(metric) if decided.outcome in (_PASS, _WARN) else None
+                worse = on_average or slow_windows(self._of.check, metric)
             decided = _worse(decided, worse) if worse else decided
             if single_limit is not None:
                 decided = _worse(decided, self._single(metric, single_limit))
         if len(self._bases) < 2:
             return decided
         return replace(decided, other_limits=tuple(basis for basis in self._bases if basis is not decided.basis))
+
+    def _slow_on_average(self, metric: Metric) -> Verdict | None:
+        """A FAIL if the median of the windows is good, but their mean violates a limit; else None."""
+        if (averaged := with_mean_speed(metric)) is None:
+            return None
+        for compare in (self._first, *self._more):
+            verdict = compare(averaged)
+            if verdict.outcome is _FAIL:
+                detail = "their mean clearly violates the limit that their median meets"
+                basis, ratio = verdict.basis, verdict.ratio
+                return self._make(metric, _FAIL, Reason.SLOW_WINDOWS, basis=basis, ratio=ratio, detail=detail)
+        return None
 
     def _measurement_error(self, metric: Metric) -> Verdict | None:
         value, signed, threshold = metric.value, self._of.signed, self._rule.threshold
@@ -229,7 +242,7 @@ class _Limits:
         if rule.only_warns_by_peers:
             return [self._outlier]
         by_work = [made for limit in rule.limits if limit.base == GEMM and (made := self._gemm_share(limit))]
-        peak = self._peak(rule.share(BOUND) or 0.0) if rule.share(BOUND) else None
+        peak = None if by_work or not rule.share(BOUND) else self._peak(rule.share(BOUND) or 0.0)
         others = [*by_work, *([peak] if peak else [])]
         if rule.share(BOUND) and not rule.reference:
             unknown = "the peak speed of this training on this GPU model is unknown"
@@ -342,22 +355,15 @@ class _Limits:
     def _gemm_share(self, limit: Limit) -> Comparison | None:
         """Comparison of a training with the GEMM rate that this run measured on the same GPU, or on all GPUs.
 
-        A share that was measured on other GPU models, or on one node only, warns; it rejects below UNMEASURED_SHARE of
-        it. None if there is no such rate, or if nodes communicate over TCP.
+        On GPU models without a measured share, the limit is UNMEASURED_SHARE of it. None without such a rate.
         """
         references, facts = self._of.references, self._facts
         work = training_work(self._rule.metric, facts)
         rates = references.gemm_rates.get(work.spec_key, {}) if work else {}
-        several_nodes = facts.get("nodes") not in (None, 1)
-        if (
-            not work
-            or not work.flops_per_token
-            or not rates
-            or (several_nodes and references.links.network not in _RDMA)
-        ):
+        if not work or not work.flops_per_token or not rates:
             return None
         skus = [references.sku(model) for model in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
-        measured = not several_nodes and all(isinstance(sku, Sku) and sku.trained for sku in skus)
+        measured = all(isinstance(sku, Sku) and sku.trained for sku in skus)
         all_rates, tokens = median(rates.values()), 1e12 / work.flops_per_token
         fails = limit.outcome is _FAIL
         share = limit.value if measured or not fails else UNMEASURED_SHARE * limit.value

@@ -10,6 +10,9 @@ docs/results/2026-11-23-judge has the resulting rates of false alarms and detect
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import isclose
+from statistics import fmean, harmonic_mean, median
 
 from seatrial.judge.plausibility import TIME_UNITS
 from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Verdict, format_value
@@ -81,6 +84,23 @@ def slow_windows(check: str, metric: Metric) -> Verdict | None:
         unit,
         Basis(BasisKind.OWN_MEDIAN, "", middle, unit, source=_HEALTHY_RUN, fail_below=SLOW_WINDOW),
     )
+
+
+def with_mean_speed(metric: Metric) -> Metric | None:
+    """The metric with the mean speed of all windows as value, without samples; None if it has no slow window.
+
+    The mean is that of the whole measurement: total work divided by total time. A median hides that some windows
+    are slow. The value is CLEAR_MARGIN better than the mean, so that it violates a limit only if the mean clearly does.
+    """
+    samples, middle, is_time = metric.samples, metric.value, metric.unit in TIME_UNITS
+    if len(samples) < 3 or middle <= 0 or not (is_time or "/s" in metric.unit):
+        return None
+    worst_sample = max(samples) if is_time else min(samples)
+    if _speed(worst_sample, middle, is_time) >= SLOW_WINDOW or not isclose(median(samples), middle, rel_tol=1e-3):
+        return None
+    total_rate = 0.0 if worst_sample <= 0 else harmonic_mean(samples)
+    mean = (1 - CLEAR_MARGIN) * fmean(samples) if is_time else total_rate / (1 - CLEAR_MARGIN)
+    return replace(metric, value=mean, samples=())
 
 
 def _speed(sample: float, middle: float, is_time: bool) -> float:

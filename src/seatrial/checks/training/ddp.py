@@ -342,7 +342,9 @@ CHECK = Check(
             "compare torch and NCCL versions on all nodes and unset all NCCL_* variables.",
         ),
         metric("tokens_per_second", unit="tokens/s", meaning="tokens per second of all ranks", speed=True),
-        _results.speed_of_work("tokens_per_second_per_gpu", 0.46, 0.485, "batch", "seq_len", "dim", "layers"),
+        _results.speed_of_work(
+            "tokens_per_second_per_gpu", 0.46, 0.485, "batch", "seq_len", "dim", "layers", one_node=True
+        ),
         metric(
             "scaling_efficiency",
             unit="%",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Context
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answer, absent, metric, rule, value
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -103,6 +103,8 @@ def _method(config: str, layers: int | None, overrides: Mapping[str, tuple[str, 
     )
 
 
+_WHEN = f"{_results.ON_GPU} and settings == shipped and layers == all and cpu_offload == no"
+
 CHECK = Check(
     name="train.fsdp",
     title="Full fine-tune of Mistral-7B on all ranks (FSDP2): sharding, memory, speed",
@@ -119,7 +121,8 @@ CHECK = Check(
             "check device.gemm and device.burn; slowest_rank in the fact run.native names a host",
             warn=(">= 0.95 reference", ">= 0.68 gemm"),
             reference="train.fsdp.native",
-            when=f"{_results.ON_GPU} and settings == shipped and layers == all and cpu_offload == no",
+            when=f"{_WHEN} and nodes < 2",
+            also=(rule(">= 0.90 reference", warn=">= 0.95 reference", when=f"{_WHEN} and nodes >= 2"),),
             unit="tokens/s/GPU",
             speed=True,
         ),
