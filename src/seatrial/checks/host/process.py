@@ -6,6 +6,8 @@ import os
 import resource
 from collections.abc import Iterator
 
+from pydantic import JsonValue
+
 from seatrial.checks.base import SLOWED_BY_PREFIX, Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
 from seatrial.discover import environment_variables
@@ -27,46 +29,44 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     context.progress("reading /proc and /sys")
     cpu, memory = cpu_memory.read_cpu(context.root), cpu_memory.read_memory(context.root)
     allowed, of_other_ranks = os.sched_getaffinity(0), _cpus_of_other_ranks()
+    rank_count = 1 + len(of_other_ranks)
     policy = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
     policy_name = next((name for name in _POLICY_NAMES if getattr(os, name, None) == policy), str(policy))
     locked_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     values = environment_variables.read()
     cpus_by_node = {node.name: allowed.intersection(parse_id_list(node.cpus)) for node in cpu.numa if node.cpus}
+    evidence: dict[str, JsonValue] = {"allowed_cpus": id_list(allowed), "cpus_of_node": cpu.threads}
+    evidence |= {"ranks_on_node": rank_count, "cpu_quota": cpu.quota_cores}
     yield from facts(
         {
+            **evidence,
             "backend": "cuda" if context.on_gpu else "cpu",
-            "allowed_cpus": id_list(allowed),
             "numa_nodes": {name: id_list(cpus) for name, cpus in cpus_by_node.items() if cpus},
-            "ranks_on_node": 1 + len(of_other_ranks),
-            "cpu_quota": cpu.quota_cores,
             "memory_limit_bytes": memory.limit_bytes,
             "memlock_bytes": "unlimited" if locked_bytes == resource.RLIM_INFINITY else locked_bytes,
             "scheduling_policy": policy_name,
             "variables": values,
         }
     )
-    may_use = f"this process may use CPU {id_list(allowed)}"
     if cpu.threads is None:
         yield unreadable("allowed_cpus", cpu.unreadable["threads"])
     elif len(allowed) >= cpu.threads:
         yield absent("allowed_cpus", f"all {cpu.threads} CPUs of the node are allowed")
     else:  # a CPU that several ranks may use is a part of one for each of them
         shares = (1 / (1 + sum(number in cpus for cpus in of_other_ranks)) for number in allowed)
-        evidence = f"{may_use} of {cpu.threads} CPUs of the node; the node has {1 + len(of_other_ranks)} ranks"
         yield value("allowed_cpus", sum(shares), evidence=evidence)
-    yield _cpus_near_gpu(context, allowed, may_use)
+    yield _cpus_near_gpu(context, allowed)
     if "quota_cores" in cpu.unreadable:
         yield unreadable("cpu_quota", cpu.unreadable["quota_cores"])
     elif cpu.quota_cores is None or (cpu.threads and cpu.quota_cores >= cpu.threads):
         yield absent("cpu_quota", "no CPU quota below the number of CPUs of the node")
     else:
-        evidence = f"CPU time of {cpu.quota_cores:g} CPUs for {1 + len(of_other_ranks)} ranks (cpu.max)"
-        yield value("cpu_quota", cpu.quota_cores / (1 + len(of_other_ranks)), evidence=evidence)
+        yield value("cpu_quota", cpu.quota_cores / rank_count, evidence=evidence)
     yield value("nice", os.getpriority(os.PRIO_PROCESS, 0))
-    yield value("background_scheduling", policy in (os.SCHED_BATCH, os.SCHED_IDLE), evidence=policy_name)
+    yield value("background_scheduling", policy in (os.SCHED_BATCH, os.SCHED_IDLE), evidence={"policy": policy_name})
     for name, variable in _SLOWING.items():
         is_slowing = name in values and variable.has_effect(values[name])
-        yield value(SLOWED_BY_PREFIX + name, is_slowing, evidence=f"{name}={values.get(name)}")
+        yield value(SLOWED_BY_PREFIX + name, is_slowing, evidence={name: values.get(name)})
 
 
 def _cpus_of_other_ranks() -> list[set[int]]:
@@ -84,7 +84,7 @@ def _cpus_of_other_ranks() -> list[set[int]]:
     return masks
 
 
-def _cpus_near_gpu(context: Context, allowed: set[int], may_use: str) -> Answer:
+def _cpus_near_gpu(context: Context, allowed: set[int]) -> Answer:
     if not context.on_gpu:
         return absent("cpus_near_gpu", "this rank has no GPU")
     from seatrial.bench import rank
@@ -95,7 +95,7 @@ def _cpus_near_gpu(context: Context, allowed: set[int], may_use: str) -> Answer:
         near_gpu, reason = set(), str(error)
     if not near_gpu:
         return absent("cpus_near_gpu", reason)
-    evidence = f"{may_use}; CPUs on the GPU's NUMA node: {id_list(near_gpu)}"
+    evidence = {"allowed_cpus": id_list(allowed), "cpus_near_gpu": id_list(near_gpu)}
     return value("cpus_near_gpu", len(allowed & near_gpu), evidence=evidence)
 
 
