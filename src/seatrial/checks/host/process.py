@@ -74,7 +74,7 @@ def _cpus_of_other_ranks() -> list[set[int]]:
     import psutil
 
     masks: list[set[int]] = []
-    parent = psutil.Process(os.getppid()) if "LOCAL_RANK" in os.environ else None
+    parent = psutil.Process().parent() if "LOCAL_RANK" in os.environ else None
     for process in parent.children() if parent else ():
         try:
             if process.pid != os.getpid() and "LOCAL_RANK" in process.environ():
