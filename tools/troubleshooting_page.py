@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from seatrial.diagnose.cause_data import causes, variables
+from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.signature import Signature
 from seatrial.diagnose.xid import xid_rows
+from seatrial.discover.environment_variables import variables
 from seatrial.util import data_files
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.diagnose.cause_data import Cause, causes, variables
+from seatrial.diagnose.cause_data import Cause, causes
+from seatrial.discover.environment_variables import variables
 
 
 @pytest.mark.parametrize("cause", causes(), ids=lambda cause: cause.id)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ValueError, match="empty is empty"):
         file_readers.read_line(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [({0}, "0"), ({3, 1, 2, 0, 8}, "0-3,8"), ((1, 3, 5, 6, 6), "1,3,5-6"), (set(), "")]
+)
+def test_id_list_has_the_format_of_the_kernel(numbers: Collection[int], text: str) -> None:
+    assert file_readers.id_list(numbers) == text
 
 
 def test_parse_id_list() -> None:

@@ -97,7 +97,7 @@ def test_quick_on_64_nodes_of_8_gpus_ends_with_one_cause_in_20_lines(
     early_end, cause = why_not.reasons(trial)
     assert sentence in early_end.text
     assert finding.title in cause.title
-    assert junit.render(trial).count("cause: ") == junit.render(trial).count(f"cause: {finding.title}") == 17
+    assert junit.render(trial).count("cause: ") == junit.render(trial).count(f"cause: {finding.title}") == 18
     assert finding.signature in {match.signature.id for match in search_lines([explained.read_text()], "")}
 
 

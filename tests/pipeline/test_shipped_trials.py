@@ -7,7 +7,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
 from seatrial.checks.training.ddp import DdpOptions
-from seatrial.config.layers import resolve
+from seatrial.config.layers import resolve, trial_names
 from seatrial.config.schema import CheckSettings
 from seatrial.model import Job
 from seatrial.pipeline.plan import NodeGpus, make_plan
@@ -38,6 +38,13 @@ def test_only_acceptance_measures_the_speed_of_hosts() -> None:
     assert {"host.settings", "host.versions"} <= checks["quick"]
     assert {"host.settings", "host.versions", "host.speed", "fabric.nvlink_domain"} <= checks["acceptance"]
     assert "host.speed" not in checks["quick"]
+
+
+def test_trials_that_measure_gpus_observe_the_process_that_measures() -> None:
+    names = {
+        name for name in trial_names() if "host.process" in resolve(name, environ={}, schemas=SCHEMAS).config.checks
+    }
+    assert names == set(trial_names()) - {"hook"}
 
 
 def test_burn_in_has_the_hardware_thresholds_of_acceptance(burn_in: dict[str, CheckSettings]) -> None:

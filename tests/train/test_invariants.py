@@ -16,7 +16,7 @@ from seatrial.train.invariants import RankInfo, SampleCounts, count_samples
 
 def process(rank: int, **changes: object) -> RankInfo:
     environment: dict[str, str | None] = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2)}
-    info = RankInfo(rank, 4, rank % 2, environment, f"node{rank // 2}", "NVIDIA H200", f"GPU-{rank}", "0-3")
+    info = RankInfo(rank, 4, rank % 2, environment, f"node{rank // 2}", "NVIDIA H200", f"GPU-{rank}")
     return replace(info, **changes)  # type: ignore[arg-type]
 
 
@@ -79,15 +79,7 @@ def test_shared_gpus() -> None:
 def test_rank_info_of_this_process() -> None:
     info = invariants.read_rank_info(0, 1, 0, "node0", "cpu")
     assert info.gpu_uuid is None
-    assert info.cpus == invariants.core_list(os.sched_getaffinity(0))
     assert info.environment["RANK"] == os.environ.get("RANK")
-
-
-@pytest.mark.parametrize(
-    ("cores", "text"), [({0}, "0"), ({3, 1, 2, 0, 8}, "0-3,8"), ({1, 3, 5, 6}, "1,3,5-6"), (set(), "")]
-)
-def test_core_list_has_the_format_of_the_kernel(cores: set[int], text: str) -> None:
-    assert invariants.core_list(cores) == text
 
 
 @given(size=st.integers(min_value=16, max_value=200), ranks=st.integers(min_value=1, max_value=16))

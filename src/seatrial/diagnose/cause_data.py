@@ -1,4 +1,4 @@
-"""Causes and environment variables as data, from data/causes and data/environment_variables.yaml."""
+"""Causes as data, from data/causes and from the declarations of metrics."""
 
 from __future__ import annotations
 
@@ -66,20 +66,6 @@ class Cause(Frozen):
         )
 
 
-class Variable(Frozen):
-    """An environment variable: its default, and the effect of other values than those that ``harmless`` matches.
-
-    ``large``: the effect alone can make collectives several times slower.
-    """
-
-    default: str
-    harmless: str = r"(?!)"
-    effect: str
-    explains: tuple[str, ...]
-    large: bool = False
-    source: str
-
-
 @cache
 def causes() -> tuple[Cause, ...]:
     """All causes that ship with seatrial: those of one metric from its declaration, the others from data/causes."""
@@ -98,10 +84,3 @@ def _declared(declared: metric, cause: declare.Cause, evidence: Mapping[str, tup
     own = {name: value for name, value in vars(cause).items() if value}
     by_default = {"title": declared.meaning, "fix": declared.fix, "explains": ()}
     return Cause.model_validate({**by_default, **own, "evidence": evidence})
-
-
-@cache
-def variables() -> Mapping[str, Variable]:
-    """All environment variables with a known effect."""
-    rows = data_files.read("environment_variables.yaml")
-    return {name: Variable.model_validate(row) for name, row in rows.items()}

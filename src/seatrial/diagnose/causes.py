@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from seatrial.checks.base import Check
-from seatrial.diagnose.cause_data import Cause, causes, variables
+from seatrial.checks.base import SLOWED_BY_PREFIX, Check
+from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.cause_details import Details
+from seatrial.discover.environment_variables import variables
 from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Verdict, VerdictKey
+from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Scope, Verdict, VerdictKey
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
@@ -25,7 +26,7 @@ _MAX_NAMED = 6
 _CLIENT_PROGRAMS = ("kubectl ", "srun ", "scontrol ", "sinfo ", "squeue ", "sacct ")
 _DIFFERENCE_ROLES: tuple[FactRole, ...] = ("setting_differences", "version_differences")
 # The end of the recorded value of a variable that seatrial sets
-_SET_BY_SEATRIAL = "(set by seatrial)"
+SET_BY_SEATRIAL = "(set by seatrial)"
 SPEED_CHECKS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "train.*")
 
 
@@ -229,7 +230,10 @@ def _suspects_by_verdict(
                 title=f"{cause.title}: {and_more(processes, _MAX_NAMED)}" if processes else cause.title,
                 subject=place,
                 confidence="high" if has_failed else "medium",
-                evidence=and_more([verdict.evidence or verdict.summary for verdict in evidence_verdicts], _MAX_NAMED),
+                evidence=and_more(
+                    list(dict.fromkeys(verdict.evidence or verdict.summary for verdict in evidence_verdicts)),
+                    _MAX_NAMED,
+                ),
                 first_command=node_command(details.command(cause, evidence_verdicts, place), place, node_prefix, names),
                 fix=_filled(cause.fix, place),
                 action=cause.action,
@@ -288,20 +292,13 @@ def _suspects_by_variable(
 ) -> Iterator[_Suspect]:
     """One suspect for each environment variable and each value of it that is not harmless.
 
-    Its place is a node if only this node of several has the value, else the cluster. For a node, the evidence is the
-    verdict that settings differ.
+    Its place is a node if only this node of several has the value, else the cluster. The evidence is the WARN on the
+    variable, and for a node the verdict that settings differ.
     """
-    settings = list(_settings_of_nodes(measurements, checks))
-    all_nodes = {node for node, _, _ in settings if node != CLUSTER}
-    nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node or CLUSTER → check with the fact
-    for node, check, values in settings:
-        for name, value in values.items():
-            text, variable = str(value), variables().get(name)
-            if variable and not text.endswith(_SET_BY_SEATRIAL) and not re.fullmatch(variable.harmless, text):
-                nodes_by_value.setdefault((name, text), {}).setdefault(node, check)
-    for (name, text), check_by_node in nodes_by_value.items():
-        variable, nodes = variables()[name], [node for node in check_by_node if node != CLUSTER]
-        is_on_some = 0 < len(nodes) < len(all_nodes)
+    for name, text, nodes, is_on_some, check in variable_values(measurements, checks):
+        variable = variables()[name]
+        if text.endswith(SET_BY_SEATRIAL) or not variable.has_effect(text):
+            continue
         place = nodes[0] if is_on_some and len(nodes) == 1 else CLUSTER
         where = f" on {and_more(nodes, _MAX_NAMED)} only" if is_on_some else ""
         files = "/etc/nccl.conf ~/.nccl.conf /etc/environment /etc/profile.d ~/.bashrc ~/.profile"
@@ -316,18 +313,43 @@ def _suspects_by_variable(
             first_command=node_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
             fix=f"Unset {name} where it is set, or remove it from the trial's env, and run the trial again.",
             action="fix-environment",
-            source=f"{VARIABLES_SOURCE} ({variable.source}); {next(iter(check_by_node.values()))}",
+            source=f"{VARIABLES_SOURCE} ({variable.source}); {check}",
         )
-        differences = _verdicts_at(bad, places, place, (name,))
+        warnings = (each for each in bad if each.metric == SLOWED_BY_PREFIX + name and overlap(place, each.subject))
         yield _Suspect(
             finding,
             place,
             variable.explains,
             wrong_results=False,
-            evidence_verdicts=differences,
+            evidence_verdicts=(*_verdicts_at(bad, places, place, (name,)), *warnings),
             variable=name,
             report_warning=True,
         )
+
+
+class VariableValue(NamedTuple):
+    """A value of an environment variable. ``is_on_some``: only ``nodes`` have it; else it applies to all ranks."""
+
+    name: str
+    text: str
+    nodes: list[str]
+    is_on_some: bool
+    check: str  # the first check whose facts have the value
+
+
+def variable_values(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> Iterator[VariableValue]:
+    """Each value of a variable with a known effect in the environment of the ranks or in NCCL's files."""
+    settings = list(_settings_of_nodes(measurements, checks))
+    all_nodes = {node for node, _, _ in settings if node != CLUSTER}
+    nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node or CLUSTER → check with the fact
+    for node, check, values in settings:
+        for name, value in values.items():
+            if name in variables():
+                nodes_by_value.setdefault((name, str(value)), {}).setdefault(node, check)
+    for (name, text), check_by_node in nodes_by_value.items():
+        nodes = [node for node in check_by_node if node != CLUSTER]
+        is_on_some = 0 < len(nodes) < len(all_nodes)
+        yield VariableValue(name, text, nodes, is_on_some, next(iter(check_by_node.values())))
 
 
 def _settings_of_nodes(
@@ -340,7 +362,8 @@ def _settings_of_nodes(
                 yield node, measurement.check, values
     for measurement, values in role_facts("variables", measurements, checks):
         if isinstance(values, Mapping):
-            yield CLUSTER, measurement.check, values
+            is_of_all = checks[measurement.check].scope is Scope.CLUSTER
+            yield CLUSTER if is_of_all else _node(measurement.subject), measurement.check, values
 
 
 def _suspects_by_difference(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,6 +57,15 @@ def read_number(path: Path) -> int:
 def list_names(folder: Path) -> list[str]:
     """The sorted names in a folder. Raises OSError."""
     return sorted(os.listdir(folder))
+
+
+def id_list(numbers: Iterable[int]) -> str:
+    """Numbers in the kernel's list format: {0, 1, 2, 8} → ``0-2,8``."""
+    unique = set(numbers)
+    starts = sorted(number for number in unique if number - 1 not in unique)
+    ends = sorted(number for number in unique if number + 1 not in unique)
+    spans = zip(starts, ends, strict=True)
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in spans)
 
 
 def parse_id_list(ranges: str) -> list[int]:

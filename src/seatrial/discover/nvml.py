@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal
 from uuid import UUID
 
+from seatrial.discover.file_readers import id_list
 from seatrial.model import Frozen
 
 # Errors due to the driver version: its library lacks the function or these arguments. They do not show whether the GPU
@@ -338,14 +339,14 @@ def _locality(reader: NvmlReader, handle: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     cpu_mask = reader.query("cpu_affinity", "nvmlDeviceGetCpuAffinityWithinScope", handle, mask_size, scope)
     if cpu_mask is not None:
-        fields["cpu_affinity"] = _ranges(_bits(cpu_mask))
+        fields["cpu_affinity"] = id_list(_bits(cpu_mask))
     node_mask = reader.query("numa_node", "nvmlDeviceGetMemoryAffinity", handle, mask_size, scope)
     if node_mask is not None:
         nearest = _bits(node_mask)
         if len(nearest) == 1:
             fields["numa_node"] = nearest[0]
         else:
-            text = f"NVML lists {len(nearest)} nearest NUMA nodes ({_ranges(nearest) or 'none'}), expected 1"
+            text = f"NVML lists {len(nearest)} nearest NUMA nodes ({id_list(nearest) or 'none'}), expected 1"
             reader.unreadable["numa_node"] = text
     return fields
 
@@ -353,14 +354,6 @@ def _locality(reader: NvmlReader, handle: Any) -> dict[str, Any]:
 def _bits(mask: Any) -> list[int]:
     """The positions of the bits that are set in a mask, which is a list of 64-bit numbers."""
     return [position for position in range(64 * len(mask)) if mask[position // 64] >> position % 64 & 1]
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Numbers as a list of ranges: [0, 1, 2, 8] → ``0-2,8``."""
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
-    ranges = zip(starts, ends, strict=True)
-    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in ranges)
 
 
 def _nvlinks(reader: NvmlReader, handle: Any) -> tuple[NvLink, ...]:

@@ -17,6 +17,7 @@ from seatrial.report import charts, dashboards, sections, topology
 from seatrial.report.causes import cause_text, causes
 from seatrial.report.scaling import scaling_table
 from seatrial.report.text import sanitized, split_code, utc
+from seatrial.report.variables import variable_lines
 from seatrial.report.view import (
     chapters,
     decision_style,
@@ -80,6 +81,7 @@ def render(trial: Trial) -> str:
         slow_paths=topology.slow_paths(trial),
         scaling=scaling_table(trial),
         chapters=chapters(trial),
+        variables=variable_lines(trial),
         settings=list(sections.settings(trial.config, trial.origins)),
     )
 

@@ -15,6 +15,7 @@ from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.causes import CauseView, cause_text, causes
 from seatrial.report.scaling import scaling_table
 from seatrial.report.text import sanitized, single_line
+from seatrial.report.variables import variable_lines
 from seatrial.report.view import (
     CheckView,
     Group,
@@ -57,6 +58,7 @@ def summary(trial: Trial, console: Console) -> None:
         console.print(_table(trial, refused_checks, console.width))
         _excluded(trial, console)
         _scaling(trial, console)
+        _variables(trial, console)
         console.print(_counts(trial))
     if refused_checks:
         text = f"{plural(len(refused_checks), 'check')} not started: {single_line(trial.stop_reason)}"
@@ -123,6 +125,14 @@ def _scaling(trial: Trial, console: Console) -> None:
     for row in scaling.rows:
         table.add_row(Text(f"  {row.name}"), row.node or "–", row.cluster or "–", row.ratio or "–")
     console.print(table)
+
+
+def _variables(trial: Trial, console: Console) -> None:
+    lines = variable_lines(trial)
+    if lines:
+        console.print(Text("Environment variables of the ranks", "bold"))
+    for line in lines:
+        console.print(Padding(Text(single_line(line), "dim"), (0, 0, 0, 2)))
 
 
 def _counts(trial: Trial) -> Text:

@@ -15,7 +15,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Rank, environment, node, GPU and cores of one training process."""
+    """Rank, environment, node and GPU of one training process."""
 
     rank: int
     world_size: int
@@ -24,7 +24,6 @@ class RankInfo:
     node: str
     gpu_name: str | None  # CUDA's name of the model, such as NVIDIA H200
     gpu_uuid: str | None  # in the format of nvidia-smi -L
-    cpus: str  # the affinity mask, such as "0-3,8"
 
 
 def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, device: str) -> RankInfo:
@@ -38,7 +37,6 @@ def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, devic
         node=node,
         gpu_name=gpu.name if gpu else None,
         gpu_uuid=f"GPU-{gpu.uuid}" if gpu else None,
-        cpus=core_list(os.sched_getaffinity(0)),
     )
 
 
@@ -81,17 +79,6 @@ def shared_gpus(processes: Sequence[RankInfo]) -> dict[str, list[int]]:
         if process.gpu_uuid is not None:
             ranks_by_gpu.setdefault(process.gpu_uuid, []).append(process.rank)
     return {uuid: ranks for uuid, ranks in ranks_by_gpu.items() if len(ranks) > 1}
-
-
-def core_list(cores: Iterable[int]) -> str:
-    """Cores in the kernel's list format: {0, 1, 2, 8} → ``0-2,8``."""
-    ranges: list[list[int]] = []
-    for core in sorted(cores):
-        if ranges and core == ranges[-1][-1] + 1:
-            ranges[-1].append(core)
-        else:
-            ranges.append([core])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in ranges)
 
 
 @dataclass(frozen=True)
