@@ -49,8 +49,8 @@ def verdicts_on(trial: Trial, check: str, metric: str) -> list[Verdict]:
     ("check", "pattern", "factor", "metric", "basis"),
     [
         ("train.fsdp", "tokens_per_second*", 600 / 11_595, NATIVE, BasisKind.SKU),
-        ("train.ddp", "tokens_per_second*", 0.02, TOKENS, BasisKind.PHYSICAL_LIMIT),
-        ("train.throughput", "tokens_per_second*", 0.02, f"{TOKENS}.gpu", BasisKind.PHYSICAL_LIMIT),
+        ("train.ddp", "tokens_per_second*", 0.02, TOKENS, BasisKind.RUN),
+        ("train.throughput", "tokens_per_second*", 0.02, f"{TOKENS}.gpu", BasisKind.RUN),
         ("train.checkpoint", "save_rate", 1e-4, "save_rate", BasisKind.RULE),
         ("train.checkpoint", "async_save_rate", 1e-4, "async_save_rate", BasisKind.RULE),
         ("train.checkpoint", "load_rate", 1e-4, "load_rate", BasisKind.RULE),
@@ -101,5 +101,27 @@ def test_threshold_accepts_a_gpu_model_without_reference_value(accepted: Trial) 
     unknown = accepted.model_copy(update={"measurements": measurements})
     for factor, outcome in ((1.0, Outcome.PASS), (0.01, Outcome.FAIL)):
         judged = scaled(unknown, "train.fsdp", "tokens_per_second*", factor)
-        (verdict,) = verdicts_on(judged, "train.fsdp", NATIVE)
-        assert (verdict.outcome, verdict.basis and verdict.basis.kind) == (outcome, BasisKind.TRIAL)
+        by_basis = {each.basis and each.basis.kind: each.outcome for each in verdicts_on(judged, "train.fsdp", NATIVE)}
+        assert by_basis == {BasisKind.RUN: outcome, BasisKind.TRIAL: outcome}
+
+
+@pytest.mark.parametrize(
+    ("record", "pattern", "factor", "cause"),
+    [
+        ("2026-11-28-4xh100/acceptance", "train.* tokens_per_second*", 0.2, "train.ddp"),
+        ("2026-11-28-4xh100/acceptance", "train.fsdp tokens_per_second*", 0.05, "train.fsdp"),
+        ("2026-11-28-2xh200-second/acceptance", "train.throughput tokens_per_second*", 0.3, "train.throughput"),
+        ("2026-11-28-2xh200-second/acceptance", "train.ddp tokens_per_second*", 0.3, "train.ddp"),
+    ],
+)
+def test_uniformly_slow_machine_is_rejected_where_no_published_figure_exists(
+    record: str, pattern: str, factor: float, cause: str
+) -> None:
+    trial = load_trial(record_path(record))
+    assert rejudge(trial).decision.value is DecisionValue.ACCEPTED
+    checks, metrics = pattern.split()
+    for name in trial.config["checks"]:
+        if fnmatchcase(name, checks):
+            trial = scaled(trial, name, metrics, factor)
+    assert trial.decision.value is DecisionValue.REJECTED
+    assert cause in {verdict.check for verdict in trial.verdicts if verdict.outcome is Outcome.FAIL}
