@@ -101,7 +101,14 @@ def test_context_has_the_options_of_all_checks(tmp_path: Path) -> None:
     options = {"collectives.transport": {}, "collectives.all_reduce": {"dtype": "bfloat16"}}
     spec = job("collectives.transport", "collectives.all_reduce").model_copy(update={"options": options})
     context = _context(
-        catalog()["collectives.transport"], spec, RankIdentity(0, 2, 0), tmp_path, "cuda:0", 0, lambda _text: None
+        catalog()["collectives.transport"],
+        spec,
+        RankIdentity(0, 2, 0),
+        tmp_path,
+        "cuda:0",
+        0,
+        "GPU-0",
+        lambda _text: None,
     )
     assert context.options_by_check == options
 
@@ -116,7 +123,9 @@ def test_context_has_the_tcp_network_of_the_nodes_that_are_there(tmp_path: Path)
         }
         spec = job("device.gemm").model_copy(update=changes)
         rank = RankIdentity(0, 2, 0)
-        return _context(catalog()["device.gemm"], spec, rank, tmp_path, "cuda:0", 0, lambda _text: None).tcp_network
+        return _context(
+            catalog()["device.gemm"], spec, rank, tmp_path, "cuda:0", 0, "GPU-0", lambda _text: None
+        ).tcp_network
 
     assert network(3, 10.0) == TcpNetwork(3, 8, 10)
     assert network(1, 10.0) is None

@@ -37,7 +37,7 @@ def main() -> None:
         for name in job.checks
     }
     worker.catalog = lambda: checks  # type: ignore[assignment, attr-defined]
-    worker._open_device = lambda *_: (job.device, 1 if job.device == "cuda" else None)
+    worker._open_device = lambda *_: (job.device, 1, "GPU-1") if job.device == "cuda" else (job.device, None, "")
     worker._close_device = lambda job: None
     worker.run_checks(job, path.parents[2], path.parent / f"attempt{attempt}")
 

@@ -160,11 +160,11 @@ def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
     cleanup_s = CLEANUP_S if job.placement == "control" else 0.0
     stacks = StackDump(attempt_dir, identity.rank, _recorder_dump)
     with HeartbeatWriter(attempt_dir / f"rank{identity.rank}.heartbeat.json", cleanup_s, stacks) as heartbeat:
-        device, nvml_index = _open_device(job, identity, attempt_dir)
+        device, nvml_index, gpu_uuid = _open_device(job, identity, attempt_dir)
         for name in job.checks:
             check = catalog()[name]
             heartbeat.set_status(name)
-            context = _context(check, job, identity, run_dir, device, nvml_index, heartbeat.set_progress)
+            context = _context(check, job, identity, run_dir, device, nvml_index, gpu_uuid, heartbeat.set_progress)
             journal.append({"start": name, "time": time.time(), "subject": context.subject})
             with _error_counts(check, context) as counts:
                 measurement = measure(check, context, job.options.get(name, {}))
@@ -202,6 +202,7 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
         check=check.name,
         subject=context.node if check.scope in (Scope.CONTROL, Scope.NODE) else context.subject,
         rank=context.rank,
+        gpu_uuid=context.gpu_uuid,
         metrics=tuple(
             replace(each, evidence=redacted(each.evidence, secrets)) if each.evidence else each
             for each in _of_type(observations, Metric)
@@ -250,13 +251,13 @@ def _of_type(observations: Iterable[Observation], kind: type[_Kind]) -> list[_Ki
     return [observation for observation in observations if isinstance(observation, kind)]
 
 
-def _open_device(job: Job, identity: RankIdentity, attempt_dir: Path) -> tuple[str, int | None]:
-    """Return this rank's device, and the NVML index of its GPU (None without a GPU).
+def _open_device(job: Job, identity: RankIdentity, attempt_dir: Path) -> tuple[str, int | None, str]:
+    """Return this rank's device, and the NVML index and the UUID of its GPU (None and empty without a GPU).
 
     For a ``ranks`` job, also start the spare children and open the process group.
     """
     if job.placement != "ranks":
-        return "cpu", None
+        return "cpu", None, ""
     from seatrial.bench import group, rank, spare_children, timing
 
     if job.retry:
@@ -268,7 +269,7 @@ def _open_device(job: Job, identity: RankIdentity, attempt_dir: Path) -> tuple[s
     group.open_group(device, timeout_s=job.limit_s)
     if gpus_of_children:
         spare_children.wait_until_ready()
-    return device, rank.nvml_index(device)
+    return device, rank.nvml_index(device), rank.gpu_uuid(device)
 
 
 def visible_gpus_of_children(job: Job) -> list[Literal["own", "all"]]:
@@ -306,6 +307,7 @@ def _context(
     run_dir: Path,
     device: str,
     nvml_index: int | None,
+    gpu_uuid: str,
     progress: Callable[[str], None],
 ) -> Context:
     artifacts_dir = run_dir / "artifacts" / f"{check.name}{job.retry_suffix}"
@@ -317,6 +319,7 @@ def _context(
         local_rank=identity.local_rank,
         device=device,
         nvml_index=nvml_index,
+        gpu_uuid=gpu_uuid,
         expected_gpus=job.expected_gpus,
         expected_nodes=job.expected_nodes,
         options_by_check=job.options,

@@ -66,6 +66,7 @@ def test_nvml_index_is_found_by_uuid(nvml: Nvml) -> None:
     assert rank.nvml_index("cuda:0") == 3
     assert nvml.open == 0
     assert rank.nvml_index("cpu") is None
+    assert (rank.gpu_uuid("cuda:0"), rank.gpu_uuid("cpu")) == ("GPU-abc", "")
 
 
 def test_pci_address_is_that_of_sys(nvml: Nvml) -> None:

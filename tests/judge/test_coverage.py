@@ -8,7 +8,13 @@ import pytest
 
 from seatrial.checks.base import Check, Needs, SkipIf
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
+from seatrial.judge.coverage import (
+    coverage_errors,
+    identity_errors,
+    retry_errors,
+    unevaluated_thresholds,
+    unplanned_checks,
+)
 from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.model import (
     CLUSTER,
@@ -328,3 +334,29 @@ def test_check_in_the_record_but_not_in_the_configuration_is_an_error() -> None:
     (excluded,) = unplanned_checks(config(), {"a": "--skip"}, (), ["a"], [])
     assert "excluded by --skip" in excluded.detail
     assert list(unplanned_checks(config(), {"b": "--skip"}, (job(),), ["a"], [])) == []
+
+
+def on_gpu(subject: str, uuid: str, check: str = "a") -> Measurement:
+    return Measurement(check=check, subject=subject, rank=0, gpu_uuid=uuid)
+
+
+@pytest.mark.parametrize(
+    ("measured", "checks"),
+    [
+        ([on_gpu("n0/gpu0", "GPU-a"), on_gpu("n0/gpu1", "GPU-b"), on_gpu("n0/gpu0", "GPU-a", "b")], []),
+        ([on_gpu("n0/gpu0", "GPU-a"), on_gpu("n1/gpu0", "GPU-a")], ["a"]),
+        ([on_gpu("n0/gpu0", "GPU-a"), on_gpu("n0/gpu0", "GPU-b", "b")], ["b"]),
+        ([on_gpu("n0/gpu0", ""), on_gpu("n1/gpu0", "")], []),
+    ],
+    ids=[
+        "the same in all checks",
+        "one GPU twice",
+        "another GPU in the second check",
+        "a record of an earlier version",
+    ],
+)
+def test_each_gpu_is_one_subject_and_stays_it(measured: list[Measurement], checks: list[str]) -> None:
+    errors = list(identity_errors(measured))
+    assert [(error.check, error.outcome, error.reasons) for error in errors] == [
+        (name, Outcome.ERROR, (Reason.PLAN_MISMATCH,)) for name in checks
+    ]

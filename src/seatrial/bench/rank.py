@@ -28,6 +28,11 @@ def nvml_index(device: str) -> int | None:
         return int(nvml.nvmlDeviceGetIndex(handle))
 
 
+def gpu_uuid(device: str) -> str:
+    """The UUID of a CUDA device, as nvidia-smi shows it; empty on a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.startswith("cuda") else ""
+
+
 def gpu_pci_address(device: str) -> str | None:
     """The PCI address of a CUDA device as in /sys, ``0000:18:00.0``; None on a CPU."""
     if not device.startswith("cuda"):

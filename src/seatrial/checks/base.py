@@ -82,6 +82,7 @@ class Context:
     tcp_network: TcpNetwork | None = None
     # NVML's index of the device; differs from its CUDA index if CUDA_VISIBLE_DEVICES selects GPUs. None on a CPU
     nvml_index: int | None = None
+    gpu_uuid: str = ""  # of the device; empty on a CPU
 
     @property
     def on_gpu(self) -> bool:

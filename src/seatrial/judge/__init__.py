@@ -11,7 +11,13 @@ from seatrial.hardware import links
 from seatrial.hardware.references import References, select_references
 from seatrial.judge import error_counters, retry
 from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
-from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
+from seatrial.judge.coverage import (
+    coverage_errors,
+    identity_errors,
+    retry_errors,
+    unevaluated_thresholds,
+    unplanned_checks,
+)
 from seatrial.judge.limits import values_above_peak
 from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.judge.remedies import with_remedies
@@ -67,6 +73,7 @@ def judge(
                 verdicts += judge_measurements(measured)
             else:
                 verdicts += retry.combined_verdicts(check, measured, check_retries, judge_measurements)
+    verdicts += dict.fromkeys(identity_errors([*measurements, *(retries or ())]))
     retried_checks = (measurement.check for measurement in retries or ())
     verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried_checks)
     return tuple(with_remedies(verdicts))

@@ -65,6 +65,25 @@ def retry_errors(check: str, first: Sequence[Measurement], retries: Sequence[Mea
         yield _error(check, Reason.PLAN_MISMATCH, detail)
 
 
+def identity_errors(measurements: Iterable[Measurement]) -> Iterator[Verdict]:
+    """An ERROR if two subjects are one GPU, or if one subject is another GPU in a later check.
+
+    Then the record mixes measurements of several machines, or a GPU was exchanged between two parts of the run.
+    """
+    subjects: dict[str, str] = {}  # UUID → subject
+    uuids: dict[str, tuple[str, str]] = {}  # subject → its UUID, and the first check that recorded it
+    for measurement in measurements:
+        uuid, subject, check = measurement.gpu_uuid, measurement.subject, measurement.check
+        if not uuid or "/gpu" not in subject:
+            continue
+        first_uuid, first_check = uuids.setdefault(subject, (uuid, check))
+        if first_uuid != uuid:
+            detail = f"{subject} is GPU {uuid}, but in {first_check} it was {first_uuid}: measure both checks again"
+            yield _error(check, Reason.PLAN_MISMATCH, detail)
+        if (other := subjects.setdefault(uuid, subject)) != subject:
+            yield _error(check, Reason.PLAN_MISMATCH, f"{subject} and {other} are one GPU, {uuid}")
+
+
 def unplanned_checks(
     config: Config,
     excluded_checks: Mapping[str, str],

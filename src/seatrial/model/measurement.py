@@ -116,6 +116,9 @@ class Measurement(Frozen):
     check: str
     subject: str
     rank: int | None = None
+    gpu_uuid: str = Field(
+        default="", description="UUID of the rank's GPU; empty without a GPU", exclude_if=lambda uuid: not uuid
+    )
     metrics: tuple[Metric, ...] = ()
     absent: tuple[Absent, ...] = ()
     facts: dict[str, JsonValue] = {}
