@@ -32,6 +32,7 @@ def gpu_under_load(make: Callable[..., FakeGpu] = h200, **answers: Any) -> FakeG
             "nvmlDeviceRegisterEvents": None,
             "nvmlDeviceGetPowerUsage": 699500,
             "nvmlDeviceGetTemperature": 61,
+            "nvmlDeviceGetTemperatureThreshold": 87,
             "nvmlDeviceGetClockInfo": lambda clock: {real.NVML_CLOCK_SM: 1500}[clock],
             "nvmlDeviceGetCurrentClocksEventReasons": real.nvmlClocksEventReasonSwPowerCap,
             **answers,

@@ -112,6 +112,10 @@ def test_threshold_accepts_a_gpu_model_without_reference_value(accepted: Trial) 
         ("2026-11-28-4xh100/acceptance", "train.fsdp tokens_per_second*", 0.05, "train.fsdp"),
         ("2026-11-28-2xh200-second/acceptance", "train.throughput tokens_per_second*", 0.3, "train.throughput"),
         ("2026-11-28-2xh200-second/acceptance", "train.ddp tokens_per_second*", 0.3, "train.ddp"),
+        ("2026-11-28-1xh100/acceptance", "filesystem.speed *", 0.0001, "filesystem.speed"),
+        ("2026-11-28-1xh100/acceptance", "train.checkpoint *_rate", 0.1, "train.checkpoint"),
+        ("2026-11-28-1xh100/acceptance", "device.burn drift", 42, "device.burn"),  # a decline by 45 %
+        ("2026-11-28-1xh100/acceptance", "device.burn temperature_max", 1.77, "device.burn"),  # 115 °C
     ],
 )
 def test_uniformly_slow_machine_is_rejected_where_no_published_figure_exists(

@@ -24,11 +24,14 @@ class LoadSample(Frozen):
 
 
 class GpuLoad:
-    """``samples``: the samples so far. ``reader``: the NVML reader, which has the errors of unreadable values."""
+    """``samples``: the samples so far. ``reader``: the NVML reader, which has the errors of unreadable values.
 
-    def __init__(self, reader: NvmlReader) -> None:
+    ``slowdown_c``: the temperature at which the hardware lowers the clocks; None if NVML could not read it.
+    """
+
+    def __init__(self, reader: NvmlReader, slowdown_c: int | None) -> None:
         self.samples: list[LoadSample] = []
-        self.reader = reader
+        self.reader, self.slowdown_c = reader, slowdown_c
 
 
 @contextmanager
@@ -39,7 +42,8 @@ def sample_gpu_load(index: int) -> Iterator[GpuLoad]:
     """
     with nvml_session() as nvml:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        load = GpuLoad(NvmlReader(nvml))
+        reader, threshold = NvmlReader(nvml), nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+        load = GpuLoad(reader, reader.query("slowdown_c", "nvmlDeviceGetTemperatureThreshold", handle, threshold))
         stop = threading.Event()
 
         def run() -> None:

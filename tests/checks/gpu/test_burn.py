@@ -57,6 +57,7 @@ class FakeGpuState:
         self.samples = [LoadSample(time_s=STARTED - 0.1, **idle), *self.samples, LoadSample(time_s=ENDED + 0.1, **idle)]
         self.increases: dict[str, int | None] = dict.fromkeys(GPU_COUNTERS, 0) | changes.pop("increases", {})
         self.before = dict.fromkeys(GPU_COUNTERS, 0)
+        self.slowdown_c: int | None = changes.pop("slowdown_c", 87)
         self.xids = changes.pop("xids", [])
         self.unavailable: dict[str, str] = changes.pop("unavailable", {})
         self.permission_denied: set[str] = changes.pop("permission_denied", set())
@@ -210,7 +211,22 @@ def test_unreadable_counter_is_an_error(burn: Callable[..., Measurement]) -> Non
 def test_no_samples_is_an_error(burn: Callable[..., Measurement]) -> None:
     state = FakeGpuState()
     state.samples = []
-    assert judged(burn(state)) == {**DTYPES_NOT_RUN, "throttled_share": Outcome.ERROR}
+    unread = {"throttled_share": Outcome.ERROR, "temperature_max": Outcome.ERROR, "temperature_margin": Outcome.SKIP}
+    assert judged(burn(state)) == {**DTYPES_NOT_RUN, **unread}
+
+
+@pytest.mark.parametrize(
+    ("changes", "bad"),
+    [
+        ({"slowdown_c": 70}, {}),
+        ({"slowdown_c": 69}, {"temperature_margin": Outcome.FAIL}),
+        ({"slowdown_c": None}, {"temperature_margin": Outcome.SKIP}),
+    ],
+)
+def test_temperature_is_compared_with_the_slowdown_threshold_of_the_gpu(
+    changes: dict[str, int | None], bad: dict[str, Outcome], burn: Callable[..., Measurement]
+) -> None:
+    assert judged(burn(FakeGpuState(**changes))) == {**DTYPES_NOT_RUN, **bad}
 
 
 @pytest.mark.parametrize("detected", ["gpu_lost", "lost_while_sampling"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def runs(out: Path) -> Iterator[Runs]:
 
 def outcomes(measurements: list[Measurement]) -> list[Outcome]:
     assert [measurement.error for measurement in measurements] == [None] * len(measurements)
-    return [verdict.outcome for verdict in judge_check(CHECK, measurements, {}, "t")]
+    verdicts = judge_check(CHECK, measurements, {}, "t")
+    return [verdict.outcome for verdict in verdicts if verdict.metric == "paths_failed"]
 
 
 def metrics(measurements: list[Measurement]) -> dict[str, float]:
@@ -139,3 +141,17 @@ def test_filesystem_full_during_the_measurement(runs: Runs, out: Path) -> None:
 def test_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         CHECK.options.model_validate(options)
+
+
+def test_run_directory_has_a_floor_and_other_paths_have_none(runs: Runs) -> None:
+    def by_metric(measured: list[Measurement]) -> dict[str, Outcome]:
+        found = {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, measured, {}, "t")}
+        return {name: found[name] for name in ("write_single.run_directory", "read_single.run_directory")}
+
+    first, *others = runs["one_node"]
+    slow = [
+        first.model_copy(update={"metrics": tuple(replace(each, value=2e-4, samples=()) for each in first.metrics)})
+    ]
+    assert set(by_metric([first, *others]).values()) == {Outcome.PASS}
+    assert set(by_metric([*slow, *others]).values()) == {Outcome.FAIL}
+    assert set(by_metric(runs["three_nodes"]).values()) == {Outcome.SKIP}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options
-from seatrial.checks.declare import Answer, Value, metric, value
+from seatrial.checks.declare import Answer, Value, absent, metric, value
 from seatrial.checks.host.filesystem_shared import AbsolutePath
 from seatrial.model import ByteSize, Fact, Phase, Scope, format_bytes
 
@@ -70,6 +70,9 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Answer]:
         except one_rank_per_node.ParticipantError as error:
             failures[path] = str(error)
     if is_rank_0:
+        if options.paths or failures:
+            reason = "the run directory was not measured: the trial sets paths, or its measurement failed"
+            yield absent(("write_single.run_directory", "read_single.run_directory"), reason)
         yield value("paths_failed", len(failures), evidence={"failed": dict(failures)})
 
 
@@ -150,6 +153,16 @@ CHECK = Check(
             "== 0 paths",
             "Writing, reading or removing files failed, or free space is too small.",
             "On the node that is named: ls -ld PATH; df -h PATH; df -i PATH; dmesg | tail",
+        ),
+        *(
+            metric(
+                f"{operation}_single.run_directory",
+                f">= {MIN_BYTES_PER_S / 1e9:g} GB/s",
+                f"The run directory is so slow to {operation} that no checkpoint or log can be kept in it.",
+                "df -h and the mount options of the run directory; filesystem.client reads its servers",
+                speed=True,
+            )
+            for operation in ("write", "read")
         ),
         *(
             metric(f"{operation}_{mode}.*", unit=unit, meaning=f"{operation} rate of {nodes}", speed=True)

@@ -304,7 +304,9 @@ CHECK = Check(
         *(
             metric(
                 f"{kind}_rate",
-                ">= 0.05 GB/s",  # a checkpoint of the 7B model of train.fsdp has 87 GB: half an hour at this rate
+                # a checkpoint of the 7B model of train.fsdp has 87 GB: at this rate a save each hour takes 10 % of the
+                # time. Local disks of virtual machines reach 0.6 to 3.4 GB/s (18 runs, docs/results)
+                ">= 0.24 GB/s",
                 f"Bytes of all ranks ÷ duration of {operation}: it takes so long that GPUs mostly wait for it.",
                 "Compare filesystem.speed. The fact filesystem names the filesystem; on the nodes: nfsstat -m, df -h, "
                 "dmesg",
