@@ -67,7 +67,7 @@ class Sku(Frozen):
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference value and its origin. ``required``: fixed minimum, which replaces the rule's ``fail_below``.
+    """A reference value and its origin. ``required``: a published minimum, one more limit besides ``fail_below``.
 
     ``peer_spread``: the spread of the peer group, if the value is the median of the group. If the value is a bound of
     the network, ``fail_below`` and ``warn_below`` replace the shares of the rule, and ``arithmetic`` is the computation
@@ -98,9 +98,7 @@ class Reference:
 
     def required_value(self, fail_below: float) -> float:
         """The value below which a metric fails; ``fail_below`` is the share that its rule requires."""
-        if self.required is not None:
-            return self.required
-        return self.value * (fail_below if self.fail_below is None else self.fail_below)
+        return max(self.value * (fail_below if self.fail_below is None else self.fail_below), self.required or 0.0)
 
 
 @dataclass(frozen=True)

@@ -188,9 +188,7 @@ class ReferenceValue(Frozen):
     source: str = Field(min_length=1)
     gpu: str = Field(default="", description="NVML name of the GPU; empty in SKU files")
     fabric: str = Field(default="", description="class of the network between nodes, such as roce-8x400")
-    required: FiniteFloat | None = Field(
-        default=None, gt=0, description="fixed minimum; it replaces the rule's fail_below"
-    )
+    required: FiniteFloat | None = Field(default=None, gt=0, description="fixed minimum, one more limit than the share")
     runs: int = Field(default=0, ge=0, description="number of runs it was learned from; 0 in SKU files")
 
 
