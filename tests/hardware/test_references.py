@@ -82,7 +82,7 @@ def test_a_site_value_for_several_nodes_needs_the_same_fabric() -> None:
 
 
 # Network class of EFA, which has no rate, by GPU model → GB/s out of a node of the machines with published values
-EFA_GB_S = {"NVIDIA H100 80GB HBM3": 400.0, "NVIDIA A100-SXM4-80GB": 50.0}
+EFA_GB_S = {"NVIDIA H100 80GB HBM3": 400.0, "NVIDIA A100-SXM4-80GB": 50.0, "NVIDIA B300 SXM6 AC": 800.0}
 
 
 def all_reduce_values() -> list[tuple[str, str, ReferenceValue, float]]:
@@ -91,7 +91,8 @@ def all_reduce_values() -> list[tuple[str, str, ReferenceValue, float]]:
     for sku in skus():
         for key, published in sku.expected.items():
             for each in published:
-                if key.startswith("all_reduce.busbw.") and each.nodes == 2 and parse_bytes(key.split(".")[2]) >= 2**30:
+                is_large = key.startswith("all_reduce.busbw.") and parse_bytes(key.split(".")[2]) >= 2**30
+                if is_large and each.nodes == 2 and each.fabric not in ("mnnvl", "tcpxo"):
                     _, _, shape = each.fabric.partition("-")
                     ports, _, gbps = shape.partition("x")
                     rate = int(ports) * float(gbps) / 8 if shape else EFA_GB_S[sku.nvml_names[0]]
