@@ -235,7 +235,7 @@ class References:
         if operation != "all_reduce" or is_known or from_site_or_peers:
             return None
         if _nodes(facts) < 2:
-            links = replace(links, network="", unknown_network="")  # see _algorithm
+            links = replace(links, network="", unknown_network="")  # the algorithm is that of one node
         if links.network == "efa" and not links.ports and isinstance(ranks := facts.get("world_size"), int):
             ratio = network_to_busbw_ratio(operation, "NVLS", ranks, _nodes(facts)) or 1.0
             links = replace(links, ports=RdmaPorts("efa", 1, published.value * ratio * 8))
@@ -336,15 +336,19 @@ class References:
     def _algorithm(self, key: str, facts: Mapping[str, JsonValue]) -> str:
         """NCCL's algorithm for the metric, empty if unknown.
 
-        The log of several nodes has the algorithms between nodes. Inside one of them NVLS is unknown unless it is off.
+        The log of several nodes has the algorithms between nodes. Inside a node, the all-reduce of all its GPUs uses
+        NVLS if NCCL has channels for it, else Ring.
         """
         operation, _, size = key_parts(key)
         if _nodes(facts) > 1 or not (self.links.network or self.links.unknown_network):
             if logged := self.links.algorithms.get((operation, size)):
                 return logged
+        if operation != "all_reduce" or _nodes(facts) != 1:
+            return ""
         environment = facts.get("backend_environment")
-        is_off = isinstance(environment, dict) and environment.get("NCCL_NVLS_ENABLE") == "0"
-        return "Ring" if is_off and operation == "all_reduce" and _nodes(facts) == 1 else ""
+        if isinstance(environment, dict) and environment.get("NCCL_NVLS_ENABLE") == "0":
+            return "Ring"
+        return {True: "NVLS", False: "Ring", None: ""}[self.links.nvls]
 
 
 NO_REFERENCES = References()
