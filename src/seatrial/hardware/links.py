@@ -127,7 +127,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     measurements = measurements_with_roles(measurements, checks)
     inventories = role_facts("gpus", measurements, checks)
     gpus = [gpu for measurement, value in inventories for gpu in _used_gpus(value, measurement.facts.get(GPUS_USED))]
-    nvlinks = [_gpu_nvlinks(gpu) for gpu in gpus]
+    nvlinks = [active_nvlinks(gpu) for gpu in gpus]
     readable = [each for each in nvlinks if each]
     slowest = min(readable, key=lambda each: each.gb_s) if readable and len(readable) == len(gpus) else None
     hcas = role_facts("hcas", measurements, checks)
@@ -184,6 +184,20 @@ def role_facts(
     )
 
 
+class ActiveNvlinks(NamedTuple):
+    """The number of active links of a GPU and their total unidirectional rate in GB/s."""
+
+    active: int
+    gb_s: float
+
+
+def active_nvlinks(gpu: Mapping[str, Any]) -> ActiveNvlinks | None:
+    """The active links of a GPU; None if there are none, or if the speed of one of them is unknown or 0."""
+    speeds = [link.get("speed_gb_s") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
+    readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
+    return ActiveNvlinks(len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
+
+
 def nvlink_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
     """Unidirectional bandwidth of a GPU's links divided by the bus bandwidth, for n ranks and buffers of S bytes.
 
@@ -223,20 +237,6 @@ def network_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: in
 
 def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
     return [gpu for gpu in _mappings(gpus) if isinstance(used, list) and gpu.get("index") in used]
-
-
-class _Nvlinks(NamedTuple):
-    """The number of active links of a GPU and their total unidirectional rate in GB/s."""
-
-    active: int
-    gb_s: float
-
-
-def _gpu_nvlinks(gpu: Mapping[str, Any]) -> _Nvlinks | None:
-    """The active links of a GPU; None if there are none, or if the speed of one of them is unknown."""
-    speeds = [link.get("speed_gb_s") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
-    readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
-    return _Nvlinks(len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
 
 
 def _names_by_node(fact: Any) -> dict[str, frozenset[str]]:
