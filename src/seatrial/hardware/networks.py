@@ -38,8 +38,8 @@ def kind(name: str) -> Kind | None:
 def slowest(transports: Iterable[str]) -> tuple[Kind | Literal[""], str]:
     """The kind of the network in use, and the names of unknown networks; both may be empty.
 
-    NVLink between nodes counts where it is the only network. If some ranks use sockets, the kind is tcp, since they limit all ranks. It is empty if a network is unknown, or if
-    ranks use networks of other different kinds.
+    NVLink between nodes counts where it is the only network. If some ranks use sockets, the kind is tcp, since they
+    limit all ranks. It is empty if a network is unknown, or if ranks use networks of other different kinds.
     """
     transports = tuple(transports)
     names = {name.removeprefix(PREFIX).partition("/")[0] for name in transports if name.startswith(PREFIX)}

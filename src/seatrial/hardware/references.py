@@ -340,9 +340,9 @@ class References:
         NVLS if NCCL has channels for it, else Ring.
         """
         operation, _, size = key_parts(key)
-        if _nodes(facts) > 1 or not (self.links.network or self.links.unknown_network):
-            if logged := self.links.algorithms.get((operation, size)):
-                return logged
+        is_of_log = _nodes(facts) > 1 or not (self.links.network or self.links.unknown_network)
+        if is_of_log and (logged := self.links.algorithms.get((operation, size))):
+            return logged
         if operation != "all_reduce" or _nodes(facts) != 1:
             return ""
         environment = facts.get("backend_environment")
