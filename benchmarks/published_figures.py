@@ -73,7 +73,7 @@ OTHER_SKUS = {
 # Modelled figures whose outcome differs from what their source says of them, by source and size
 EXPLANATIONS = {
     "old stack": "software of 2023 (aws-ofi-nccl 1.7.3); 438 GB/s at 2 GiB, and 488 with a later version at 16 GiB",
-    "dcgmproftester": "another code: 0.76 of the peak; copies of BabelStream, cuda-samples and seatrial reach 0.87 to 0.90",
+    "dcgmproftester": "another code: 0.76 of the peak; BabelStream, cuda-samples and seatrial reach 0.87 to 0.90",
     "lowest of the releases": "kernel of an older TensorRT-LLM; 1257 and 1243 with a later one, cuBLAS 1211 to 1250",
     "NVIDIA/nccl-tests#309": "0.80 of the bound: 0.79 to 0.83 has healthy and slow runs. At 1 GiB the same nodes FAIL",
 }
@@ -232,7 +232,7 @@ def markdown(rows: Sequence[Row]) -> str:
         "",
         "## Compared figures",
         "",
-        "| figure | value | bound or reference | share | the source says | outcome | link that sets the bound; source |",
+        "| figure | value | bound or reference | share | the source says | outcome | link of the bound; source |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in modelled:
