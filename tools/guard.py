@@ -88,7 +88,9 @@ class Entry(Frozen):
             raise ValueError(f"{self.key}: * stands for any text in the name of the shape only")
         if observation == _WHOLE_SHAPE and "*" in shape:
             raise ValueError(f"{self.key}: each shape that is not made any more needs an entry of its own")
-        if self.after is not None and (refusal := _refusal(observation, self.before, self.after, {}, {"decision": "REJECTED"})):
+        if self.after is not None and (
+            refusal := _refusal(observation, self.before, self.after, {}, {"decision": "REJECTED"})
+        ):
             raise ValueError(f"{self.key}: {refusal}")
         return self
 

@@ -218,5 +218,5 @@ def test_only_ports_that_nccl_uses_count() -> None:
 
 @pytest.mark.parametrize(("channels", "nvls"), [(16, True), (0, False), (None, None)])
 def test_nvls_channels_of_the_log(channels: int | None, nvls: bool | None) -> None:
-    facts = {} if channels is None else {"nvls_channels": channels}
+    facts: dict[str, Any] = {} if channels is None else {"nvls_channels": channels}
     assert read([measurement("collectives.transport", transports={"P2P/CUMEM": 1}, **facts)]).nvls is nvls

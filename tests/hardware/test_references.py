@@ -191,7 +191,8 @@ def shipped(links: Links, gpu: str, ranks: int, nodes: int, key: str = ALL_REDUC
 def test_the_algorithm_selects_the_value(gpu: str, algorithm: str, value: float, required: float) -> None:
     links = Links().with_algorithm("all_reduce", "8GiB", algorithm) if algorithm else Links()
     reference = shipped(links, gpu, 8, 1)
-    assert (reference.value, reference.required_value(0.90)) == (value, pytest.approx(required))
+    assert reference.value == value
+    assert reference.required_value(0.90) == pytest.approx(required)
 
 
 def test_an_unknown_algorithm_has_the_reference_of_ring_beside_it() -> None:
@@ -234,7 +235,7 @@ def test_a_value_above_the_ports_is_implausible() -> None:
         reference = shipped(ib(8), B200, 16, 2, f"all_reduce.busbw.{size}")
         assert (reference.kind is BasisKind.SKU) is is_published
         assert reference.highest == pytest.approx(1.03 * 750)
-        assert 750 < reference.highest < 905
+        assert 750 < (reference.highest or 0) < 905
     ring = shipped(ib(8).with_algorithm("all_reduce", "16GiB", "Ring"), B200, 64, 8, "all_reduce.busbw.16GiB")
     assert ring.highest == pytest.approx(1.03 * 400)
     assumed = shipped(ib(8), B200, 64, 8, "all_reduce.busbw.16GiB")  # SHARP would reach 480

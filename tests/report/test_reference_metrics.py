@@ -18,7 +18,9 @@ from seatrial.util.input_files import read_text
 NO_REFERENCE = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
 
 
-def unjudged(*checks: str, gpu: str = "NVIDIA A100 80GB PCIe", gpus: int = 8, nodes: int = 1, **more: Any) -> dict[str, Any]:
+def unjudged(
+    *checks: str, gpu: str = "NVIDIA A100 80GB PCIe", gpus: int = 8, nodes: int = 1, **more: Any
+) -> dict[str, Any]:
     """Metric → networks with a value."""
     settings = {name: CheckSettings(expect=more.get("expect", {}), options=more.get("options", {})) for name in checks}
     config = Config(name="t", cluster=Cluster(nodes=nodes, gpus_per_node=gpus), checks=settings)

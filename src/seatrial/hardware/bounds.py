@@ -187,7 +187,7 @@ def _tensor_cores() -> Mapping[str, _TensorCores]:
 
 
 def measured_bounds(gpu: Mapping[str, JsonValue]) -> dict[str, Bound | str]:
-    """The bounds of one GPU by the keys of a SKU's spec, or why there is none, from its facts in gpu.inventory.
+    """The bounds of one GPU by the keys of a SKU's spec, or why there is none, from what NVML reports of it.
 
     ``hbm``, ``nvlink`` and ``pcie`` in GB/s, the latter two in one direction, and bf16, fp16, tf32 and fp8 in TFLOP/s.
     """
