@@ -106,7 +106,6 @@ def test_values_of_an_entry_are_compared_literally() -> None:
         ("bad", "failed, exit code 1", "limited, exit code 0"),
         ("refused", "UsageError", "no"),
         ("nodes at fault", "n1", ""),
-        ("measured again 1", "device.gemm", ""),
     ],
 )
 def test_no_entry_may_allow_that_the_judge_becomes_laxer(observation: str, before: str, after: str) -> None:
@@ -116,6 +115,14 @@ def test_no_entry_may_allow_that_the_judge_becomes_laxer(observation: str, befor
     comparison.add("c/shape", {observation: before}, {observation: after})
     (difference,) = comparison.differences
     assert difference.refusal
+
+
+@pytest.mark.parametrize(("decision", "is_refused"), [("REJECTED", False), ("INCOMPLETE", True), ("ACCEPTED", True)])
+def test_a_check_is_measured_again_less_often_only_if_the_record_is_rejected(decision: str, is_refused: bool) -> None:
+    comparison = guard.Comparison([entry("c/*: measured again 1", "device.gemm", "")])
+    retried = {"measured again 1": "device.gemm", "decision": decision}
+    comparison.add("c/shape", retried, {**retried, "measured again 1": ""})
+    assert [bool(each.refusal) for each in comparison.differences] == [True] * is_refused
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,9 @@ class Entry(Frozen):
             raise ValueError(f"{self.key}: * stands for any text in the name of the shape only")
         if observation == _WHOLE_SHAPE and "*" in shape:
             raise ValueError(f"{self.key}: each shape that is not made any more needs an entry of its own")
-        if self.after is not None and (refusal := _refusal(observation, self.before, self.after, {}, {})):
+        if self.after is not None and (
+            refusal := _refusal(observation, self.before, self.after, {}, {"decision": "REJECTED"})
+        ):
             raise ValueError(f"{self.key}: {refusal}")
         return self
 
@@ -155,8 +157,11 @@ def changes(before: Observed, after: Observed) -> Changes:
 def _refusal(observation: str, before: str | None, after: str | None, all_before: Observed, all_after: Observed) -> str:
     """Why a difference is never allowed: the judge became laxer; empty if it did not.
 
-    A bad verdict may vanish only if the same check and subject has a new one, or if the record is now refused.
+    A bad verdict may vanish only if the same check and subject has a new one, or if the record is now refused. A check
+    may be measured again less often only if the record is REJECTED.
     """
+    if observation.startswith("measured again ") and all_after.get("decision") == "REJECTED":
+        return ""
     if observation == "decision" and after == "ACCEPTED":
         return f"the decision {before} became ACCEPTED"
     if not _is_bad(observation, before) or _is_bad(observation, after):

@@ -34,7 +34,8 @@ def test_published_figures_meet_the_requirements() -> None:
     found = rows()
     assert published_figures.meets_requirements(found)
     modelled = [row for row in found if row.outcome]
-    assert len(modelled) >= 75
+    assert len(modelled) >= 230
+    assert not [row for row in modelled if row.figure["verdict"] == "slow" and row.outcome == "PASS"]
     assert all(row.explanation for row in modelled if row.is_miss)
     assert all(row.outcome or row.reason for row in found)
 
@@ -53,6 +54,19 @@ def test_the_committed_table_is_that_of_the_script() -> None:
 @pytest.mark.parametrize(("busbw", "outcome"), [(364, "PASS"), (310, "WARN"), (200, "FAIL"), (101, "FAIL")])
 def test_outcome_by_share(busbw: float, outcome: str) -> None:
     assert published_figures.judged({**FIGURE, "busbw": busbw}).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("gpu", "value", "outcome"),
+    [("B200", 843.5, "PASS"), ("B200", 600, "FAIL"), ("H20", 138, "PASS"), ("H20", 120, "FAIL")],
+)
+def test_figures_of_one_node_are_judged_by_reference_values(gpu: str, value: float, outcome: str) -> None:
+    shape = (
+        {"op": "all_reduce", "size": "8GiB", "algo": "NVLS"} if gpu == "B200" else {"op": "gemm.bf16", "size": "8192^3"}
+    )
+    gpus = 8 if gpu == "B200" else 1
+    figure = {**FIGURE, **shape, "gpu": gpu, "gpus_per_node": gpus, "nodes": 1, "nics": "none", "busbw": value}
+    assert published_figures.judged(figure).outcome == outcome
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,9 @@ IB = path("P2P/CUMEM", "NET/IB/GDRDMA")
         ([*hosts([port()] * 7 + [port(state="DOWN")]), IB], "ib-7x400"),
         ([*hosts([port()] * 8), path("NET/Socket", "NET/IB/GDRDMA")], "tcp"),
         ([*hosts([]), path("NET/Libfabric/GDRDMA")], "efa"),
+        ([*hosts([port()] * 4), path("P2P/CUMEM", "P2P/MNNVL")], "mnnvl"),
+        ([*hosts([]), path("NET/GPUDirectTCPX_v7")], "tcpx"),
+        ([*hosts([]), path("NET/FasTrak")], "tcpxo"),
         ([*hosts([port()] * 8)], ""),  # NCCL's log names no transport
         ([*hosts([port()] * 8, 1), *hosts([port()] * 4, 1), IB], ""),  # nodes with different numbers of ports
         ([*hosts([port()] * 8, 1), *hosts([port()] * 7 + [HALF], 1), IB], "ib-8x400"),  # one port at half its rate
@@ -211,3 +214,9 @@ def test_only_ports_that_nccl_uses_count() -> None:
     assert read([*hosts, ports_in_log(n0=eight, n1=eight[:4])]).fabric == ""
     assert read([*hosts, ports_in_log(n0=["mlx5_77/1"], n1=["mlx5_77/1"])]).fabric == ""
     assert read([*hosts, ports_in_log(n0="x", n1=5)]).fabric == "ib-10x400"
+
+
+@pytest.mark.parametrize(("channels", "nvls"), [(16, True), (0, False), (None, None)])
+def test_nvls_channels_of_the_log(channels: int | None, nvls: bool | None) -> None:
+    facts: dict[str, Any] = {} if channels is None else {"nvls_channels": channels}
+    assert read([measurement("collectives.transport", transports={"P2P/CUMEM": 1}, **facts)]).nvls is nvls

@@ -31,6 +31,8 @@ def test_kind_of_a_network_by_its_name(name: str, kind: str | None) -> None:
 @pytest.mark.parametrize(
     ("transports", "slowest"),
     [
+        (["P2P/CUMEM", "P2P/MNNVL"], ("mnnvl", "")),
+        (["P2P/MNNVL", "NET/IB/GDRDMA"], ("rdma", "")),  # several NVLink domains
         (["P2P/CUMEM", "NET/IB/GDRDMA", "NET/IB"], ("rdma", "")),
         (["NET/IB/GDRDMA", "NET/FastSocket"], ("tcp", "")),
         (["NET/IB/GDRDMA", "NET/FasTrak"], ("", "")),

@@ -82,7 +82,7 @@ def test_a_site_value_for_several_nodes_needs_the_same_fabric() -> None:
 
 
 # Network class of EFA, which has no rate, by GPU model → GB/s out of a node of the machines with published values
-EFA_GB_S = {"NVIDIA H100 80GB HBM3": 400.0, "NVIDIA A100-SXM4-80GB": 50.0}
+EFA_GB_S = {"NVIDIA H100 80GB HBM3": 400.0, "NVIDIA A100-SXM4-80GB": 50.0, "NVIDIA B300 SXM6 AC": 800.0}
 
 
 def all_reduce_values() -> list[tuple[str, str, ReferenceValue, float]]:
@@ -91,7 +91,8 @@ def all_reduce_values() -> list[tuple[str, str, ReferenceValue, float]]:
     for sku in skus():
         for key, published in sku.expected.items():
             for each in published:
-                if key.startswith("all_reduce.busbw.") and each.nodes == 2 and parse_bytes(key.split(".")[2]) >= 2**30:
+                is_large = key.startswith("all_reduce.busbw.") and parse_bytes(key.split(".")[2]) >= 2**30
+                if is_large and each.nodes == 2 and each.fabric not in ("mnnvl", "tcpxo"):
                     _, _, shape = each.fabric.partition("-")
                     ports, _, gbps = shape.partition("x")
                     rate = int(ports) * float(gbps) / 8 if shape else EFA_GB_S[sku.nvml_names[0]]
@@ -161,3 +162,113 @@ def test_a_slowdown_of_six_percent_is_detected_among_a_thousand() -> None:
 
 def test_two_subjects_have_no_outlier() -> None:
     assert not any(PeerGroup("GPU", (100.0, low)).is_low_outlier(low) for low in (99, 50, 1))
+
+
+H100, H200, B200, GB200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200", "NVIDIA GB200"
+ALL_REDUCE = "all_reduce.busbw.8GiB"
+
+
+def shipped(links: Links, gpu: str, ranks: int, nodes: int, key: str = ALL_REDUCE, **facts: JsonValue) -> Reference:
+    found = select_references(links, None).find(
+        key, {"gpu": gpu, "world_size": ranks, "nodes": nodes, **facts}, PeerGroup("", ()), "GB/s"
+    )
+    assert isinstance(found, Reference), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gpu", "algorithm", "value", "required"),
+    [
+        (H100, "NVLS", 480, 432),
+        (H100, "Ring", 367, 350),  # 95 % of the value; the Nebius cluster's 350 is one more limit
+        (H100, "", 480, 432),
+        (H200, "NVLS", 473, 425.7),
+        (H200, "Ring", 367, 350),
+        (B200, "NVLS", 838, 754.2),
+        (B200, "Ring", 682, 613.8),
+    ],
+)
+def test_the_algorithm_selects_the_value(gpu: str, algorithm: str, value: float, required: float) -> None:
+    links = Links().with_algorithm("all_reduce", "8GiB", algorithm) if algorithm else Links()
+    reference = shipped(links, gpu, 8, 1)
+    assert reference.value == value
+    assert reference.required_value(0.90) == pytest.approx(required)
+
+
+def test_an_unknown_algorithm_has_the_reference_of_ring_beside_it() -> None:
+    facts: dict[str, JsonValue] = {"gpu": H100, "world_size": 8, "nodes": 1}
+    for links, expected_value in ((Links(), 367), (Links(network="rdma"), 367), (Links(nvls=False), None)):
+        references = select_references(links, None)
+        published = references.find(ALL_REDUCE, facts, PeerGroup("", ()), "GB/s")
+        assert isinstance(published, Reference)
+        ring = references.with_ring(ALL_REDUCE, facts, published)
+        assert (ring and ring.value) == expected_value
+
+
+@pytest.mark.parametrize(
+    ("nvls", "environment", "value"), [(True, {}, 480), (False, {}, 367), (True, {"NCCL_NVLS_ENABLE": "0"}, 367)]
+)
+def test_inside_a_node_of_several_the_channels_show_nvls(
+    nvls: bool, environment: dict[str, JsonValue], value: float
+) -> None:
+    """The log of several nodes has Ring between them, which says nothing of one node."""
+    links = Links(network="rdma", nvls=nvls).with_algorithm("all_reduce", "8GiB", "Ring")
+    assert shipped(links, H100, 8, 1, backend_environment=environment).value == value
+
+
+def ib(count: int) -> Links:
+    return Links(network="rdma", ports=RdmaPorts("ib", count, 400.0))
+
+
+def test_a_value_of_one_document_warns_and_the_bound_of_the_network_rejects() -> None:
+    reference = shipped(ib(8), B200, 16, 2)
+    assert (reference.value, reference.warns_only) == (690, True)
+    assert reference.required_value(0.90) == pytest.approx(0.76 * 750)
+    assert reference.required_value(0.90) < 588 < 0.95 * 690  # a healthy cluster of Together AI
+    unknown = shipped(Links(network="efa"), "NVIDIA B300 SXM6 AC", 16, 2, "all_reduce.busbw.16GiB")
+    assert unknown.required_value(0.90) == pytest.approx(0.90 * 654)  # without a bound, the value rejects
+
+
+def test_a_value_above_the_ports_is_implausible() -> None:
+    """A pasted 905 GB/s of 2×8 B200 over 8×400 Gb/s: 120 % of what the ports carry with any algorithm."""
+    for size, is_published in (("8GiB", True), ("16GiB", False)):
+        reference = shipped(ib(8), B200, 16, 2, f"all_reduce.busbw.{size}")
+        assert (reference.kind is BasisKind.SKU) is is_published
+        assert reference.highest == pytest.approx(1.03 * 750)
+        assert 750 < (reference.highest or 0) < 905
+    ring = shipped(ib(8).with_algorithm("all_reduce", "16GiB", "Ring"), B200, 64, 8, "all_reduce.busbw.16GiB")
+    assert ring.highest == pytest.approx(1.03 * 400)
+    assumed = shipped(ib(8), B200, 64, 8, "all_reduce.busbw.16GiB")  # SHARP would reach 480
+    assert assumed.highest == pytest.approx(1.20 * 400)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "algorithm", "busbw"),
+    [
+        (67, "", 250.9),
+        (64, "", 259.4),
+        (67, "Ring", 271.9),
+        (32, "", 306.3),
+        (67, "CollNetDirect", 352.4),
+        (2, "CollNetDirect", 379.7),
+    ],
+)
+def test_a_healthy_cluster_of_67_nodes_is_not_rejected(nodes: int, algorithm: str, busbw: float) -> None:
+    """8 GiB on B200 over InfiniBand; the report of Together AI."""
+    links = ib(8).with_algorithm("all_reduce", "8GiB", algorithm) if algorithm else ib(8)
+    assert shipped(links, B200, 8 * nodes, nodes).required_value(0.90) < busbw
+
+
+@pytest.mark.parametrize(
+    ("key", "nodes", "healthy", "slow"),
+    [
+        ("all_reduce.busbw.16GiB", 4, 882.5, 600),
+        ("all_reduce.busbw.8GiB", 3, 811, 600),  # no published value on three nodes
+        ("all_gather.busbw.16GiB", 4, 609.3, 500),
+        ("all_to_all.busbw.16GiB", 4, 568.7, 500),
+    ],
+)
+def test_nvlink_between_nodes_is_a_network_class(key: str, nodes: int, healthy: float, slow: float) -> None:
+    reference = shipped(Links(network="mnnvl"), GB200, 4 * nodes, nodes, key)
+    assert reference.required_value(0.90) <= healthy <= (reference.highest or 0)
+    assert slow < reference.required_value(0.90)

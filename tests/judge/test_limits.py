@@ -496,14 +496,17 @@ def test_impossible_threshold_is_an_error(threshold: str, texts: tuple[str, ...]
     assert verdict.basis.kind is BasisKind.TRIAL
 
 
-@pytest.mark.parametrize(("value", "outcome"), [(379, Outcome.WARN), (321, Outcome.WARN), (319, Outcome.FAIL)])
-def test_required_value_of_a_sku_replaces_fail_below(value: float, outcome: Outcome) -> None:
-    reference = SKU.expected["all_reduce"][0].model_copy(update={"required": 320})
+@pytest.mark.parametrize(
+    ("required", "value", "outcome"),
+    [(320, 361, Outcome.WARN), (320, 359, Outcome.FAIL), (370, 371, Outcome.WARN), (370, 369, Outcome.FAIL)],
+)
+def test_required_value_of_a_sku_is_one_more_limit(required: float, value: float, outcome: Outcome) -> None:
+    reference = SKU.expected["all_reduce"][0].model_copy(update={"required": required})
     sku = SKU.model_copy(update={"expected": {"all_reduce": (reference,)}})
     verdict = one_verdict(check(BY_REFERENCE), measured(value, facts=FOUR), {}, References(None, [sku]))
     assert verdict.outcome is outcome
     assert verdict.basis is not None
-    assert (verdict.basis.fail_below, verdict.basis.warn_below) == (0.8, 0.95)
+    assert (verdict.basis.fail_below, verdict.basis.warn_below) == (max(0.9, required / 400), 0.95)
 
 
 @pytest.mark.parametrize(("value", "outcome"), [(395, Outcome.PASS), (391, Outcome.FAIL)])

@@ -42,7 +42,8 @@ def test_invalid_options(options: dict[str, Any], text: str) -> None:
         ("8xH100 PCIe", ["NVIDIA H100 PCIe"]),
         ("8xA100 SXM 40GB", ["NVIDIA A100 SXM4 40GB"]),
         ("4xA100 SXM", ["NVIDIA A100 SXM4 40GB", "NVIDIA A100 SXM4 80GB"]),
-        ("8xB300", ["B300"]),
+        ("8xB300", ["NVIDIA B300"]),
+        ("8xR200", ["R200"]),
     ],
 )
 def test_names_of_gpu_models(gpus: str, names: list[str]) -> None:

@@ -280,7 +280,8 @@ def test_invalid_operation() -> None:
     ("network", "fabric", "outcome", "said"),
     [
         ("FastSocket", "tcp", Outcome.PASS, ""),
-        ("FasTrak", "tcpxo", Outcome.UNJUDGED, "tcpxo"),
+        ("FasTrak", "tcpxo", Outcome.FAIL, ""),
+        ("GPUDirectTCPX_v7", "tcpx", Outcome.UNJUDGED, "tcpx"),
         ("Foo_v3", "Foo_v3", Outcome.UNJUDGED, "Foo_v3"),
         ("IBext_v8", "ib", Outcome.PASS, ""),
     ],

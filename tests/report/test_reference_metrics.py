@@ -18,7 +18,9 @@ from seatrial.util.input_files import read_text
 NO_REFERENCE = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
 
 
-def unjudged(*checks: str, gpu: str = "NVIDIA B200", gpus: int = 8, nodes: int = 1, **more: Any) -> dict[str, Any]:
+def unjudged(
+    *checks: str, gpu: str = "NVIDIA A100 80GB PCIe", gpus: int = 8, nodes: int = 1, **more: Any
+) -> dict[str, Any]:
     """Metric → networks with a value."""
     settings = {name: CheckSettings(expect=more.get("expect", {}), options=more.get("options", {})) for name in checks}
     config = Config(name="t", cluster=Cluster(nodes=nodes, gpus_per_node=gpus), checks=settings)
@@ -55,7 +57,7 @@ def test_a_threshold_or_a_baseline_judges_a_metric() -> None:
     assert "device.gemm tflops.bf16" in unjudged("device.gemm")
     expect = {"tflops.bf16": Threshold.parse("> 1200 TFLOP/s")}
     assert set(unjudged("device.gemm")) - set(unjudged("device.gemm", expect=expect)) == {"device.gemm tflops.bf16"}
-    value = ReferenceValue(gpus=1, nodes=1, value=1500, unit="TFLOP/s", source="a run", gpu="NVIDIA B200")
+    value = ReferenceValue(gpus=1, nodes=1, value=1500, unit="TFLOP/s", source="a run", gpu="NVIDIA A100 80GB PCIe")
     site = Baseline(name="lab", learned_from=("a",), expected={"gemm.bf16": (value,)})
     assert "device.gemm tflops.bf16" not in unjudged("device.gemm", site=site)
 
@@ -68,7 +70,7 @@ def test_a_threshold_on_another_size_needs_other_sizes() -> None:
 
 def test_between_nodes_the_networks_with_a_value_are_named() -> None:
     checks = ("collectives.all_reduce", "collectives.all_gather", "collectives.each_node")
-    assert unjudged(*checks, nodes=2) == {
+    assert unjudged(*checks, gpu="NVIDIA B200", nodes=2) == {
         "collectives.all_gather busbw.1GiB": (),
         "collectives.all_reduce busbw.8GiB": ("ib-8x400", "roce-8x400"),
         "collectives.all_reduce busbw_ring.8GiB": (),

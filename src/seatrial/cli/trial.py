@@ -278,7 +278,7 @@ def judge(
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes that the benchmark ran on.")] = None,
     nics: Annotated[str | None, typer.Option(metavar="NxGBPS", help="Network ports of a node, such as 8x400.")] = None,
-    fabric: Annotated[str | None, typer.Option(help="ib, roce, efa or tcp; by default from NCCL's log.")] = None,
+    fabric: Annotated[str | None, typer.Option(help="ib, roce, efa, tcp, tcpx, tcpxo or mnnvl.")] = None,
     operation: Annotated[
         str | None, typer.Option(help="all_reduce, all_gather, …, if the output does not name it.")
     ] = None,

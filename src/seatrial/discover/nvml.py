@@ -182,6 +182,11 @@ class Gpu(Frozen):
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None
+    memory_clock_max_mhz: int | None = None
+    memory_bus_width_bits: int | None = None
+    cores: int | None = None  # FP32 cores
+    c2c: bool | None = None  # the path to the host is NVLink-C2C
+    temperature_slowdown_c: int | None = None  # from here on the GPU lowers its clocks
     numa_node: int | None = None
     cpu_affinity: str | None = None  # CPUs near the GPU in the format of taskset: 0-31,64-95
     processes: tuple[GpuProcess, ...] | None = None
@@ -211,6 +216,8 @@ _UNCONVERTED = {
     "pcie_width_max": "nvmlDeviceGetMaxPcieLinkWidth",
     "persistence_mode": "nvmlDeviceGetPersistenceMode",
     "retirement_pending": "nvmlDeviceGetRetiredPagesPendingStatus",
+    "memory_bus_width_bits": "nvmlDeviceGetMemoryBusWidth",
+    "cores": "nvmlDeviceGetNumGpuCores",
 }
 # Field → NVML function that returns milliwatts
 _MILLIWATTS = {
@@ -269,6 +276,11 @@ def read_gpu(reader: NvmlReader, index: int, handle: Any) -> Gpu:
     fields["clocks_event_reasons"] = clocks_event_reason_names(nvml, fields["clocks_event_reasons"])
     fields["sm_clock_max_mhz"] = query("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
     fields["memory_clock_mhz"] = query("memory_clock_mhz", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
+    fields["memory_clock_max_mhz"] = query("memory_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM)
+    if c2c := query("c2c", "nvmlDeviceGetC2cModeInfoV"):
+        fields["c2c"] = c2c.isC2cEnabled
+    slowdown = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    fields["temperature_slowdown_c"] = query("temperature_slowdown_c", "nvmlDeviceGetTemperatureThreshold", slowdown)
     fields |= _memory(reader, handle)
     fields |= _locality(reader, handle)
     fields["nvlinks"] = _nvlinks(reader, handle)

@@ -1,19 +1,32 @@
-"""Upper bounds of metrics on a GPU model, computed from the vendor's spec and the class of the network."""
+"""Upper bounds of metrics: from the vendor's spec and the class of the network, or from facts of the GPU itself."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from pydantic import JsonValue
 
-from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE, network_to_busbw_ratio, nvlink_to_busbw_ratio
+from seatrial.hardware.links import (
+    BIDIRECTIONAL,
+    COLLECTIVE,
+    active_nvlinks,
+    network_to_busbw_ratio,
+    nvlink_to_busbw_ratio,
+)
 from seatrial.hardware.references import MODEL_SEPARATOR, References, Sku
 from seatrial.hardware.training_flops import TrainingWork, training_work
-from seatrial.model import format_value
+from seatrial.model import Frozen, format_value
+from seatrial.util import data_files
 
 _FABRIC = re.compile(r"(?:ib|roce)-(?P<ports>\d+)x(?P<gbps>[\d.]+)")  # links.Links.fabric, such as roce-8x400
+
+
+# PCI Express by generation: GB/s of a lane in one direction, after the encoding (8b/10b, 128b/130b, 242 of 256 bytes)
+_PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 8 / 8.125, 4: 16 / 8.125, 5: 32 / 8.125, 6: 64 / 8 * 242 / 256}
+_TENSOR_RATES = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5, "fp8": 2.0}  # relative to bf16
 
 
 @dataclass(frozen=True)
@@ -155,3 +168,90 @@ def _scaled(bound: Bound, factor: float, explanation: str) -> Bound:
     value = bound.value * factor
     text = f"{bound.derivation} × {factor:.3g}{explanation} = {format_value(value, bound.unit)}"
     return Bound(value, bound.unit, text)
+
+
+class _TensorCores(Frozen):
+    """A row of data/tensor_cores.yaml."""
+
+    capability: str
+    cores: int
+    tensor: int
+    fp8: bool
+    source: str
+
+
+@cache
+def _tensor_cores() -> Mapping[str, _TensorCores]:
+    rows = map(_TensorCores.model_validate, data_files.read("tensor_cores.yaml"))
+    return {row.capability: row for row in rows}
+
+
+def measured_bounds(gpu: Mapping[str, JsonValue]) -> dict[str, Bound | str]:
+    """The bounds of one GPU by the keys of a SKU's spec, or why there is none, from what NVML reports of it.
+
+    ``hbm``, ``nvlink`` and ``pcie`` in GB/s, the latter two in one direction, and bf16, fp16, tf32 and fp8 in TFLOP/s.
+    """
+    tensor = {dtype: _tensor_bound(gpu, dtype) for dtype in _TENSOR_RATES}
+    return {"hbm": _memory_bound(gpu), "nvlink": _nvlink_bound(gpu), "pcie": _pcie_bound(gpu), **tensor}
+
+
+def _memory_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
+    """Clock × bus width × 2 transfers. The maximum clock counts: a lowered one is a fault that lowers the value."""
+    clock, width = _positive(gpu, "memory_clock_max_mhz"), _positive(gpu, "memory_bus_width_bits")
+    if clock is None or width is None:
+        return _missing(gpu, "memory_clock_max_mhz", "memory_bus_width_bits")
+    if (now := _positive(gpu, "memory_clock_mhz")) and now > clock:
+        return f"NVML contradicts itself: the memory clock is {now:g} MHz, its maximum {clock:g} MHz"
+    return Bound(clock * width * 2 / 8e3, "GB/s", f"NVML: memory clock {clock:g} MHz × {width:g} bit × 2")
+
+
+def _nvlink_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
+    links = active_nvlinks(gpu)
+    if links is None:
+        return "NVML reports no active NVLink, or a rate of 0, or none"
+    return Bound(links.gb_s, "GB/s", f"NVML: {links.active} active NVLinks, {format_value(links.gb_s, 'GB/s')} in all")
+
+
+def _pcie_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
+    """Lanes × rate. An idle GPU lowers the generation, so that the maximum of GPU and slot counts."""
+    if gpu.get("c2c"):
+        return "the path to the host is NVLink-C2C, whose rate NVML does not report"
+    generation, width = _positive(gpu, "pcie_gen_max"), _positive(gpu, "pcie_width")
+    if generation is None or width is None:
+        return _missing(gpu, "pcie_gen_max", "pcie_width")
+    for name, value in (("pcie_gen", generation), ("pcie_width", _positive(gpu, "pcie_width_max") or width)):
+        if (now := _positive(gpu, name)) and now > value:
+            return f"NVML contradicts itself: {name} is {now:g}, its maximum {value:g}"
+    if (lane := _PCIE_LANE_GB_S.get(int(generation))) is None:
+        return f"the rate of PCIe {generation:g} is unknown"
+    return Bound(lane * width, "GB/s", f"NVML: PCIe {generation:g} ×{width:g}")
+
+
+def _tensor_bound(gpu: Mapping[str, JsonValue], dtype: str) -> Bound | str:
+    """SMs × operations in a clock × maximum clock, by the compute capability."""
+    cores, clock = _positive(gpu, "cores"), _positive(gpu, "sm_clock_max_mhz")
+    if cores is None or clock is None:
+        return _missing(gpu, "cores", "sm_clock_max_mhz")
+    capability = gpu.get("compute_capability")
+    row = _tensor_cores().get(str(capability))
+    if row is None or (dtype == "fp8" and not row.fp8):
+        return f"the tensor cores of compute capability {capability} have no known rate in {dtype}"
+    if (now := _positive(gpu, "sm_clock_mhz")) and now > clock:
+        return f"NVML contradicts itself: the SM clock is {now:g} MHz, its maximum {clock:g} MHz"
+    sms, operations = cores / row.cores, row.tensor * _TENSOR_RATES[dtype]
+    text = f"NVML: {sms:g} SMs at up to {clock:g} MHz; {operations:g} operations of an SM in a clock ({row.source})"
+    return Bound(sms * operations * clock / 1e6, "TFLOP/s", text)
+
+
+def _positive(gpu: Mapping[str, JsonValue], name: str) -> float | None:
+    """The fact if it is a positive number."""
+    value = gpu.get(name)
+    return value if isinstance(value, int | float) and type(value) is not bool and value > 0 else None
+
+
+def _missing(gpu: Mapping[str, JsonValue], *names: str) -> str:
+    """Which facts are no positive numbers, with the error of NVML if there is one."""
+    errors = gpu.get("unreadable")
+    errors = errors if isinstance(errors, dict) else {}
+    found = (f"{name} ({errors.get(name, gpu.get(name))})" for name in names if _positive(gpu, name) is None)
+    return f"NVML reports no {' and no '.join(found)}"

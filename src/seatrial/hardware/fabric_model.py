@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.hardware.links import Links
-from seatrial.hardware.network_bounds import LinkKind, NetworkBound, NodeLinks, default_algorithm, network_bound
+from seatrial.hardware.network_bounds import (
+    SOFT_TOLERANCE,
+    LinkKind,
+    NetworkBound,
+    NodeLinks,
+    default_algorithm,
+    highest_busbw,
+    network_bound,
+)
 from seatrial.hardware.network_limits import NetworkLimit, find_limit
 from seatrial.model import format_bytes, format_value, parse_bytes
 
@@ -31,11 +39,12 @@ class TcpFabric:
 
 @dataclass(frozen=True)
 class ModelValue:
-    """The bound of a metric and its limits; ``name``: network and algorithm."""
+    """The bound of a metric, its limits and its largest plausible value; ``name``: network and algorithm."""
 
     name: str
     bound: NetworkBound
     limit: NetworkLimit
+    highest: float
 
     @property
     def source(self) -> str:
@@ -58,11 +67,16 @@ def model_value(
         return "no model of this metric"
     if ranks % nodes:
         return f"{ranks} GPUs on {nodes} nodes: the nodes have different numbers of GPUs"
-    if (limit := find_limit(operation, "tcp" if links.network == "tcp" else "rdma", nodes)) is None:
+    fabric = links.network if links.network in ("tcp", "mnnvl") else "rdma"
+    if (limit := find_limit(operation, fabric, nodes)) is None:
         return f"no published share of the network's bound for {operation} on {nodes} nodes"
     if (size_bytes := parse_bytes(size)) < limit.min_size:
         sizes = f"from {format_bytes(limit.min_size)} on, not at {format_bytes(size_bytes)}"
         return f"{operation} on {nodes} nodes has limits {sizes}"
+    if links.network == "mnnvl":
+        if not (bound := _nvlink_domain_bound(skus)):
+            return "no NVLink in the SKU data"
+        return ModelValue(f"NVLink between {nodes} nodes", bound, limit, SOFT_TOLERANCE * bound.value)
     network = _network(links, tcp)
     if isinstance(network, str):
         return network
@@ -73,11 +87,11 @@ def model_value(
     nvls = all(sku.nvls for sku in skus) and environment.get("NCCL_NVLS_ENABLE") != "0"
     forced_or_logged = _ALGORITHM_BY_METRIC[quantity] or links.algorithms.get((operation, size), "")
     algorithm = forced_or_logged or default_algorithm(operation, nodes, nvls=nvls)
+    if algorithm.startswith("CollNet"):  # published runs are at half of its bound, but not slower than Ring's
+        algorithm = "Ring"
     port_count, port_gbps, ports_text = network
-    bounds = [
-        network_bound(operation, algorithm, nodes, node_links(sku, ranks // nodes, port_count, port_gbps, ports_text))
-        for sku in skus
-    ]
+    model_nodes = [node_links(sku, ranks // nodes, port_count, port_gbps, ports_text) for sku in skus]
+    bounds = [network_bound(operation, algorithm, nodes, node) for node in model_nodes]
     present = [bound for bound in bounds if bound]
     if not present or len(present) < len(bounds):
         return f"no formula for {operation} between nodes"
@@ -85,8 +99,19 @@ def model_value(
     if lowest.link is LinkKind.PCIE:
         value = format_value(lowest.value, "GB/s")
         return f"PCIe limits {operation} to {value}; no source states the share of it that good clusters reach"
+    is_assumed = not forced_or_logged and operation == "all_reduce"
     assumed = "" if forced_or_logged or algorithm == "point to point" else " (assumed, not in the log)"
-    return ModelValue(f"{links.fabric}, {algorithm}{assumed} on {nodes} nodes", lowest, limit)
+    highest = highest_busbw(lowest, operation, nodes, model_nodes[0], assumed=is_assumed)
+    return ModelValue(f"{links.fabric}, {algorithm}{assumed} on {nodes} nodes", lowest, limit, highest)
+
+
+def _nvlink_domain_bound(skus: Sequence[Sku]) -> NetworkBound | None:
+    """The rate of a GPU's NVLinks, the lowest of all models: with NVLink between nodes, all GPUs are as on one node."""
+    rates = [sku.spec["nvlink"].value for sku in skus if "nvlink" in sku.spec]
+    if len(rates) < len(skus):
+        return None
+    text = f"{format_value(min(rates), 'GB/s')} of NVLink per GPU; binding link: {LinkKind.NVLINK}"
+    return NetworkBound(min(rates), LinkKind.NVLINK, "", text)
 
 
 def key_parts(key: str) -> tuple[str, str, str]:

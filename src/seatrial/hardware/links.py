@@ -48,6 +48,7 @@ FactRole = Literal[
     "hcas",  # the RDMA ports that NCCL uses
     "socket_interfaces",  # the TCP interfaces that NCCL uses
     "algorithms",  # NCCL's algorithms by operation
+    "nvls_channels",  # the number of NCCL's channels that reduce in the NVLink switches
     "algorithms_by_setting",  # NCCL's algorithms of the all-reduce under several settings
     "variables",  # environment variable → value
     "node_settings",  # node → network setting or variable → value
@@ -94,7 +95,8 @@ class Links:
     the lowest rate.
     ``network`` is the kind of network that NCCL uses between nodes, see data/networks.yaml. ``unknown_network``: its
     name, if it has no row there. ``mig_models``: GPU models in MIG mode.
-    ``algorithms``: NCCL's algorithm by operation and size label, as logged.
+    ``algorithms``: NCCL's algorithm by operation and size label, as logged; on several nodes, that between them.
+    ``nvls``: whether NCCL can reduce in the NVLink switches of a node; None if its log does not say.
     """
 
     nvlinks: int = 0
@@ -106,6 +108,7 @@ class Links:
     mig_models: frozenset[str] = field(default=frozenset())
     tcp: TcpInterfaces | None = None  # None: unknown, or different rates on different nodes
     algorithms: Mapping[tuple[str, str], str] = field(default_factory=dict, hash=False)
+    nvls: bool | None = None
 
     @property
     def fabric(self) -> str:
@@ -124,7 +127,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     measurements = measurements_with_roles(measurements, checks)
     inventories = role_facts("gpus", measurements, checks)
     gpus = [gpu for measurement, value in inventories for gpu in _used_gpus(value, measurement.facts.get(GPUS_USED))]
-    nvlinks = [_gpu_nvlinks(gpu) for gpu in gpus]
+    nvlinks = [active_nvlinks(gpu) for gpu in gpus]
     readable = [each for each in nvlinks if each]
     slowest = min(readable, key=lambda each: each.gb_s) if readable and len(readable) == len(gpus) else None
     hcas = role_facts("hcas", measurements, checks)
@@ -135,6 +138,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     sockets = role_facts("socket_interfaces", measurements, checks)
     interfaces = {node: names for _, value in sockets for node, names in _names_by_node(value).items()}
     tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
+    nvls_channels = [value for _, value in role_facts("nvls_channels", measurements, checks) if isinstance(value, int)]
     transports = _transport_names(role_facts("transports", measurements, checks))
     connections = _transport_names(role_facts("connections", measurements, checks))
     network, unknown = networks.slowest(transports)
@@ -152,6 +156,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
         mig_models=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
         tcp=tcp_of_nodes.pop() if len(tcp_of_nodes) == 1 else None,
         algorithms=_algorithms(value for _, value in role_facts("algorithms", measurements, checks)),
+        nvls=min(nvls_channels) > 0 if nvls_channels else None,
     )
 
 
@@ -177,6 +182,20 @@ def role_facts(
         for measurement in measurements
         if measurement.check in names
     )
+
+
+class ActiveNvlinks(NamedTuple):
+    """The number of active links of a GPU and their total unidirectional rate in GB/s."""
+
+    active: int
+    gb_s: float
+
+
+def active_nvlinks(gpu: Mapping[str, Any]) -> ActiveNvlinks | None:
+    """The active links of a GPU; None if there are none, or if the speed of one of them is unknown or 0."""
+    speeds = [link.get("speed_gb_s") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
+    readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
+    return ActiveNvlinks(len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
 
 
 def nvlink_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int = 1) -> float:
@@ -218,20 +237,6 @@ def network_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: in
 
 def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
     return [gpu for gpu in _mappings(gpus) if isinstance(used, list) and gpu.get("index") in used]
-
-
-class _Nvlinks(NamedTuple):
-    """The number of active links of a GPU and their total unidirectional rate in GB/s."""
-
-    active: int
-    gb_s: float
-
-
-def _gpu_nvlinks(gpu: Mapping[str, Any]) -> _Nvlinks | None:
-    """The active links of a GPU; None if there are none, or if the speed of one of them is unknown."""
-    speeds = [link.get("speed_gb_s") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
-    readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
-    return _Nvlinks(len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
 
 
 def _names_by_node(fact: Any) -> dict[str, frozenset[str]]:

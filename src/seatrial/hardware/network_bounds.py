@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
@@ -17,6 +18,10 @@ from seatrial.util.text import plural
 # The share of the PCIe rate that GPUs without NVLink are assumed to reach between each other, through the root
 # complexes. If the network is faster than this share, PCIe is the binding link, and no limit is known.
 PCIE_SHARE = 1 / 3
+# A measured value above this multiple of a bound is a fault of the measurement or of the bound. Hard: the ports of a
+# node with the algorithm that sends the least, or the one in NCCL's log. Soft: an algorithm or link that is assumed;
+# SHARP reaches 480 GB/s where a ring is bounded by 400.
+HARD_TOLERANCE, SOFT_TOLERANCE = 1.03, 1.20
 
 
 class LinkKind(StrEnum):
@@ -87,6 +92,14 @@ def network_bound(operation: str, algorithm: str, nodes: int, node: NodeLinks) -
     lowest = min(bounds, key=lambda bound: bound.busbw)
     arithmetic = f"{lowest.arithmetic}; binding link: {lowest.link}"
     return NetworkBound(lowest.busbw, lowest.link, algorithm, arithmetic)
+
+
+def highest_busbw(bound: NetworkBound, operation: str, nodes: int, node: NodeLinks, *, assumed: bool) -> float:
+    """The largest plausible bus bandwidth in GB/s; ``assumed``: the algorithm of ``bound`` is not in NCCL's log."""
+    is_hard = bound.link is LinkKind.PORTS and not assumed
+    ratio = network_to_busbw_ratio(operation, "NVLS", nodes * node.gpus, nodes)  # no algorithm sends less
+    ports = HARD_TOLERANCE * node.port_rate / min(ratio, 1.0) if ratio and operation == "all_reduce" else inf
+    return min(bound.value * (HARD_TOLERANCE if is_hard else SOFT_TOLERANCE), ports)
 
 
 class _LinkBound(NamedTuple):

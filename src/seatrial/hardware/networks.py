@@ -10,8 +10,9 @@ from typing import Literal
 from seatrial.model import Frozen
 from seatrial.util import data_files
 
-Kind = Literal["rdma", "efa", "tcp", "tcpx", "tcpxo"]
+Kind = Literal["rdma", "efa", "tcp", "tcpx", "tcpxo", "mnnvl"]
 PREFIX = "NET/"  # of transports between nodes
+MNNVL = "P2P/MNNVL"  # the transport over NVLink between nodes, as NCCL logs it
 
 
 class _Network(Frozen):
@@ -37,10 +38,13 @@ def kind(name: str) -> Kind | None:
 def slowest(transports: Iterable[str]) -> tuple[Kind | Literal[""], str]:
     """The kind of the network in use, and the names of unknown networks; both may be empty.
 
-    If some ranks use sockets, the kind is tcp, since they limit all ranks. It is empty if a network is unknown, or if
-    ranks use networks of other different kinds.
+    NVLink between nodes counts where it is the only network. If some ranks use sockets, the kind is tcp, since they
+    limit all ranks. It is empty if a network is unknown, or if ranks use networks of other different kinds.
     """
+    transports = tuple(transports)
     names = {name.removeprefix(PREFIX).partition("/")[0] for name in transports if name.startswith(PREFIX)}
+    if not names and MNNVL in transports:
+        return "mnnvl", ""
     kinds = {kind(name) for name in names}
     unknown = ", ".join(sorted(name for name in names if kind(name) is None))
     if "tcp" in kinds:

@@ -69,7 +69,7 @@ class Sku(Frozen):
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference value and its origin. ``required``: fixed minimum, which replaces the rule's ``fail_below``.
+    """A reference value and its origin. ``required``: a published minimum, one more limit besides ``fail_below``.
 
     ``peer_spread``: the spread of the peer group, if the value is the median of the group. If the value is a bound of
     the network, ``fail_below`` and ``warn_below`` replace the shares of the rule, and ``arithmetic`` is the computation
@@ -83,10 +83,12 @@ class Reference:
     source: str
     peer_spread: float | None = None
     required: float | None = None
+    warns_only: bool = False  # see ReferenceValue
     runs: int = 0  # number of runs from which a value of the site's baseline was learned
     fail_below: float | None = None
     warn_below: float | None = None
     arithmetic: str = ""
+    highest: float | None = None  # the largest plausible value between nodes; None: unknown
 
     @property
     def label(self) -> str:
@@ -100,9 +102,7 @@ class Reference:
 
     def required_value(self, fail_below: float) -> float:
         """The value below which a metric fails; ``fail_below`` is the share that its rule requires."""
-        if self.required is not None:
-            return self.required
-        return self.value * (fail_below if self.fail_below is None else self.fail_below)
+        return max(self.value * (fail_below if self.fail_below is None else self.fail_below), self.required or 0.0)
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,8 @@ class References:
         """
         gpu, ranks, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
         is_valid = type(gpu) is str and type(ranks) is int and type(nodes) is int  # other values may not be hashable
-        cache_key = (key, gpu, ranks, nodes) if is_valid else (key, repr(gpu), repr(ranks), repr(nodes))
+        hardware = (gpu, ranks, nodes) if is_valid else (repr(gpu), repr(ranks), repr(nodes))
+        cache_key = (key, self._algorithm(key, facts), *hardware)
         if (reference := self._cache.get(cache_key)) is None:
             reference = self._cache[cache_key] = self._site_or_sku_reference(key, facts)
         return reference
@@ -232,12 +233,13 @@ class References:
 
         Unknown ports are assumed to have the lowest rate at which an algorithm reaches ``published``, that of SHARP.
         """
-        links, (operation, _, size) = self.links, key_parts(key)
-        algorithm = links.algorithms.get((operation, size), "")
-        is_known = algorithm not in ("", "Ring") or (algorithm and links.ports)
+        links, (operation, _, size), algorithm = self.links, key_parts(key), self._algorithm(key, facts)
+        is_known = algorithm not in ("", "Ring") or (algorithm and (links.ports or _nodes(facts) < 2))
         from_site_or_peers = published.kind not in (BasisKind.SKU, BasisKind.FABRIC_MODEL)
-        if operation != "all_reduce" or _nodes(facts) < 2 or is_known or from_site_or_peers:
+        if operation != "all_reduce" or is_known or from_site_or_peers:
             return None
+        if _nodes(facts) < 2:
+            links = replace(links, network="", unknown_network="")  # the algorithm is that of one node
         if links.network == "efa" and not links.ports and isinstance(ranks := facts.get("world_size"), int):
             ratio = network_to_busbw_ratio(operation, "NVLS", ranks, _nodes(facts)) or 1.0
             links = replace(links, ports=RdmaPorts("efa", 1, published.value * ratio * 8))
@@ -249,16 +251,16 @@ class References:
         """The reference of a metric on several nodes: ``reference``, or the bound of the network.
 
         The bound replaces a missing value, and a published one that is above it and that another algorithm reaches.
+        Where one document has the value, the bound decides on FAIL, and the value on WARN.
         """
         if isinstance(reference, str):
             return self._network_reference(key, facts, reference)
         operation, _, size = key_parts(key)
-        if reference.kind is not BasisKind.SKU or not self.links.algorithms.get((operation, size)):
+        bound = self._network_reference(key, facts, "") if reference.kind is BasisKind.SKU else ""
+        if isinstance(bound, str):
             return reference
-        bound = self._network_reference(key, facts, "")
-        if isinstance(bound, str) or bound.reaches(reference):
-            return reference
-        for algorithm in HIERARCHICAL_ALGORITHMS:
+        is_logged = (operation, size) in self.links.algorithms
+        for algorithm in HIERARCHICAL_ALGORITHMS if is_logged and not bound.reaches(reference) else ():
             links = self.links.with_algorithm(operation, size, algorithm)
             other = replace(self, links=links)._network_reference(key, facts, "")
             if isinstance(other, Reference) and other.reaches(reference):
@@ -268,7 +270,10 @@ class References:
                 minimum = reference.required or 0.0
                 stricter = bound.required_value(0.0) < minimum <= bound.value
                 return replace(bound, source=source, required=minimum if stricter else None)
-        return reference
+        if reference.warns_only:
+            minimum = max(reference.required or 0.0, bound.required_value(0.0))
+            reference = replace(reference, fail_below=0.0, required=minimum, arithmetic=bound.arithmetic)
+        return replace(reference, highest=bound.highest)
 
     def _network_reference(self, key: str, facts: Mapping[str, JsonValue], sku_reason: str) -> Reference | str:
         """The bound of the network as a reference; if there is none, ``sku_reason`` and why there is no bound.
@@ -291,6 +296,7 @@ class References:
             fail_below=network.limit.fail_below,
             warn_below=network.limit.warn_below,
             arithmetic=network.bound.arithmetic,
+            highest=network.highest,
         )
 
     def _site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
@@ -322,12 +328,31 @@ class References:
         sku = self.sku(gpu)
         if isinstance(sku, str):
             return sku
-        if value := _matching_value(sku.expected.get(key, ()), facts, "", self.fabric):
-            return Reference(value.value, value.unit, BasisKind.SKU, sku.name, value.source, required=value.required)
+        algorithm = self._algorithm(key, facts)
+        if value := _matching_value(sku.expected.get(key, ()), facts, "", self.fabric, algorithm):
+            reference = Reference(value.value, value.unit, BasisKind.SKU, sku.name, value.source)
+            return replace(reference, required=value.required, warns_only=value.warns_only)
         nodes = facts.get("nodes")
         fabric = f" over {self.fabric or 'an unknown network'}" if isinstance(nodes, int) and nodes > 1 else ""
         size = f"{_count_text(facts.get('world_size'), 'GPU')} on {_count_text(nodes, 'node')}"
-        return f"{sku.name} has no reference value {key} for {size}{fabric}"
+        return f"{sku.name} has no reference value {key} for {size}{fabric}{f' with {algorithm}' if algorithm else ''}"
+
+    def _algorithm(self, key: str, facts: Mapping[str, JsonValue]) -> str:
+        """NCCL's algorithm for the metric, empty if unknown.
+
+        The log of several nodes has the algorithms between nodes. Inside a node, the all-reduce of all its GPUs uses
+        NVLS if NCCL has channels for it, else Ring.
+        """
+        operation, _, size = key_parts(key)
+        is_of_log = _nodes(facts) > 1 or not (self.links.network or self.links.unknown_network)
+        if is_of_log and (logged := self.links.algorithms.get((operation, size))):
+            return logged
+        if operation != "all_reduce" or _nodes(facts) != 1:
+            return ""
+        environment = facts.get("backend_environment")
+        if isinstance(environment, dict) and environment.get("NCCL_NVLS_ENABLE") == "0":
+            return "Ring"
+        return {True: "NVLS", False: "Ring", None: ""}[self.links.nvls]
 
 
 NO_REFERENCES = References()
@@ -365,11 +390,12 @@ def _site_value(
 
 
 def _matching_value(
-    values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str
+    values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str, algorithm: str = ""
 ) -> ReferenceValue | None:
-    """The first value for this number of ranks and nodes, this GPU model and this fabric."""
+    """The first value for this number of ranks and nodes, GPU model, fabric and algorithm (empty: the first of any)."""
     hardware = (facts.get("world_size"), facts.get("nodes"), gpu)
     for value in values:
-        if (value.gpus, value.nodes, value.gpu) == hardware and value.fabric in ("", fabric):
+        is_of_algorithm = not algorithm or value.algorithm in ("", algorithm)
+        if (value.gpus, value.nodes, value.gpu) == hardware and value.fabric in ("", fabric) and is_of_algorithm:
             return value
     return None

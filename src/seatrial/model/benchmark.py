@@ -19,7 +19,7 @@ class BenchmarkHardware(Frozen):
     gpus_per_node: int | None = None
     nodes: int | None = None
     ranks: int | None = None
-    fabric: str = Field(default="", description="ib, roce, efa or tcp; rdma if only the rate of the ports is known")
+    fabric: str = Field(default="", description="kind of the network; rdma if only the rate of the ports is known")
     ports: int | None = Field(default=None, description="network ports of a node")
     port_gbps: float | None = Field(default=None, description="Gbit/s of each port")
     sources: dict[str, str] = {}

@@ -188,8 +188,10 @@ class ReferenceValue(Frozen):
     source: str = Field(min_length=1)
     gpu: str = Field(default="", description="NVML name of the GPU; empty in SKU files")
     fabric: str = Field(default="", description="class of the network between nodes, such as roce-8x400")
-    required: FiniteFloat | None = Field(
-        default=None, gt=0, description="fixed minimum; it replaces the rule's fail_below"
+    algorithm: Literal["", "Ring", "NVLS"] = Field(default="", description="NCCL's algorithm; empty: any")
+    required: FiniteFloat | None = Field(default=None, gt=0, description="fixed minimum, one more limit than the share")
+    warns_only: bool = Field(
+        default=False, description="several nodes, one document: below it WARN; FAIL by the bound of the network"
     )
     runs: int = Field(default=0, ge=0, description="number of runs it was learned from; 0 in SKU files")
 

@@ -19,7 +19,7 @@ from seatrial.model import UsageError
 from seatrial.model.benchmark import BenchmarkHardware
 from seatrial.pipeline.nccl_tests_table import RankRange, rank_range
 
-FABRICS = ("ib", "roce", "efa", "tcp")
+FABRICS = ("ib", "roce", "efa", "tcp", "tcpx", "tcpxo", "mnnvl")
 ALGORITHMS = {name.casefold(): name for name in ("Ring", "Tree", "NVLS", "NVLSTree", "CollNetChain", "CollNetDirect")}
 _GPUS = re.compile(r"([1-9]\d{0,3})\s*[x×]\s*([A-Za-z].*\S)")  # 8xH200
 # 8x400: ports x Gbit/s of each; 4x2x200: NICs x ports of each x Gbit/s of a port
@@ -424,6 +424,8 @@ def hardware_links(
     """Return the links for the network model. ``labels``: sizes that an all-reduce measured with ``algorithm``."""
     gbps = hardware.ports * hardware.port_gbps if hardware.ports and hardware.port_gbps else None
     algorithms = {("all_reduce", label): algorithm for label in labels if algorithm}
+    if hardware.nodes == 1:
+        return Links(algorithms=algorithms), TcpFabric()
     if hardware.fabric == "tcp":
         interfaces = TcpInterfaces(output.nccl.socket_interfaces, gbps) if gbps else None
         return Links(network="tcp", tcp=interfaces, algorithms=algorithms), TcpFabric(gbps)

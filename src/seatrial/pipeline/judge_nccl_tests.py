@@ -271,7 +271,7 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
     hardware, series = candidate.hardware, candidate.series
     problems = [*candidate.table_hardware.problems]
     notes: list[str] = []
-    needs_ports = candidate.nodes > 1 and not hardware.ports
+    needs_ports = candidate.nodes > 1 and not hardware.ports and hardware.fabric != "mnnvl"
     verdicts = _wrong_data_verdicts(series, candidate.operation)
     other_sizes: tuple[Verdict, ...] = ()
     label = ""  # the size whose bandwidth decides

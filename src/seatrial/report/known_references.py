@@ -94,11 +94,10 @@ def shapes(values: Sequence[ReferenceValue]) -> str:
 
 
 def shape(value: ReferenceValue) -> str:
-    """The number of GPUs and nodes of a value, and the network between the nodes."""
-    if value.nodes == 1:
-        return plural(value.gpus, "GPU")
-    fabric = f" ({value.fabric})" if value.fabric else ""
-    return f"{value.nodes}×{value.gpus // value.nodes} GPUs{fabric}"
+    """The number of GPUs and nodes of a value, the network between the nodes, and NCCL's algorithm."""
+    gpus = plural(value.gpus, "GPU") if value.nodes == 1 else f"{value.nodes}×{value.gpus // value.nodes} GPUs"
+    conditions = ", ".join(filter(None, (value.fabric if value.nodes > 1 else "", value.algorithm)))
+    return f"{gpus} ({conditions})" if conditions else gpus
 
 
 def value_text(value: ReferenceValue) -> str:

@@ -136,7 +136,7 @@ def test_peaks_are_without_sparsity() -> None:
         assert spec["fp16"] == spec["bf16"], sku.name
         assert spec["bf16"] / spec["tf32"] == pytest.approx(2, rel=0.02), sku.name
         assert spec.get("fp8", 2 * spec["bf16"]) / spec["bf16"] == pytest.approx(2, rel=0.02), sku.name
-        assert spec["bf16"] / spec["fp32"] < 40, sku.name
+        assert spec["bf16"] < 40 * spec.get("fp32", spec["bf16"]), sku.name
 
 
 @pytest.mark.parametrize(

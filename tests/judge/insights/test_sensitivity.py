@@ -54,10 +54,10 @@ def test_fewer_links_carry_the_threshold_with_nvls() -> None:
     """A GPU sends S + S/8, and busbw is 2 · 7/8 · S / t: the links carry 9/14 of it."""
     (insight,) = thresholds(node(EACH, 0, 8, "8GiB", 470), node(EACH, 1, 8, "8GiB", 470), gpus(*[18] * 8))
     assert insight.text == (
-        "busbw.8GiB >= 350 GB/s: 74% of the 473 GB/s of SKU NVIDIA H200 SXM; "
-        "smallest detectable fault: 8 of a GPU's 18 NVLinks down (with NVLS)"
+        "busbw.8GiB >= 425.7 GB/s: 90% of the 473 GB/s of SKU NVIDIA H200 SXM; "
+        "smallest detectable fault: 5 of a GPU's 18 NVLinks down (with NVLS)"
     )
-    assert busbw_of(18 - 7, 9 / 14) > 350 > busbw_of(18 - 8, 9 / 14)
+    assert busbw_of(18 - 4, 9 / 14) > 425.7 > busbw_of(18 - 5, 9 / 14)
     assert busbw_of(18, 1) < 473  # Ring cannot reach it
     single_node = all_reduce_insights(collective("all_reduce", 473, 8, 1), gpus(*[18] * 8))["threshold"]
     assert single_node.text == insight.text

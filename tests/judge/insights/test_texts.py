@@ -208,10 +208,10 @@ def test_sockets_between_nodes_are_the_limiter() -> None:
 
 
 def test_threshold_on_two_nodes_hardly_tests_the_network() -> None:
-    """350 GB/s need 23 of a port's 50 GB/s."""
+    """391.5 GB/s need 26 of a port's 50 GB/s."""
     insight = insights(collective("all_reduce", 435, 16, 2), *TWO_NODES, threshold="> 350 GB/s", nodes=2)["threshold"]
-    assert "hardly tests the network: 350 GB/s × 0.533 ÷ 8 ports = 187 of 400 Gb/s" in insight.text
-    assert insight.values["port_share_needed"] == pytest.approx(0.467, abs=1e-3)
+    assert "hardly tests the network: 391.5 GB/s × 0.533 ÷ 8 ports = 209 of 400 Gb/s" in insight.text
+    assert insight.values["port_share_needed"] == pytest.approx(0.522, abs=1e-3)
     assert "NCCL_ALGO=Ring" in insight.text
     assert "Tree (assumed" in insight.text
 
@@ -221,7 +221,7 @@ def test_threshold_tests_the_network_with_ring() -> None:
         "threshold"
     ]
     assert "hardly" not in insight.text
-    assert insight.values["port_share_needed"] == pytest.approx(350 / 400)
+    assert insight.values["port_share_needed"] == pytest.approx(391.5 / 400)
     slow = [*hosts([port("200 Gb/sec (4X HDR)")] * 8), gpus(*[18] * 8), IB]
     unreachable = insights(collective("all_reduce", 370, 16, 2), *slow, RING, threshold="> 350 GB/s", nodes=2)[
         "threshold"
@@ -245,7 +245,7 @@ def test_rule_threshold_is_the_required_value_or_a_share_of_the_reference() -> N
     assert ninety.text.startswith("busbw.8GiB >= 327 GB/s: 90% of the 363.3 GB/s of SKU NVIDIA H200 SXM")
     assert ninety.values["undetected_nvlinks_down"] == 2
     required = insights(collective("all_reduce", 473, 8, 1), gpus(*[18] * 8))["threshold"]
-    assert required.text.startswith("busbw.8GiB >= 350 GB/s: 74% of the 473 GB/s")
+    assert required.text.startswith("busbw.8GiB >= 425.7 GB/s: 90% of the 473 GB/s")
     assert "threshold" not in insights(collective("all_reduce", 400, 6, 1), gpus(*[18] * 6))
 
 

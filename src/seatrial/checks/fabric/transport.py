@@ -281,6 +281,7 @@ CHECK = Check(
         "hcas": "rdma_ports",
         "socket_interfaces": "socket_interfaces",
         "algorithms": "nccl_choices",
+        "nvls_channels": "nvls_channels",
         "variables": "settings",
     },
     limit_s=120.0,
