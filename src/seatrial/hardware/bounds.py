@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -186,6 +186,43 @@ def _tensor_cores() -> Mapping[str, _TensorCores]:
     return {row.capability: row for row in rows}
 
 
+def physical_base(lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References) -> Bound | None:
+    """What the hardware could carry at most, as base of a lower limit; None if it is unknown.
+
+    From NVML's facts, else from the vendor's spec; of several GPU models the lowest. A collective is compared with the
+    NVLinks of a GPU, on one node only.
+    """
+    ranks, nodes = _ranks_and_nodes(facts)
+    if not lookup.bounded_by:
+        return hardware_bound(lookup, facts, references)
+    is_collective = lookup.bounded_by == COLLECTIVE
+    if is_collective and (nodes > 1 or ranks < 2):
+        return None
+    key = "nvlink" if lookup.bounded_by in (COLLECTIVE, BIDIRECTIONAL) else lookup.bounded_by
+    bounds = []
+    for model in str(facts.get("gpu") or "").split(MODEL_SEPARATOR):
+        sku = references.sku(model)
+        spec = sku.spec.get(key) if isinstance(sku, Sku) else None
+        of_spec = Bound(spec.value, spec.unit, f"{model} has {spec.value:g} {spec.unit} of {key}") if spec else None
+        bounds.append(references.gpu_bounds.get(model, {}).get(key) or of_spec)
+    known = [bound for bound in bounds if bound]
+    if not known or len(known) < len(bounds):
+        return None
+    lowest = min(known, key=lambda bound: bound.value)
+    return _scaled(lowest, 2, " directions") if lookup.bounded_by == BIDIRECTIONAL else lowest
+
+
+def bounds_by_model(gpus: Iterable[Mapping[str, JsonValue]]) -> dict[str, dict[str, Bound]]:
+    """GPU model → key of a SKU's spec → the highest bound of its GPUs: a GPU with a fault does not lower the limit."""
+    highest: dict[str, dict[str, Bound]] = {}
+    for gpu in gpus:
+        of_model = highest.setdefault(str(gpu.get("name") or ""), {})
+        for key, bound in measured_bounds(gpu).items():
+            if isinstance(bound, Bound) and (key not in of_model or bound.value > of_model[key].value):
+                of_model[key] = bound
+    return highest
+
+
 def measured_bounds(gpu: Mapping[str, JsonValue]) -> dict[str, Bound | str]:
     """The bounds of one GPU by the keys of a SKU's spec, or why there is none, from what NVML reports of it.
 
@@ -209,6 +246,12 @@ def _nvlink_bound(gpu: Mapping[str, JsonValue]) -> Bound | str:
     links = active_nvlinks(gpu)
     if links is None:
         return "NVML reports no active NVLink, or a rate of 0, or none"
+    nvlinks = gpu.get("nvlinks")
+    active = (
+        [each for each in nvlinks if isinstance(each, dict) and each.get("active")] if isinstance(nvlinks, list) else []
+    )
+    if not all(each.get("remote") == "switch" for each in active):
+        return "not all active NVLinks lead to a switch: the rate between two GPUs is unknown"
     return Bound(links.gb_s, "GB/s", f"NVML: {links.active} active NVLinks, {format_value(links.gb_s, 'GB/s')} in all")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from statistics import NormalDist, median
+from typing import TYPE_CHECKING
 
 from pydantic import Field, FiniteFloat, JsonValue
 
@@ -18,6 +19,9 @@ from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue, format_v
 from seatrial.util import data_files
 from seatrial.util.quantiles import spread
 from seatrial.util.text import plural
+
+if TYPE_CHECKING:
+    from seatrial.hardware.bounds import Bound
 
 # Published values of the same configuration differ by at most 2 %: 345 to 349 GB/s on two H200, 473 to 482 on eight
 REFERENCE_TOLERANCE = 1.05
@@ -166,7 +170,7 @@ class References:
     judged. ``cpu_only``: the trial asks for no GPU; judge/limits.py then does not judge the windows of a
     measurement, since the limits of windows are known for GPU nodes only. ``links`` and ``tcp`` (the TCP network that
     the trial configures, if any) are inputs of the bound of the network. ``gemm_rates``: data type, such as bf16 → GPU
-    → TFLOP/s that this run measured.
+    → TFLOP/s that this run measured. ``gpu_bounds``: GPU model → key of a SKU's spec → bound by NVML's facts.
     """
 
     site: Baseline | None = None
@@ -178,6 +182,7 @@ class References:
     links: Links = field(default_factory=Links)
     tcp: TcpFabric | None = None
     gemm_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    gpu_bounds: Mapping[str, Mapping[str, Bound]] = field(default_factory=dict)
     _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], peers: PeerGroup, unit: str) -> Reference | str:
@@ -365,11 +370,9 @@ def select_references(
     site_includes_run: bool = False,
     cpu_only: bool = False,
     tcp: TcpFabric | None = None,
-    gemm_rates: Mapping[str, Mapping[str, float]] | None = None,
 ) -> References:
     """The site's baseline, the SKU data and the inputs of the bound of the network, for a cluster with these links."""
-    rates = gemm_rates or {}
-    return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only, links, tcp, rates)
+    return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only, links, tcp)
 
 
 def _nodes(facts: Mapping[str, JsonValue]) -> int:

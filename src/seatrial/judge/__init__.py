@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from seatrial.checks.base import Check
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
+from seatrial.hardware.bounds import bounds_by_model
 from seatrial.hardware.references import References, select_references
 from seatrial.judge import error_counters, retry
 from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
@@ -128,14 +131,16 @@ def _references(
             for metric in measurement.metrics:
                 if (data_type := data_types.get(metric.name)) and metric.value > 0:
                     rates.setdefault(data_type, {})[metric.subject] = metric.value
-    return select_references(
+    references = select_references(
         trial_links,
         site,
         site_includes_run=site_includes_run,
         cpu_only=config.cluster.gpus_per_node == 0,
         tcp=tcp_fabric(config),
-        gemm_rates=rates,
     )
+    inventories = links.role_facts("gpus", [*chain.from_iterable(by_check.values())], checks)
+    gpus = [gpu for _, found in inventories if isinstance(found, list) for gpu in found if isinstance(gpu, dict)]
+    return replace(references, gemm_rates=rates, gpu_bounds=bounds_by_model(gpus), _cache={})
 
 
 def _judge_of(check: Check, settings: CheckSettings, trial: str, references: References) -> retry.Judge:

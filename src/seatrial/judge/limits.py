@@ -13,7 +13,7 @@ from statistics import median
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound
+from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound, physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References, Sku
 from seatrial.hardware.training_flops import BOUNDED_METRICS, training_work
 from seatrial.judge.groups import MeasurementGroup, PeerGroups, opposite_direction
@@ -241,16 +241,17 @@ class _Limits:
             return [self._number(rule.threshold) if of.trial == "" else self._trial_number(rule.threshold)]
         if rule.only_warns_by_peers:
             return [self._outlier]
-        by_work = [made for limit in rule.limits if limit.base == GEMM and (made := self._gemm_share(limit))]
-        peak = None if by_work or not rule.share(BOUND) else self._peak(rule.share(BOUND) or 0.0)
-        others = [*by_work, *([peak] if peak else [])]
-        if rule.share(BOUND) and not rule.reference:
-            unknown = "the peak speed of this training on this GPU model is unknown"
-            return others or [self._always(_SKIP, Reason.NO_THRESHOLD, unknown)]
-        peers = NO_PEERS if of.reference_optional or others else self._peers
-        reference = of.references.find(of.lookup.reference_key, self._facts, peers, unit)
+        others = [made for limit in rule.limits if limit.base == GEMM and (made := self._gemm_share(limit))]
+        reference: Reference | str = "the peak speed of this training on this GPU model is unknown"
+        if rule.reference or rule.share(BOUND) is None:
+            peers = NO_PEERS if of.reference_optional or others or self._physical else self._peers
+            reference = of.references.find(of.lookup.reference_key, self._facts, peers, unit)
         if isinstance(reference, str):
-            optional = of.reference_optional and not self._has_unknown_model
+            if not others and self._physical:
+                return [self._peak(self._physical, rule.share(BOUND) or 0.0)]
+            optional = (of.reference_optional and not self._has_unknown_model) or (
+                not rule.reference and rule.share(BOUND)
+            )
             missing = (_SKIP, Reason.NO_THRESHOLD) if optional else (_UNJUDGED, Reason.NO_REFERENCE)
             return others or [self._always(*missing, reference)]
         if reference.unit != unit:
@@ -258,6 +259,14 @@ class _Limits:
         if reference.kind is BasisKind.SITE:
             return [self._site(of.references.applicable(of.lookup.reference_key, self._facts)), *others]
         return [self._reference(reference), *others]
+
+    @cached_property
+    def _physical(self) -> Bound | None:
+        """The physical base of the rule's limit, if it has such a limit and the base is known."""
+        if self._rule.share(BOUND) is None:
+            return None
+        bound = physical_base(self._of.lookup, self._facts, self._of.references)
+        return bound if bound and bound.unit == self._unit else None
 
     def _always(self, outcome: Outcome, reason: Reason, detail: str) -> Comparison:
         return lambda metric: self._make(metric, outcome, reason, detail=detail)
@@ -334,11 +343,8 @@ class _Limits:
             return self._make(metric, _WARN, Reason.BELOW_PEERS, basis=basis)
         return Verdict(self._of.check, metric.subject, _PASS, metric.name, (), "", metric.value, metric.unit, basis)
 
-    def _peak(self, share: float) -> Comparison | None:
-        """FAIL below a share of the GPU's peak speed for this training; None if the peak is unknown."""
-        peak = hardware_bound(self._of.lookup, self._facts, self._of.references)
-        if peak is None or peak.unit != self._unit:
-            return None
+    def _peak(self, peak: Bound, share: float) -> Comparison:
+        """Comparison with what the hardware could do: a GPU model without published values is judged by it alone."""
         source = peak.derivation
         basis = self._listed(
             Basis(BasisKind.PHYSICAL_LIMIT, "the hardware", peak.value, peak.unit, source=source, fail_below=share)
@@ -348,7 +354,8 @@ class _Limits:
             ratio = metric.value / peak.value
             if ratio >= share:
                 return self._make(metric, _PASS, basis=basis, ratio=ratio)
-            return self._make(metric, _FAIL, Reason.THRESHOLD_VIOLATED, basis=basis, ratio=ratio)
+            required = share * peak.value
+            return self._violated(metric, required, required.__le__, basis, ratio)
 
         return compare
 
@@ -428,8 +435,9 @@ class _Limits:
         fail_below = required / reference.value
         warn_share = rule.share(REFERENCE, _WARN) or 0.0 if reference.warn_below is None else reference.warn_below
         warn_below = max(warn_share, fail_below)
-        is_bound = reference.kind is BasisKind.FABRIC_MODEL
-        highest = MAX_RATIO_OF_BOUND if is_bound else MAX_PLAUSIBLE_RATIO
+        highest = MAX_RATIO_OF_BOUND if reference.kind is BasisKind.FABRIC_MODEL else MAX_PLAUSIBLE_RATIO
+        if reference.highest is not None:
+            highest = reference.highest / reference.value
         basis = Basis(
             reference.kind,
             reference.name,

@@ -110,7 +110,7 @@ CHECK = Check(
         *(
             metric(
                 f"{name}_single",
-                ">= 0.90 reference" if name != "bidirectional" else "recorded",
+                (">= 0.90 reference", ">= 0.70 bound") if name != "bidirectional" else "recorded",
                 "batches, checkpoints and offloaded weights use this link",
                 "nvidia-smi -q -i INDEX | grep -A4 'Link Width'; lspci -vv -s PCI | grep LnkSta; nvidia-smi topo -m "
                 "(is the process on the GPU's NUMA node?); compare with a good GPU in the same slot",
