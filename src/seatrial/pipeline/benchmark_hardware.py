@@ -280,6 +280,8 @@ def _process_problems(table: Table, columns: RankRange | None) -> list[str]:
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
             "value applies"
         ]
+    if table.has_second_header:
+        return [f"a second table begins before the first one ends: the first run ended early, or {_SEVERAL_PROCESSES}"]
     if columns and columns.low > columns.high:
         return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
