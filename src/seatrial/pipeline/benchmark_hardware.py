@@ -136,29 +136,26 @@ def _named_models(text: str) -> tuple[tuple[Sku, ...], tuple[str, ...]]:
 
     A name without form factor means the SXM module, as in NVIDIA's NVML names of H200 and B200.
     """
-    tokens = _name_tokens(text)
-    exact = [sku for sku in skus() if any(tokens == _name_tokens(name) for name in (sku.name, *sku.nvml_names))]
-    if exact:
-        return tuple(exact), ()
-    matching = [sku for sku in skus() if _matches(tokens, sku)]
+    words = _words(text)
+    matching = [sku for sku in skus() if words in _names(sku)]
+    matching = matching or [sku for sku in skus() if words and set(words) <= set().union(*_names(sku))]
     if not matching:
-        unknown = Sku(name=text, nvml_names=(text,))
-        return (unknown,), (f"no data of GPU model {text}; {known_models()}",)
-    modules = [sku for sku in matching if any(token.startswith("sxm") for token in _name_tokens(sku.name))]
+        return (Sku(name=text, nvml_names=(text,)),), (f"no data of GPU model {text}; {known_models()}",)
+    modules = [sku for sku in matching if "sxm" in _words(sku.name)]
     if len(matching) > 1 and len(modules) == 1:
         others = ", ".join(sku.name for sku in matching if sku not in modules)
         return tuple(modules), (f"--gpus: {text} is read as {modules[0].name}; other models: {others}",)
     return tuple(matching), ()
 
 
-def _name_tokens(text: str) -> list[str]:
-    return [token for token in re.split(r"[^a-z0-9]+", text.casefold()) if token and token != "nvidia"]
+def _words(name: str) -> tuple[str, ...]:
+    """The words of the name of a GPU model, without NVIDIA; sxm stands for sxm4 and sxm5."""
+    words = re.findall(r"[a-z0-9]+", name.casefold())
+    return tuple(re.sub(r"^sxm\d$", "sxm", word) for word in words if word != "nvidia")
 
 
-def _matches(tokens: Sequence[str], sku: Sku) -> bool:
-    """Return whether each token is part of a name of the model; ``sxm`` also stands for ``sxm4``."""
-    sku_tokens = {token for name in (sku.name, *sku.nvml_names) for token in _name_tokens(name)}
-    return bool(tokens) and all(token in sku_tokens or (token == "sxm" and "sxm4" in sku_tokens) for token in tokens)
+def _names(sku: Sku) -> list[tuple[str, ...]]:
+    return [_words(name) for name in (sku.name, *sku.nvml_names)]
 
 
 @dataclass(frozen=True)
@@ -198,16 +195,9 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
 
 
 def _is_one_of(listed: str, models: Sequence[Sku]) -> bool:
-    """Return whether a listed GPU is one of ``models``.
-
-    The names must be equal. For a model without data, it is enough that the listed name has all words of --gpus.
-    """
-    tokens = _name_tokens(listed)
-    return any(
-        tokens == _name_tokens(name) if sku in skus() else set(_name_tokens(name)) <= set(tokens)
-        for sku in models
-        for name in sku.nvml_names
-    )
+    """Return whether a listed GPU is one of ``models``; of a model without data it must have all words of --gpus."""
+    words = _words(listed)
+    return any(words in _names(sku) if sku in skus() else set(_words(sku.name)) <= set(words) for sku in models)
 
 
 def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Table, operation: str) -> TableHardware:
