@@ -186,9 +186,13 @@ class _Candidate:
         return next((each for each in declared if each.rules[0].when.includes(self.nodes)), declared[0])
 
     @cached_property
+    def measured(self) -> tuple[MeasuredSize, ...]:
+        return measured_sizes(self.series.rows)
+
+    @property
     def sizes(self) -> tuple[MeasuredSize, ...]:
-        """The measured sizes, in order of size."""
-        return measured_sizes(self.series.rows)[-_MAX_JUDGED_SIZES:]
+        """The sizes to judge, in order of size."""
+        return self.measured[-_MAX_JUDGED_SIZES:]
 
     @cached_property
     def algorithm(self) -> str:
@@ -299,7 +303,7 @@ class _Candidate:
             outcome=Outcome.FAIL if is_wrong else Outcome.UNJUDGED,
             variant=variant_text(rows[-1]) if rows else "",
             check=_checks()[self.operation].name if self.operation else "",
-            measured=measured_sizes(rows),
+            measured=self.measured,
             verdicts=self.wrong_data if self.operation or is_wrong else (),
             problems=tuple(problems),
             notes=tuple(table_notes(self.series.table, rows)) if rows else (),
