@@ -380,7 +380,7 @@ class _Reader:
             return
         if not self.table.is_checked:
             timings = [timing and replace(timing, wrong=None) for timing in timings]
-        row = replace(open_row.row, **dict(zip(("out_of_place", "in_place"), timings, strict=False)))
+        row = replace(open_row.row, out_of_place=timings[0], in_place=timings[1] if len(timings) > 1 else None)
         # algbw is size ÷ time since 2.13, but not for OTHER_ALGBW or CPU times (option -C)
         program = self.table.program or self.command_program
         if row.redop and self.table.wrong_is_a_count and not self.has_cpu_time and program not in OTHER_ALGBW:

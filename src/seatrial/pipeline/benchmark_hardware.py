@@ -223,10 +223,10 @@ def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Tab
         problems = [f"{plural(ranks, 'GPU')} on {plural(nodes, 'node')}: {expected}"]
     problems += [_ONE_RANK] if ranks == 1 else []
     problems += [gpu.problem] if gpu.problem else []
-    fabric, fabric_source, transports, contradictions = "", "", (), [gpu.contradiction] if gpu.contradiction else []
-    if (nodes or 1) > 1:
-        fabric, fabric_source, transports = _network(options, output)
-        contradictions += _network_contradictions(options, output)
+    has_network = (nodes or 1) > 1
+    fabric, fabric_source, transports = _network(options, output) if has_network else ("", "", ())
+    contradictions = [gpu.contradiction] if gpu.contradiction else []
+    contradictions += _network_contradictions(options, output) if has_network else []
     sources = {
         "gpu": gpu.source,
         "nodes": "--nodes" if options.nodes else "output" if nodes else "",

@@ -9,7 +9,7 @@ from functools import cache, cached_property, partial
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.checks.declare import metric
+from seatrial.checks.declare import declaration, metric
 from seatrial.config.schema import Fabric
 from seatrial.discover.nccl_tests_output import NcclTestsOutput, Row, Table
 from seatrial.hardware.fabric_model import node_links
@@ -204,7 +204,7 @@ class _Candidate:
     def run(self) -> BenchmarkRun:
         """The run as a job of the check, with what the output and the options say of the hardware."""
         hardware, nccl = self.hardware, self.series.output.nccl
-        has_rate = hardware.ports and hardware.port_gbps
+        gbps = hardware.ports * hardware.port_gbps if hardware.ports and hardware.port_gbps else None
         facts: dict[str, JsonValue] = {
             "gpu": hardware.gpu,
             "world_size": hardware.ranks,
@@ -214,25 +214,19 @@ class _Candidate:
             "transports": dict.fromkeys(self.table_hardware.transports, 1),
             "socket_interfaces": {NODE: [*nccl.socket_interfaces]},
         }
-        fabric = None
-        if hardware.fabric == "tcp":
-            rate = f"{hardware.ports * hardware.port_gbps} Gb/s" if has_rate else None
-            fabric = Fabric(kind="tcp", rate=rate)
-        elif has_rate:
+        if gbps and hardware.fabric != "tcp":
             kind = hardware.fabric
             facts["stated_ports"] = {"kind": kind, "count": hardware.ports, "gbps": hardware.port_gbps}
         if self.algorithm:
-            by_size = {label: {"algorithm": self.algorithm} for label in (size.label for size in self.sizes)}
+            by_size: dict[str, JsonValue] = {size.label: {"algorithm": self.algorithm} for size in self.sizes}
             facts["algorithms"] = {self.operation: {"by_size": by_size}}
-        gpus = (hardware.ranks or 1) // self.nodes
-        site = self.series.site
         return BenchmarkRun(
             check=_checks()[self.operation],
             facts=facts,
             nodes=self.nodes,
-            gpus_per_node=gpus,
-            fabric=fabric,
-            site=site,
+            gpus_per_node=(hardware.ranks or 1) // self.nodes,
+            fabric=Fabric(kind="tcp", rate=gbps and f"{gbps} Gb/s") if hardware.fabric == "tcp" else None,
+            site=self.series.site,
         )
 
     @cached_property
@@ -279,10 +273,10 @@ class _Candidate:
     def wrong_data(self) -> tuple[Verdict, ...]:
         """The verdict of the check's rule on wrong elements; none if the run did not check the data."""
         wrong = wrong_elements(self.series.table, self.series.rows)
-        check = _checks()[self.operation or "all_reduce"]
-        declared = check.declaration("wrong_elements")
-        if wrong is None or not declared:
+        if wrong is None:
             return ()
+        check = _checks()[self.operation or "all_reduce"]
+        declared = declaration(check.declared, "wrong_elements", check.name)
         value = float(max(round(wrong), wrong > 0))
         measured = Metric(name=declared.name, value=value, unit=declared.unit, subject=CLUSTER)
         return BenchmarkRun(check=check, facts={}).verdicts([replace(declared, fix=_WRONG_DATA_FIX)], [measured])

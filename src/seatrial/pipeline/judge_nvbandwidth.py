@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import JsonValue
+
 from seatrial.discover.nvbandwidth_output import Matrix, NvbandwidthOutput
 from seatrial.model import Baseline, Metric, Outcome, Reason, Verdict, worst
 from seatrial.model.benchmark import BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
@@ -68,7 +70,7 @@ def _result(matrix: Matrix, gpu: str, problems: list[str], site: Baseline | None
     verdicts: tuple[Verdict, ...] = ()
     bound = None
     if not problems:
-        facts = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
+        facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
         run = BenchmarkRun(check=check, facts=facts, gpus_per_node=max(map(len, matrix.rows)), site=site)
         verdicts = tuple(map(run.with_next_step, run.verdicts([declared], metrics)))
         bound = run.bound(declared.reference, declared.bound)
