@@ -65,6 +65,20 @@ def test_json_document() -> None:
     assert document["hardware"]["sources"]["nodes"] == "--nodes"
 
 
+def test_baseline_of_the_site(tmp_path: Path) -> None:
+    """The output reaches the published value and misses what the site requires."""
+    run = {"path": "run", "host": "n1", "digest": "d"}
+    value = {"gpus": 16, "nodes": 2, "value": 480, "required": 470, "unit": "GB/s", "source": "three runs", "runs": 3}
+    value |= {"gpu": "NVIDIA H100 80GB HBM3", "fabric": "ib-8x400"}
+    runs = [run | {"started": started, "digest": str(started)} for started in (1.0, 2.0, 3.0)]
+    site = {"name": "here", "learned_from": runs, "expected": {"all_reduce.busbw.8GiB": [value]}}
+    (tmp_path / "site.yaml").write_text(json.dumps(site))
+    code, out, _ = call("judge", GOOD, *H100, "--fabric", "ib", "--baseline", tmp_path / "site.yaml", "--json")
+    (result,) = json.loads(out)["results"]
+    kinds = {verdict["basis"]["kind"] for verdict in result["verdicts"] if verdict["outcome"] == "FAIL"}
+    assert (code, kinds) == (1, {"site"})
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_encodings(encoding: str, is_packed: bool, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ _GPUS = re.compile(r"([1-9]\d{0,3})\s*[x×]\s*([A-Za-z].*\S)")  # 8xH200
 # 8x400: ports x Gbit/s of each; 4x2x200: NICs x ports of each x Gbit/s of a port
 _NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
 # Ports of a node, and Gbit/s of each; beyond, and below 1 Gbit/s, the two numbers of --nics are probably swapped
-_MAX_PORTS, _MAX_GBPS = 32, 3200
+_MAX_PORTS, _MAX_GBPS = 32, 3000
 _GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # names of GPUs that the driver does not know
 _SEVERAL_PROCESSES = (
     "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
