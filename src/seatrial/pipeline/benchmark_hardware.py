@@ -5,17 +5,18 @@ Pure: reads no file and no GPU. Disagreements between an option and the output a
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from seatrial.discover.nccl_tests_output import CommSize, NcclTestsOutput, Row, Table
+from seatrial.discover.nccl_tests_output import CommSize, NcclTestsOutput, Table
 from seatrial.hardware import networks
 from seatrial.hardware.links import NCCL_ALGO_NAMES
 from seatrial.hardware.references import MODEL_SEPARATOR, Sku, skus
 from seatrial.model import UsageError
 from seatrial.model.benchmark import BenchmarkHardware
-from seatrial.pipeline.nccl_tests_table import RankRange, rank_range
+from seatrial.pipeline.nccl_tests_table import RankRange, rank_range, split_series
 from seatrial.util.text import plural
 
 FABRICS = {"ib": "NET/IB", "roce": "NET/IB", "efa": "NET/Libfabric", "tcp": "NET/Socket"}  # --fabric → transport
@@ -262,9 +263,11 @@ def _process_problems(table: Table, columns: RankRange | None) -> list[str]:
         if len(of_rank) > 1:
             hosts = ", ".join(sorted({host for host, _ in of_rank})[:4])
             return [f"rank {rank} is listed {len(of_rank)} times ({hosts}): {_SEVERAL_PROCESSES}"]
-    if interleaved := _interleaved_size(table.rows):
-        size, row_count = interleaved
-        return [f"the size {size} B appears {row_count} times, more than once per sweep: {_SEVERAL_PROCESSES}"]
+    for series in split_series(table.rows):
+        sizes = [row.size for row in series]
+        if repeated := [size for size, following in itertools.pairwise(sizes) if size == following >= 2**20]:
+            text = f"the size {repeated[0]} B appears {sizes.count(repeated[0])} times, more than once per sweep"
+            return [f"{text}: {_SEVERAL_PROCESSES}"]
     if any(device.group for device in table.devices):
         return [
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
@@ -275,21 +278,6 @@ def _process_problems(table: Table, columns: RankRange | None) -> list[str]:
     if columns and columns.low > columns.high:
         return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
-
-
-def _interleaved_size(rows: Sequence[Row]) -> tuple[int, int] | None:
-    """A size of at least 1 MiB with several rows in one ascending sweep, and its number of rows; else None."""
-    keys = [(row.size, row.type, row.redop, row.root) for row in rows]
-    keys_of_sweep: set[tuple[object, ...]] = set()
-    last_size = 0
-    for row, key in zip(rows, keys, strict=True):
-        if row.size < last_size:  # the next sweep begins
-            keys_of_sweep.clear()
-        last_size = row.size
-        if row.size >= 2**20 and key in keys_of_sweep:
-            return row.size, keys.count(key)
-        keys_of_sweep.add(key)
-    return None
 
 
 def _nodes_and_gpus_per_node(
