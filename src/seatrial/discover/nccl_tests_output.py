@@ -183,9 +183,9 @@ class NcclTestsOutput:
 
 def parse(lines: Iterable[str]) -> NcclTestsOutput:
     """The tables and devices of an output. Lines of other programs are ignored."""
-    reader = _Reader()
+    reader = Reader()
     for line in lines:
-        reader.read(_TERMINAL.sub("", line[:_MAX_LINE]).rstrip("\r\n"))
+        reader.read(line)
     return reader.finish()
 
 
@@ -198,7 +198,7 @@ class _OpenRow:
     numbers: list[str] = field(default_factory=list)
 
 
-class _Reader:
+class Reader:
     """Reads line by line. ``table``: the current table. ``tables``: the earlier ones.
 
     ``columns``, ``places``: of the last header. ``open_rows``: incomplete rows by the prefix of their lines, since
@@ -223,6 +223,7 @@ class _Reader:
 
     def read(self, line: str) -> None:
         """Read one line: at most one of a row, a header, a line above or below the table, or numbers of an open row."""
+        line = _TERMINAL.sub("", line[:_MAX_LINE]).rstrip("\r\n")
         is_log = self._read_nccl_log(line)
         if match := _ROW.search(line):
             self._start_row(line, match)
