@@ -98,7 +98,8 @@ class BenchmarkFile:
         tables, matrices = nccl_tests_output.Reader(), nvbandwidth_output.Reader()
         for line in self._lines(encoding):  # the log of a job may have the output of both tools
             tables.read(line)
-            matrices.read(line)
+            if "NCCL" not in line:  # most lines of a large log have it; nvbandwidth does not use NCCL
+                matrices.read(line)
         judgements, output, bandwidths = [], tables.finish(), matrices.finish()
         if output.is_nccl_tests:
             judgements.append(judge_nccl_tests.judge_output(output, options, self.name, operation, site))
