@@ -33,7 +33,8 @@ def test_kind_of_a_network_by_its_name(name: str, kind: str | None) -> None:
     [
         (["P2P/CUMEM", "NET/IB/GDRDMA", "NET/IB"], ("rdma", "")),
         (["NET/IB/GDRDMA", "NET/FastSocket"], ("tcp", "")),
-        (["NET/IB/GDRDMA", "NET/FasTrak"], ("", "")),
+        (["NET/IB/GDRDMA", "NET/FasTrak"], ("", "FasTrak, IB")),
+        (["NET/IB", "NET/Foo", "NET/Bar"], ("", "Bar, Foo")),
         (["NET/Foo/GDRDMA", "NET/Foo"], ("", "Foo")),
         (["NET/Foo", "NET/Socket"], ("tcp", "Foo")),
         (["P2P/CUMEM", "SHM"], ("", "")),

@@ -346,3 +346,14 @@ def test_the_network_is_the_one_that_the_log_names(network: str, fabric: str, ou
     judgement = judged(log + table(22.0), gpus="8xH100", nodes=2, nics="1x100")
     assert (judgement.hardware.fabric, judgement.outcome) == (fabric, outcome)
     assert said in " ".join(only_result(judgement).problems)
+
+
+def test_networks_of_several_kinds() -> None:
+    """Neither is assumed to be the one that limits the bandwidth."""
+    log = "".join(
+        f"n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/{name}/0/GDRDMA\n"
+        for name in ("IB", "FasTrak")
+    )
+    judgement = judged(log + table(470), gpus="8xH100", nodes=2, nics="8x400")
+    assert (judgement.hardware.fabric, judgement.outcome) == ("FasTrak, IB", Outcome.UNJUDGED)
+    assert "FasTrak, IB" in only_result(judgement).problems[0]

@@ -35,15 +35,16 @@ def kind(name: str) -> Kind | None:
 
 
 def slowest(transports: Iterable[str]) -> tuple[Kind | Literal[""], str]:
-    """The kind of the network in use, and the names of unknown networks; both may be empty.
+    """The kind of the network in use, and the names of networks without a common kind; both may be empty.
 
     If some ranks use sockets, the kind is tcp, since they limit all ranks. It is empty if a network is unknown, or if
-    ranks use networks of other different kinds.
+    ranks use networks of other different kinds, which are named then.
     """
     names = {name.removeprefix(PREFIX).partition("/")[0] for name in transports if name.startswith(PREFIX)}
     kinds = {kind(name) for name in names}
-    unknown = ", ".join(sorted(name for name in names if kind(name) is None))
+    unknown = [name for name in names if kind(name) is None]
     if "tcp" in kinds:
-        return "tcp", unknown
-    (only,) = kinds if len(kinds) == 1 else (None,)
-    return only or "", unknown
+        return "tcp", ", ".join(sorted(unknown))
+    if len(kinds) > 1:
+        return "", ", ".join(sorted(unknown or names))
+    return next(iter(kinds), None) or "", ", ".join(unknown)
