@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from seatrial.model import Outcome
+from seatrial.config.schema import Config
+from seatrial.model import CLUSTER, Outcome, Reason, Verdict
+from seatrial.pipeline import benchmark_verdicts
 from tests.paths import FIXTURES
 from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
 
@@ -24,6 +28,22 @@ def test_the_next_step_of_an_unknown_model_lists_the_known_ones() -> None:
     fixes = [verdict.fix for verdict in result.verdicts if verdict.fix]
     assert fixes
     assert all("models with reference values: A100 PCIe 40GB" in fix and "H200 SXM" in fix for fix in fixes)
+
+
+def test_error_on_the_whole_check_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as an error of the judge on the coverage of the job."""
+    judge = benchmark_verdicts.judge
+
+    def with_error(config: Config, *arguments: Any) -> tuple[Verdict, ...]:
+        reasons = (Reason.INCOMPLETE_COVERAGE,)
+        error = Verdict(next(iter(config.checks)), CLUSTER, Outcome.ERROR, reasons=reasons, detail="no rank 3")
+        return (*judge(config, *arguments), error)
+
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
+    assert judged(table(470), **options).outcome is Outcome.PASS
+    monkeypatch.setattr(benchmark_verdicts, "judge", with_error)
+    result = only_result(judged(table(470), **options))
+    assert (result.outcome, result.problems) == (Outcome.UNJUDGED, ("no rank 3",))
 
 
 H100 = "NVIDIA H100 80GB HBM3"

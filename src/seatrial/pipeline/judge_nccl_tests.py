@@ -307,7 +307,7 @@ class _Candidate:
         """The result of a series whose operation is known."""
         bandwidths, smaller = self.comparison
         label = self._deciding_size(bandwidths)
-        deciding = [verdict for verdict in bandwidths if _size(verdict) == label]
+        deciding = [verdict for verdict in bandwidths if not verdict.metric or _size(verdict) == label]
         saturated = {size.label for size in self.sizes if size.size >= SATURATING_BYTES} - {label}
         others = [verdict for verdict in bandwidths if verdict.basis and _size(verdict) in saturated]
         verdicts = [*self.wrong_data, *deciding]
