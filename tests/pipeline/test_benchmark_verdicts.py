@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from seatrial.config.schema import Config
+from seatrial.judge import judge
 from seatrial.model import CLUSTER, Outcome, Reason, Verdict
-from seatrial.pipeline import benchmark_verdicts
 from tests.paths import FIXTURES
 from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
 
@@ -32,7 +32,6 @@ def test_the_next_step_of_an_unknown_model_lists_the_known_ones() -> None:
 
 def test_error_on_the_whole_check_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as an error of the judge on the coverage of the job."""
-    judge = benchmark_verdicts.judge
 
     def with_error(config: Config, *arguments: Any) -> tuple[Verdict, ...]:
         reasons = (Reason.INCOMPLETE_COVERAGE,)
@@ -41,7 +40,7 @@ def test_error_on_the_whole_check_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
 
     options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
     assert judged(table(470), **options).outcome is Outcome.PASS
-    monkeypatch.setattr(benchmark_verdicts, "judge", with_error)
+    monkeypatch.setattr("seatrial.pipeline.benchmark_verdicts.judge", with_error)
     result = only_result(judged(table(470), **options))
     assert (result.outcome, result.problems) == (Outcome.UNJUDGED, ("no rank 3",))
 
