@@ -70,6 +70,15 @@ def test_the_next_step_fits_the_reason(names: tuple[str, ...], step: str, other_
     assert all(step in fix and other_step not in fix for fix in fixes)
 
 
+@pytest.mark.parametrize("network", ["Foo_v3", "FasTrak"])
+def test_the_next_step_of_an_unknown_network_is_its_kind(network: str) -> None:
+    log = f"n1:9:9 [0] NCCL INFO Using network {network}\n"
+    result = only_result(judged(log + table(100), gpus="8xH100", nodes=2))
+    fixes = [verdict.fix for verdict in result.verdicts if verdict.fix]
+    assert fixes
+    assert all("give --fabric" in fix and "--nics" not in fix and "seatrial skus" not in fix for fix in fixes)
+
+
 def test_the_next_step_of_a_value_above_the_links_is_to_check_the_options() -> None:
     result = only_result(judged(table(2000, ranks=8), gpus="8xH200", nodes=1))
     assert {verdict.fix for verdict in result.verdicts if verdict.metric.startswith("busbw")} == {

@@ -346,6 +346,9 @@ def test_the_network_is_the_one_that_the_log_names(network: str, fabric: str, ou
     judgement = judged(log + table(22.0), gpus="8xH100", nodes=2, nics="1x100")
     assert (judgement.hardware.fabric, judgement.outcome) == (fabric, outcome)
     assert said in " ".join(only_result(judgement).problems)
+    sockets = [text for text in judgement.contradictions if "sockets" in text]
+    assert bool(sockets) is (fabric == "tcp")
+    assert all(f"NET/{network}" in text for text in sockets)
 
 
 def test_networks_of_several_kinds() -> None:

@@ -357,10 +357,11 @@ def _network(options: HardwareOptions, output: NcclTestsOutput) -> tuple[str, st
 
 def _network_contradictions(options: HardwareOptions, output: NcclTestsOutput) -> list[str]:
     texts = []
-    logged = _network(HardwareOptions(), output)[0]  # without options: the network in NCCL's log
+    logged, _, transports = _network(HardwareOptions(), output)  # without options: the network in NCCL's log
     option = f"--fabric {options.fabric}" if options.fabric else f"--nics {options.nics_text}"
     if logged == "tcp" and (options.fabric or options.ports) and options.fabric != "tcp":
-        texts.append(f"{option}: NCCL's log has sockets (NET/Socket), so that NCCL did not use RDMA")
+        names = ", ".join(dict.fromkeys(transports))
+        texts.append(f"{option}: NCCL's log has sockets ({names}), so that NCCL did not use RDMA")
     elif logged and options.fabric and logged != options.fabric:
         texts.append(f"{option} contradicts NCCL's log, which has {logged}")
     hcas = output.nccl.hcas

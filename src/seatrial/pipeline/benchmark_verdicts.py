@@ -20,7 +20,7 @@ from seatrial.hardware.references import MIG_INSTANCE, MODEL_SEPARATOR, Referenc
 from seatrial.judge import judge
 from seatrial.model import Baseline, Job, Measurement, Metric, Outcome, Phase, Reason, Verdict
 from seatrial.model.benchmark import BenchmarkBound
-from seatrial.pipeline.benchmark_hardware import known_models
+from seatrial.pipeline.benchmark_hardware import FABRICS, known_models
 
 NODE = "node"  # the node's name in verdicts, since most tools do not print it
 _TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.ABOVE_PHYSICAL_LIMIT})
@@ -36,6 +36,7 @@ _ALGORITHM_STEP = (
     "give --algorithm: Ring if NCCL_ALGO was set to it, else NVLSTree or Tree; or run again with NCCL_DEBUG=INFO "
     "NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING"
 )
+_FABRICS = ", ".join(FABRICS)
 _BASELINE_STEP = "give --baseline FILE, learned from good runs of `seatrial run`"
 
 
@@ -124,8 +125,10 @@ class BenchmarkRun:
             return replace(verdict, fix="check the options on the hardware, and run the benchmark again")
         if verdict.outcome is not Outcome.UNJUDGED or not reasons & _NO_REFERENCE:
             return verdict
-        step = self._model_step or self._size_step(sizes)
-        return replace(verdict, fix=f"{_PORTS_STEP}. Else {step}" if needs_ports and not self._model_step else step)
+        if step := self._model_step or self._network_step:
+            return replace(verdict, fix=step)
+        step = self._size_step(sizes)
+        return replace(verdict, fix=f"{_PORTS_STEP}. Else {step}" if needs_ports else step)
 
     @property
     def _model_step(self) -> str:
@@ -141,6 +144,13 @@ class BenchmarkRun:
         if not unknown:
             return ""
         return f"no reference values of this GPU model are known ({known_models()}): {_BASELINE_STEP}"
+
+    @property
+    def _network_step(self) -> str:
+        """The next step for a network of which there are no data; empty if there are, or if its name is unknown."""
+        known = self.references.links
+        name = known.unknown_network or (known.network if known.network in ("tcpx", "tcpxo") else "")
+        return name and f"no data of the network {name}: give --fabric if it is {_FABRICS}, or {_BASELINE_STEP}"
 
     def _size_step(self, sizes: Sequence[str]) -> str:
         names = [sku.name.removeprefix("NVIDIA ") for sku in skus() if self.facts.get("gpu") in sku.nvml_names]
