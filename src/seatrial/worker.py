@@ -1,9 +1,9 @@
 """The program that runs on nodes: ``python -m seatrial.worker RUN/jobs/JOB/job.json ATTEMPT``.
 
 Each rank writes two files. The journal, ``rank3.jsonl``, has a record of each started check and of each measurement.
-A record is on disk before the next step starts. A separate thread rewrites the heartbeat, ``rank3.heartbeat.json``,
-every second. The heartbeat of a process that waits in a collective therefore still changes; the heartbeat of a stopped
-or dead process does not.
+A record and its SHA-256 are on disk, as one line, before the next step starts. A separate thread rewrites the
+heartbeat, ``rank3.heartbeat.json``, every second. The heartbeat of a process that waits in a collective therefore still
+changes; the heartbeat of a stopped or dead process does not.
 """
 
 from __future__ import annotations

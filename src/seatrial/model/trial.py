@@ -185,3 +185,6 @@ class Trial(Frozen):
     timings: tuple[Timing, ...]
     decision: Decision
     telemetry: Telemetry | None = Field(default=None, description="samples taken while the jobs ran")
+    manifest: dict[str, str] = Field(
+        default={}, description="file of the run directory with results → SHA-256, when this record was made"
+    )
