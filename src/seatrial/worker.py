@@ -155,6 +155,9 @@ def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
     such as ``RUN/jobs/JOB/attempt1``.
     """
     identity = RankIdentity.from_environment()
+    if identity.world_size != job.process_count:
+        expected = f"job {job.name} has {job.nodes} nodes with {job.ranks_per_node} processes"
+        raise SeatrialError(f"WORLD_SIZE is {identity.world_size}, but {expected}: start it with its command.sh")
     journal = Journal(attempt_dir / f"rank{identity.rank}.jsonl")
     # checks of the control job submit Slurm jobs, which they must cancel before the exit
     cleanup_s = CLEANUP_S if job.placement == "control" else 0.0

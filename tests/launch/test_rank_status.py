@@ -13,7 +13,6 @@ from seatrial.util.journal import record_line
 from seatrial.worker import TERMINATING
 from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, job
 
-
 MEASURED = {"measurement": {"check": GPU_CHECK, "subject": "n0/gpu1", "rank": 1}}
 
 

@@ -2,10 +2,16 @@
 
 import json
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticSerializationError
+
+# Strict: neither text nor true and false are numbers
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+RetryNumber = Annotated[int, Field(strict=True, ge=0, le=2)]  # 0: first measurement
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
