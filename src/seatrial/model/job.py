@@ -52,9 +52,7 @@ class Job(Frozen):
         default={}, description="check → why it omits some default sizes: the network is too slow for them"
     )
     env: dict[str, str] = {}
-    retry: RetryNumber = Field(
-        default=0, description="0: first measurement; 1, 2: retries of checks with bad values"
-    )
+    retry: RetryNumber = Field(default=0, description="0: first measurement; 1, 2: retries of checks with bad values")
     telemetry_hz: Number = Field(default=0, description="telemetry samples per second on each node; 0: none")
     preflight: Preflight | None = Field(default=None, description="None: an earlier job has tested these nodes")
 
