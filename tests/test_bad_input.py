@@ -272,7 +272,7 @@ def test_expected_gpus_without_a_gpu_check_are_not_accepted(trial: Path, tmp_pat
 def test_damaged_record_is_reported_and_measured_again(out: Path) -> None:
     journal = out / "measurements.jsonl"
     lines = [line for line in journal.read_text().splitlines() if '"measurement"' not in line]
-    damaged = [
+    damaged: list[dict[str, Any]] = [
         {"measurement": 5},
         {"discarded_checks": 7},
         {"result": []},

@@ -9,7 +9,8 @@ from pydantic_core import PydanticSerializationError
 
 # Strict: neither text nor true and false are numbers
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+Duration = Annotated[float, Field(strict=True, ge=0)]  # in seconds; a sum of a damaged record may be infinite
+Seconds = Annotated[Duration, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 RetryNumber = Annotated[int, Field(strict=True, ge=0, le=2)]  # 0: first measurement
 
