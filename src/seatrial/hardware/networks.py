@@ -11,6 +11,7 @@ from seatrial.model import Frozen
 from seatrial.util import data_files
 
 Kind = Literal["rdma", "efa", "tcp", "tcpx", "tcpxo"]
+RDMA: tuple[Kind, ...] = ("rdma", "efa")  # kinds that can have GPUDirect RDMA
 PREFIX = "NET/"  # of transports between nodes
 
 
