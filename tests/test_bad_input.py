@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from seatrial import report
-from seatrial.model import DecisionValue, Outcome, Trial
+from seatrial.model import DecisionValue, Outcome, Trial, UsageError
+from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import FILES, FORMATS
+from seatrial.util.journal import read, record_line
 from tests.checks.host.mounts import CAN_MOUNT
 from tests.processes import CPU_ONLY, HOST_ONLY, call, load, run, run_host_only
 from tests.report import samples
@@ -192,12 +194,48 @@ def test_truncated_journal_loses_only_the_last_line(out: Path) -> None:
     assert "start   job" not in err, "nothing was measured twice"
 
 
+@pytest.mark.parametrize("damage", ["one byte", "cut", "missing"])
+def test_changed_results_under_an_unchanged_manifest_are_found(out: Path, damage: str) -> None:
+    manifest = load(out).manifest
+    assert set(manifest) == {"measurements.jsonl", "jobs/nodes/attempt1/rank0.jsonl"}
+    for name in manifest:
+        file = out / name
+        intact = file.read_bytes()
+        at = intact.index(b'"subject": "') + 12
+        file.write_bytes(intact[:at] + b"~" + intact[at + 1 :] if damage == "one byte" else intact[:-200])
+        if damage == "missing":
+            file.rename(out / "moved")
+        with pytest.raises(UsageError, match=f"{file} is damaged"):
+            load_trial(out)
+        file.write_bytes(intact)
+        assert load_trial(out).manifest == manifest
+    copy = out.parent / "archive"
+    copy.mkdir()
+    shutil.copy(out / "trial.json", copy)
+    assert load_trial(copy).manifest == manifest
+
+
+@pytest.mark.parametrize("name", ["measurements.jsonl", "jobs/nodes/attempt1/rank0.jsonl"])
+def test_resume_takes_a_damaged_measurement_from_the_other_journal(out: Path, name: str) -> None:
+    before, file = load(out), out / name
+    file.write_text(file.read_text().replace('"subject": "', '"subject": "~'))
+    assert str(file) in refused("judge", out)
+    code, _, err = call("run", "--resume", out)
+    assert code == 0, err
+    assert f"{file}:" in err.replace("\n", "")
+    assert load(out).measurements == before.measurements
+    assert load_trial(out).manifest != before.manifest
+    assert call("judge", out)[0] == 0
+
+
 def test_measurements_of_another_machine_are_repeated(out: Path) -> None:
     journal = out / "measurements.jsonl"
-    text = journal.read_text()
     here = socket.gethostname()
-    assert f'{{"machine": {{"host": "{here}"' in text
-    journal.write_text(text.replace(f'{{"machine": {{"host": "{here}"', '{"machine": {"host": "elsewhere"'))
+    saved = read(journal)[0]
+    (machine,) = [record["machine"] for record in saved if "machine" in record]
+    assert machine["host"] == here
+    machine["host"] = "elsewhere"
+    journal.write_text("".join(map(record_line, saved)))
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
     assert f"machine changed from elsewhere to {here}" in err.replace("\n", " ")
@@ -234,16 +272,16 @@ def test_expected_gpus_without_a_gpu_check_are_not_accepted(trial: Path, tmp_pat
 def test_damaged_record_is_reported_and_measured_again(out: Path) -> None:
     journal = out / "measurements.jsonl"
     lines = [line for line in journal.read_text().splitlines() if '"measurement"' not in line]
-    damaged = [
-        '{"measurement": 5}',
-        '{"discarded_checks": 7}',
-        '{"result": []}',
-        '{"machine": null}',
-        '{"measurement": {}}',
+    damaged: list[dict[str, Any]] = [
+        {"measurement": 5},
+        {"discarded_checks": 7},
+        {"result": []},
+        {"machine": None},
+        {"measurement": {}},
     ]
-    journal.write_text("\n".join([*lines, *damaged]) + "\n")
+    journal.write_text("\n".join(lines) + "\n" + "".join(map(record_line, damaged)))
     for ranks in out.glob("jobs/*/attempt*/rank*.jsonl"):
-        ranks.write_text('{"measurement": "x"}\n')
+        ranks.write_text(record_line({"measurement": "x"}))
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
     assert err.count("damaged record ignored") == len(damaged)

@@ -11,9 +11,9 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.hardware.network_time import TcpNetwork
-from seatrial.model import Measurement
+from seatrial.model import Measurement, SeatrialError
 from seatrial.util.journal import read
-from seatrial.worker import RankIdentity, _as_retry, _context, reversed_devices, visible_gpus_of_children
+from seatrial.worker import RankIdentity, _as_retry, _context, reversed_devices, run_checks, visible_gpus_of_children
 from tests.launch.scripted import job
 
 
@@ -70,6 +70,16 @@ def test_retry_fact_states_the_difference(check: str, device: str, ranks: int, d
     spec = job(check, ranks=ranks).model_copy(update={"retry": True, "device": device})
     retried = _as_retry(Measurement(check=check, subject="n0"), catalog()[check], spec)
     assert str(retried.facts["retry"]).startswith(difference)
+
+
+@pytest.mark.parametrize("world_size", ["1", "3"])
+def test_a_process_of_another_world_size_than_its_job_measures_nothing(
+    world_size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(SeatrialError, match=rf"WORLD_SIZE is {world_size}, but job nodes has 1 nodes with 2 processes"):
+        run_checks(job("host.inventory", ranks=2, placement="nodes"), tmp_path, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("device", "run"), [("cuda", "sound"), ("cuda", "broken"), ("cpu", "sound")])

@@ -1,9 +1,9 @@
 """The program that runs on nodes: ``python -m seatrial.worker RUN/jobs/JOB/job.json ATTEMPT``.
 
 Each rank writes two files. The journal, ``rank3.jsonl``, has a record of each started check and of each measurement.
-A record is on disk before the next step starts. A separate thread rewrites the heartbeat, ``rank3.heartbeat.json``,
-every second. The heartbeat of a process that waits in a collective therefore still changes; the heartbeat of a stopped
-or dead process does not.
+A record and its SHA-256 are on disk, as one line, before the next step starts. A separate thread rewrites the
+heartbeat, ``rank3.heartbeat.json``, every second. The heartbeat of a process that waits in a collective therefore still
+changes; the heartbeat of a stopped or dead process does not.
 """
 
 from __future__ import annotations
@@ -155,6 +155,9 @@ def run_checks(job: Job, run_dir: Path, attempt_dir: Path) -> None:
     such as ``RUN/jobs/JOB/attempt1``.
     """
     identity = RankIdentity.from_environment()
+    if identity.world_size != job.process_count:
+        expected = f"job {job.name} has {job.nodes} nodes with {job.ranks_per_node} processes"
+        raise SeatrialError(f"WORLD_SIZE is {identity.world_size}, but {expected}: start it with its command.sh")
     journal = Journal(attempt_dir / f"rank{identity.rank}.jsonl")
     # checks of the control job submit Slurm jobs, which they must cancel before the exit
     cleanup_s = CLEANUP_S if job.placement == "control" else 0.0

@@ -107,11 +107,12 @@ def test_check_is_found_by_its_name(name: str) -> None:
 
 
 def test_a_test_of_another_tool_has_one_check() -> None:
-    declared = [each for check in catalog().values() for each in check.declared]
-    programs = [check.nccl_tests for check in catalog().values() if check.nccl_tests]
-    for tests in (programs, [test for each in declared for test in each.also_measured_by]):
-        assert tests
-        assert len(tests) == len(set(tests))
+    checks: dict[str, set[str]] = {}
+    for name, check in catalog().items():
+        for test in (test for each in check.declared for test in each.also_measured_by):
+            checks.setdefault(test, set()).add(name)
+    assert {"nccl-tests", "nvbandwidth"} <= {test.partition(" ")[0] for test in checks}
+    assert {test: names for test, names in checks.items() if len(names) > 1} == {}
 
 
 def test_order_and_names_of_the_catalog() -> None:

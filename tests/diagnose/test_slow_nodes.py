@@ -120,6 +120,13 @@ def test_sockets_have_commands_for_tcp() -> None:
     assert "tc qdisc show" in finding.first_command
 
 
+@pytest.mark.parametrize("network", ["Foo", "Libfabric (cxi)"])
+def test_a_network_that_the_table_does_not_list_is_named(network: str) -> None:
+    (finding,) = found(searched(slow("n0003"), transports=f"NET/{network}/GDRDMA"))
+    assert network in finding.fix
+    assert all(command in finding.first_command for command in ("tc qdisc show", "ibstat"))
+
+
 def test_gpu_path_and_rail_have_findings_of_their_own() -> None:
     def gpu(a: str, b: str, rail: int) -> float:
         return 0.8 if rail == 2 and "n0003" in (a, b) else 1.0

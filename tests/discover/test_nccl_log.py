@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.discover.nccl_log import AlgorithmChoice, NcclLog, parse, read
+from seatrial.hardware import networks
 from tests.paths import FIXTURES
 
 LOGS = FIXTURES / "nccl"
@@ -49,7 +50,7 @@ def test_interfaces_of_the_socket_transport() -> None:
         ("NET/IB/0", "NET/IB"),
         ("NET/IB/2(1)/GDRDMA/Shared", "NET/IB/GDRDMA"),
         ("NET/Socket/0/Shared", "NET/Socket"),
-        ("NET/AWS Libfabric/3/GDRDMA", "NET/AWS Libfabric/GDRDMA"),
+        ("NET/gIB/3/GDRDMA", "NET/gIB/GDRDMA"),
     ],
 )
 def test_transports_without_device_and_sharing(via: str, transport: str) -> None:
@@ -184,7 +185,8 @@ RINGS = "n1:9:9 [3] NCCL INFO Connected all rings, use ring PXN 0 GDR {}\n"
 @pytest.mark.parametrize(
     ("network", "nodes", "rings", "transports"),
     [
-        ("AWS Libfabric", 2, RINGS.format(1), {"NET/AWS Libfabric/GDRDMA": 1}),
+        ("gIB", 2, RINGS.format(1), {"NET/gIB/GDRDMA": 1}),
+        ("Foo", 2, "", {"NET/Foo": 1}),
         ("IB", 2, RINGS.format(0), {"NET/IB": 1}),
         ("IB", 2, "", {}),  # GPUDirect RDMA is not known
         ("Socket", 2, "", {"NET/Socket": 1}),
@@ -196,6 +198,28 @@ def test_network_of_a_log_without_connections(network: str, nodes: int, rings: s
     text = f"n1:9:9 [3] NCCL INFO Using network {network}\n"
     text += f"n1:9:9 [3] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes {nodes} localRanks 8 localRank 0 MNNVL 0\n{rings}"
     assert parse(text).transports == transports
+
+
+# The first lines are of public logs: aws-samples/aws-efa-eks (plugin 1.5), and issues of clusters with Slingshot,
+# of EC2 instances without EFA (plugin 1.21), and of an InfiniBand cluster (plugin 1.6)
+@pytest.mark.parametrize(
+    ("line", "name", "kind"),
+    [
+        ("NET/OFI Selected Provider is efa (found 1 nics)", "AWS Libfabric", "efa"),
+        ("NET/OFI Selected provider is efa, fabric is efa-direct (found 16 nics)", "AWS Libfabric", "efa"),
+        ("NET/OFI Selected provider is cxi, fabric is cxi (found 4 nics)", "AWS Libfabric (cxi)", None),
+        ("NET/OFI Selected provider is tcp, fabric is 172.31.32.0/20 (found 1 nics)", "AWS Libfabric (tcp)", "tcp"),
+        ("NET/OFI Selected Provider is verbs;ofi_rxm (found 58 nics)", "AWS Libfabric (verbs;ofi_rxm)", "rdma"),
+        ("NET/OFI Using aws-ofi-nccl 1.5.0aws", "AWS Libfabric (provider not logged)", None),
+    ],
+)
+def test_libfabric_is_efa_only_with_this_provider(line: str, name: str, kind: str | None) -> None:
+    head = f"n1:9:9 [0] NCCL INFO {line}\nn1:9:9 [0] NCCL INFO Using network AWS Libfabric\n"
+    connected = parse(f"{head}n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/AWS Libfabric/0/GDRDMA\n")
+    assert (connected.network, connected.transports) == (name, {f"NET/{name}/GDRDMA": 1})
+    nodes = "n1:9:9 [3] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0\n"
+    (transport,) = parse(head + nodes + RINGS.format(0)).transports
+    assert (transport, networks.kind(transport)) == (f"NET/{name}", kind)
 
 
 def test_lines_with_a_time_are_read_as_those_without() -> None:

@@ -67,7 +67,27 @@ def test_rows_whose_bandwidth_contradicts_the_time_are_rejected() -> None:
     document["results"][0]["out_of_place"] = {"time": 2465.33, "alg_bw": 480.0, "bus_bw": 420.0, "nwrong": 0.0}
     (table,) = nccl_tests_json.parse(document).tables
     assert table.rows == []
-    assert table.rejected == ["row of 1073741824 B: algbw contradicts the time"]
+    assert table.rejected == ["row of 1073741824 B: algbw 480 GB/s contradicts the time of 2465.33 us"]
+
+
+def test_cpu_times_are_not_compared_with_the_bandwidth() -> None:
+    """Option -C; a row without a value, or of text, is rejected."""
+    document = report()
+    values = document["results"][0]["out_of_place"]
+    cpu_time = {"cpu_time": 12.5} | {name: values[name] for name in ("alg_bw", "bus_bw", "nwrong")}
+    document["results"][0] |= {"out_of_place": cpu_time, "in_place": cpu_time}
+    document["results"] += [document["results"][0] | {"size": 2**31, "in_place": cpu_time | {"bus_bw": wrong}}
+                            for wrong in (None, "fast", True, float("nan"), -1.0)]  # fmt: skip
+    (table,) = nccl_tests_json.parse(document).tables
+    assert [(row.size, row.in_place and row.in_place.busbw) for row in table.rows] == [(2**30, 326.65)]
+    assert len(table.rejected) == 5
+
+
+def test_row_of_one_place() -> None:
+    document = report()
+    del document["results"][0]["in_place"]
+    (table,) = nccl_tests_json.parse(document).tables
+    assert [(row.out_of_place is not None, row.in_place) for row in table.rows] == [(True, None)]
 
 
 def test_last_message_of_nccl_is_no_failure_of_a_complete_run() -> None:
@@ -75,4 +95,6 @@ def test_last_message_of_nccl_is_no_failure_of_a_complete_run() -> None:
     output = nccl_tests_json.parse(document)
     assert (output.failure, output.tables[0].failure) == ("", "")
     del document["average_bus_bandwidth"]
-    assert nccl_tests_json.parse(document).failure == "Could not open a network plugin"
+    failed = nccl_tests_json.parse(document)
+    assert "Could not open a network plugin" in failed.failure
+    assert failed.tables[0].failure == failed.failure

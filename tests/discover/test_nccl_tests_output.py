@@ -130,6 +130,28 @@ def test_columns_of_single_iterations_and_timestamps() -> None:
     assert busbws(only_table(text)) == [(330.58, 330.5)]
 
 
+@pytest.mark.parametrize(
+    ("columns", "row", "expected"),
+    [
+        ("size count type redop root streams {0} {0}", "float sum -1 4 {0} 0 {0} 0", [(330.58, 330.58)]),
+        ("size count type redop root time jitter algbw p99 busbw #wrong", "float sum -1 24361 3 176.31 9 330.58 0",
+         [(330.58, None)]),
+        ("size count type redop root time algbw busbw time algbw busbw", "float sum -1 {0} {0}", [(330.58, 330.58)]),
+        ("size count type redop root path {0} {0}", "float sum -1 ring {0} 0 {0} 0", []),
+    ],
+)  # fmt: skip
+def test_columns_of_future_versions(columns: str, row: str, expected: list[tuple[float | None, float | None]]) -> None:
+    """Values are found by the names of their columns; a row with text among its numbers has none."""
+    header = columns.format("time algbw busbw #wrong")
+    table = only_table(f"# {header}\n 4294967296 1073741824 {row.format('24361 176.31 330.58')}\n")
+    assert busbws(table) == expected
+    assert bool(table.rejected) is not bool(expected)
+
+
+def test_values_before_a_time_that_is_not_measured_do_not_move() -> None:
+    assert only_table(HEADER + ROW_8G.replace("47535", "  N/A").replace("time", "cputime")).rows == []
+
+
 def test_columns_of_one_place() -> None:
     table = only_table(
         "# size count type redop root time algbw busbw #wrong\n 268435456 67108864 float sum -1 228738 1.17 1.17 0"
@@ -157,6 +179,13 @@ def test_several_programs_in_one_log() -> None:
         ("all_gather", 1, 1),
     ]
     assert [table.settings for table in tables] == [{"NCCL_ALGO": "Ring"}, {}]
+
+
+@pytest.mark.parametrize(("end", "tables"), [("", [True]), (FOOTER, [False, False])])
+def test_second_table_without_a_command(end: str, tables: list[bool]) -> None:
+    """After the end of a table, a header begins the next one; before it, two runs are mixed."""
+    text = f"{HEADER}{ROW_4G}\n{end}{HEADER.partition('iters: 1 validation: 1')[2]}{ROW_8G}\n{FOOTER}"
+    assert [table.has_second_header for table in read(text).tables] == tables
 
 
 def test_run_that_failed() -> None:

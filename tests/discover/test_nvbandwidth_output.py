@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seatrial.discover.nvbandwidth_output import NvbandwidthOutput, is_nvbandwidth, is_report, parse, parse_json
+from seatrial.discover.nvbandwidth_output import NvbandwidthOutput, is_report, parse, parse_json
 from tests.paths import FIXTURES
 
 FOLDER = FIXTURES / "nvbandwidth"
@@ -17,9 +17,9 @@ TOTAL = "device_to_device_bidirectional_memcpy_read_ce"
 
 
 def read(name: str) -> NvbandwidthOutput:
-    text = (FOLDER / name).read_text()
-    assert is_nvbandwidth(text)
-    return parse(text.splitlines())
+    output = parse((FOLDER / name).read_text().splitlines())
+    assert output.is_nvbandwidth
+    return output
 
 
 def test_matrix_of_peers() -> None:

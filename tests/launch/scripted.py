@@ -29,12 +29,13 @@ NO_CHECKS = Config(name="t", checks={})
 GPU_CHECK, CLUSTER_CHECK = "train.cnn", "nodes.reachable"  # a check of GPU scope, and one of CLUSTER scope
 HEAD = """
 import json, os, signal, sys, time
+from seatrial.util.journal import record_line
 folder, clock_file = sys.argv[1:]
 clock = float(open(clock_file).read()) if os.path.exists(clock_file) else 0.0
 NODES = {}  # rank → node
 def raw(rank, line):
     with open(f"{folder}/rank{rank}.jsonl", "ab") as journal: journal.write(line + b"\\n")
-def write(rank, **record): raw(rank, json.dumps(record).encode())
+def write(rank, **record): raw(rank, record_line(record).strip().encode())
 def start(rank, check): heartbeat(rank, check); write(rank, start=check, subject=f"n0/rank{rank}", time=time.time())
 def measured(rank, check, error=None, at=None):
     fields = {"check": check, "subject": f"n0/rank{rank}", "rank": rank, "error": error, "started": at or time.time()}

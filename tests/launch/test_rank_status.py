@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from seatrial.launch.rank_status import Rank, read_ranks
+from seatrial.util.journal import record_line
 from seatrial.worker import TERMINATING
 from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, job
+
+MEASURED = {"measurement": {"check": GPU_CHECK, "subject": "n0/gpu1", "rank": 1}}
 
 
 class Written:
@@ -25,7 +28,7 @@ class Written:
             journal.write(line + b"\n")
 
     def write(self, **record: Any) -> None:
-        self.raw(json.dumps(record).encode())
+        self.raw(record_line(record).strip().encode())
 
     def start(self, check: str) -> None:
         self.write(start=check, subject="n0/gpu1", time=1.0)
@@ -110,21 +113,23 @@ def test_last_status_has_progress_only_of_the_same_check(written: Written) -> No
 
 
 @pytest.mark.parametrize(
-    "line",
+    "record",
     [
-        b'{"start": "a.check.of.another.job", "subject": "n0/gpu1"}',
-        b'{"start": "train.cnn"}',
-        b'{"done": "yes"}',
-        b'{"word": 1}',
-        b'{"measurement": {"check": "train.cnn"}}',
-        b'{"measurement": {"check": "nodes.reachable", "subject": "n0", "rank": 1}}',  # was not started
-        b'{"measurement": {"check": "train.cnn", "subject": "n0", "rank": 0}}',  # of another rank
+        {"start": "a.check.of.another.job", "subject": "n0/gpu1"},
+        {"start": "train.cnn"},
+        {"done": "yes"},
+        {"word": 1},
+        {"measurement": {"check": "train.cnn"}},
+        {"measurement": {"check": "nodes.reachable", "subject": "n0", "rank": 1}},  # was not started
+        {"measurement": {"check": "train.cnn", "subject": "n0", "rank": 0}},  # of another rank
         b"no JSON",
+        json.dumps(MEASURED).encode(),  # without its digest
+        record_line(MEASURED).replace("gpu1", "gpu7").encode(),
     ],
 )
-def test_invalid_record_is_damage(line: bytes, written: Written) -> None:
+def test_invalid_record_is_damage(record: bytes | dict[str, Any], written: Written) -> None:
     written.start(GPU_CHECK)
-    written.raw(line)
+    written.raw(record if isinstance(record, bytes) else record_line(record).strip().encode())
     assert written.rank.read() == []
     assert written.rank.damage
     assert (written.rank.current_check, written.rank.done) == (GPU_CHECK, False)

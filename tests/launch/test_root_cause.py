@@ -12,6 +12,7 @@ import pytest
 from seatrial.launch import root_cause
 from seatrial.launch.rank_status import Rank, read_ranks
 from seatrial.model import JobState
+from seatrial.util.journal import record_line
 from tests.checks.host import mounts
 from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, TorchrunScript, job, run_scripted
 
@@ -30,8 +31,8 @@ ENDED = "W1121 11:57:40.321000 33 api.py:1017] Sending process {pid} closing sig
 def write_rank(
     folder: Path, rank: int, *records: dict[str, object], status: str = CLUSTER_CHECK, at: float = 100.0
 ) -> None:
-    lines = [{"start": CLUSTER_CHECK, "subject": f"n0/rank{rank}"}, *records]
-    (folder / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = ({"start": CLUSTER_CHECK, "subject": f"n0/rank{rank}"}, *records)
+    (folder / f"rank{rank}.jsonl").write_text("".join(map(record_line, records)))
     heartbeat = {"pid": 100 + rank, "node": "n0", "status": status, "progress": "", "time": at}
     (folder / f"rank{rank}.heartbeat.json").write_text(json.dumps(heartbeat))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import time
@@ -18,7 +19,7 @@ from seatrial.launch.rank_status import Rank
 from seatrial.launch.watch import _sleep, run_job
 from seatrial.model import JobState
 from seatrial.util import processes
-from seatrial.util.journal import JournalReader
+from seatrial.util.journal import JournalReader, record_line
 from tests.checks.host.mounts import CAN_MOUNT
 from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, RecordingListener, Scripted, job, run_scripted
 
@@ -199,19 +200,21 @@ def test_crash_between_checks_is_an_error_and_other_checks_run(tmp_path: Path) -
     }
 
 
-GOOD = b'{"check": "train.cnn", "subject": "n0/rank1", "rank": 1}'
-DAMAGE = {
+GOOD = {"check": "train.cnn", "subject": "n0/rank1", "rank": 1}
+DAMAGE: dict[str, bytes | dict[str, object]] = {  # a dictionary: written with its digest, as by a worker
     "a list": b"[1]",
     "a number": b"5",
-    "an unknown record": b'{"surprise": 1}',
-    "a measurement that is a number": b'{"measurement": 5}',
-    "a measurement without a check": b'{"measurement": {}}',
-    "a measurement of another version": b'{"measurement": {"check": "train.cnn", "subject": "x", "rank": 1, "new": 1}}',
-    "a measurement of another rank": b'{"measurement": ' + GOOD.replace(b'"rank": 1', b'"rank": 0') + b"}",
-    "a measurement of another check": b'{"measurement": ' + GOOD.replace(b"train.cnn", b"train.ddp") + b"}",
-    "the start of nothing": b'{"start": 5, "subject": "x"}',
-    "the start of another check": b'{"start": "nosuch", "subject": "x"}',
-    "not done": b'{"done": "soon"}',
+    "an unknown record": {"surprise": 1},
+    "a measurement that is a number": {"measurement": 5},
+    "a measurement without a check": {"measurement": {}},
+    "a measurement of another version": {"measurement": {**GOOD, "new": 1}},
+    "a measurement without its digest": json.dumps({"measurement": GOOD}).encode(),
+    "a changed digit": record_line({"measurement": GOOD}).strip().replace("rank1", "rank3").encode(),
+    "a measurement of another rank": {"measurement": {**GOOD, "rank": 0}},
+    "a measurement of another check": {"measurement": {**GOOD, "check": "train.ddp"}},
+    "the start of nothing": {"start": 5, "subject": "x"},
+    "the start of another check": {"start": "nosuch", "subject": "x"},
+    "not done": {"done": "soon"},
     "depth": b"[" * 100_000,
     "no UTF-8": b'{"start": "\xff\xfe"}',
     "zeros": bytes(100),
@@ -219,8 +222,9 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("line", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_journal_is_an_error_of_its_rank(damage: bytes | dict[str, object], tmp_path: Path) -> None:
+    line = damage if isinstance(damage, bytes) else record_line(damage).strip().encode()
     script = f"for rank in 0, 1: start(rank, GPU_CHECK)\nmeasured(0, GPU_CHECK); done(0); raw(1, {line!r})"
     (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK), tmp_path)
     assert result.state is JobState.FAILED
@@ -229,6 +233,17 @@ def test_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) ->
     assert len(result.cause) < 400
     assert listener.errors
     assert all("invalid record" in error for _, _, error in listener.errors)
+
+
+def test_a_half_written_measurement_of_a_rank_that_exited_with_0_is_an_error_with_its_file(tmp_path: Path) -> None:
+    half = record_line({"measurement": GOOD})[:-20].encode()
+    script = "for rank in 0, 1: start(rank, GPU_CHECK)\nmeasured(0, GPU_CHECK); done(0)\n"
+    script += f"open(folder + '/rank1.jsonl', 'ab').write({half!r})"
+    (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK), tmp_path)
+    assert result.state is JobState.COMPLETED
+    ((_, subject, error),) = listener.errors
+    assert subject == "n0/rank1"
+    assert str(tmp_path / "jobs/ranks/attempt1/rank1.jsonl") in error
 
 
 @pytest.mark.parametrize("heartbeat", ["[]", "5", "{}", '{"pid": "x"}', "[" * 100_000, "\x00"])

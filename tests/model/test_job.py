@@ -52,8 +52,32 @@ def test_unknown_device_is_rejected() -> None:
         Job.model_validate({**JOB.model_dump(), "device": "tpu"})
 
 
+RESULT = JobResult(
+    job="ranks", attempt=1, launcher="local", state=JobState.COMPLETED, started=0, seconds=1, startup_s=0.5
+)
+
+
 def test_result_without_failure_has_no_failed_subject() -> None:
-    result = JobResult(
-        job="ranks", attempt=1, launcher="local", state=JobState.COMPLETED, started=0, seconds=1, startup_s=0.5
-    )
-    assert (result.failed_subject, result.cause) == ("", "")
+    assert (RESULT.failed_subject, RESULT.cause) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"retry": 3},
+        {"retry": True},
+        {"nodes": True},
+        {"nodes": "4"},
+        {"limits": {"device.gemm": -1}},
+        {"limit_s": "60"},
+    ],
+)
+def test_numbers_of_a_job_are_in_range(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Job.model_validate({**JOB.model_dump(), **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"seconds": -1}, {"seconds": True}, {"startup_s": float("nan")}, {"attempt": "1"}])
+def test_numbers_of_a_job_result_are_in_range(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        JobResult.model_validate({**RESULT.model_dump(), **wrong})

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import FrozenInstanceError, asdict, replace
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -35,7 +36,9 @@ def test_metric_has_slots_and_is_validated() -> None:
     assert Measurement.model_validate_json(_with(metric).model_dump_json()) == _with(metric)
     with pytest.raises(FrozenInstanceError):
         metric.value = 2.0  # type: ignore[misc]
-    for wrong in ({"value": math.nan}, {"samples": (math.inf,)}, {"colour": "green"}, {"unit": 1}):
+    wrongs: list[dict[str, Any]] = [{"value": math.nan}, {"samples": (math.inf,)}, {"colour": "green"}, {"unit": 1}]
+    wrongs += [{"value": True}, {"value": "1.5"}, {"samples": (1.0, False)}]
+    for wrong in wrongs:
         with pytest.raises(ValidationError):
             Metric(**{**asdict(metric), **wrong})
 
@@ -47,10 +50,19 @@ def _with(metric: Metric) -> Measurement:
 def test_series_with_different_lengths_is_rejected() -> None:
     with pytest.raises(ValueError, match="busbw has 2 x values and 1 y values"):
         Series(name="busbw", subject="cluster", x=(1, 2), y=(1,), x_unit="B", y_unit="GB/s")
+    with pytest.raises(ValidationError):
+        Series(name="busbw", subject="cluster", x=(1, 2), y=(1, True), x_unit="B", y_unit="GB/s")
 
 
-@pytest.mark.parametrize("wrong", [{"retry": 3}, {"retry": -1}, {"seconds": -1.0}, {"started": math.inf}])
-def test_numbers_of_a_measurement_are_in_range(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"retry": 3}, {"retry": -1}, {"retry": True}, {"retry": "1"}),
+        *({"seconds": -1.0}, {"seconds": True}, {"seconds": "1"}, {"started": math.inf}),
+        *({"rank": -1}, {"rank": False}, {"rank": "0"}),
+    ],
+)
+def test_numbers_of_a_measurement_are_in_range(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Measurement.model_validate({"check": "c", "subject": "n0", **wrong})
 

@@ -14,6 +14,12 @@ def test_trial_round_trip() -> None:
     assert Trial.model_validate_json(trial.model_dump_json()) == trial
 
 
+@pytest.mark.parametrize("wrong", [{"seconds": -1}, {"seconds": True}, {"started": "now"}])
+def test_numbers_of_a_trial_are_in_range(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Trial.model_validate({**samples.accepted().model_dump(), **wrong})
+
+
 def test_empty_fields_of_verdicts_are_not_written() -> None:
     written = json.loads(samples.accepted().model_dump_json())["verdicts"]
     assert written

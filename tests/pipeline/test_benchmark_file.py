@@ -21,6 +21,7 @@ from seatrial.report.benchmark import lines
 from tests.discover.test_nccl_tests_json import report as nccl_tests_report
 from tests.discover.test_nvbandwidth_output import report as nvbandwidth_report
 from tests.paths import FIXTURES, ROOT
+from tests.pipeline.test_judge_nccl_tests import table
 from tests.pipeline.test_load_trial import record
 from tests.processes import call
 
@@ -65,6 +66,20 @@ def test_json_document() -> None:
     assert document["hardware"]["sources"]["nodes"] == "--nodes"
 
 
+def test_baseline_of_the_site(tmp_path: Path) -> None:
+    """The output reaches the published value and misses what the site requires."""
+    run = {"path": "run", "host": "n1", "digest": "d"}
+    value = {"gpus": 16, "nodes": 2, "value": 480, "required": 470, "unit": "GB/s", "source": "three runs", "runs": 3}
+    value |= {"gpu": "NVIDIA H100 80GB HBM3", "fabric": "ib-8x400"}
+    runs = [run | {"started": started, "digest": str(started)} for started in (1.0, 2.0, 3.0)]
+    site = {"name": "here", "learned_from": runs, "expected": {"all_reduce.busbw.8GiB": [value]}}
+    (tmp_path / "site.yaml").write_text(json.dumps(site))
+    code, out, _ = call("judge", GOOD, *H100, "--fabric", "ib", "--baseline", tmp_path / "site.yaml", "--json")
+    (result,) = json.loads(out)["results"]
+    kinds = {verdict["basis"]["kind"] for verdict in result["verdicts"] if verdict["outcome"] == "FAIL"}
+    assert (code, kinds) == (1, {"site"})
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_encodings(encoding: str, is_packed: bool, tmp_path: Path) -> None:
@@ -97,6 +112,22 @@ def test_json_reports(document: dict[str, object], tmp_path: Path) -> None:
     code, out, _ = call("judge", tmp_path / "cut.json")
     assert code == 3
     assert "truncated" in out
+
+
+@pytest.mark.parametrize(
+    ("busbw", "copy", "outcomes"),
+    [(470, "372.96", ["PASS", "PASS"]), (240, "372.96", ["FAIL", "PASS"]), (470, "162.45", ["PASS", "FAIL"])],
+)
+def test_log_with_the_output_of_both_tools(busbw: float, copy: str, outcomes: list[str], tmp_path: Path) -> None:
+    """No result of one tool hides those of the other, whichever is first."""
+    matrices = (FIXTURES / "nvbandwidth" / "h100-peers-0.4.txt").read_text().replace("372.96", copy)
+    for parts in ((table(busbw, ranks=8), matrices), (matrices, table(busbw, ranks=8))):
+        path = tmp_path / "slurm-1.out"
+        path.write_text(f"\n{'text of the job' * 30000}\n".join(parts))
+        _, out, _ = call("judge", path, "--gpus", "8xH100", "--nodes", "1", "--json")
+        document = json.loads(out)
+        assert [result["outcome"] for result in document["results"]] == outcomes
+        assert document["outcome"] == min(outcomes)
 
 
 @pytest.mark.parametrize(

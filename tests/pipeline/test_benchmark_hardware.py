@@ -21,6 +21,8 @@ from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
         ({"nics": "400x8"}, "^--nics 400x8: expected PORTSxGb/s of each port, such as 8x400"),
         ({"nics": "8x0.5"}, "--nics"),
         ({"nics": "16x4x100"}, "--nics"),
+        ({"nics": "8x400000"}, "--nics"),
+        ({"nics": "8x40000"}, "each of 1 to 3000 Gb/s"),
         ({"nodes": 0}, "--nodes"),
         ({"nics": "8"}, "--nics"),
         ({"nics": "8x0"}, "--nics"),
@@ -101,6 +103,7 @@ def test_sockets() -> None:
     options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "1x100"}
     assert judged(table(8), **options, fabric="tcp").outcome is Outcome.WARN
     assert judged(table(8), **options, fabric="ib").outcome is Outcome.FAIL
+    assert judged(table(8), **options | {"nics": "32x3000"}, fabric="tcp").outcome is Outcome.FAIL
 
 
 def test_rows_of_different_numbers_of_ranks() -> None:

@@ -271,6 +271,61 @@ def test_one_unjudged_operation_of_several() -> None:
     assert judgement.outcome is Outcome.UNJUDGED
 
 
+def test_second_run_in_a_table_is_not_averaged_with_the_first() -> None:
+    """The rate of a slow run that ended early would be raised by the good run after it."""
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
+    smaller = table(280, size=2**32, footer="").splitlines()[1]
+    low, good = (table(busbw, footer="").replace("\n", f"\n{smaller}\n", 1) for busbw in (300, 470))
+    mixed = judged(low + good, **options)
+    assert mixed.outcome is Outcome.UNJUDGED
+    assert "a second table begins before the first one ends" in only_result(mixed).problems[0]
+    each = judged(table(300) + table(470), **options)
+    assert [result.outcome for result in each.results] == [Outcome.FAIL, Outcome.PASS]
+    assert each.outcome is Outcome.FAIL
+
+
+def test_lines_of_two_jobs_that_alternate() -> None:
+    first, second = (
+        [f"{prefix}: {line}" for line in table(busbw).splitlines()] for prefix, busbw in (("job1", 470), ("job2", 300))
+    )
+    alternating = "\n".join(line for lines in zip(first, second, strict=True) for line in lines)
+    judgement = judged(alternating, gpus="8xH100", nodes=2, nics="8x400")
+    assert judgement.outcome is Outcome.UNJUDGED
+    assert "appears 2 times" in only_result(judgement).problems[0]
+
+
+def test_columns_of_a_future_version() -> None:
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
+    header, row, *footer = table(470).splitlines()
+    streams = [header.replace(" root", " root streams"), row.replace(" -1 ", " -1 4 "), *footer]
+    assert judged("\n".join(streams), **options).outcome is Outcome.PASS
+    path = [header.replace(" root", " root path"), row.replace(" -1 ", " -1 ring "), *footer]
+    unknown = judged("\n".join(path), **options)
+    assert unknown.outcome is Outcome.UNJUDGED
+    assert "row of 8589934592 B: incomplete" in only_result(unknown).problems[0]
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(999_999_999, 1), (999_999_999, 999_999_999), (15, 2), (16, 0)])
+def test_number_of_ranks_that_no_cluster_has(ranks: int, nodes: int) -> None:
+    """The judge gets a measurement of each rank: a number in hostile text must not fill the memory."""
+    log = f"n1:9:9 [0] NCCL INFO comm 0x1 rank 0 nRanks {ranks} nNodes {nodes} localRanks 8\n"
+    row = "8589934592 2147483648 float none 0 " + " ".join(["20000 429.50 429.50 0"] * 2)
+    judgement = judged(
+        f"{log}# broadcast_perf\n# size count type redop root {COLUMNS} {COLUMNS}\n{row}\n", gpus="8xH200"
+    )
+    assert judgement.outcome is Outcome.UNJUDGED
+    assert only_result(judgement).problems
+
+
+def test_only_the_largest_of_many_sizes_are_judged() -> None:
+    rows = (table(470, size=2**33 + number * 2**20).splitlines()[1] for number in range(300))
+    header, _, *footer = table(470).splitlines()
+    result = only_result(judged("\n".join([header, *rows, *footer]), gpus="8xH100", nodes=2, nics="8x400"))
+    bandwidths = [verdict for verdict in (*result.verdicts, *result.other_sizes) if verdict.metric != "wrong_elements"]
+    assert (len(result.measured), len(bandwidths)) == (300, 2 * 256)
+    assert result.outcome is Outcome.PASS
+
+
 def test_invalid_operation() -> None:
     with pytest.raises(UsageError, match="--operation"):
         judged(table(470), "allreduce")
@@ -283,6 +338,7 @@ def test_invalid_operation() -> None:
         ("FasTrak", "tcpxo", Outcome.FAIL, ""),
         ("GPUDirectTCPX_v7", "tcpx", Outcome.UNJUDGED, "tcpx"),
         ("Foo_v3", "Foo_v3", Outcome.UNJUDGED, "Foo_v3"),
+        ("UCX", "UCX", Outcome.UNJUDGED, "UCX"),
         ("IBext_v8", "ib", Outcome.PASS, ""),
     ],
 )
@@ -291,3 +347,17 @@ def test_the_network_is_the_one_that_the_log_names(network: str, fabric: str, ou
     judgement = judged(log + table(22.0), gpus="8xH100", nodes=2, nics="1x100")
     assert (judgement.hardware.fabric, judgement.outcome) == (fabric, outcome)
     assert said in " ".join(only_result(judgement).problems)
+    sockets = [text for text in judgement.contradictions if "sockets" in text]
+    assert bool(sockets) is (fabric == "tcp")
+    assert all(f"NET/{network}" in text for text in sockets)
+
+
+def test_networks_of_several_kinds() -> None:
+    """Neither is assumed to be the one that limits the bandwidth."""
+    log = "".join(
+        f"n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/{name}/0/GDRDMA\n"
+        for name in ("IB", "FasTrak")
+    )
+    judgement = judged(log + table(470), gpus="8xH100", nodes=2, nics="8x400")
+    assert (judgement.hardware.fabric, judgement.outcome) == ("FasTrak, IB", Outcome.UNJUDGED)
+    assert "FasTrak, IB" in only_result(judgement).problems[0]

@@ -273,6 +273,8 @@ def test_trial_that_is_killed_twice_is_finished_by_resume(tmp_path: Path) -> Non
     assert [len(each) for each in (trial.measurements, trial.retries)] == [1, 1]
     (bad,) = [verdict for verdict in trial.verdicts if verdict.outcome is Outcome.FAIL]
     assert Reason.REPRODUCED in bad.reasons
+    ranks = {f"jobs/{job}/attempt{number}/rank0.jsonl" for job, number in [*dict.fromkeys(ended, 1).items(), *repeated]}
+    assert set(load_trial(out).manifest) == {"measurements.jsonl", *ranks}
     before = journal.read_text().count('{"measurement"')
     assert processes.call("run", "--resume", out)[0] == 1
     assert journal.read_text().count('{"measurement"') == before

@@ -12,7 +12,7 @@ import pytest
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.model import Machine, Measurement, UsageError
 from seatrial.pipeline.run_directory import Request, RunDir
-from seatrial.util.journal import Journal
+from seatrial.util.journal import Journal, read, record_line
 
 REQUEST = Request(
     config=Config(name="t", checks={"host.inventory": CheckSettings()}),
@@ -99,11 +99,11 @@ def retried(check: str, rank: int = 0, error: str | None = None, started: float 
 def test_journal_of_a_build_with_other_records_is_refused(tmp_path: Path, change: dict[str, str]) -> None:
     path = closed(RunDir.create(tmp_path / "out", REQUEST))
     journal = path / "measurements.jsonl"
-    first = json.loads(journal.read_text())
-    journal.write_text(json.dumps({**first, **change}) + "\n")
+    ((first,), _) = read(journal)
+    journal.write_text(record_line({**first, **change}))
     with pytest.raises(UsageError, match=change.get("seatrial", "begun by")):
         RunDir.reopen(path)
-    journal.write_text(json.dumps(first) + "\n")
+    journal.write_text(record_line(first))
     assert RunDir.reopen(path).request == REQUEST
 
 

@@ -18,6 +18,7 @@ from seatrial.model import SeatrialError, UsageError
 from seatrial.model.job_status import GpuUse, JobStatus
 from seatrial.pipeline import watch
 from seatrial.pipeline.watch import Watcher
+from seatrial.util.journal import record_line
 from tests.fakes.slurm import FakeSlurm, Reply, recorded, success
 from tests.paths import FIXTURES
 
@@ -225,7 +226,7 @@ def run_directory(folder: Path, heartbeat_age_s: float = 0) -> Path:
         "time": time.time() - heartbeat_age_s,
     }
     (attempt / "rank0.heartbeat.json").write_text(json.dumps(heartbeat))
-    (attempt / "rank0.jsonl").write_text('{"start": "device.gemm", "subject": "n0/gpu0"}\n')
+    (attempt / "rank0.jsonl").write_text(record_line({"start": "device.gemm", "subject": "n0/gpu0"}))
     header = {
         "node": "n0",
         "hz": 1.0,

@@ -117,7 +117,7 @@ def test_checks_are_shaded_and_numbered_if_wide_enough() -> None:
 
 
 @pytest.mark.parametrize("value", [LARGEST * 1e8, -LARGEST * 1e8, 5e-324, -1.0, 0.0])
-@pytest.mark.parametrize("seconds", [LARGEST * 1e8, -5.0, 0.0, 5e-324])
+@pytest.mark.parametrize("seconds", [LARGEST * 1e8, 0.0, 5e-324])
 def test_extreme_values_of_a_damaged_record_have_small_coordinates(value: float, seconds: float) -> None:
     view = board(track([value, 0.0]), seconds=seconds, step_s=abs(seconds) or 1.0)
     for number in re.findall(r"-?\d+", view.panels[0].curves[0].path):

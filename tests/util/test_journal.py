@@ -7,9 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from seatrial.util.journal import Journal, JournalReader, lock, read
+from seatrial.util.journal import Journal, JournalReader, lock, read, record_line
 
 PATH = Path("runs/today")
+A = record_line({"a": 1})
 
 
 def test_appended_records_are_read_back(tmp_path: Path) -> None:
@@ -21,23 +22,38 @@ def test_appended_records_are_read_back(tmp_path: Path) -> None:
 
 def test_truncated_line_is_reported_and_ignored(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    path.write_text('{"a": 1}\n{"b": 2}\n{"c": [1, 2')
+    path.write_text(A + record_line({"b": 2}) + '{"c": [1, 2')
     records, warnings = read(path)
     assert records == [{"a": 1}, {"b": 2}]
     assert len(warnings) == 1
     assert f"{path}:3" in warnings[0]
 
 
+def test_a_changed_byte_or_a_cut_line_is_no_record(tmp_path: Path) -> None:
+    """Also where the line remains valid JSON."""
+    path = tmp_path / "j.jsonl"
+    written = record_line({"measurement": {"value": 1.5, "sha256": "of something else"}, "time": 2.0}).encode()
+    path.write_bytes(written)
+    assert read(path) == ([{"measurement": {"value": 1.5, "sha256": "of something else"}, "time": 2.0}], [])
+    digest_key = written.rindex(b', "sha256"')
+    changed = [written[:at] + b"%c" % (written[at] ^ 1) + written[at + 1 :] for at in range(len(written) - 1)]
+    for damaged in (*changed, written[:digest_key] + b"}\n", written.replace(b", ", b",  ", 1), written[:-4] + b"\n"):
+        path.write_bytes(damaged)
+        assert read(path)[0] == [], damaged
+        reader = JournalReader(path)
+        assert (reader.poll(), bool(reader.warnings)) == ([], True)
+
+
 def test_append_after_a_truncated_line(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    path.write_text('{"a": 1}\n{"cut')
+    path.write_text(A + '{"cut')
     Journal(path).append({"d": 4})
     assert read(path)[0] == [{"a": 1}, {"d": 4}]
 
 
 def test_invalid_bytes_give_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    path.write_bytes(b'\xff\xfe\x00\n[1]\n{"a": 1}\n')
+    path.write_bytes(b"\xff\xfe\x00\n[1]\n" + A.encode())
     records, warnings = read(path)
     assert records == [{"a": 1}]
     assert len(warnings) == 2
@@ -45,7 +61,7 @@ def test_invalid_bytes_give_a_warning(tmp_path: Path) -> None:
 
 def test_deeply_nested_line_gives_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    path.write_bytes(b"[" * 100_000 + b'\n{"a": 1}\n')
+    path.write_bytes(b"[" * 100_000 + b"\n" + A.encode())
     records, warnings = read(path)
     assert (records, len(warnings)) == ([{"a": 1}], 1)
     assert len(warnings[0]) < 300
@@ -53,7 +69,7 @@ def test_deeply_nested_line_gives_a_warning(tmp_path: Path) -> None:
 
 def test_journal_reader_warns_once_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    path.write_bytes(b'[1]\n{"bytes": "\xff"}\n' + b"[" * 100_000 + b'\n{"a": 1}\n')
+    path.write_bytes(b'[1]\n{"bytes": "\xff"}\n' + b"[" * 100_000 + b"\n" + A.encode())
     reader = JournalReader(path)
     assert reader.poll() == [{"a": 1}]
     assert reader.poll() == []
@@ -71,10 +87,10 @@ def test_journal_reader_waits_for_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     reader = JournalReader(path)
     assert reader.poll() == []
-    path.write_text('{"a": 1}\n{"b"')
+    path.write_text(A + record_line({"b": 2})[:40])
     assert reader.poll() == [{"a": 1}]
     with path.open("a") as file:
-        file.write(": 2}\n")
+        file.write(record_line({"b": 2})[40:])
     assert reader.poll() == [{"b": 2}]
     assert reader.poll() == []
 
@@ -104,7 +120,7 @@ def test_failed_lock_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999"])
 def test_number_that_is_not_finite_gives_a_warning(text: str, tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    path.write_text(f'{{"a": {text}}}\n{{"b": 1}}\n')
+    path.write_text(f'{{"a": {text}}}\n' + record_line({"b": 1}))
     records, (warning,) = read(path)
     assert records == [{"b": 1}]
     assert f"number not finite: {text}" in warning
@@ -116,7 +132,7 @@ def test_number_that_is_not_finite_gives_a_warning(text: str, tmp_path: Path) ->
 def test_reader_skips_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seatrial.util.journal.MAX_LINE_BYTES", 100)
     path = tmp_path / "j.jsonl"
-    path.write_bytes(bytes(250) + b'\n{"a": 1}\n')
+    path.write_bytes(bytes(250) + b"\n" + A.encode())
     reader = JournalReader(path)
     records = [record for _ in range(4) for record in reader.poll()]
     assert records == [{"a": 1}]

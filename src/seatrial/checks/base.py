@@ -192,8 +192,6 @@ class Check:
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
     # nccl-tests' name of the operation that ``busbw.*`` refers to; empty if there is none, or several
     operation: str = ""
-    # The program of nccl-tests, without _perf, that measures ``operation`` too; empty if there is none
-    nccl_tests: str = ""
     # Returns mode → the sizes in bytes of ``operation`` that GPUs time over TCP, for these options and this network
     timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
     # Returns the default sizes in bytes that are not timed because the TCP network is too slow for them

@@ -331,10 +331,10 @@ def answers(
             before[subject] = "a value"
             yield Metric(
                 name=each.name,
-                value=each.value,
+                value=float(each.value),
                 unit=found.unit,
                 subject=subject,
-                samples=each.samples,
+                samples=tuple(map(float, each.samples)),
                 evidence=each.evidence,
             )
         elif isinstance(each, NoValue):

@@ -315,8 +315,13 @@ class _FindingWriter:
         facts = self.search.facts
         transports = facts.get("transports")
         names = transports if isinstance(transports, dict) else {}
-        uses_rdma = facts.get("backend") == "nccl" and networks.slowest(names)[0] not in ("tcp", "tcpx", "tcpxo")
-        return _RDMA if uses_rdma else _TCP
+        kind, unknown = networks.slowest(names)
+        if facts.get("backend") != "nccl" or kind in ("tcp", "tcpx", "tcpxo"):
+            return _TCP
+        if not unknown:
+            return _RDMA
+        fix = f"NCCL uses {unknown}, which is not in the table of networks. RDMA: {_RDMA.fix} TCP: {_TCP.fix}"
+        return _NetworkTexts(f"{_RDMA.command}; {_TCP.command}", fix)
 
     def _confidence(self, deficits: Sequence[float]) -> Confidence:
         """High if all of several repetitions are slower than healthy pairs."""

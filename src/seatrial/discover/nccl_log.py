@@ -25,6 +25,8 @@ _PLUGIN = re.compile(r"(?:NET/Plugin: Loaded net plugin|Loaded net plugin|Using 
 _PLUGIN_VERSION = re.compile(
     r"NET/OFI Initializing (aws-ofi-nccl \S+)|NET/\w+ : Initializing (\w+ v\S+)|NCCL INFO (P2P plugin v\d+ \S+)"
 )
+# aws-ofi-nccl src/nccl_ofi_net.cpp: "Selected Provider is verbs;ofi_rxm (found 4 nics)", or since 1.14 with the fabric
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]+)")
 # NCCL src/transport/net_ib: [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:…; merged ports: [0]={[0] mlx5_0:1/RoCE, …}
 _HCAS = re.compile(r"NET/IB : Using (.*?); OOB")
 # NCCL src/transport/net_socket.cc: [0]eth0:10.0.0.1<0> [1]eth1:fe80::1%eth1<0>
@@ -60,7 +62,8 @@ class AlgorithmChoice(Frozen):
 class NcclLog(Frozen):
     """The content of one rank's log; a field is None or empty if NCCL did not log it.
 
-    ``network``: the network between nodes; ``nodes``: the number of nodes.
+    ``network``: the network between nodes; of libfabric with its provider, unless that is EFA: ``Libfabric (tcp)``.
+    ``nodes``: the number of nodes.
     ``transports``: transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``) → number of this rank's connections; 1 for the
     network between nodes if NCCL does not log its connections.
     ``hcas``: the RDMA ports (``mlx5_0/1``) of NCCL's IB transport. ``socket_interfaces``: the interfaces of its socket
@@ -97,7 +100,7 @@ class NcclLog(Frozen):
     @property
     def rdma_without_gpudirect(self) -> bool:
         """Whether this rank has a connection over RDMA without GPUDirect RDMA."""
-        return any(networks.kind(name) in ("rdma", "efa") and name.count("/") == 1 for name in self._networks)
+        return any(networks.kind(name) in networks.RDMA and name.count("/") == 1 for name in self._networks)
 
     @property
     def _networks(self) -> tuple[str, ...]:
@@ -119,11 +122,12 @@ def read(path: Path, size: int = _MAX_BYTES, start: int = 0) -> NcclLog:
 
 def parse(text: str) -> NcclLog:
     """The content of one rank's log."""
-    channels, hcas = _CHANNELS.search(text), _first_match(_HCAS, text)
+    channels, hcas, network = _CHANNELS.search(text), _first_match(_HCAS, text), _first_match(_NETWORK, text)
+    provider = _first_match(_PROVIDER, text) or "provider not logged"
     interfaces = _SOCKET_INTERFACE.findall(_first_match(_SOCKET_INTERFACES, text) or "")
     return NcclLog(
         version=_first_match(_VERSION, text),
-        network=_first_match(_NETWORK, text),
+        network=_with_provider(network, provider) if network else None,
         plugin=_first_match(_PLUGIN, text),
         plugin_version=_first_match(_PLUGIN_VERSION, text),
         hcas=None if hcas is None else tuple("/".join(hca.groups()) for hca in _HCA.finditer(hcas)),
@@ -131,7 +135,7 @@ def parse(text: str) -> NcclLog:
         nodes=int(nodes) if (nodes := _first_match(_NODES, text)) else None,
         channels=int(channels[1]) if channels else None,
         nvls_channels=int(channels[2]) if channels else None,
-        transports=dict(Counter(_transports(text)) or Counter(_network_transport(text))),
+        transports=dict(Counter(_transports(text, provider)) or Counter(_network_transport(text, provider))),
         settings={match[1]: match[2] for match in _SETTING.finditer(text)},
         choices=tuple(dict.fromkeys(_choices(text))),
     )
@@ -141,6 +145,11 @@ def _first_match(pattern: re.Pattern[str], text: str) -> str | None:
     """The first group with text in the first match, stripped; None without a match."""
     match = pattern.search(text)
     return next(filter(None, match.groups()), "").strip() if match else None
+
+
+def _with_provider(network: str, provider: str) -> str:
+    """The name of a network; of libfabric with its provider, unless that is EFA."""
+    return f"{network} ({provider})" if networks.kind(network) == "efa" and provider != "efa" else network
 
 
 def _choices(text: str) -> Iterator[AlgorithmChoice]:
@@ -166,29 +175,29 @@ def _upper_name(text: str, names: Sequence[str]) -> str:
     return text.upper()
 
 
-def _transports(text: str) -> Iterator[str]:
+def _transports(text: str, provider: str) -> Iterator[str]:
     """The transport of each connection, without further details: ``NET/IB/2/GDRDMA/Shared`` → ``NET/IB/GDRDMA``."""
     for match in _VIA.finditer(text):
         kind, *details = match[1].strip().split("/")
         if kind == "NET":
             # The detail can have a suffix: GDRDMA(PCI) is over PCIe instead of the data-direct path of the NIC
             uses_gpudirect = any(detail.startswith("GDRDMA") for detail in details)
-            yield "/".join([kind, *details[:1], *(["GDRDMA"] if uses_gpudirect else [])])
+            names = [_with_provider(name, provider) for name in details[:1]]
+            yield "/".join([kind, *names, *(["GDRDMA"] if uses_gpudirect else [])])
         elif kind == "P2P":
             yield "/".join([kind, *details[:1]])
         else:
             yield kind
 
 
-def _network_transport(text: str) -> Iterator[str]:
+def _network_transport(text: str, provider: str) -> Iterator[str]:
     """The transport between nodes, for a log without connections.
 
     Yields nothing if the job has one node, and nothing for RDMA if NCCL does not log whether it uses GPUDirect.
     """
     network, nodes = _first_match(_NETWORK, text), _first_match(_NODES, text)
     if network and nodes and int(nodes) > 1:
-        gpudirect_flag = _first_match(_RINGS, text)
-        if networks.kind(network) == "tcp":
-            yield f"NET/{network}"
-        elif gpudirect_flag:
-            yield f"NET/{network}{'/GDRDMA' if gpudirect_flag == '1' else ''}"
+        network, gpudirect_flag = _with_provider(network, provider), _first_match(_RINGS, text)
+        kind = networks.kind(network)
+        if gpudirect_flag or kind not in networks.RDMA:
+            yield f"NET/{network}{'/GDRDMA' if gpudirect_flag == '1' and kind != 'tcp' else ''}"

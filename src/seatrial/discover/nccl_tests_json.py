@@ -1,14 +1,15 @@
-"""Reads the JSON report of nccl-tests 2.17.3 and later (option -J FILE)."""
+"""Reads the JSON report of nccl-tests 2.17.3 and later (option -J FILE), as the lines of its text output."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from seatrial.discover.nccl_log import NcclLog
-from seatrial.discover.nccl_tests_output import OTHER_ALGBW, Device, NcclTestsOutput, Row, Table, Timing, is_consistent
+from seatrial.discover import nccl_tests_output
+from seatrial.discover.nccl_tests_output import NcclTestsOutput
 
-_MAX_NAME = 300  # characters of a name or message that are kept
+_PLACES = ("out_of_place", "in_place")
 
 
 def is_report(document: Any) -> bool:
@@ -18,109 +19,54 @@ def is_report(document: Any) -> bool:
 
 def parse(document: dict[str, Any]) -> NcclTestsOutput:
     """The table and the devices of a report; values of another type than nccl-tests writes are omitted."""
-    config, out_of_bounds = _mapping(document.get("config")), _mapping(document.get("out_of_bounds"))
-    table = Table(program=_program(document.get("args")), max_bytes=_integer(config.get("maximum_bytes")))
-    table.step_bytes = _integer(config.get("step_bytes")) or 0
-    table.out_of_bounds = _integer(out_of_bounds.get("count"))
-    table.footer_count = int("average_bus_bandwidth" in document)
-    for result in _mappings(document.get("results")):
-        row, size = _row(result), _integer(result.get("size")) or "unknown"
-        if row is None:
-            table.rejected.append(f"row of {size} B: incomplete")
-        elif _contradicts_itself(table.program, result, row):
-            table.rejected.append(f"row of {size} B: algbw contradicts the time")
-        else:
-            table.rows.append(row)
-    # A process with several GPUs lists only its first GPU
-    table.devices = [device for entry in _mappings(config.get("devices")) if (device := _device(entry))]
+    return nccl_tests_output.parse(_lines(document))
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    """The lines of the text output."""
+    config, has_average = _mapping(document.get("config")), "average_bus_bandwidth" in document
+    path = next((text for text in _list(document.get("args")) if isinstance(text, str)), "")
+    if match := re.search(r"(\w+?_perf)(?:_mpi)?$", path.replace("\\/", "/")):
+        yield f"# Collective test starting: {match[1]}"
+    if _is_count(config.get("maximum_bytes")):
+        step = f"{config['step_bytes']}(bytes)" if _is_count(config.get("step_bytes")) else "2(factor)"
+        yield f"# nThread 1 nGpus 1 minBytes 1 maxBytes {config['maximum_bytes']} step: {step}"
+    for each in _mappings(config.get("devices")):  # a process with several GPUs lists only its first GPU
+        rank, group, pid, device = (each.get(name) for name in ("rank", "group", "pid", "device"))
+        host, model = each.get("hostname"), each.get("device_info")
+        if all(map(_is_count, (rank, pid, device))) and isinstance(host, str) and isinstance(model, str):
+            yield f"# Rank {rank} Group {group or 0} Pid {pid} on {host} device {device} [] {model}"
+    if (version := document.get("nccl_version")) and _is_count(version) and version >= 10000:
+        yield f"NCCL version {version // 10000}.{version // 100 % 100}.{version % 100}"
+    for text in _list(document.get("env")):
+        if isinstance(text, str) and text.startswith("NCCL_") and "=" in text:
+            yield "NCCL INFO {} set by environment to {}".format(*text.split("=", 1))
+    yield from _table(_mappings(document.get("results")))
+    if _is_count(wrong := _mapping(document.get("out_of_bounds")).get("count")):
+        yield f"# Out of bounds values : {wrong}"
     # The last message of ncclGetLastError. After a complete run, which has an average, it can be a warning.
     errors = [text for text in _list(document.get("errors")) if isinstance(text, str) and text]
-    settings = dict(
-        text.split("=", 1)
-        for text in _list(document.get("env"))
-        if isinstance(text, str) and text.startswith("NCCL_") and "=" in text
-    )
-    return NcclTestsOutput(
-        tables=(table,),
-        nccl=NcclLog(version=_version(document.get("nccl_version")), settings=settings),
-        comm_sizes=frozenset(),
-        failure=errors[0][:_MAX_NAME] if errors and not table.footer_count else "",
-    )
+    if has_average:
+        yield "# Avg bus bandwidth :"
+    elif errors:
+        yield f"Test NCCL failure: {errors[0]}"
 
 
-def _row(result: dict[str, Any]) -> Row | None:
-    """The row of one size; None if a value is missing."""
-    size, count = _integer(result.get("size")), _integer(result.get("count"))
-    out_of_place, in_place = _timing(result.get("out_of_place")), _timing(result.get("in_place"))
-    type_name, redop, root = result.get("type"), result.get("redop"), str(result.get("root", "")).strip()
-    if size is None or count is None or not isinstance(type_name, str) or not (out_of_place or in_place):
-        return None
-    return Row(
-        size=size,
-        count=count,
-        type=type_name,
-        redop=redop if isinstance(redop, str) else "",
-        root=int(root) if re.fullmatch(r"-1|\d{1,6}", root) else None,
-        out_of_place=out_of_place,
-        in_place=in_place,
-    )
+def _table(results: list[dict[str, Any]]) -> Iterator[str]:
+    """The header, and one line for each size."""
+    has_time = any(_mapping(result.get("out_of_place")).get("time") is not None for result in results)
+    time = "time" if has_time else "cputime"  # option -C
+    places = [place for place in _PLACES if place == "out_of_place" or any(place in result for result in results)]
+    yield f"# size count type redop root {' '.join([f'{time} algbw busbw #wrong'] * len(places))}"
+    for result in results:
+        row = [result.get(name) for name in ("size", "count", "type", "redop", "root")]
+        for values in (_mapping(result.get(place)) for place in places):
+            row += (values.get(name) for name in ("time" if has_time else "cpu_time", "alg_bw", "bus_bw", "nwrong"))
+        yield " ".join("N/A" if value is None else str(value) for value in row)
 
 
-def _contradicts_itself(program: str, result: dict[str, Any], row: Row) -> bool:
-    """Whether an algbw of the row is not size ÷ time.
-
-    Only ``time`` is compared, not ``cpu_time`` (option -C), which is shorter than the operation.
-    """
-    places = (("out_of_place", row.out_of_place), ("in_place", row.in_place))
-    timings = [timing for name, timing in places if timing and _number(result[name].get("time")) is not None]
-    return program not in OTHER_ALGBW and not all(is_consistent(row, timing) for timing in timings)
-
-
-def _timing(entry: Any) -> Timing | None:
-    """Time and bandwidths in ``out_of_place`` or ``in_place`` of a result; None if one of them is missing."""
-    values = _mapping(entry)
-    time_us, algbw, busbw = (_number(values.get(name)) for name in ("time", "alg_bw", "bus_bw"))
-    if time_us is None:
-        time_us = _number(values.get("cpu_time"))
-    if time_us is None or algbw is None or busbw is None:
-        return None
-    return Timing(time_us, algbw, busbw, _number(values.get("nwrong")))
-
-
-def _device(entry: dict[str, Any]) -> Device | None:
-    rank, pid, index = (_integer(entry.get(name)) for name in ("rank", "pid", "device"))
-    host, name = entry.get("hostname"), entry.get("device_info")
-    if rank is None or pid is None or index is None or not isinstance(host, str) or not isinstance(name, str):
-        return None
-    return Device(
-        rank=rank,
-        pid=pid,
-        host=host[:_MAX_NAME],
-        index=index,
-        name=name[:_MAX_NAME].strip(),
-        group=_integer(entry.get("group")) or 0,
-    )
-
-
-def _program(args: Any) -> str:
-    """The program's name without ``_perf``, from its command line; empty if it is not there."""
-    path = next((text for text in _list(args) if isinstance(text, str)), "")
-    match = re.search(r"(\w+?)_perf(?:_mpi)?$", path.replace("\\/", "/"))
-    return match[1] if match else ""
-
-
-def _version(code: Any) -> str | None:
-    """The version of NCCL from its version code: ``2.28.9`` for 22809; None for anything else."""
-    number = _integer(code)
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number and number >= 10000 else None
-
-
-def _integer(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and value >= 0 else None
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _list(value: Any) -> list[Any]:

@@ -9,9 +9,10 @@ huge integers.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -41,7 +42,11 @@ _ROOT = re.compile(r"\s+(-1|\d{1,6}(?!\.?\d))")
 # columns (with times of single iterations).
 _TOKEN_COUNTS_WITH_ROOT = (9, 10, 17)
 _NUMBER = re.compile(r"N/A|[-+]?(?:nan|inf|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
-_HEADER = re.compile(r"\bsize\s+count\s.*\b(?:cpu)?time\s+algbw\s+busbw\b")
+_HEADER = re.compile(r"\bsize\s.*\b(?:cpu)?time\s.*\balgbw\s.*\bbusbw\b")
+_BEFORE_TIME = ("size", "count", "type", "redop", "root")
+_VALUES = ("time", "algbw", "busbw", "wrong")  # of a place; before 2.13 the last one is named error
+# Out of place and in place: the positions of these values among the numbers of a row, in a table without a header
+_PLACES = ((0, 1, 2, 3), (4, 5, 6, 7))
 _RUN = re.compile(r"nThread\s+\d+\s+nGpus\s+(\d+)\s+minBytes\s+(\d+)\s+maxBytes\s+(\d+)\s+step:\s*(\d+)\s*\((\w+)\)")
 _NOT_CHECKED = re.compile(r"validation:\s*0\b")
 _REDUCED = re.compile(r"Reducing maxBytes to (\d+)")
@@ -136,6 +141,7 @@ class Table:
     ``is_checked``: False with the option -c 0. Some versions then print 0 wrong elements although they check nothing.
     ``out_of_bounds``: sum of the numbers in lines "Out of bounds values", None without such a line.
     ``failure``: the first message that ended the run of the program; empty if there is none.
+    ``has_second_header``: a table of another run or process began before the end of this one.
     ``settings``: the variables NCCL_* in the command and in exports above the table.
     """
 
@@ -149,6 +155,7 @@ class Table:
     wrong_is_a_count: bool = True
     is_checked: bool = True
     failure: str = ""
+    has_second_header: bool = False
     devices: list[Device] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
 
@@ -176,40 +183,34 @@ class NcclTestsOutput:
 
 def parse(lines: Iterable[str]) -> NcclTestsOutput:
     """The tables and devices of an output. Lines of other programs are ignored."""
-    reader = _Reader()
+    reader = Reader()
     for line in lines:
-        reader.read(_TERMINAL.sub("", line[:_MAX_LINE]).rstrip("\r\n"))
+        reader.read(line)
     return reader.finish()
 
 
 @dataclass
 class _OpenRow:
-    """A row whose ``numbers`` are not complete yet; the other fields are as in ``Row``.
+    """A row whose ``numbers`` are not complete yet; ``prefix``: the text before it, as mpirun writes it."""
 
-    ``prefix``: the text before the row, such as the rank that mpirun writes.
-    """
-
-    size: int
-    count: int
-    type: str
-    redop: str
-    root: int | None
+    row: Row
     prefix: str
     numbers: list[str] = field(default_factory=list)
 
 
-class _Reader:
+class Reader:
     """Reads line by line. ``table``: the current table. ``tables``: the earlier ones.
 
-    ``open_rows``: incomplete rows by the prefix of their lines, since lines of several ranks can alternate.
-    ``command_program``, ``command_settings``: the program and the variables NCCL_* in the last command.
-    ``exported_settings``: the variables in ``export`` lines so far.
+    ``columns``, ``places``: of the last header. ``open_rows``: incomplete rows by the prefix of their lines, since
+    lines of several ranks can alternate. ``command_program``, ``command_settings``: the program and the variables
+    NCCL_* in the last command. ``exported_settings``: the variables in ``export`` lines so far.
     """
 
     def __init__(self) -> None:
         self.tables: list[Table] = []
         self.table = Table()
         self.columns: list[str] = []
+        self.places: list[Sequence[int]] = [*_PLACES]
         self.has_cpu_time = False
         self.open_rows: dict[str, _OpenRow] = {}
         self.command_program = ""
@@ -222,19 +223,18 @@ class _Reader:
 
     def read(self, line: str) -> None:
         """Read one line: at most one of a row, a header, a line above or below the table, or numbers of an open row."""
+        line = _TERMINAL.sub("", line[:_MAX_LINE]).rstrip("\r\n")
         is_log = self._read_nccl_log(line)
         if match := _ROW.search(line):
             self._start_row(line, match)
-        elif is_log:
-            self._continue_row(line)
-        elif _HEADER.search(line):
-            self._read_header(line)
-        elif not (self._read_above_table(line) or self._read_below_table(line)):
+        elif is_log or not (self._read_above_table(line) or self._read_below_table(line)):
             self._continue_row(line)
 
     def _read_above_table(self, line: str) -> bool:
-        """Read the line if it is a command, an export, a parameter or a device above a table; return whether it is."""
-        if match := _DEVICE.search(line):
+        """Read the line if it is a command, an export, a parameter, a device or a header; return whether it is."""
+        if _HEADER.search(line):
+            self._read_header(line)
+        elif match := _DEVICE.search(line):
             self._add_device(match)
         elif match := _STARTING.search(line):
             self._start_table()
@@ -262,7 +262,11 @@ class _Reader:
         elif _AVERAGE.search(line):
             self.table.footer_count += 1
         elif match := _FAILURES.search(line):
-            self._add_failure(match[0].strip())
+            text = match[0].strip()
+            self.failure = self.failure or text
+            # of the run that it ended: the current table, or if that is empty the previous one
+            table = self.tables[-1] if self.table.is_empty and self.tables else self.table
+            table.failure = table.failure or text
         else:
             return False
         return True
@@ -271,19 +275,14 @@ class _Reader:
         """The content of all lines."""
         self._close_table()
         log = "\n".join(self.nccl_lines)
+        is_nccl_tests = self.tables or self.command_program or self.columns or self.table.devices
         return NcclTestsOutput(
             tables=tuple(self.tables),
             nccl=nccl_log.parse(log),
             comm_sizes=frozenset(self.comm_sizes),
             uses_roce=bool(re.search(r"NET/IB : Using [^\n]*/RoCE", log)),
             failure=self.failure,
-            is_nccl_tests=bool(
-                self.tables
-                or self.command_program
-                or self.columns
-                or self.table.devices
-                or self.failure.startswith("Test ")
-            ),
+            is_nccl_tests=bool(is_nccl_tests or self.failure.startswith("Test ")),
         )
 
     def _read_nccl_log(self, line: str) -> bool:
@@ -301,30 +300,25 @@ class _Reader:
         rank, group, pid, host, index, name = match.groups()
         if self.table.rows:
             self._start_table()
-        device = Device(
-            rank=int(rank[:9]),
-            pid=int(pid[:12]),
-            host=host,
-            index=int(index[:9]),
-            name=name.strip(),
-            group=int((group or "0")[:9]),
-        )
         if len(self.table.devices) < _MAX_DEVICES:
-            self.table.devices.append(device)
-
-    def _add_failure(self, text: str) -> None:
-        """Add a message to the table of the run that it ended: the current table, or if that is empty the previous."""
-        self.failure = self.failure or text
-        table = self.tables[-1] if self.table.is_empty and self.tables else self.table
-        table.failure = table.failure or text
+            numbers = {"rank": rank, "pid": pid, "index": index, "group": group or "0"}
+            digits = {field_name: int(number[:12]) for field_name, number in numbers.items()}
+            self.table.devices.append(Device(host=host, name=name.strip(), **digits))
 
     def _read_header(self, line: str) -> None:
         if self.table.footer_count:
             self._start_table()
+        self.table.has_second_header |= bool(self.table.rows or self.table.rejected or self.open_rows)
         names = line[line.index("size") :].split()
         self.has_cpu_time = "cputime" in names
-        self.columns = [name.lstrip("#").removeprefix("cpu") for name in names]
-        self.table.wrong_is_a_count = "error" not in self.columns
+        self.table.wrong_is_a_count = "error" not in names
+        self.columns = [{"error": "wrong"}.get(name, name.lstrip("#").removeprefix("cpu")) for name in names]
+        starts = [index for index, name in enumerate(self.columns) if name == "time"][: len(_PLACES)]
+        before_numbers = sum(name in _BEFORE_TIME for name in self.columns[: starts[0]])
+        self.places = []
+        for start, end in itertools.zip_longest(starts, starts[1:]):
+            positions = {name: start + index for index, name in enumerate(self.columns[start:end])}
+            self.places.append([positions[name] - before_numbers for name in _VALUES if name in positions])
 
     def _start_table(self) -> None:
         """Begin a new table if the current one has rows; without rows, the current one is the table that begins."""
@@ -347,19 +341,15 @@ class _Reader:
     def _start_row(self, line: str, match: re.Match[str]) -> None:
         size, count, type_name, redop = match.groups()
         prefix = line[: match.start()].strip()
-        row_text = line[match.end() :]  # after the reduction
-        root = None
-        if not self.columns or "root" in self.columns:
-            root_match = _ROOT.match(row_text)
-            if root_match and (
-                self.columns or root_match[1] == "-1" or len(row_text.split()) in _TOKEN_COUNTS_WITH_ROOT
-            ):
-                root, row_text = int(root_match[1]), row_text[root_match.end() :]
+        text = line[match.end() :]  # after the reduction
+        root = _ROOT.match(text) if not self.columns or "root" in self.columns else None
+        if root and not (self.columns or root[1] == "-1" or len(text.split()) in _TOKEN_COUNTS_WITH_ROOT):
+            root = None
         if prefix in self.open_rows:
             self._reject(self.open_rows[prefix], "incomplete")
-        row = _OpenRow(int(size), int(count), type_name, redop or "", root, prefix)
-        self.open_rows[prefix] = row
-        self._add_numbers(row, row_text)
+        row = Row(int(size), int(count), type_name, redop or "", int(root[1]) if root else None, None, None)
+        self.open_rows[prefix] = open_row = _OpenRow(row, prefix)
+        self._add_numbers(open_row, text[root.end() :] if root else text)
 
     def _continue_row(self, line: str) -> None:
         """Add the numbers of a line to the row with the same prefix."""
@@ -379,46 +369,32 @@ class _Reader:
             row.numbers.append(match[0])
             if match[0] != token:  # the text of another rank follows without a blank
                 break
-        if len(row.numbers) >= self._place_count() * self._columns_per_place():
+        if self.places and len(row.numbers) > max(map(max, self.places)):
             self._finish_row(row)
 
-    def _place_count(self) -> int:
-        """2 if the table has columns for out of place and for in place, 1 if the user removed those of one place."""
-        return 1 if self.columns.count("time") == 1 else 2
-
-    def _columns_per_place(self) -> int:
-        """Number of columns of one place: time, algbw, busbw, #wrong, and the times of single iterations."""
-        starts = [index for index, name in enumerate(self.columns) if name == "time"]
-        return starts[1] - starts[0] if len(starts) == 2 and starts[1] - starts[0] >= 4 else 4
-
-    def _finish_row(self, row: _OpenRow) -> None:
+    def _finish_row(self, open_row: _OpenRow) -> None:
         """Add the row to the table, or reject it if its numbers are not valid."""
-        self.open_rows.pop(row.prefix, None)
-        width = self._columns_per_place()
-        timings = [_timing(row.numbers[start : start + width]) for start in (0, width)[: self._place_count()]]
+        self.open_rows.pop(open_row.prefix, None)
+        timings = [_timing([open_row.numbers[position] for position in place]) for place in self.places]
+        if None in timings:
+            self._reject(open_row, "has text where a number is expected")
+            return
         if not self.table.is_checked:
             timings = [timing and replace(timing, wrong=None) for timing in timings]
-        if None in timings:
-            self._reject(row, "has text where a number is expected")
-            return
-        out_of_place, in_place = timings[0], timings[1] if len(timings) > 1 else None
-        finished = Row(row.size, row.count, row.type, row.redop, row.root, out_of_place, in_place)
-        if self._algbw_is_comparable(row.redop):
+        row = replace(open_row.row, out_of_place=timings[0], in_place=timings[1] if len(timings) > 1 else None)
+        # algbw is size ÷ time since 2.13, but not for OTHER_ALGBW or CPU times (option -C)
+        program = self.table.program or self.command_program
+        if row.redop and self.table.wrong_is_a_count and not self.has_cpu_time and program not in OTHER_ALGBW:
             for timing in filter(None, timings):
-                if not is_consistent(finished, timing):
-                    self._reject(row, f"algbw {timing.algbw:g} GB/s contradicts the time of {timing.time_us:g} us")
+                if not is_consistent(row, timing):
+                    self._reject(open_row, f"algbw {timing.algbw:g} GB/s contradicts the time of {timing.time_us:g} us")
                     return
         if len(self.table.rows) < _MAX_ROWS:
-            self.table.rows.append(finished)
+            self.table.rows.append(row)
 
     def _reject(self, row: _OpenRow, reason: str) -> None:
         if len(self.table.rejected) < _MAX_ROWS:
-            self.table.rejected.append(f"row of {row.size} B: {reason}")
-
-    def _algbw_is_comparable(self, redop: str) -> bool:
-        """Whether algbw should be size ÷ time: True since 2.13, but not for OTHER_ALGBW or CPU times (option -C)."""
-        program = self.table.program or self.command_program
-        return bool(redop) and self.table.wrong_is_a_count and not self.has_cpu_time and program not in OTHER_ALGBW
+            self.table.rejected.append(f"row of {row.row.size} B: {reason}")
 
 
 def _starts_with_number(text: str) -> bool:
@@ -431,11 +407,11 @@ def _timing(numbers: list[str]) -> Timing | None:
     """The values of one place (out of place or in place); None for text such as N/A where a number is expected."""
     try:
         time_us, algbw, busbw = map(float, numbers[:3])
-        wrong = None if numbers[3].upper() == "N/A" else float(numbers[3])
-    except ValueError:
+        counts = [float(number) for number in numbers[3:] if number.upper() != "N/A"]
+    except ValueError:  # also too few numbers
         return None
-    values = (time_us, algbw, busbw, *([] if wrong is None else [wrong]))
-    return Timing(time_us, algbw, busbw, wrong) if all(0 <= value < math.inf for value in values) else None
+    are_valid = all(0 <= value < math.inf for value in (time_us, algbw, busbw, *counts))
+    return Timing(time_us, algbw, busbw, counts[0] if counts else None) if are_valid else None
 
 
 def is_consistent(row: Row, timing: Timing) -> bool:

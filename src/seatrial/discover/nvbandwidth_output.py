@@ -60,12 +60,10 @@ class NvbandwidthOutput:
     failures: Mapping[str, str]
     failure: str = ""
 
-
-def is_nvbandwidth(text: str) -> bool:
-    """Whether the text is output of nvbandwidth."""
-    return "nvbandwidth Version" in text or any(
-        "memcpy" in line and _title(line[:_MAX_LINE]) for line in text.splitlines()
-    )
+    @property
+    def is_nvbandwidth(self) -> bool:
+        """Whether a line is of nvbandwidth."""
+        return bool(self.version or self.matrices)
 
 
 def is_report(document: Any) -> bool:
@@ -116,13 +114,13 @@ def _json_matrix(name: str, title: str, rows: list[Any]) -> Matrix:
 
 def parse(lines: Iterable[str]) -> NvbandwidthOutput:
     """The results in text output. Lines of other programs are ignored."""
-    reader = _Reader()
+    reader = Reader()
     for line in lines:
-        reader.read(_TERMINAL.sub("", line[:_MAX_LINE]).rstrip())
+        reader.read(line)
     return reader.finish()
 
 
-class _Reader:
+class Reader:
     """Reads text output line by line. ``testcase``, ``matrix``: the current ones; ``matrices`` includes ``matrix``."""
 
     def __init__(self) -> None:
@@ -135,6 +133,7 @@ class _Reader:
         self.failures: dict[str, str] = {}
 
     def read(self, line: str) -> None:
+        line = _TERMINAL.sub("", line[:_MAX_LINE]).rstrip()
         if match := _RUNNING.search(line):
             self._end_matrix()
             self.testcase = match[1]

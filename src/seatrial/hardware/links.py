@@ -43,6 +43,7 @@ FactRole = Literal[
     "gpu_processes",  # the foreign processes that compute on the GPUs of a node
     "rdma_devices",  # the RDMA devices of a node
     "nics",  # the network interfaces of a node
+    "stated_ports",  # the RDMA ports of a node, as RdmaPorts: stated by the user, not discovered
     "transports",  # the transports that NCCL uses
     "connections",  # the transports of a measured collective; read if there is no fact of the role "transports"
     "hcas",  # the RDMA ports that NCCL uses
@@ -134,6 +135,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     used_ports = {node: ports for _, value in hcas for node, ports in _names_by_node(value).items()}
     rdma = role_facts("rdma_devices", measurements, checks)
     ports_of_nodes = {_fastest_ports(value, used_ports.get(measurement.subject)) for measurement, value in rdma}
+    stated = [RdmaPorts(**ports) for _, ports in role_facts("stated_ports", measurements, checks) if ports]
     nics = {measurement.subject: value for measurement, value in role_facts("nics", measurements, checks)}
     sockets = role_facts("socket_interfaces", measurements, checks)
     interfaces = {node: names for _, value in sockets for node, names in _names_by_node(value).items()}
@@ -149,7 +151,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     return Links(
         nvlinks=slowest.active if slowest else 0,
         nvlink_gb_s=slowest.gb_s if slowest else None,
-        ports=_common_ports(ports_of_nodes),
+        ports=stated[0] if stated else _common_ports(ports_of_nodes),
         network=network,
         unknown_network=unknown,
         intra_node_transports=tuple(name for name in transports if not name.startswith(networks.PREFIX)),

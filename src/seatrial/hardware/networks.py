@@ -11,6 +11,7 @@ from seatrial.model import Frozen
 from seatrial.util import data_files
 
 Kind = Literal["rdma", "efa", "tcp", "tcpx", "tcpxo", "mnnvl"]
+RDMA: tuple[Kind, ...] = ("rdma", "efa")  # kinds that can have GPUDirect RDMA
 PREFIX = "NET/"  # of transports between nodes
 MNNVL = "P2P/MNNVL"  # the transport over NVLink between nodes, as NCCL logs it
 
@@ -36,18 +37,20 @@ def kind(name: str) -> Kind | None:
 
 
 def slowest(transports: Iterable[str]) -> tuple[Kind | Literal[""], str]:
-    """The kind of the network in use, and the names of unknown networks; both may be empty.
+    """The kind of the network in use, and the names of networks without a common kind; both may be empty.
 
     NVLink between nodes counts where it is the only network. If some ranks use sockets, the kind is tcp, since they
-    limit all ranks. It is empty if a network is unknown, or if ranks use networks of other different kinds.
+    limit all ranks. It is empty if a network is unknown, or if ranks use networks of other different kinds, which are
+    named then.
     """
     transports = tuple(transports)
     names = {name.removeprefix(PREFIX).partition("/")[0] for name in transports if name.startswith(PREFIX)}
     if not names and MNNVL in transports:
         return "mnnvl", ""
     kinds = {kind(name) for name in names}
-    unknown = ", ".join(sorted(name for name in names if kind(name) is None))
+    unknown = [name for name in names if kind(name) is None]
     if "tcp" in kinds:
-        return "tcp", unknown
-    (only,) = kinds if len(kinds) == 1 else (None,)
-    return only or "", unknown
+        return "tcp", ", ".join(sorted(unknown))
+    if len(kinds) > 1:
+        return "", ", ".join(sorted(unknown or names))
+    return next(iter(kinds), None) or "", ", ".join(unknown)

@@ -32,7 +32,7 @@ OUTLIER_DEVIATIONS = 3.5
 # (util/quantiles.py). So the outcome is WARN
 FALSE_ALARM_PROBABILITY = 0.01
 MODEL_SEPARATOR = " + "  # joins the names of different GPU models (bench.rank.describe_devices)
-_MIG_INSTANCE = " MIG "  # part of the driver's name of a MIG instance: NVIDIA A100-SXM4-80GB MIG 1g.10gb
+MIG_INSTANCE = " MIG "  # part of the driver's name of a MIG instance: NVIDIA A100-SXM4-80GB MIG 1g.10gb
 
 
 class Spec(Frozen):
@@ -312,7 +312,7 @@ class References:
 
     def sku(self, gpu: str) -> Sku | str:
         """The SKU with this NVML name, or the reason why there is none."""
-        if _MIG_INSTANCE in gpu or gpu in self.mig_models:
+        if MIG_INSTANCE in gpu or gpu in self.mig_models:
             return f"MIG enabled on {gpu}: reference values of the whole GPU do not apply to MIG instances"
         return self._sku_by_name.get(gpu) or f"no SKU data for {gpu or 'an unnamed device'}"
 

@@ -389,12 +389,10 @@ class _Attempt:
         would_end_the_same = state is JobState.COMPLETED or (not started and not smaller_job)
         if remaining and would_end_the_same:  # report them as if they had started
             started, remaining = list(job.checks), []
-        error = (
-            f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring this check"
-        )
+        error = f"{cause.subject}: {cause.cause}" if cause else ""
         errors: list[Measurement] = []
         for name in started:
-            errors += self._error_measurements(name, error, cause)
+            errors += self._error_measurements(name, error or self._not_measured(name), cause)
         if cause and not errors and started:  # the job failed between checks or in teardown: report that too
             error = f"after this check, {error}"
             errors = [Measurement(check=started[-1], subject=CLUSTER, error=error, started=time.time())]
@@ -406,6 +404,12 @@ class _Attempt:
         exclude = ",".join(filter(None, [job.exclude, *lost_nodes]))
         # without a node list, so that the scheduler can choose other nodes: a node of this attempt may be at fault
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})
+
+    def _not_measured(self, name: str) -> str:
+        """Return the error of a check that ranks did not measure before they exited with code 0."""
+        journals = [str(rank.journal.path) for rank in self.ranks if name not in rank.measured]
+        error = "the worker exited with code 0 without measuring this check"
+        return f"{error}: no complete record of it in {and_more(journals, _MAX_NAMED)}" if journals else error
 
     def _error_measurements(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:
         """Return the ERROR measurements of a check: one per rank without a measurement, or one for a CLUSTER check."""

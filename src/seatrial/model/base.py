@@ -2,10 +2,17 @@
 
 import json
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticSerializationError
+
+# Strict: neither text nor true and false are numbers
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Duration = Annotated[float, Field(strict=True, ge=0)]  # in seconds; a sum of a damaged record may be infinite
+Seconds = Annotated[Duration, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+RetryNumber = Annotated[int, Field(strict=True, ge=0, le=2)]  # 0: first measurement
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -8,7 +8,7 @@ from pydantic import (
     JsonValue,
 )
 
-from seatrial.model.base import Frozen
+from seatrial.model.base import Count, Frozen, Number, RetryNumber, Seconds
 from seatrial.model.topology import Topology
 from seatrial.util.secrets import redacted, secret_values
 
@@ -22,7 +22,7 @@ class Preflight(Frozen):
 
     version: str = Field(description="of the seatrial that started the trial")
     torch: bool = Field(description="a check uses torch")
-    gpus: int = Field(description="GPUs per node that torch must be able to use")
+    gpus: Count = Field(description="GPUs per node that torch must be able to use")
     hf_cache: bool = Field(description="HF_HOME, if it is set, must be writable: the trial trains models")
 
 
@@ -32,28 +32,28 @@ class Job(Frozen):
     name: str
     placement: Literal["control", "nodes", "ranks"]  # one process on this host, one per node, or one per GPU
     device: Literal["cuda", "cpu"]
-    nodes: int
-    ranks_per_node: int
+    nodes: Count
+    ranks_per_node: Count
     checks: tuple[str, ...]
     options: dict[str, dict[str, JsonValue]]
-    expected_gpus: int | None  # per node
-    expected_nodes: int = 1  # of the trial; ``nodes`` is 1 for a control job
+    expected_gpus: Count | None  # per node
+    expected_nodes: Count = 1  # of the trial; ``nodes`` is 1 for a control job
     nodelist: str = Field(default="", description="nodes of the previous jobs, in the scheduler's notation")
     topology: Topology | None = Field(default=None, description="switches and racks of the nodes, for jobs of ranks")
     exclude: str = Field(default="", description="nodes that earlier jobs lost, separated by commas")
-    limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
-    limit_s: float = Field(description="time limit of the job in seconds: its start, and the limits of its checks")
-    typical: dict[str, float] = Field(default={}, description="typical seconds of each check; without unknown ones")
-    start_s: float = Field(default=0, description="typical seconds of the start and end of the job")
-    network_gbps: float | None = Field(
+    limits: dict[str, Seconds] = Field(default={}, description="time limit of each check in seconds")
+    limit_s: Seconds = Field(description="time limit of the job in seconds: its start, and the limits of its checks")
+    typical: dict[str, Seconds] = Field(default={}, description="typical seconds of each check; without unknown ones")
+    start_s: Seconds = Field(default=0, description="typical seconds of the start and end of the job")
+    network_gbps: Number | None = Field(
         default=None, description="Gbit/s of a node on the TCP network of the trial, for jobs of GPUs on several nodes"
     )
     left_out: dict[str, str] = Field(
         default={}, description="check → why it omits some default sizes: the network is too slow for them"
     )
     env: dict[str, str] = {}
-    retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries of checks with bad values")
-    telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
+    retry: RetryNumber = Field(default=0, description="0: first measurement; 1, 2: retries of checks with bad values")
+    telemetry_hz: Number = Field(default=0, description="telemetry samples per second on each node; 0: none")
     preflight: Preflight | None = Field(default=None, description="None: an earlier job has tested these nodes")
 
     @property
@@ -120,7 +120,7 @@ class NodeShortage(Frozen):
     is set and at most ``usable``.
     """
 
-    usable: int
+    usable: Count
     missing: tuple[MissingNode, ...]
 
 
@@ -154,12 +154,12 @@ class JobResult(Frozen):
     """The result of one attempt at a job; ``failed_subject`` is the rank or node at fault, ``cause`` the reason."""
 
     job: str
-    attempt: int
+    attempt: Count
     launcher: str
     state: JobState
-    started: float
-    seconds: float
-    startup_s: float
+    started: Seconds
+    seconds: Seconds
+    startup_s: Seconds
     failed_subject: str = ""
     cause: str = ""
     scheduler_id: str = Field(default="", description="job id of the scheduler")

@@ -5,13 +5,12 @@ from enum import StrEnum
 from pydantic import (
     ConfigDict,
     Field,
-    FiniteFloat,
     JsonValue,
     model_validator,
 )
 from pydantic.dataclasses import dataclass
 
-from seatrial.model.base import Frozen
+from seatrial.model.base import Count, Frozen, Number, RetryNumber, Seconds
 
 CLUSTER = "cluster"  # subject of values that all nodes have in common
 ERROR_COUNTERS = "error_counters"  # fact: error counters of GPUs and RDMA ports, see telemetry/error_counts.py
@@ -48,10 +47,10 @@ class Metric:
     """
 
     name: str
-    value: FiniteFloat
+    value: Number
     unit: str
     subject: str
-    samples: tuple[FiniteFloat, ...] = ()
+    samples: tuple[Number, ...] = ()
     # shown if the value violates a limit; not written if there is none, since a large record has a million metrics
     evidence: JsonValue = Field(default=None, exclude_if=lambda evidence: evidence is None)
 
@@ -88,8 +87,8 @@ class Series(Frozen):
 
     name: str
     subject: str
-    x: tuple[FiniteFloat, ...]
-    y: tuple[FiniteFloat, ...]
+    x: tuple[Number, ...]
+    y: tuple[Number, ...]
     x_unit: str
     y_unit: str
 
@@ -115,7 +114,7 @@ class Measurement(Frozen):
 
     check: str
     subject: str
-    rank: int | None = None
+    rank: Count | None = None
     metrics: tuple[Metric, ...] = ()
     absent: tuple[Absent, ...] = ()
     facts: dict[str, JsonValue] = {}
@@ -123,11 +122,11 @@ class Measurement(Frozen):
     artifacts: tuple[Artifact, ...] = ()
     error: str | None = None
     skipped: str | None = None
-    retry: int = Field(
-        default=0, ge=0, le=2, description="0: first measurement; 1 and 2: retries, made because of a bad value"
+    retry: RetryNumber = Field(
+        default=0, description="0: first measurement; 1 and 2: retries, made because of a bad value"
     )
-    started: FiniteFloat = Field(default=0.0, ge=0)
-    seconds: FiniteFloat = Field(default=0.0, ge=0)
+    started: Seconds = 0.0
+    seconds: Seconds = 0.0
 
     @model_validator(mode="after")
     def _has_no_value_beside_its_absence(self) -> "Measurement":

@@ -6,9 +6,9 @@ All samples are in ``RUN/jobs/<job>/telemetry.jsonl.gz``.
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
-from seatrial.model.base import Frozen
+from seatrial.model.base import Count, Frozen, Number, Seconds
 
 Kind = Literal["gpu", "host"]
 HOST = "host"  # device name of the gauges of a node
@@ -75,21 +75,21 @@ class Load(Frozen):
 
     check: str
     gpu: str
-    samples: int
-    sm_util_mean: FiniteFloat | None = None
-    power_w_mean: FiniteFloat | None = None
-    power_w_max: FiniteFloat | None = None
-    temperature_c_max: FiniteFloat | None = None
-    sm_clock_mhz_min: FiniteFloat | None = None
-    throttled_share: dict[str, FiniteFloat] = {}
+    samples: Count
+    sm_util_mean: Number | None = None
+    power_w_mean: Number | None = None
+    power_w_max: Number | None = None
+    temperature_c_max: Number | None = None
+    sm_clock_mhz_min: Number | None = None
+    throttled_share: dict[str, Number] = {}
 
 
 class Span(Frozen):
     """Begin and end of a check in seconds since the start of its phase, without the pauses between checks."""
 
     check: str
-    begin: FiniteFloat
-    end: FiniteFloat
+    begin: Number
+    end: Number
 
 
 class Track(Frozen):
@@ -101,7 +101,7 @@ class Track(Frozen):
     gauge: str
     label: str
     role: Literal["device", "min", "median", "max"] = "device"
-    values: tuple[FiniteFloat | None, ...]
+    values: tuple[Number | None, ...]
 
 
 class Dashboard(Frozen):
@@ -109,11 +109,11 @@ class Dashboard(Frozen):
 
     phase: str
     kind: Kind
-    devices: int = Field(description="number of GPUs or nodes")
-    seconds: FiniteFloat
-    step_s: FiniteFloat = Field(gt=0)
+    devices: Count = Field(description="number of GPUs or nodes")
+    seconds: Seconds
+    step_s: Number = Field(gt=0)
     spans: tuple[Span, ...]
-    cuts: tuple[FiniteFloat, ...] = Field(
+    cuts: tuple[Number, ...] = Field(
         default=(), description="positions in seconds at which a pause between checks is omitted"
     )
     tracks: tuple[Track, ...]
@@ -128,11 +128,9 @@ class Telemetry(Frozen):
     )
     unsampled_gpus: dict[str, int] = Field(default={}, description="check → number of GPUs without samples")
     dashboards: tuple[Dashboard, ...] = ()
-    min_sample_rate_hz: FiniteFloat | None = Field(
-        default=None, description="samples per second of the GPU with the fewest"
-    )
-    max_sample_rate_hz: FiniteFloat | None = None
-    sampler_cpu_share: FiniteFloat | None = Field(
+    min_sample_rate_hz: Number | None = Field(default=None, description="samples per second of the GPU with the fewest")
+    max_sample_rate_hz: Number | None = None
+    sampler_cpu_share: Number | None = Field(
         default=None, description="CPU time of the most expensive sampler, as a share of one core"
     )
     unreadable_gauges: dict[str, str] = Field(

@@ -11,7 +11,7 @@ from pydantic import (
     WrapSerializer,
 )
 
-from seatrial.model.base import Frozen
+from seatrial.model.base import Duration, Frozen
 from seatrial.model.job import Job, JobResult, MissingNode
 from seatrial.model.measurement import Measurement
 from seatrial.model.rule import Baseline
@@ -120,14 +120,14 @@ class Timing(Frozen):
 
     name: str
     kind: Literal["check", "overhead"]
-    seconds: float
+    seconds: Duration
 
 
 class Session(Frozen):
     """One run of the command; a resumed trial has several sessions."""
 
-    started: float
-    seconds: float
+    started: Duration
+    seconds: Duration
     command: tuple[str, ...]
     stop_reason: str = Field(default="", description="why the session ended early")
     overhead: tuple[Timing, ...] = ()
@@ -159,8 +159,8 @@ class Trial(Frozen):
     name: str
     command: tuple[str, ...]
     host: str
-    started: float
-    seconds: float
+    started: Duration
+    seconds: Duration
     config: dict[str, Any]
     origins: dict[str, str]
     environment: dict[str, JsonValue]
@@ -185,3 +185,6 @@ class Trial(Frozen):
     timings: tuple[Timing, ...]
     decision: Decision
     telemetry: Telemetry | None = Field(default=None, description="samples taken while the jobs ran")
+    manifest: dict[str, str] = Field(
+        default={}, description="file of the run directory with results → SHA-256, when this record was made"
+    )

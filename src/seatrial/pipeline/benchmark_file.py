@@ -6,7 +6,7 @@ import io
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -15,7 +15,7 @@ from seatrial.checks import catalog
 from seatrial.config.argument_paths import is_folder
 from seatrial.discover import nccl_tests_json, nccl_tests_output, nvbandwidth_output
 from seatrial.judge import plausibility, site_baseline
-from seatrial.model import Baseline, Outcome, UsageError
+from seatrial.model import Baseline, Outcome, UsageError, worst
 from seatrial.model.benchmark import BenchmarkHardware, BenchmarkJudgement
 from seatrial.pipeline import judge_nccl_tests, judge_nvbandwidth
 from seatrial.pipeline.benchmark_hardware import HardwareOptions
@@ -95,13 +95,19 @@ class BenchmarkFile:
 
     def _judge_text(self, options: HardwareOptions, operation: str, site: Baseline | None) -> BenchmarkJudgement:
         encoding = "utf-16" if self.head.startswith(_UTF16_MARKS) else "utf-8"
-        if nvbandwidth_output.is_nvbandwidth(self.head.decode(encoding, errors="replace")):
-            bandwidths = nvbandwidth_output.parse(self._lines(encoding))
-            return judge_nvbandwidth.judge_output(bandwidths, options, self.name, site)
-        output = nccl_tests_output.parse(self._lines(encoding))
-        if not (output.tables or output.is_nccl_tests):
+        tables, matrices = nccl_tests_output.Reader(), nvbandwidth_output.Reader()
+        for line in self._lines(encoding):  # the log of a job may have the output of both tools
+            tables.read(line)
+            if "NCCL" not in line:  # most lines of a large log have it; nvbandwidth does not use NCCL
+                matrices.read(line)
+        judgements, output, bandwidths = [], tables.finish(), matrices.finish()
+        if output.is_nccl_tests:
+            judgements.append(judge_nccl_tests.judge_output(output, options, self.name, operation, site))
+        if bandwidths.is_nvbandwidth:
+            judgements.append(judge_nvbandwidth.judge_output(bandwidths, options, self.name, site))
+        if not judgements:
             raise UsageError(f"{self.name} has no results of nccl-tests or nvbandwidth; {_EXPECTED}")
-        return judge_nccl_tests.judge_output(output, options, self.name, operation, site)
+        return _combined(judgements)
 
     def _lines(self, encoding: str) -> Iterator[str]:
         """Yield the lines of the text; a line above _MAX_LINE characters comes in pieces."""
@@ -113,6 +119,19 @@ class BenchmarkFile:
                     limit = f"the limit of {_MAX_TEXT} characters, where a line counts as at least {_MIN_LINE}"
                     raise UsageError(f"{self.name} is larger than {limit}")
                 yield line
+
+
+def _combined(judgements: Sequence[BenchmarkJudgement]) -> BenchmarkJudgement:
+    """The judgements on one file as one, with the hardware of the first."""
+    return judgements[0].model_copy(
+        update={
+            "tool": " and ".join(judgement.tool for judgement in judgements),
+            "outcome": worst(judgement.outcome for judgement in judgements),
+            "contradictions": tuple(text for judgement in judgements for text in judgement.contradictions),
+            "notes": tuple(dict.fromkeys(note for judgement in judgements for note in judgement.notes)),
+            "results": tuple(result for judgement in judgements for result in judgement.results),
+        }
+    )
 
 
 def open_benchmark(path: Path) -> BenchmarkFile | None:

@@ -1,132 +1,79 @@
-"""Judges results of nvbandwidth by the rules and reference values of the checks that measure the same."""
+"""Results of nvbandwidth as measurements of the checks that measure the same."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
-
 from pydantic import JsonValue
 
-from seatrial.checks import catalog
-from seatrial.checks.base import Check
-from seatrial.checks.declare import metric
 from seatrial.discover.nvbandwidth_output import Matrix, NvbandwidthOutput
-from seatrial.hardware.bounds import hardware_bound
-from seatrial.hardware.links import Links
-from seatrial.hardware.references import References, select_references
-from seatrial.judge.plausibility import metric_lookup
-from seatrial.judge.rules import judge_check
-from seatrial.model import Baseline, Measurement, Metric, Outcome, Reason, Verdict, worst
-from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
+from seatrial.model import Baseline, Metric, Outcome, Reason, Verdict, worst
+from seatrial.model.benchmark import BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
 from seatrial.pipeline.benchmark_hardware import HardwareOptions, gpu_name
-from seatrial.pipeline.next_step import with_next_step
+from seatrial.pipeline.benchmark_verdicts import NODE, BenchmarkRun, measured_by
 from seatrial.util.text import and_more, plural
 
-_TOOL = "nvbandwidth "  # the start of its testcases in metric.also_measured_by
-_NODE = "node"  # subject of verdicts, since only some versions of nvbandwidth name their host
+_TOOL = "nvbandwidth"
 _WRONG_DATA = "Invalid value when checking the pattern"
 _MAX_LISTED = 40  # testcases without a reference value that a note lists
 
 
-@cache
-def _declarations() -> Mapping[str, tuple[Check, metric]]:
-    """Testcase of nvbandwidth → the check that measures the same, and the declaration of its metric."""
-    return {
-        test.removeprefix(_TOOL): (check, declared)
-        for check in catalog().values()
-        for declared in check.declared
-        for test in declared.also_measured_by
-        if test.startswith(_TOOL)
-    }
-
-
 def judge_output(
-    output: NvbandwidthOutput, options: HardwareOptions, file: str, baseline: Baseline | None = None
+    output: NvbandwidthOutput, options: HardwareOptions, file: str, site: Baseline | None = None
 ) -> BenchmarkJudgement:
-    """Return the verdicts on all testcases that a check of seatrial measures too; a note lists the others."""
+    """The verdicts on all testcases that a check of seatrial measures too; a note lists the others."""
     gpu = gpu_name(options, output.devices)
     problems = [gpu.problem] if gpu.problem else []
-    contradictions = [gpu.contradiction] if gpu.contradiction else []
-    row_lengths = [len(row) for matrix in output.matrices for row in matrix.rows]
-    gpu_count = len(output.devices) or max(row_lengths, default=0)
+    gpu_count = len(output.devices) or max((len(row) for matrix in output.matrices for row in matrix.rows), default=0)
     if options.gpus_per_node and gpu_count and gpu_count != options.gpus_per_node:
         problems.append(f"--gpus {options.gpus_text}: nvbandwidth measured {plural(gpu_count, 'GPU')}")
-    host_count = len(output.hosts)
-    if host_count > 1:
+    if len(output.hosts) > 1:
         problems.append(
             "nvbandwidth of several nodes measures NVLink between them, for which no reference value is known"
         )
     elif (options.nodes or 1) > 1:
         problems.append("nvbandwidth measures one node: run it on each node, without --nodes")
-    links = Links(mig_models=frozenset(name for name in output.devices if " MIG " in name))
-    references = select_references(links, baseline)
-    results = [
-        _judge_matrix(matrix, gpu.name, references, problems)
-        for matrix in output.matrices
-        if matrix.name in _declarations()
-    ]
+    known = [matrix for matrix in output.matrices if matrix.name in measured_by(_TOOL)]
+    results = [_result(matrix, gpu.name, problems, site) for matrix in known]
     results += [_failed_testcase(name, message) for name, message in output.failures.items()]
-    without_check = [matrix.name for matrix in output.matrices if matrix.name not in _declarations()]
     notes = [*options.notes]
     if output.version:
         notes.append(f"nvbandwidth {output.version}")
     if output.failure:
         notes.append(f"message of nvbandwidth: {output.failure}")
-    if without_check:
-        notes.append(f"without a reference value, not judged: {and_more(without_check, _MAX_LISTED)}")
-    nodes_source = "output" if host_count else "nvbandwidth measures one"
-    sources = {"gpu": gpu.source, "gpus_per_node": "output", "nodes": nodes_source} if gpu.name else {}
+    if others := [matrix.name for matrix in output.matrices if matrix not in known]:
+        notes.append(f"without a reference value, not judged: {and_more(others, _MAX_LISTED)}")
+    nodes_source = "output" if output.hosts else "nvbandwidth measures one"
     outcomes = [result.outcome for result in results]
-    if output.failure:
-        outcomes.append(Outcome.UNJUDGED)
     return BenchmarkJudgement(
-        tool="nvbandwidth",
+        tool=_TOOL,
         file=file,
-        outcome=worst(outcomes),
+        outcome=worst([*outcomes, Outcome.UNJUDGED] if output.failure else outcomes),
         hardware=BenchmarkHardware(
             gpu=gpu.name,
             gpus_per_node=gpu_count or None,
-            nodes=max(host_count, 1),
-            sources=sources,
+            nodes=max(len(output.hosts), 1),
+            sources={"gpu": gpu.source, "gpus_per_node": "output", "nodes": nodes_source} if gpu.name else {},
         ),
-        contradictions=tuple(contradictions),
+        contradictions=(gpu.contradiction,) if gpu.contradiction else (),
         notes=tuple(notes),
         results=tuple(results),
     )
 
 
-def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Sequence[str]) -> BenchmarkResult:
-    """Return the verdicts on one testcase: on each GPU, or each ordered pair of GPUs."""
-    check, declared = _declarations()[matrix.name]
-    facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
+def _result(matrix: Matrix, gpu: str, problems: list[str], site: Baseline | None) -> BenchmarkResult:
+    """The verdicts on one testcase: on each GPU, or each ordered pair of GPUs."""
+    check, (declared, *_) = measured_by(_TOOL)[matrix.name]
     metrics = _metrics(matrix, declared.name)
-    problems = list(problems)
     if not matrix.is_complete:
-        problems.append(f"the result is truncated; complete rows: {len(matrix.rows)}")
+        problems = [*problems, f"the result is truncated; complete rows: {len(matrix.rows)}"]
     elif not metrics:
-        problems.append("no pair of GPUs has a value: they have no peer access to each other")
+        problems = [*problems, "no pair of GPUs has a value: they have no peer access to each other"]
     verdicts: tuple[Verdict, ...] = ()
     bound = None
-    if metrics and not problems:
-        gpu_count = max(map(len, matrix.rows))
-        measurements = [
-            Measurement(
-                check=check.name,
-                subject=f"{_NODE}/gpu{index}",
-                rank=index,
-                facts=facts,
-                # the value of a pair of GPUs belongs to the source GPU
-                metrics=tuple(value for value in metrics if value.subject.partition("->")[0] == f"{_NODE}/gpu{index}"),
-            )
-            for index in range(gpu_count)
-        ]
-        verdicts = tuple(
-            with_next_step(verdict, gpu)
-            for verdict in judge_check(check, measurements, {}, "", references, rules=declared.rules)
-        )
-        link_bound = hardware_bound(metric_lookup(check, declared.name, declared.reference), facts, references)
-        if link_bound:
-            bound = BenchmarkBound(value=link_bound.value, unit=link_bound.unit, derivation=link_bound.derivation)
+    if not problems:
+        facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
+        run = BenchmarkRun(check=check, facts=facts, gpus_per_node=max(map(len, matrix.rows)), site=site)
+        verdicts = tuple(map(run.with_next_step, run.verdicts([declared], metrics)))
+        bound = run.bound(declared.reference, declared.bound)
     outcome = worst(verdict.outcome for verdict in verdicts)
     return BenchmarkResult(
         name=matrix.name,
@@ -141,36 +88,30 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
 
 
 def _metrics(matrix: Matrix, name: str) -> list[Metric]:
-    """Return the values as metrics. The arrow in the matrix's title shows whether rows or columns are the sources."""
-    if len(matrix.rows) == 1 and "GPU(row)" not in matrix.title:
-        return [
-            Metric(name=name, value=value, unit="GB/s", subject=f"{_NODE}/gpu{column}")
-            for column, value in enumerate(matrix.rows[0])
-            if value is not None
-        ]
-    is_reversed = "GPU(row) <- GPU(column)" in matrix.title
-    metrics = []
-    for row, values in enumerate(matrix.rows):
-        for column, value in enumerate(values):
-            if row != column and value is not None:  # versions before 0.4 print 0.00 on the diagonal
-                source, target = (column, row) if is_reversed else (row, column)
-                subject = f"{_NODE}/gpu{source}->gpu{target}"
-                metrics.append(Metric(name=name, value=value, unit="GB/s", subject=subject))
-    return metrics
+    """The values as metrics. The arrow in the matrix's title shows whether rows or columns are the sources."""
+    has_pairs = len(matrix.rows) > 1 or "GPU(row)" in matrix.title
+    arrow = "{1}->gpu{0}" if "GPU(row) <- GPU(column)" in matrix.title else "{0}->gpu{1}"
+    return [
+        Metric(name=name, value=value, unit="GB/s", subject=f"{NODE}/gpu{(arrow if has_pairs else '{1}').format(i, j)}")
+        for i, values in enumerate(matrix.rows)
+        for j, value in enumerate(values)
+        # versions before 0.4 print 0.00 on the diagonal
+        if value is not None and not (has_pairs and i == j)
+    ]
 
 
 def _failed_testcase(name: str, message: str) -> BenchmarkResult:
-    """Return the result of a testcase that ended with an error: FAIL if copied data is wrong, else UNJUDGED."""
-    check = _declarations()[name][0].name if name in _declarations() else ""
-    if message.startswith(_WRONG_DATA):
-        verdict = Verdict(
-            check,
-            _NODE,
-            Outcome.FAIL,
-            reasons=(Reason.MEASUREMENT_FAILED,),
-            detail=f"copied data differs from its source: {message}",
-            fix="Do not use this node. dcgmi diag -r 3; dmesg | grep -E 'Xid|SXid'",
-        )
-        return BenchmarkResult(name=name, outcome=Outcome.FAIL, check=check, verdicts=(verdict,))
-    problem = f"the testcase ended with an error: {message}"
-    return BenchmarkResult(name=name, outcome=Outcome.UNJUDGED, check=check, problems=(problem,))
+    """The result of a testcase that ended with an error: FAIL if copied data is wrong, else UNJUDGED."""
+    check = measured_by(_TOOL)[name][0].name if name in measured_by(_TOOL) else ""
+    failed = BenchmarkResult(name=name, outcome=Outcome.UNJUDGED, check=check)
+    if not message.startswith(_WRONG_DATA):
+        return failed.model_copy(update={"problems": (f"the testcase ended with an error: {message}",)})
+    verdict = Verdict(
+        check,
+        NODE,
+        Outcome.FAIL,
+        reasons=(Reason.MEASUREMENT_FAILED,),
+        detail=f"copied data differs from its source: {message}",
+        fix="Do not use this node. dcgmi diag -r 3; dmesg | grep -E 'Xid|SXid'",
+    )
+    return failed.model_copy(update={"outcome": Outcome.FAIL, "verdicts": (verdict,)})

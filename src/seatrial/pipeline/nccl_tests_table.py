@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from seatrial.discover.nccl_tests_output import REDUCTIONS, Row, Table, Timing
 from seatrial.model import format_bytes, size_label
@@ -13,7 +13,6 @@ from seatrial.model.benchmark import MeasuredSize
 
 # Operations whose column ``count`` has the number of elements of one rank, not of all ranks
 _COUNT_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
-Place = Literal["out_of_place", "in_place"]
 # From this size on the bandwidth is not limited by latency: 1 GiB, less 1 % since nccl-tests rounds sizes down
 SATURATING_BYTES = round(0.99 * 2**30)
 _MIB = 2**20
@@ -127,16 +126,8 @@ def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:
     return (busbw - busbw_error) / (algbw + algbw_error), (busbw + busbw_error) / (algbw - algbw_error)
 
 
-def busbw(rows: Sequence[Row], label: str, place: Place) -> float | None:
-    """Return the bus bandwidth at one size in GB/s; None if not measured. With repeated sweeps (-N) the median."""
-    size_rows = [row for row in rows if nominal_size_label(row.size) == label]
-    place_timings = [row.out_of_place if place == "out_of_place" else row.in_place for row in size_rows]
-    values = [timing.busbw for timing in place_timings if timing]
-    return median(values) if values else None
-
-
 def measured_sizes(rows: Sequence[Row]) -> tuple[MeasuredSize, ...]:
-    """Return the bandwidths at each size, in order of size."""
+    """The bandwidths at each size, in order of size."""
     by_label: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.size):
         by_label.setdefault(nominal_size_label(row.size), []).append(row)
@@ -144,12 +135,18 @@ def measured_sizes(rows: Sequence[Row]) -> tuple[MeasuredSize, ...]:
         MeasuredSize(
             size=size_rows[0].size,
             label=label,
-            out_of_place=busbw(size_rows, label, "out_of_place"),
-            in_place=busbw(size_rows, label, "in_place"),
+            out_of_place=_busbw(row.out_of_place for row in size_rows),
+            in_place=_busbw(row.in_place for row in size_rows),
             wrong=max(_wrong_counts(size_rows), default=None),
         )
         for label, size_rows in by_label.items()
     )
+
+
+def _busbw(place_timings: Iterable[Timing | None]) -> float | None:
+    """The bus bandwidth in GB/s; None if not measured. With repeated sweeps (-N) the median."""
+    values = [timing.busbw for timing in place_timings if timing]
+    return median(values) if values else None
 
 
 def _wrong_counts(rows: Sequence[Row]) -> list[float]:

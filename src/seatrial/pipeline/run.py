@@ -363,6 +363,7 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
     """Write the reports and return the trial; an ACCEPTED trial whose record cannot be written is INCOMPLETE."""
     try:
         results.run_dir.save_session(trial.sessions[-1])
+        trial = trial.model_copy(update={"manifest": results.run_dir.manifest()})
         with results.timed("report"):
             report.render_all(trial)
         # the first rendering is only timed: the reports written below include that time

@@ -13,7 +13,7 @@ import json
 import os
 import reprlib
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ from seatrial.config.schema import Config
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
 from seatrial.util import journal
 from seatrial.util.files import atomic_write, remove_incomplete
-from seatrial.util.input_files import MAX_RECORD_BYTES, parse_json, read_text
+from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, parse_json, read_text
 from seatrial.util.journal import Journal
 from seatrial.util.secrets import PRIVATE
 from seatrial.util.text import and_more
 
-_JOURNAL = "measurements.jsonl"
+_JOURNAL, _RANK_JOURNALS = "measurements.jsonl", "jobs/*/attempt*/rank*.jsonl"
 # A JSON object with any of these keys is taken for a trial.json
 _RECORD_KEYS = {"schema_version", "seatrial", "measurements", "verdicts", "seconds"}
 _DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
@@ -176,7 +176,7 @@ class RunDir:
         records, saved.warnings = journal.read(self._journal.path)
         saved_keys = {_measurement_key(record) for record in records}
         new_records: list[journal.Record] = []
-        for path in sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl")):
+        for path in sorted(self.path.glob(_RANK_JOURNALS)):
             rank_records, warnings = journal.read(path)
             saved.warnings += warnings
             new_records += [
@@ -198,6 +198,11 @@ class RunDir:
                 reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
                 saved.warnings.append(f"{self._journal.path}: damaged record ignored: {reason}")
         return saved
+
+    def manifest(self) -> dict[str, str]:
+        """Return the SHA-256 of each file with results: the journals of the run and of all ranks. Raises OSError."""
+        files = (self._journal.path, *sorted(self.path.glob(_RANK_JOURNALS)))
+        return {str(file.relative_to(self.path)): _file_digest(file) for file in files}
 
     def _lock(self) -> None:
         if not journal.lock(self._journal.fileno(), self.path):
@@ -246,8 +251,13 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _file_digest(path: Path) -> str:
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def record_format() -> str:
-    """Return a digest of the names in the records of a run: fields, checks and metrics.
+    """Return a digest of the form of a run's journals: their lines, and the names of fields, checks and metrics.
 
     Builds with equal digests read each other's journals. A build with another digest could misread renamed fields,
     checks or metrics.
@@ -257,7 +267,7 @@ def record_format() -> str:
     records = (Config, JobResult, Machine, Measurement, Request, Session)
     fields = {record.__name__: sorted(record.model_fields) for record in records}
     metrics = {name: sorted(check.units) for name, check in catalog().items()}
-    return _digest(json.dumps([fields, metrics], sort_keys=True))[:16]
+    return _digest(json.dumps([fields, metrics, "sha256"], sort_keys=True))[:16]
 
 
 def _check_format(path: Path) -> None:
@@ -275,10 +285,11 @@ def _check_format(path: Path) -> None:
 
 def _check_unchanged(path: Path, text: str) -> None:
     """Raise UsageError if ``text``, the content of run.json, has none of the digests in measurements.jsonl."""
-    records, _warnings = journal.read(path / _JOURNAL)
+    records, warnings = journal.read(path / _JOURNAL)
     digests = [record["request"] for record in records if "request" in record]
     if _digest(text) not in digests:
         reason = "was changed since the trial started" if digests else "has no matching measurements.jsonl"
+        reason = "; ".join([reason, *warnings[:1]])
         raise UsageError(f"--resume {path}: run.json {reason}; start a new run: seatrial run")
 
 
@@ -330,7 +341,10 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
 
 
 def load_trial(path: Path) -> Trial:
-    """Return the trial recorded in ``path``, a run directory or a trial.json. Raises UsageError."""
+    """Return the trial recorded in ``path``, a run directory or a trial.json.
+
+    Raises UsageError, also if a file with results in the run directory is not as it was when the record was made.
+    """
     file = path / "trial.json" if is_folder(path) else path
     has_journal = path_exists(file.parent / _JOURNAL)
     hint = f"; its measurements may be intact: seatrial run --resume {file.parent}" if has_journal else ""
@@ -344,7 +358,10 @@ def load_trial(path: Path) -> Trial:
             keys = and_more([reprlib.repr(key) for key in document], 3) or "no keys"
             raise UsageError(f"{file} is not a trial.json: it is a JSON object with {keys}, without 'seatrial'")
         _check_version(document, file)
-        return Trial.model_validate(document)
+        trial = Trial.model_validate(document)
+        if file.name == "trial.json":
+            _check_results(file.parent, trial.manifest, hint)
+        return trial
     except FileNotFoundError as error:
         if file == path:
             raise UsageError(f"cannot read {file}: {error.strerror}{hint}") from error
@@ -359,6 +376,20 @@ def load_trial(path: Path) -> Trial:
         if not file.name.endswith(("trial.json", ".gz")) and not text.lstrip().startswith("{"):  # such as report.html
             raise UsageError(f"{file} is not a trial.json; give the run directory") from error
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
+
+
+def _check_results(run_dir: Path, manifest: Mapping[str, str], hint: str) -> None:
+    """Raise UsageError for the first file of the manifest that is missing or changed; a copy of a record has none."""
+    if not any(path_exists(run_dir / name) for name in manifest):
+        return
+    for name, expected in manifest.items():
+        try:
+            digest = _file_digest(run_dir / name)
+        except OSError as error:
+            digest = f"unknown ({error.strerror or error})"
+        if digest != expected:
+            reason = f"its SHA-256 is {digest}, but was {expected} when trial.json was made of the results"
+            raise UsageError(f"{run_dir / name} is damaged or of a later measurement: {reason}{hint}")
 
 
 def _missing_run(path: Path) -> str:

@@ -41,7 +41,7 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def open_file(path: Path, pipes: bool = False) -> BinaryIO:
+def open_file(path: Path, pipes: bool = False) -> io.BufferedReader:
     """Open a regular file, or with ``pipes`` also a pipe, which is empty while no process writes to it.
 
     Raises OSError for any other file: reading it may block or never end.

@@ -1,9 +1,13 @@
-"""Journals: files of JSON lines to which records are appended. A record survives a crash once ``append`` returned."""
+"""Journals: files of JSON lines to which records are appended. A record survives a crash once ``append`` returned.
+
+Each line has the SHA-256 of its record. A line that was cut or changed is not a record.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import sys
@@ -13,6 +17,7 @@ from typing import Any
 from seatrial.util.input_files import MAX_LINE_BYTES, MAX_RECORD_BYTES, open_file, parse_json, read_bytes
 
 Record = dict[str, Any]
+_DIGEST_KEY = ', "sha256": "'  # before the last value of each line
 
 
 class Journal:
@@ -26,7 +31,7 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Write one record. Raises OSError if the disk is full or read-only; earlier records remain."""
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.write(record_line(record))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -41,6 +46,12 @@ class Journal:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
+
+
+def record_line(record: Record) -> str:
+    """Return the line of a record: its JSON, with the SHA-256 of this JSON as the last value of the object."""
+    text = json.dumps(record, allow_nan=False)
+    return f'{text[:-1]}{_DIGEST_KEY}{hashlib.sha256(text.encode()).hexdigest()}"}}\n'
 
 
 def lock(descriptor: int, path: Path) -> bool:
@@ -74,7 +85,7 @@ def is_locked(path: Path) -> bool:
 
 
 def read(path: Path) -> tuple[list[Record], list[str]]:
-    """Return the records of a journal, and one warning for each line that is not a JSON object.
+    """Return the records of a journal, and one warning for each line that is not as it was written.
 
     Both are empty if there is no such file. Raises OSError, also if the journal is larger than MAX_RECORD_BYTES.
     """
@@ -91,21 +102,25 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
 
 
 def _record(line: bytes) -> Record:
-    """Return the JSON object in a line. Raises ValueError, with the start of the line, if it holds anything else."""
+    """Return the record in a line. Raises ValueError, with the start of the line, if it is not as it was written."""
     excerpt = repr(line[:60].decode("utf-8", errors="replace"))
+    start, separator, digest = line.rpartition(_DIGEST_KEY.encode())
+    text = start + b"}" if separator else line
     try:
-        record = parse_json(line)
+        record = parse_json(text)
     except ValueError as error:
         raise ValueError(f"{error}: {excerpt}") from error
     if not isinstance(record, dict):
         raise ValueError(f"not a JSON object: {excerpt}")
+    if digest != b'%b"}' % hashlib.sha256(text).hexdigest().encode():
+        raise ValueError(f"cut or changed, by its SHA-256: {excerpt}")
     return record
 
 
 class JournalReader:
     """Reads the complete lines that were appended to a journal since the last poll.
 
-    ``warnings``: one for each line that is not a JSON object. The records of such lines are missing.
+    ``warnings``: one for each line that is not as it was written. The records of such lines are missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,7 +129,7 @@ class JournalReader:
         self._offset = 0
 
     def poll(self) -> list[Record]:
-        """Return the new records; each line that is not a JSON object adds a warning instead."""
+        """Return the new records; each line that is not as it was written adds a warning instead."""
         if not self.path.is_file():  # absent, or not a regular file: reading a pipe would block
             return []
         with open_file(self.path) as file:

@@ -61,6 +61,15 @@ def efficiencies(
 
 
 @pytest.mark.parametrize(
+    ("transport", "judged"), [("NET/FastSocket", False), ("NET/Libfabric (tcp)", False), ("NET/gIB/GDRDMA", True)]
+)
+def test_sockets_have_no_link_efficiency(transport: str, judged: bool) -> None:
+    results = {2: result(16, 0.1)}
+    answers = [item for item in _efficiencies(results, 10**9, [1.0], {}, {transport: 8}) if isinstance(item, Value)]
+    assert ("link_efficiency" in [item.name for item in answers]) is judged
+
+
+@pytest.mark.parametrize(
     ("rates", "nics", "expected"),
     [
         ({1: 480, 2: 467}, 384, 467 / 384),  # H100, NVLS: between two nodes a tree sends half of what a ring sends

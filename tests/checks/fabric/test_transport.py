@@ -112,6 +112,38 @@ def test_sockets_fail_only_with_an_active_rdma_port(context: Context, monkeypatc
     assert outcomes(run_check(context, monkeypatch, log, sockets_expected=True))["socket_despite_rdma"] is Outcome.SKIP
 
 
+@pytest.mark.parametrize("name", ["Foo", "AWS Libfabric (cxi)"])
+def test_a_network_that_the_table_does_not_list_is_unjudged(
+    name: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, _, provider = name.partition(" (")
+    log = context.artifacts_dir / "log"
+    log.write_text(
+        f"n0:9:9 [0] NCCL INFO NET/OFI Selected provider is {provider.strip(')')}, fabric is x (found 4 nics)\n"
+        f"n0:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/{network}/0/GDRDMA\n"
+    )
+    add_active_port(context.root)
+    measurement = run_check(context, monkeypatch, log)
+    by_metric = outcomes(measurement)
+    assert (by_metric["socket_despite_rdma"], by_metric["rdma_without_gpudirect"]) == (Outcome.UNJUDGED,) * 2
+    assert all(name in each.reason for each in measurement.absent if each.why is Why.NOT_PERMITTED)
+    with log.open("a") as file:
+        file.write("n0:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 2[1] [send] via NET/FastSocket/0\n")
+    assert outcomes(run_check(context, monkeypatch, log))["socket_despite_rdma"] is Outcome.FAIL
+
+
+def test_libfabric_over_tcp_beside_an_active_port_fails(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = context.artifacts_dir / "log"
+    log.write_text(
+        "n0:9:9 [0] NCCL INFO NET/OFI Selected provider is tcp, fabric is 172.31.32.0/20 (found 1 nics)\n"
+        "n0:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Libfabric/0\n"
+    )
+    add_active_port(context.root)
+    measurement = run_check(context, monkeypatch, log)
+    assert measurement.facts["transports"] == {"NET/Libfabric (tcp)": 2}
+    assert outcomes(measurement)["socket_despite_rdma"] is Outcome.FAIL
+
+
 def test_sockets_are_an_error_where_ports_cannot_be_read(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LOGS / "h200-sockets-2.28.9.log"
     (context.root / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)

@@ -26,6 +26,7 @@ from seatrial.model import Phase, Scope
 
 Measure = Callable[[Context, CollectiveOptions], Iterator[Answer]]
 
+_NCCL_TESTS = {"all_to_all": "alltoall", "send_receive": "sendrecv"}  # operation → program without _perf, if another
 _QUANTITIES = {
     "busbw": ("GB/s", COLLECTIVE, "bus bandwidth of the operation at a size, as in nccl-tests"),
     "latency": ("us", "", "time of one operation, mean over ranks, median of windows"),
@@ -122,6 +123,7 @@ def _busbw(name: str, size: str, nodes: str = "", *, reference_optional: bool = 
         reference_optional=reference_optional,
         speed=True,
         bound=COLLECTIVE,
+        also_measured_by=(f"nccl-tests {_NCCL_TESTS.get(name, name)}",),
     )
 
 
@@ -139,7 +141,6 @@ def _check(name: str, title: str, *bandwidths: metric, measure: Measure) -> Chec
         options=CollectiveOptions,
         skip_if=(SkipIf.ONLY_CUDA_GRAPHS,),
         operation=name,
-        nccl_tests={"all_to_all": "alltoall", "send_receive": "sendrecv"}.get(name, name),
         timed_sizes=partial(timed_sizes, name),
         omitted_sizes=partial(omitted_sizes, name),
     )

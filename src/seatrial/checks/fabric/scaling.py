@@ -24,6 +24,7 @@ from seatrial.checks.declare import Answer, NoValue, Value, absent, metric, valu
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, transport_text
 from seatrial.checks.fabric._wrong_data import wrong_data, wrong_data_metric
+from seatrial.hardware import networks
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import (
@@ -163,7 +164,7 @@ def _efficiencies(
     The samples of an efficiency are the ratios of the windows, so that its interval has the noise of both bandwidths.
     """
     yield value("network_busbw", network_busbw)
-    if any(name.startswith("NET/Socket") for name in transports):
+    if networks.slowest(transports)[0] == "tcp":
         yield absent("link_efficiency", "NCCL uses sockets between nodes, which its threads limit")
     else:
         bases = [network_busbw, *([results[1].busbw(size)] if 1 in results else [])]

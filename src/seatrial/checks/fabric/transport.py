@@ -7,14 +7,15 @@ low bandwidth may therefore be its transport.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from seatrial.checks.base import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, value
+from seatrial.checks.declare import Answer, Cause, Evidence, absent, forbidden, metric, value
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED
+from seatrial.hardware import networks
 from seatrial.model import Fact, Outcome, Phase, Scope, SeatrialError
 from seatrial.util.text import and_more
 
@@ -80,6 +81,7 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Answer]:
         texts = and_more(unreadable, _MAX_NAMED, "; ")
         raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {texts}")
     if context.rank == 0:
+        _, unknown = networks.slowest(transport_facts["transports"])
         ranks = [(subject, each.log, each.active_ports) for subject, each in transport_by_rank.items()]
         sockets = {subject: (log, ports) for subject, log, ports in ranks if log.uses_sockets and ports}
         evidence = {
@@ -87,9 +89,18 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Answer]:
             "active_rdma_ports": {subject: [*ports] for subject, (_, ports) in sockets.items()},
             "settings": transport_facts["settings"],
         }
-        yield value("socket_despite_rdma", len(sockets), evidence=evidence if sockets else None)
+        yield _rank_count("socket_despite_rdma", sockets, evidence if sockets else None, unknown)
         without_gpudirect = {subject: log.transports for subject, log, _ in ranks if log.rdma_without_gpudirect}
-        yield value("rdma_without_gpudirect", len(without_gpudirect), evidence={"transports": without_gpudirect})
+        evidence = {"transports": without_gpudirect}
+        yield _rank_count("rdma_without_gpudirect", without_gpudirect, evidence, unknown)
+
+
+def _rank_count(name: str, ranks: Collection[str], evidence: Evidence, unknown: str) -> Answer:
+    """The number of ranks. If it is 0 and NCCL uses ``unknown`` networks, the metric has no value."""
+    if not ranks and unknown:
+        reason = f"NCCL uses {unknown}, which is not in the table of networks: it may be RDMA or sockets"
+        return forbidden(name, f"{reason}. Run first: grep -hE 'Using network|NET/OFI Selected' nccl.*.log")
+    return value(name, len(ranks), evidence=evidence)
 
 
 def _nvls_missing(transport_by_rank: Mapping[str, RankTransport], settings: Mapping[str, str]) -> Answer:
@@ -217,8 +228,9 @@ CHECK = Check(
             "NCCL uses TCP sockets although the node has an active RDMA port: sockets reach a small part of the port's "
             "bandwidth.",
             "Run ibstat and ls -l /dev/infiniband; in containers pass /dev/infiniband and set memlock to unlimited. "
-            "Unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA, and look for NET/IB in the rank's nccl.*.log. If sockets "
-            "are intended: --set checks.collectives.transport.options.sockets_expected=true",
+            "Unset NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA, and look for NET/IB in the rank's nccl.*.log; with "
+            "libfabric (NET/OFI) run fi_info and unset FI_PROVIDER. If sockets are intended: "
+            "--set checks.collectives.transport.options.sockets_expected=true",
             when="sockets_expected == no",
             cause=Cause(
                 id="sockets_despite_rdma",
