@@ -27,7 +27,7 @@ from pydantic import JsonValue
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.decision_power import HEALTHY_RUNS, lower_bound
-from benchmarks.published_figures import FIGURES, OPERATIONS, judged
+from benchmarks.published_figures import BY_REFERENCE, FIGURES, OPERATIONS, judged
 from tools.records import record_path
 
 from seatrial.checks import catalog
@@ -52,6 +52,9 @@ OPERATION_CHECKS = {
 PAIRS, RAILS, EACH_NODE = "collectives.pairs", "collectives.rails", "collectives.each_node"
 CHECKS = ("collectives.transport", *OPERATION_CHECKS, PAIRS, RAILS, EACH_NODE)
 REQUIRED_SHARE = 0.99
+# Parts of the cause or source of healthy figures: software of 2023, up to 67 nodes without SHARP, a size that does not
+# saturate the ports, and three racks
+NOT_TYPICAL = ("old stack", "Together AI", "awsome-distributed-ai", "nccl#1801")
 NO_TAIL = Absent(metric="p99_ratio.1GiB", why=Why.DOES_NOT_APPLY, reason="the drawn records have no single operations")
 # Check → metrics that the drawn records lack
 ABSENT = {
@@ -144,10 +147,15 @@ MACHINES = (
 
 @cache
 def healthy_shares() -> Mapping[str, tuple[float, ...]]:
-    """Operation → shares of the bound that published healthy runs reached, without the one with software of 2023."""
+    """Operation → shares of the bound that published healthy runs reached.
+
+    Without the runs of NOT_TYPICAL, and without figures that are not compared with the bound of the network.
+    """
     shares: dict[str, list[float]] = defaultdict(list)
     for row in map(judged, data_files.parse(FIGURES.read_text(encoding="utf-8"))):
-        if row.outcome and row.figure["verdict"] == "healthy" and "old stack" not in row.figure.get("cause", ""):
+        figure = row.figure
+        is_typical = not any(text in f"{figure.get('cause', '')} {figure['source']}" for text in NOT_TYPICAL)
+        if row.outcome and figure["verdict"] == "healthy" and figure["nics"] not in BY_REFERENCE and is_typical:
             shares[OPERATIONS.get(row.figure["op"], row.figure["op"])].append(row.share)
     shares["broadcast"] = shares["reduce"] = shares["all_gather"]
     return {operation: tuple(values) for operation, values in shares.items()}

@@ -52,7 +52,7 @@ def test_a_known_network_bounds_collectives_between_nodes() -> None:
 
 
 # What NVML reported of an H200 (driver 580.159, 2026-11-28); 18 links of 26.562 GB/s
-NVLINKS = [{"link": number, "active": True, "speed_gb_s": 26.562} for number in range(18)]
+NVLINKS = [{"link": number, "active": True, "speed_gb_s": 26.562, "remote": "switch"} for number in range(18)]
 H200: dict[str, Any] = {
     "compute_capability": "9.0",
     "memory_clock_mhz": 3201,
@@ -92,6 +92,7 @@ def test_bounds_from_the_facts_of_a_gpu() -> None:
         ({"nvlinks": [{**link, "speed_gb_s": 0.0} for link in NVLINKS]}, "nvlink", "a rate of 0"),
         ({"nvlinks": [*NVLINKS[:17], {"link": 17, "active": True}]}, "nvlink", "no active NVLink"),
         ({"nvlinks": []}, "nvlink", "no active NVLink"),
+        ({"nvlinks": [{**NVLINKS[0], "remote": "gpu"}, *NVLINKS[1:]]}, "nvlink", "lead to a switch"),
         ({"nvlinks": "none"}, "nvlink", "no active NVLink"),
         ({"pcie_width": 0}, "pcie", "no pcie_width (0)"),
         ({"pcie_gen_max": None, "pcie_width": None}, "pcie", "no pcie_gen_max (None) and no pcie_width (None)"),

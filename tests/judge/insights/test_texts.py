@@ -208,10 +208,10 @@ def test_sockets_between_nodes_are_the_limiter() -> None:
 
 
 def test_threshold_on_two_nodes_hardly_tests_the_network() -> None:
-    """391.5 GB/s need 26 of a port's 50 GB/s."""
+    """364.8 GB/s need 24 of a port's 50 GB/s."""
     insight = insights(collective("all_reduce", 435, 16, 2), *TWO_NODES, threshold="> 350 GB/s", nodes=2)["threshold"]
-    assert "hardly tests the network: 391.5 GB/s × 0.533 ÷ 8 ports = 209 of 400 Gb/s" in insight.text
-    assert insight.values["port_share_needed"] == pytest.approx(0.522, abs=1e-3)
+    assert "hardly tests the network: 364.8 GB/s × 0.533 ÷ 8 ports = 195 of 400 Gb/s" in insight.text
+    assert insight.values["port_share_needed"] == pytest.approx(0.486, abs=1e-3)
     assert "NCCL_ALGO=Ring" in insight.text
     assert "Tree (assumed" in insight.text
 
@@ -221,7 +221,7 @@ def test_threshold_tests_the_network_with_ring() -> None:
         "threshold"
     ]
     assert "hardly" not in insight.text
-    assert insight.values["port_share_needed"] == pytest.approx(391.5 / 400)
+    assert insight.values["port_share_needed"] == pytest.approx(364.8 / 400)
     slow = [*hosts([port("200 Gb/sec (4X HDR)")] * 8), gpus(*[18] * 8), IB]
     unreachable = insights(collective("all_reduce", 370, 16, 2), *slow, RING, threshold="> 350 GB/s", nodes=2)[
         "threshold"
