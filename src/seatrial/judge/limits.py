@@ -241,7 +241,8 @@ class _Limits:
             return [self._number(rule.threshold) if of.trial == "" else self._trial_number(rule.threshold)]
         if rule.only_warns_by_peers:
             return [self._outlier]
-        others = [made for limit in rule.limits if limit.base == GEMM and (made := self._gemm_share(limit))]
+        by_work = self._gemm_share(rule.share(GEMM), rule.share(GEMM, _WARN))
+        others = [by_work] if by_work else []
         reference: Reference | str = "the peak speed of this training on this GPU model is unknown"
         if rule.reference or rule.share(BOUND) is None:
             peers = NO_PEERS if of.reference_optional or others or self._physical else self._peers
@@ -359,39 +360,35 @@ class _Limits:
 
         return compare
 
-    def _gemm_share(self, limit: Limit) -> Comparison | None:
+    def _gemm_share(self, fail_below: float | None, warn_below: float | None) -> Comparison | None:
         """Comparison of a training with the GEMM rate that this run measured on the same GPU, or on all GPUs.
 
-        On GPU models without a measured share, the limit is UNMEASURED_SHARE of it. None without such a rate.
+        On GPU models without a measured share, FAIL is below UNMEASURED_SHARE of it. None without such a rate.
         """
         references, facts = self._of.references, self._facts
-        work = training_work(self._rule.metric, facts)
+        work = training_work(self._rule.metric, facts) if fail_below else None
         rates = references.gemm_rates.get(work.spec_key, {}) if work else {}
-        if not work or not work.flops_per_token or not rates:
+        if not fail_below or not work or not work.flops_per_token or not rates:
             return None
         skus = [references.sku(model) for model in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
-        measured = all(isinstance(sku, Sku) and sku.trained for sku in skus)
-        all_rates, tokens = median(rates.values()), 1e12 / work.flops_per_token
-        fails = limit.outcome is _FAIL
-        share = limit.value if measured or not fails else UNMEASURED_SHARE * limit.value
+        is_measured = all(isinstance(sku, Sku) and sku.trained for sku in skus)
+        share = fail_below if is_measured else UNMEASURED_SHARE * fail_below
+        all_rates, tokens, data_type = median(rates.values()), 1e12 / work.flops_per_token, work.spec_key
         bases: dict[float, Basis] = {}
 
         def compare(metric: Metric) -> Verdict:
             rate = rates.get(metric.subject, all_rates)
+            possible = rate * tokens
             if (basis := bases.get(rate)) is None:
-                name = f"{rate:.4g} TFLOP/s, the {work.spec_key} GEMM rate of this run"
-                fail_below, warn_below = (share, None) if fails else (None, share)
-                basis = Basis(
-                    BasisKind.RUN, name, rate * tokens, self._unit, fail_below=fail_below, warn_below=warn_below
-                )
+                name = f"{rate:.4g} TFLOP/s, the {data_type} GEMM rate of this run"
+                basis = Basis(BasisKind.RUN, name, possible, self._unit, fail_below=share, warn_below=warn_below)
                 bases[rate] = basis
-            ratio = metric.value / (rate * tokens)
-            if ratio >= share:
-                return self._make(metric, _PASS, basis=basis, ratio=ratio)
-            if not fails:
+            ratio = metric.value / possible
+            if ratio < share:
+                return self._violated(metric, share * possible, (share * possible).__le__, basis, ratio)
+            if warn_below and ratio < warn_below:
                 return self._make(metric, _WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
-            required = share * rate * tokens
-            return self._violated(metric, required, required.__le__, basis, ratio)
+            return self._make(metric, _PASS, basis=basis, ratio=ratio)
 
         return compare
 
