@@ -1,0 +1,250 @@
+"""The bad parts of a trial, once for all reports: what each is, its serial number and slot, its figures and its cause.
+
+A verdict belongs to the place of the first cause that explains it, else to its subject. Problems are parts of one kind
+with the same figures and the same causes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from seatrial.model import CLUSTER, WORST_FIRST, Finding, Outcome, Trial, Verdict, VerdictKey, worst
+from seatrial.report.figures import NOT_PASSED, Figure, figures
+from seatrial.report.formatting import natural_key, subject_kind
+from seatrial.report.text import split_code
+from seatrial.util.text import plural
+
+# Kinds of parts, the most specific first: a bad GPU explains a slow cluster, not the reverse
+KINDS = ("GPU", "node", "port", "link", "rail", "rank", CLUSTER)
+NO_SERIAL = "no serial number recorded"
+_GPU = re.compile(r"(?P<node>[^/>]+)/gpu(?P<index>\d+)")
+_PLACEHOLDER = re.compile(r"(-i |-s |\bjudge |--resume |\bin )(INDEX|PCI|RUN)\b")
+_COMMAND = re.compile(
+    r"\b(?:nvidia-smi|dcgmi|lspci|dmesg|scontrol|sinfo|systemctl|ibstat|kubectl|timedatectl) [^;:(,]+"
+)
+_PROSE = re.compile(r"(?: and| during| on| in|\.)(?: |$).*")  # what follows a command in a fix
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What NVML reports of a GPU; an empty field was not recorded, as in many virtual machines."""
+
+    model: str = ""
+    serial: str = ""
+    uuid: str = ""
+    slot: str = ""  # PCI address
+    vbios: str = ""
+
+    @property
+    def text(self) -> str:
+        """The serial number, UUID and slot on one line."""
+        serial = f"serial {self.serial}" if self.serial else NO_SERIAL
+        return ", ".join(filter(None, (serial, self.uuid, self.slot and f"slot {self.slot}")))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the cluster that did not pass, or a finding on it alone (``outcome`` is then None).
+
+    ``name``: its subject, such as node3/gpu5. ``index``: of a GPU. ``figures``: those that did not pass, worst first.
+    ``findings``: causes of its verdicts, then other findings at this place.
+    """
+
+    kind: str
+    name: str
+    node: str
+    index: str
+    gpu: Gpu
+    figures: tuple[Figure, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return worst(figure.outcome for figure in self.figures) if self.figures else None
+
+    @property
+    def cause(self) -> str:
+        return self.findings[0].title if self.findings else ""
+
+    @property
+    def identity(self) -> str:
+        """Serial number, UUID and slot of a GPU; empty for other parts."""
+        return self.gpu.text if self.kind == "GPU" else ""
+
+    @cached_property
+    def fixes(self) -> tuple[str, ...]:
+        """The different fixes: those of the findings, then those of the figures with the worst outcome."""
+        worst_figures = (figure for figure in self.figures if figure.outcome is self.outcome)
+        texts = [finding.fix for finding in self.findings] + [figure.verdict.fix for figure in worst_figures]
+        return tuple(filter(None, dict.fromkeys(texts)))
+
+    @property
+    def first_command(self) -> str:
+        """The first command of the cause, else the first command in a fix; empty if there is none."""
+        commands = [finding.first_command for finding in self.findings]
+        for fix in self.fixes:
+            commands += [text for text, is_code in split_code(fix) if is_code]
+            commands += [_PROSE.sub("", match[0]).strip() for match in _COMMAND.finditer(fix)]
+        return next(filter(None, commands), "")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Parts of one kind with the same bad figures and causes; ``figures`` have the worst value of all these parts."""
+
+    parts: tuple[Part, ...]
+    figures: tuple[Figure, ...]
+
+    @property
+    def first(self) -> Part:
+        return self.parts[0]
+
+    @property
+    def title(self) -> str:
+        """The name of the part, or the number of parts."""
+        return self.first.name if len(self.parts) == 1 else part_count(len(self.parts), self.first.kind)
+
+
+def parts(trial: Trial) -> list[Part]:
+    """All parts that did not pass: by outcome, those with a cause first, then by kind and number of figures."""
+    gpus = gpus_of(trial)
+    verdicts: dict[str, list[Verdict]] = {}
+    findings: dict[str, dict[int, None]] = {}  # place → positions in trial.findings
+    cause_of = {key: n for n, finding in reversed([*enumerate(trial.findings)]) for key in finding.explains}
+    for verdict in trial.verdicts:
+        if verdict.outcome in NOT_PASSED:
+            cause = cause_of.get(VerdictKey.from_verdict(verdict)) if cause_of else None
+            place = (trial.findings[cause].subject if cause is not None else "") or verdict.subject
+            verdicts.setdefault(place, []).append(verdict)
+            if cause is not None:
+                findings.setdefault(place, {})[cause] = None
+    for n, finding in enumerate(trial.findings):
+        if not finding.explains:
+            findings.setdefault(finding.subject or CLUSTER, {})[n] = None
+    bad = [
+        _part(name, verdicts.get(name, ()), tuple(trial.findings[n] for n in findings.get(name, ())), gpus)
+        for name in dict.fromkeys((*verdicts, *findings))
+    ]
+    return sorted(bad, key=_part_key)
+
+
+def problems(bad_parts: Sequence[Part]) -> list[Problem]:
+    """``parts`` grouped: one bad GPU is one problem, a setting that is wrong on 64 nodes too."""
+    groups: dict[tuple[object, ...], list[Part]] = {}
+    for part in bad_parts:
+        names = tuple(sorted((figure.outcome, figure.name) for figure in part.figures))
+        causes = tuple(finding.cause or finding.title for finding in part.findings)
+        groups.setdefault((part.kind, names, causes), []).append(part)
+    return [Problem(tuple(group), _merged(group)) for group in groups.values()]
+
+
+def part_count(count: int, kind: str) -> str:
+    return plural(count, kind) if kind != CLUSTER else CLUSTER
+
+
+def failing_text(bad_parts: Sequence[Part]) -> str:
+    """The number of parts with FAIL by kind: ``2 GPUs and 1 link fail``; empty if there are none."""
+    counts = Counter(part.kind for part in bad_parts if part.outcome is Outcome.FAIL)
+    if counts.total() > counts[CLUSTER]:  # figures of the whole cluster follow from its parts
+        del counts[CLUSTER]
+    texts = [part_count(counts[kind], kind) for kind in KINDS if counts[kind]]
+    verb = "fails" if counts.total() == 1 else "fail"
+    return f"{', '.join(texts[:-1])}{' and ' if texts[1:] else ''}{texts[-1]} {verb}" if texts else ""
+
+
+def gpus_of(trial: Trial) -> dict[str, Gpu]:
+    """Subject → identity of each GPU in the record, from facts ``gpus`` of nodes, else of the host."""
+    environment = trial.environment.get("gpu")
+    recorded = [(trial.host, environment if isinstance(environment, dict) else {})]
+    recorded += [(measurement.subject.partition("/")[0], measurement.facts) for measurement in trial.measurements]
+    gpus: dict[str, Gpu] = {}
+    for node, facts in recorded:
+        listed = facts.get("gpus")
+        for fields in listed if isinstance(listed, list) else ():
+            if isinstance(fields, dict) and "index" in fields and "uuid" in fields:
+                gpus[f"{node}/gpu{fields['index']}"] = Gpu(
+                    model=_text(fields, "name"),
+                    serial=_text(fields, "serial"),
+                    uuid=_text(fields, "uuid"),
+                    slot=_text(fields, "pci_bus_id"),
+                    vbios=_text(fields, "vbios"),
+                )
+    nodes = {name.partition("/")[0] for name in gpus if name.partition("/")[0] != trial.host}
+    measured = {measurement.subject.partition("/")[0] for measurement in trial.measurements}
+    # the host that runs seatrial may be one of the nodes, or a login node
+    return {name: gpu for name, gpu in gpus.items() if not nodes or name.partition("/")[0] in measured}
+
+
+def serial_digest(gpus: Mapping[str, Gpu]) -> str:
+    """The SHA-256 of the sorted serial numbers, each on a line of its own; empty if there is none."""
+    lines = "".join(f"{serial}\n" for serial in sorted(gpu.serial for gpu in gpus.values() if gpu.serial))
+    return hashlib.sha256(lines.encode(errors="replace")).hexdigest() if lines else ""
+
+
+def with_real_values(trial: Trial, run_dir: Path | None) -> Trial:
+    """The trial whose fixes have the index and PCI address of their GPU, and the run directory if it is known."""
+    gpus = gpus_of(trial)
+    run = {"RUN": shlex.quote(str(run_dir))} if run_dir else {}
+
+    def filled(text: str, subject: str) -> str:
+        values = dict(run)
+        if match := _GPU.match(subject):
+            values |= {"INDEX": match["index"], "PCI": gpus.get(match[0], Gpu()).slot}
+        return _PLACEHOLDER.sub(lambda found: found[1] + (values.get(found[2]) or found[2]), text)
+
+    return trial.model_copy(
+        update={
+            "verdicts": tuple(
+                replace(verdict, fix=filled(verdict.fix, verdict.subject))
+                if verdict.fix and verdict.outcome in NOT_PASSED
+                else verdict
+                for verdict in trial.verdicts
+            ),
+            "findings": tuple(
+                finding.model_copy(update={"fix": filled(finding.fix, finding.subject)}) for finding in trial.findings
+            ),
+        }
+    )
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _part(name: str, verdicts: Sequence[Verdict], findings: tuple[Finding, ...], gpus: Mapping[str, Gpu]) -> Part:
+    match = _GPU.fullmatch(name)
+    return Part(
+        kind=subject_kind(name),
+        name=name,
+        node="" if name == CLUSTER else name.partition("/")[0],
+        index=match["index"] if match else "",
+        gpu=gpus.get(name, Gpu()),
+        figures=_worst_first(figures(verdicts)),
+        findings=findings,
+    )
+
+
+def _merged(group: Sequence[Part]) -> tuple[Figure, ...]:
+    if len(group) == 1:
+        return group[0].figures
+    return _worst_first(figures([figure.verdict for part in group for figure in part.figures]))
+
+
+def _worst_first(unsorted: Sequence[Figure]) -> tuple[Figure, ...]:
+    return tuple(sorted(unsorted, key=lambda figure: (WORST_FIRST.index(figure.outcome), figure.margin or 0.0)))
+
+
+def _part_key(part: Part) -> tuple[object, ...]:
+    # findings without a verdict come before warnings
+    order = NOT_PASSED.index(part.outcome) if part.outcome else NOT_PASSED.index(Outcome.WARN) - 0.5
+    kind = KINDS.index(part.kind) if part.kind in KINDS else len(KINDS)
+    return order, not part.findings, kind, -len(part.figures), natural_key(part.name)
