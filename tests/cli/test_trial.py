@@ -31,6 +31,7 @@ def test_the_files_of_a_run(finished_run: Path) -> None:
         "measurements.jsonl",
         "report.html",
         "junit.xml",
+        "figures.csv",
         "metrics.prom",
         "run.json",
         "jobs",

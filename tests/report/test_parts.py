@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
 from tools.records import record_path
 
 from seatrial.model import Finding, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.pipeline.run_directory import load_trial
-from seatrial.report.parts import NO_SERIAL, failing_text, gpus_of, parts, problems, serial_digest, with_real_values
+from seatrial.report import markdown
+from seatrial.report.identity import NO_SERIAL, gpus_of, serial_digest
+from seatrial.report.parts import failing_text, parts, problems, with_real_values
+from seatrial.report.terminal import summary
 from tests.report import samples
 
 GPU_FACTS = {"index": 1, "name": "H200", "uuid": "GPU-1", "pci_bus_id": "0000:07:00.0", "serial": "165", "vbios": "96"}
@@ -108,3 +113,21 @@ def test_serials_of_a_real_run() -> None:
     serials = sorted(gpu.serial for gpu in gpus.values())
     assert serial_digest(gpus) == hashlib.sha256(f"{serials[0]}\n{serials[1]}\n".encode()).hexdigest()
     assert serial_digest({}) == ""
+
+
+def test_the_same_error_of_several_checks_is_shown_once() -> None:
+    errors = [Verdict(name, "cluster", Outcome.ERROR, detail="sbatch: no account") for name in ("a.one", "b.two")]
+    rejected = trial(*errors)
+    (problem,) = problems(parts(rejected))
+    assert [figure.checks for figure in problem.figures] == [("a.one", "b.two")]
+    screen = io.StringIO()
+    summary(rejected, Console(file=screen, width=100))
+    assert "ERROR a.one, b.two: sbatch: no account" in markdown.render(rejected)
+    assert screen.getvalue().count("sbatch: no account") == 1
+    assert "2 checks: sbatch: no account" in screen.getvalue()
+
+
+def test_parts_whose_fixes_differ_in_more_than_numbers_are_several_problems() -> None:
+    texts = ("nvidia-smi -i INDEX", "nvidia-smi -i INDEX", "replace the riser")
+    verdicts = [replace(FAIL, subject=f"n/gpu{index}", fix=fix) for index, fix in enumerate(texts)]
+    assert [len(problem.parts) for problem in problems(parts(with_real_values(trial(*verdicts), None)))] == [2, 1]

@@ -31,6 +31,7 @@ from seatrial.cli.options import (
     TimeLimitOption,
     TopologyOption,
     TrialName,
+    VerboseOption,
     check_names,
     collect_overrides,
 )
@@ -65,6 +66,7 @@ def run(
     time_limit: TimeLimitOption = None,
     no_localize: NoLocalizeOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
+    verbose: VerboseOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a trial, judge its measurements and print the decision."""
@@ -106,18 +108,21 @@ def run(
     except SeatrialError:
         run_dir.remove_if_unused()
         raise
-    _print_end(result, run_dir, as_json, report if _file_identity(report) != earlier_report else None)
+    new_report = report if _file_identity(report) != earlier_report else None
+    _print_end(result, run_dir, new_report, as_json=as_json, verbose=verbose)
     interrupted = result.stop_reason == pipeline.INTERRUPTED
     raise typer.Exit(EXIT_INTERRUPTED if interrupted else EXIT_CODES[result.decision.value])
 
 
-def _print_end(result: Trial, run_dir: RunDir, as_json: bool, new_report: Path | None) -> None:
+def _print_end(result: Trial, run_dir: RunDir, new_report: Path | None, *, as_json: bool, verbose: bool) -> None:
     """Print the result of a run; for a --resume that had nothing to measure, only the decision."""
     if run_dir.is_unchanged and not as_json:
         print(f"nothing to resume: all checks of the run are measured; decision {result.decision.value}")
         print(f"Report: {run_dir.path / 'report.html'}")
         return
-    print_result(result, as_json, new_report)
+    print_result(result, as_json, run_dir.path, verbose=verbose)
+    if new_report and not as_json:
+        print(f"Report: {new_report}")
     if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
             is_rejected = bool(result.results) and result.results[-1].state is JobState.REJECTED

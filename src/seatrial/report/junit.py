@@ -13,9 +13,8 @@ from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Decision, Outcome, Trial, Verdict, VerdictKey, worst
 from seatrial.model.verdict_text import LAX_THRESHOLD
-from seatrial.report.causes import cause_of_each_verdict
 from seatrial.report.formatting import natural_key
-from seatrial.report.text import sanitized, single_line, utc
+from seatrial.report.text import clean, single_line, utc
 from seatrial.report.view import CheckView, chapters, lax_thresholds
 
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
@@ -23,20 +22,32 @@ _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "err
 
 def render(trial: Trial) -> str:
     """The trial as one well-formed ``testsuites`` document."""
-    trial = sanitized(trial)
     name = f"seatrial {trial.name}" + (" (CPU ONLY)" if trial.decision.cpu_only else "")
     root = ET.Element("testsuites", name=name, time=_seconds(trial.seconds))
     if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
         root.set("timestamp", started)
     if trial.decision.reason_code:
         root.append(_decision(trial.decision))
-    causes = cause_of_each_verdict(trial)
+    causes = _causes(trial)
     for chapter in chapters(trial):
         root.extend(_suite(check, chapter.title, trial.decision.tested_hardware, causes) for check in chapter.checks)
     root.extend(_excluded(check, reason) for check, reason in trial.excluded_checks.items())
     _set_totals(root)
+    for element in root.iter():
+        element.text = element.text and clean(element.text)
+        for name, value in element.items():
+            element.set(name, clean(value))
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _causes(trial: Trial) -> dict[VerdictKey, str]:
+    """Verdict → title, place and confidence of the first cause that explains it, as text; only explained verdicts."""
+    return {
+        key: f"{finding.title} on {finding.subject} ({finding.confidence} confidence)"
+        for finding in reversed(trial.findings)
+        for key in finding.explains
+    }
 
 
 def _decision(decision: Decision) -> ET.Element:

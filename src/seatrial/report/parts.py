@@ -6,7 +6,6 @@ with the same figures and the same causes.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shlex
 from collections import Counter
@@ -14,40 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from seatrial.model import CLUSTER, WORST_FIRST, Finding, Outcome, Trial, Verdict, VerdictKey, worst
-from seatrial.report.figures import NOT_PASSED, Figure, figures
+from seatrial.model import CLUSTER, Finding, Outcome, Trial, Verdict, VerdictKey, worst
+from seatrial.report.figures import NOT_PASSED, Figure, figures, outcome_rank
 from seatrial.report.formatting import natural_key, subject_kind
+from seatrial.report.identity import Gpu, gpus_of
 from seatrial.report.text import split_code
-from seatrial.util.text import plural
+from seatrial.util.text import and_more, plural
 
 # Kinds of parts, the most specific first: a bad GPU explains a slow cluster, not the reverse
 KINDS = ("GPU", "node", "port", "link", "rail", "rank", CLUSTER)
-NO_SERIAL = "no serial number recorded"
 _GPU = re.compile(r"(?P<node>[^/>]+)/gpu(?P<index>\d+)")
+_DIGITS = re.compile(r"[0-9a-fA-F:.]*\d[0-9a-fA-F:.]*")  # indices and PCI addresses
 _PLACEHOLDER = re.compile(r"(-i |-s |\bjudge |--resume |\bin )(INDEX|PCI|RUN)\b")
 _COMMAND = re.compile(
-    r"\b(?:nvidia-smi|dcgmi|lspci|dmesg|scontrol|sinfo|systemctl|ibstat|kubectl|timedatectl) [^;:(,]+"
+    r"\b(?:nvidia-smi|dcgmi|lspci|dmesg|scontrol|sinfo|systemctl|ibstat|kubectl|timedatectl) (?:[^;:(,]|[:,](?=\S))+"
 )
 _PROSE = re.compile(r"(?: and| during| on| in|\.)(?: |$).*")  # what follows a command in a fix
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """What NVML reports of a GPU; an empty field was not recorded, as in many virtual machines."""
-
-    model: str = ""
-    serial: str = ""
-    uuid: str = ""
-    slot: str = ""  # PCI address
-    vbios: str = ""
-
-    @property
-    def text(self) -> str:
-        """The serial number, UUID and slot on one line."""
-        serial = f"serial {self.serial}" if self.serial else NO_SERIAL
-        return ", ".join(filter(None, (serial, self.uuid, self.slot and f"slot {self.slot}")))
 
 
 @dataclass(frozen=True)
@@ -68,7 +50,7 @@ class Part:
 
     @property
     def outcome(self) -> Outcome | None:
-        return worst(figure.outcome for figure in self.figures) if self.figures else None
+        return worst(filter(None, (figure.outcome for figure in self.figures))) if self.figures else None
 
     @property
     def cause(self) -> str:
@@ -83,7 +65,9 @@ class Part:
     def fixes(self) -> tuple[str, ...]:
         """The different fixes: those of the findings, then those of the figures with the worst outcome."""
         worst_figures = (figure for figure in self.figures if figure.outcome is self.outcome)
-        texts = [finding.fix for finding in self.findings] + [figure.verdict.fix for figure in worst_figures]
+        texts = [finding.fix for finding in self.findings] + [
+            figure.verdict.fix for figure in worst_figures if figure.verdict
+        ]
         return tuple(filter(None, dict.fromkeys(texts)))
 
     @property
@@ -140,9 +124,10 @@ def problems(bad_parts: Sequence[Part]) -> list[Problem]:
     """``parts`` grouped: one bad GPU is one problem, a setting that is wrong on 64 nodes too."""
     groups: dict[tuple[object, ...], list[Part]] = {}
     for part in bad_parts:
-        names = tuple(sorted((figure.outcome, figure.name) for figure in part.figures))
+        names = tuple(sorted((str(figure.outcome), figure.name) for figure in part.figures))
         causes = tuple(finding.cause or finding.title for finding in part.findings)
-        groups.setdefault((part.kind, names, causes), []).append(part)
+        fixes = tuple(_DIGITS.sub("#", fix) for fix in part.fixes)  # they name the index of each GPU
+        groups.setdefault((part.kind, names, causes, fixes), []).append(part)
     return [Problem(tuple(group), _merged(group)) for group in groups.values()]
 
 
@@ -160,64 +145,48 @@ def failing_text(bad_parts: Sequence[Part]) -> str:
     return f"{', '.join(texts[:-1])}{' and ' if texts[1:] else ''}{texts[-1]} {verb}" if texts else ""
 
 
-def gpus_of(trial: Trial) -> dict[str, Gpu]:
-    """Subject → identity of each GPU in the record, from facts ``gpus`` of nodes, else of the host."""
-    environment = trial.environment.get("gpu")
-    recorded = [(trial.host, environment if isinstance(environment, dict) else {})]
-    recorded += [(measurement.subject.partition("/")[0], measurement.facts) for measurement in trial.measurements]
-    gpus: dict[str, Gpu] = {}
-    for node, facts in recorded:
-        listed = facts.get("gpus")
-        for fields in listed if isinstance(listed, list) else ():
-            if isinstance(fields, dict) and "index" in fields and "uuid" in fields:
-                gpus[f"{node}/gpu{fields['index']}"] = Gpu(
-                    model=_text(fields, "name"),
-                    serial=_text(fields, "serial"),
-                    uuid=_text(fields, "uuid"),
-                    slot=_text(fields, "pci_bus_id"),
-                    vbios=_text(fields, "vbios"),
-                )
-    nodes = {name.partition("/")[0] for name in gpus if name.partition("/")[0] != trial.host}
-    measured = {measurement.subject.partition("/")[0] for measurement in trial.measurements}
-    # the host that runs seatrial may be one of the nodes, or a login node
-    return {name: gpu for name, gpu in gpus.items() if not nodes or name.partition("/")[0] in measured}
-
-
-def serial_digest(gpus: Mapping[str, Gpu]) -> str:
-    """The SHA-256 of the sorted serial numbers, each on a line of its own; empty if there is none."""
-    lines = "".join(f"{serial}\n" for serial in sorted(gpu.serial for gpu in gpus.values() if gpu.serial))
-    return hashlib.sha256(lines.encode(errors="replace")).hexdigest() if lines else ""
-
-
 def with_real_values(trial: Trial, run_dir: Path | None) -> Trial:
     """The trial whose fixes have the index and PCI address of their GPU, and the run directory if it is known."""
-    gpus = gpus_of(trial)
-    run = {"RUN": shlex.quote(str(run_dir))} if run_dir else {}
+    gpus, run = gpus_of(trial), run_values(run_dir)
 
-    def filled(text: str, subject: str) -> str:
-        values = dict(run)
-        if match := _GPU.match(subject):
-            values |= {"INDEX": match["index"], "PCI": gpus.get(match[0], Gpu()).slot}
-        return _PLACEHOLDER.sub(lambda found: found[1] + (values.get(found[2]) or found[2]), text)
+    def values(subject: str) -> dict[str, str]:
+        match = _GPU.match(subject)
+        return run | {"INDEX": match["index"], "PCI": gpus.get(match[0], Gpu()).slot} if match else run
 
     return trial.model_copy(
         update={
             "verdicts": tuple(
-                replace(verdict, fix=filled(verdict.fix, verdict.subject))
+                replace(verdict, fix=filled(verdict.fix, values(verdict.subject)))
                 if verdict.fix and verdict.outcome in NOT_PASSED
                 else verdict
                 for verdict in trial.verdicts
             ),
             "findings": tuple(
-                finding.model_copy(update={"fix": filled(finding.fix, finding.subject)}) for finding in trial.findings
+                finding.model_copy(update={"fix": filled(finding.fix, values(finding.subject))})
+                for finding in trial.findings
             ),
         }
     )
 
 
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    return value if isinstance(value, str) else ""
+def cause_text(bad_parts: Sequence[Part]) -> str:
+    """The causes of parts with FAIL on one line, each with its place; at most three."""
+    texts = []
+    for part in bad_parts:
+        if part.outcome is Outcome.FAIL and part.cause:
+            place = "" if part.kind == CLUSTER or part.name in part.cause.split() else f" on {part.name}"
+            texts.append(part.cause + place)
+    return and_more(texts, 3, "; ")
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """``text`` in which the placeholders INDEX, PCI and RUN of commands are replaced, if their value is known."""
+    return _PLACEHOLDER.sub(lambda found: found[1] + (values.get(found[2]) or found[2]), text)
+
+
+def run_values(run_dir: Path | None) -> dict[str, str]:
+    """The value of the placeholder RUN, quoted for a shell."""
+    return {"RUN": shlex.quote(str(run_dir))} if run_dir else {}
 
 
 def _part(name: str, verdicts: Sequence[Verdict], findings: tuple[Finding, ...], gpus: Mapping[str, Gpu]) -> Part:
@@ -236,11 +205,11 @@ def _part(name: str, verdicts: Sequence[Verdict], findings: tuple[Finding, ...],
 def _merged(group: Sequence[Part]) -> tuple[Figure, ...]:
     if len(group) == 1:
         return group[0].figures
-    return _worst_first(figures([figure.verdict for part in group for figure in part.figures]))
+    return _worst_first(figures([figure.verdict for part in group for figure in part.figures if figure.verdict]))
 
 
 def _worst_first(unsorted: Sequence[Figure]) -> tuple[Figure, ...]:
-    return tuple(sorted(unsorted, key=lambda figure: (WORST_FIRST.index(figure.outcome), figure.margin or 0.0)))
+    return tuple(sorted(unsorted, key=lambda figure: (outcome_rank(figure.outcome), figure.margin or 0.0)))
 
 
 def _part_key(part: Part) -> tuple[object, ...]:

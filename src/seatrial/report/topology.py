@@ -7,18 +7,23 @@ from dataclasses import dataclass
 
 from seatrial.checks import catalog
 from seatrial.model import Outcome, Topology, Trial, Verdict
+from seatrial.report.figures import NOT_PASSED
 from seatrial.report.sections import MappedNode, node_map
-from seatrial.report.view import NOT_PASSED
 
+MAX_NODES = 64  # the map of more nodes shows only those on which something is bad
 _GPU = re.compile(r"(?P<node>[^/>]+)/(?:gpu|rank)(?P<index>\d+)")
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """The nodes of one leaf switch or rack; ``name`` is empty without a topology."""
+    """The nodes of one leaf switch or rack; ``name`` is empty without a topology.
+
+    ``healthy_count``: the number of nodes on which nothing is bad and which a map of many nodes leaves out.
+    """
 
     name: str
     nodes: tuple[MappedNode, ...]
+    healthy_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,10 @@ def node_groups(trial: Trial) -> list[NodeGroup]:
     groups: dict[str, list[MappedNode]] = {}
     for node in node_map(trial):
         groups.setdefault(_place(topology, node.name) if topology else "", []).append(node)
-    return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
+    if sum(map(len, groups.values())) <= MAX_NODES:
+        return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
+    shown = {name: tuple(node for node in nodes if node.is_bad) for name, nodes in groups.items()}
+    return [NodeGroup(name, shown[name], len(nodes) - len(shown[name])) for name, nodes in groups.items()]
 
 
 def slow_paths(trial: Trial) -> list[SlowPathRow]:
