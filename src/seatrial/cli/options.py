@@ -31,6 +31,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 VerboseOption = Annotated[
     bool, typer.Option("-v", "--verbose", help="Print all problems with evidence and fixes, and all checks.")
 ]
+BaselineOption = Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")]
+OtherTrialOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Judge by the thresholds and required checks of this trial, such as those of a contract."
+    ),
+]
 RunPath = Annotated[Path, typer.Argument(help="A run directory or a trial.json.")]
 TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training, readmit, hook or a YAML file.")]
 NodesOption = Annotated[int | None, typer.Option(help="Expected number of nodes.")]

@@ -32,7 +32,7 @@ def render(trial: Trial) -> str:
         names = map(_cell, (verdict.outcome, verdict.check, verdict.metric, verdict.subject))
         message = "" if row.limit is not None else verdict.message
         rest = map(_cell, (row.source, gpu.serial, gpu.uuid, gpu.slot, message))
-        writer.writerow([*names, value, _cell(row.unit), expected, share, row.op, limit, *rest])
+        writer.writerow([*names, value, _cell(row.unit), expected, share, _cell(row.op), limit, *rest])
     return file.getvalue()
 
 
