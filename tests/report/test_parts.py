@@ -85,7 +85,7 @@ def test_parts_with_the_same_figures_are_one_problem() -> None:
 def test_number_of_failing_parts() -> None:
     link = replace(FAIL, subject="n/gpu0->gpu1")
     assert failing_text(parts(trial(FAIL, link, CLUSTER_FAIL, WARN))) == "1 GPU and 1 link fail"
-    assert failing_text(parts(trial(CLUSTER_FAIL))) == "cluster fails"
+    assert failing_text(parts(trial(CLUSTER_FAIL))) == "1 figure of the cluster fails"
     assert failing_text(parts(trial(WARN))) == ""
 
 

@@ -108,7 +108,7 @@ def test_a_fact_that_differs_has_its_values_with_subjects() -> None:
     rows = {row.name: row.values for row in fact_rows(measurements)}
     assert rows == {
         "driver": (("580", ("node2", "node10")), ("570", ("node3",))),
-        "os": (("U", ("node2", "node3", "node10")),),
+        "os": (("U", ("node10", "node2", "node3")),),
     }
 
 

@@ -44,7 +44,7 @@ def test_one_bad_gpu_has_at_most_25_lines_and_every_result_once(monkeypatch: pyt
     assert len(lines) <= 25
     (gpu,) = (line for line in lines if line.startswith("FAIL") and "serial 1654924088691" in line)
     assert "vm/gpu1" in gpu
-    assert sum("limit ≥ 313.2 GB/s" in line for line in lines) == 2  # as part, and as headline figure
+    assert sum("313.2 GB/s" in line for line in lines) == 2  # as part, and as headline figure
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)

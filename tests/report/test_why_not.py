@@ -85,7 +85,7 @@ def test_text_is_one_line_and_a_long_one_is_cut() -> None:
     long = replace(error, detail="word " * 1000)
     _decision, _title, text, _next = why_not.paragraphs(trial(long))
     assert len(text) < 1100
-    assert text.endswith("word …; `seatrial judge RUN` shows the whole text")
+    assert text.endswith("word …; `seatrial judge RUN -v` shows the whole text")
     assert len(why_not.lines(trial(long))) == 1
 
 

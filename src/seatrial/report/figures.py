@@ -134,10 +134,10 @@ def headline(trial: Trial) -> list[Figure]:
     return sorted(filter(None, rows), key=lambda figure: outcome_rank(figure.outcome))
 
 
-def key_figure(check: str, of_check: Iterable[Figure]) -> Figure | None:
+def key_figure(check: str, of_check: Iterable[Figure], *, with_lax: bool = False) -> Figure | None:
     """The speed with the worst outcome, of these the first in the declaration of the check, of these the largest size.
 
-    None if no speed has a limit that says something.
+    ``with_lax``: also speeds whose limit says nothing about speed. None if there is no such speed.
     """
     declared = catalog()[check].declared
     patterns = [each.name for each in declared if each.key] + [each.name for each in declared if each.speed]
@@ -145,7 +145,7 @@ def key_figure(check: str, of_check: Iterable[Figure]) -> Figure | None:
     for figure in of_check:
         rank = next((n for n, pattern in enumerate(patterns) if fnmatchcase(figure.metric, pattern)), None)
         is_lax = figure.margin is None or (figure.outcome is Outcome.PASS and figure.margin > LAX_MARGIN)
-        if rank is not None and not is_lax:
+        if rank is not None and figure.verdict and (with_lax or not is_lax):
             ranked.append((outcome_rank(figure.outcome), rank, -size_in_name(figure.metric), figure))
     return min(ranked, key=lambda entry: entry[:3])[3] if ranked else None
 

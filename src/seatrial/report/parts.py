@@ -94,7 +94,7 @@ class Problem:
     @property
     def title(self) -> str:
         """The name of the part, or the number of parts."""
-        return self.first.name if len(self.parts) == 1 else part_count(len(self.parts), self.first.kind)
+        return self.first.name if len(self.parts) == 1 else plural(len(self.parts), self.first.kind)
 
 
 def parts(trial: Trial) -> list[Part]:
@@ -131,16 +131,14 @@ def problems(bad_parts: Sequence[Part]) -> list[Problem]:
     return [Problem(tuple(group), _merged(group)) for group in groups.values()]
 
 
-def part_count(count: int, kind: str) -> str:
-    return plural(count, kind) if kind != CLUSTER else CLUSTER
-
-
 def failing_text(bad_parts: Sequence[Part]) -> str:
     """The number of parts with FAIL by kind: ``2 GPUs and 1 link fail``; empty if there are none."""
-    counts = Counter(part.kind for part in bad_parts if part.outcome is Outcome.FAIL)
-    if counts.total() > counts[CLUSTER]:  # figures of the whole cluster follow from its parts
-        del counts[CLUSTER]
-    texts = [part_count(counts[kind], kind) for kind in KINDS if counts[kind]]
+    failing = [part for part in bad_parts if part.outcome is Outcome.FAIL]
+    counts = Counter(part.kind for part in failing if part.kind != CLUSTER)
+    if failing and not counts:  # otherwise figures of the whole cluster follow from its parts
+        count = sum(figure.outcome is Outcome.FAIL for part in failing for figure in part.figures)
+        return f"{plural(count, 'figure')} of the cluster {'fails' if count == 1 else 'fail'}"
+    texts = [plural(counts[kind], kind) for kind in KINDS if counts[kind]]
     verb = "fails" if counts.total() == 1 else "fail"
     return f"{', '.join(texts[:-1])}{' and ' if texts[1:] else ''}{texts[-1]} {verb}" if texts else ""
 

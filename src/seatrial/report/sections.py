@@ -169,13 +169,15 @@ def fact_rows(measurements: tuple[Measurement, ...]) -> list[FactRow]:
     for measurement in measurements:
         for name, value in measurement.facts.items():
             if name != METHOD:
-                key = json.dumps(value, sort_keys=True)
+                key = f"text {value}" if isinstance(value, str) else json.dumps(value, sort_keys=True)
                 values[key] = value
                 facts.setdefault(name, {}).setdefault(key, []).append(measurement.subject)
     rows = []
     for name, subjects_by_key in facts.items():
+        # the subjects of a fact that is the same everywhere are not shown
+        is_shown = len(subjects_by_key) > 1
         fact_values = [
-            FactValue(values[key], tuple(sorted(subjects, key=natural_key)))
+            FactValue(values[key], tuple(sorted(subjects, key=natural_key) if is_shown else subjects))
             for key, subjects in subjects_by_key.items()
         ]
         fact_values.sort(key=lambda fact_value: -len(fact_value.subjects))

@@ -44,6 +44,7 @@ CPU_ONLY_STYLE = "bold blue"  # not the green of a decision on GPUs
 MAX_PARTS = 4
 MAX_FIGURES = 6
 MAX_NAMED = 4
+NARROW = 110  # columns; a narrower terminal has no expected values
 MAX_LINES = 8  # lines of evidence of a figure in the full summary
 
 
@@ -145,16 +146,19 @@ def _figures(rows: Sequence[Figure], console: Console, *, verbose: bool) -> None
     if not rows:
         return
     shown = rows if verbose else rows[:MAX_FIGURES]
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for justify in ("left", "left", "right", "right", "left"):
-        table.add_column(no_wrap=True, justify=justify)  # type: ignore[arg-type]
-    table.add_column(overflow="ellipsis", no_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", no_wrap=True)
+    table.add_column("figure", overflow="fold")
+    for heading in ("worst value", "share", "limit"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    if console.width >= NARROW:
+        table.add_column("expected", no_wrap=True, justify="right")
+    table.add_column("part", overflow="fold")
     for row in shown:
         outcome = row.outcome or Outcome.PASS
-        expected = f"{row.share_text} of {row.expected_text}" if row.share is not None else ""
-        limit = f"limit {row.limit_text}"
-        texts = (row.name, row.measured_text, expected, limit, row.worst_part)
-        table.add_row(Text(outcome, STYLES[outcome]), *(Text(_line(text)) for text in texts))
+        texts = [row.name, row.measured_text, row.share_text, row.limit_text]
+        texts += [row.expected_text] if console.width >= NARROW else []
+        table.add_row(Text(outcome, STYLES[outcome]), *(Text(_line(text)) for text in (*texts, row.worst_part)))
     console.print()
     console.print(table)
     if len(rows) > len(shown):
@@ -172,7 +176,7 @@ def _all_checks(trial: Trial, console: Console) -> None:
         table.add_row(Text(chapter.title, "bold"))
         for check in chapter.checks:
             outcome, subjects = Text(check.outcome, STYLES[check.outcome]), Text(_line(check.subjects_text), "dim")
-            table.add_row(Text(_line(check.name)), subjects, outcome, Text(_line(check.overview_text)))
+            table.add_row(Text(f"  {_line(check.name)}"), subjects, outcome, Text(_line(check.overview_text)))
     console.print()
     console.print(table)
     if scaling := scaling_table(trial):

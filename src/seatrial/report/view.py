@@ -56,16 +56,19 @@ class CheckView:
         return worst(verdict.outcome for verdict in self.verdicts)
 
     @cached_property
-    def subjects(self) -> list[str]:
-        """All subjects of the check, sorted."""
-        measured = {metric.subject for measurement in self.measurements for metric in measurement.metrics}
-        return sorted(measured | {verdict.subject for verdict in self.verdicts}, key=natural_key)
+    def subjects(self) -> set[str]:
+        """All subjects of the check."""
+        return self._measured_subjects | {verdict.subject for verdict in self.verdicts}
+
+    @cached_property
+    def _measured_subjects(self) -> set[str]:
+        return {metric.subject for measurement in self.measurements for metric in measurement.metrics}
 
     @cached_property
     def shown_subjects(self) -> list[str]:
         """The subjects whose values the page shows: all, or of more than MAX_SUBJECTS those with the worst verdicts."""
         if len(self.subjects) <= MAX_SUBJECTS:
-            return self.subjects
+            return sorted(self.subjects, key=natural_key)
         names: dict[str, None] = {}
         for verdict in heapq.nsmallest(WORST_SUBJECTS * len(self.figures), self.verdicts, key=badness):
             names[verdict.subject] = None
@@ -75,8 +78,7 @@ class CheckView:
     def subjects_text(self) -> str:
         """The number of subjects by kind: ``cluster + 2 ranks``. A subject with only SKIP counts if all are SKIP."""
         evaluated = {verdict.subject for verdict in self.verdicts if verdict.outcome is not Outcome.SKIP}
-        measured = {metric.subject for measurement in self.measurements for metric in measurement.metrics}
-        return count_text([subject for subject in self.subjects if subject in evaluated | measured] or self.subjects)
+        return count_text(evaluated | self._measured_subjects or self.subjects)
 
     @property
     def methods(self) -> list[str]:
@@ -118,8 +120,9 @@ class CheckView:
 
     @property
     def key_figure(self) -> Figure | None:
-        """The most important speed; if no speed has a limit that says something, the worst figure."""
-        speed = key_figure(self.name, self.figures) if self.name in catalog() else None
+        """The most important speed; if no speed has a limit, the worst figure."""
+        of_speeds = (key_figure(self.name, self.figures, with_lax=lax) for lax in (False, True))
+        speed = next(filter(None, of_speeds), None) if self.name in catalog() else None
         shown = (row for row in self.figures if row.metric or row.outcome in NOT_PASSED)
         return speed or next(shown, None)
 

@@ -18,7 +18,7 @@ _MAX_NAMED = 3  # checks listed in one line, and subjects listed
 _MAX_TEXT = 1000  # characters of one text
 _BLOCKING = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED)
 _NEXT_STEPS = {  # outcome → next step after a verdict without a fix
-    Outcome.FAIL: "read the evidence: `seatrial judge RUN`",
+    Outcome.FAIL: "read the evidence: `seatrial judge RUN -v`",
     Outcome.ERROR: "read the logs in RUN/jobs, then `seatrial run --resume RUN`",
     Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` shows the rules of a check",
 }
@@ -42,7 +42,7 @@ class NotAcceptedReason:
     def paragraph(self) -> list[str]:
         """The title; then, indented, the text, which is cut if it is long, and the next step."""
         text = textwrap.shorten(
-            clean(self.text), _MAX_TEXT, placeholder=" …; `seatrial judge RUN` shows the whole text"
+            clean(self.text), _MAX_TEXT, placeholder=" …; `seatrial judge RUN -v` shows the whole text"
         )
         next_step = [f"  next: {single_line(clean(self.next_step))}"] if self.next_step else []
         return [single_line(clean(self.title)), *([f"  {text}"] if text else []), *next_step]
@@ -83,7 +83,7 @@ def reasons(trial: Trial) -> list[NotAcceptedReason]:
         return all_reasons
     shown = all_reasons[: MAX_REASONS - 1]
     more = plural(len(all_reasons) - len(shown), "more reason")
-    return [*shown, NotAcceptedReason(more, "`seatrial judge RUN` lists all")]
+    return [*shown, NotAcceptedReason(more, "`seatrial judge RUN -v` lists all")]
 
 
 def next_step(trial: Trial, found: Sequence[Problem]) -> str:
