@@ -16,12 +16,14 @@ import itertools
 import resource
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from pydantic import JsonValue
 from tools.records import record_path
 
 from seatrial.checks import catalog
@@ -109,12 +111,31 @@ def _scale_measurements(check: Check, recorded: list[Measurement], job: Job | No
         metrics += tuple(replace(metric, subject=each_node) for metric in of_nodes for each_node in nodes)
         if rank == 0:
             metrics += tuple(_metrics_of_many_nodes(check, metrics, job.nodes))
-        facts = template.facts
+        facts = _with_distinct_gpus(template.facts, node, job.expected_gpus or job.ranks_per_node)
         if facts.get("world_size") == len(recorded) > 1:
             facts = {**facts, "world_size": job.process_count, "nodes": job.nodes}
         series = () if rank else template.series
         changed = {"rank": rank, "subject": subject, "metrics": metrics, "facts": facts, "series": series}
         yield template.model_copy(update=changed)
+
+
+def _with_distinct_gpus(facts: dict[str, JsonValue], node: str, gpus: int) -> dict[str, JsonValue]:
+    """``facts`` in which each GPU of ``node`` has a serial number, UUID and PCI address of its own."""
+    listed = facts.get("gpus")
+    recorded = [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+    if not recorded:
+        return facts
+    copies: list[JsonValue] = [
+        {
+            **recorded[index % len(recorded)],
+            "index": index,
+            "serial": f"{165_000_000_000 + 8 * int(node.removeprefix('node')) + index}",
+            "uuid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{node}/gpu{index}")),
+            "pci_bus_id": f"0000:{0x10 + index:02x}:00.0",
+        }
+        for index in range(gpus)
+    ]
+    return {**facts, "gpus": copies}
 
 
 def _metrics_of_many_nodes(check: Check, metrics: Sequence[Metric], nodes: int) -> Iterator[Metric]:

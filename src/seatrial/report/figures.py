@@ -98,7 +98,7 @@ class Figure:
     def text(self) -> str:
         """The name, the worst value and its limit; for a figure without a value, the text of its verdict."""
         if self.verdict and self.measured is None:
-            return f"{self.name}: {self.verdict.message}"
+            return f"{self.checks[0] if len(self.checks) == 1 else self.name}: {self.verdict.message}"
         word = "expected" if self.unit == "bool" or self.op == "==" else "limit"
         return f"{self.name} {self.measured_text}" + (f", {word} {self.limit_text}" if self.limit_text else "")
 

@@ -22,6 +22,7 @@ from seatrial.report.parts import cause_text, failing_text, parts, problems
 from seatrial.report.scaling import scaling_table
 from seatrial.report.text import clean, split_code, utc
 from seatrial.report.view import (
+    MAX_SUBJECTS,
     chapters,
     coverage,
     decision_style,
@@ -128,6 +129,7 @@ def _environment() -> Environment:
         MAX_HEADLINE=MAX_HEADLINE,
         MAX_LISTED=MAX_LISTED,
         MAX_PROBLEMS=MAX_PROBLEMS,
+        MAX_SUBJECTS=MAX_SUBJECTS,
         sections=sections,
         charts=charts,
         dashboards=dashboards,

@@ -21,7 +21,7 @@ from seatrial.report.view import (
     outcome_counts,
 )
 from seatrial.report.why_not import next_step
-from seatrial.util.text import and_more, plural
+from seatrial.util.text import plural
 
 # Limits of the summary; the HTML report has everything
 MAX_PROBLEMS = 10
@@ -65,9 +65,9 @@ def _parts(found: Sequence[Problem]) -> list[str]:
     rows = ["| outcome | part | serial, UUID, slot | worst figure | cause |", "|---|---|---|---|---|"]
     for problem in found[:MAX_PROBLEMS]:
         part = problem.first
-        names = and_more([each.name for each in problem.parts], MAX_SUBJECTS)
         figure = problem.figures[0].text if problem.figures else ""
-        cells = (part.outcome or "finding", names, part.identity if len(problem.parts) == 1 else "", figure, part.cause)
+        identity = problem.identity(MAX_SUBJECTS)
+        cells = (part.outcome or "finding", problem.title, identity, figure, part.cause)
         rows.append(f"| {' | '.join(map(_cell, cells))} |")
     return ["\n".join(rows)] if found else []
 
@@ -126,7 +126,7 @@ def _problem(problem: Problem) -> str:
             evidence = "\n".join(clean(figure.verdict.evidence).strip().splitlines()[:MAX_LINES])
             lines += ["", _fenced(evidence), ""]
     if len(problem.parts) > 1:
-        lines += ["", f"Parts: {_text(and_more([each.name for each in problem.parts], MAX_SUBJECTS))}"]
+        lines += ["", f"Parts: {_text(problem.identity(MAX_SUBJECTS))}"]
     own_fixes = [finding.fix for finding in part.findings]
     for fix in part.fixes:
         if fix not in own_fixes:

@@ -96,6 +96,12 @@ class Problem:
         """The name of the part, or the number of parts."""
         return self.first.name if len(self.parts) == 1 else plural(len(self.parts), self.first.kind)
 
+    def identity(self, limit: int) -> str:
+        """Serial number, UUID and slot of the part; of several parts the names and serial numbers of the first ones."""
+        if len(self.parts) == 1:
+            return self.first.identity
+        return and_more([p.name + (f" (serial {p.gpu.serial})" if p.gpu.serial else "") for p in self.parts], limit)
+
 
 def parts(trial: Trial) -> list[Part]:
     """All parts that did not pass: by outcome, those with a cause first, then by kind and number of figures."""
@@ -126,7 +132,7 @@ def problems(bad_parts: Sequence[Part]) -> list[Problem]:
     for part in bad_parts:
         names = tuple(sorted((str(figure.outcome), figure.name) for figure in part.figures))
         causes = tuple(finding.cause or finding.title for finding in part.findings)
-        fixes = tuple(_DIGITS.sub("#", fix) for fix in part.fixes)  # they name the index of each GPU
+        fixes = tuple(sorted({_DIGITS.sub("#", fix) for fix in part.fixes}))  # they name the index of each GPU
         groups.setdefault((part.kind, names, causes, fixes), []).append(part)
     return [Problem(tuple(group), _merged(group)) for group in groups.values()]
 

@@ -86,8 +86,7 @@ def _short_problems(found: Sequence[Problem], console: Console) -> None:
         console.print()
     for problem in bad[:MAX_PARTS]:
         part = problem.first
-        identity = part.identity if len(problem.parts) == 1 else and_more([p.name for p in problem.parts], MAX_NAMED)
-        console.print(_title(problem, identity))
+        console.print(_title(problem))
         more = f" (and {plural(len(problem.figures) - 1, 'more figure')})" if len(problem.figures) > 1 else ""
         text = "; ".join(filter(None, (part.cause, problem.figures[0].text if problem.figures else ""))) + more
         console.print(Text(f"      {_line(text)}"), overflow="ellipsis", no_wrap=True)
@@ -96,8 +95,8 @@ def _short_problems(found: Sequence[Problem], console: Console) -> None:
         console.print(Text(f"and {rest} (-v prints all)", "dim"))
 
 
-def _title(problem: Problem, identity: str) -> Text:
-    outcome = problem.first.outcome
+def _title(problem: Problem) -> Text:
+    outcome, identity = problem.first.outcome, problem.identity(MAX_NAMED)
     style = STYLES[outcome] if outcome else "bold"
     return Text.assemble((outcome or "FINDING", style), "  ", (_line(problem.title), "bold"), f"  {_line(identity)}")
 
@@ -106,12 +105,9 @@ def _full_problem(problem: Problem, console: Console) -> None:
     """Print a problem with its causes, all its parts and figures, evidence and fixes."""
     part = problem.first
     console.print()
-    console.print(_title(problem, part.identity if len(problem.parts) == 1 else ""))
-    if len(problem.parts) > 1:
-        serials = (f" (serial {each.gpu.serial})" if each.gpu.serial else "" for each in problem.parts)
-        _field(
-            "parts", ", ".join(each.name + serial for each, serial in zip(problem.parts, serials, strict=True)), console
-        )
+    console.print(_title(problem))
+    if len(problem.parts) > MAX_NAMED:
+        _field("parts", problem.identity(len(problem.parts)), console)
     for finding in part.findings:
         _field("cause", f"{finding.title} on {finding.subject} ({finding.confidence} confidence)", console)
         _field("evidence", finding.evidence, console)

@@ -18,12 +18,13 @@ _GPU = re.compile(r"(?P<node>[^/>]+)/(?:gpu|rank)(?P<index>\d+)")
 class NodeGroup:
     """The nodes of one leaf switch or rack; ``name`` is empty without a topology.
 
-    ``healthy_count``: the number of nodes on which nothing is bad and which a map of many nodes leaves out.
+    ``healthy_count``, ``bad_count``: number of nodes without and with a problem that a map of many nodes leaves out.
     """
 
     name: str
     nodes: tuple[MappedNode, ...]
     healthy_count: int = 0
+    bad_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,12 @@ def node_groups(trial: Trial) -> list[NodeGroup]:
         groups.setdefault(_place(topology, node.name) if topology else "", []).append(node)
     if sum(map(len, groups.values())) <= MAX_NODES:
         return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
-    shown = {name: tuple(node for node in nodes if node.is_bad) for name, nodes in groups.items()}
-    return [NodeGroup(name, shown[name], len(nodes) - len(shown[name])) for name, nodes in groups.items()]
+    reduced = []
+    for name, nodes in groups.items():
+        bad = [node for node in nodes if node.is_bad]
+        shown = tuple(bad[: MAX_NODES // len(groups) + 1])
+        reduced.append(NodeGroup(name, shown, len(nodes) - len(bad), len(bad) - len(shown)))
+    return reduced
 
 
 def slow_paths(trial: Trial) -> list[SlowPathRow]:

@@ -92,8 +92,9 @@ def next_step(trial: Trial, found: Sequence[Problem]) -> str:
         return ""
     for problem in found:
         if command := problem.first.first_command:
-            has_node = not problem.first.node or problem.first.findings  # commands of causes run on the right node
-            return f"`{command}`" if has_node else f"on {problem.first.node}: `{command}`"
+            # commands of causes run on the right node
+            is_complete = not problem.first.node or problem.first.findings or command.startswith("seatrial ")
+            return f"`{command}`" if is_complete else f"on {problem.first.node}: `{command}`"
         if problem.first.outcome:
             return problem.first.fixes[0] if problem.first.fixes else _NEXT_STEPS[problem.first.outcome]
     return next((reason.next_step for reason in (*_trial_reasons(trial), *_excluded(trial))), "")
