@@ -191,7 +191,7 @@ def test_a_record_with_an_invalid_config_is_not_judged(finished_run: Path, tmp_p
 def test_the_error_of_an_unknown_format_lists_the_formats(finished_run: Path) -> None:
     code, _, err = call("report", finished_run, "--format", "pdf")
     assert code == 2
-    assert "html, junit, prometheus, json, markdown, csv" in err
+    assert "html, junit, prometheus, json, markdown, csv, summary" in err
 
 
 def test_json_puts_one_document_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from seatrial.checks import catalog
 from seatrial.model import Basis, BasisKind, Outcome, Verdict
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import figures as module
-from seatrial.report.figures import Figure, figures, headline
+from seatrial.report.figures import Figure, figures, headline, outcome_rank
 from tests.report import samples
 
 SKU = Basis(BasisKind.SKU, "X", 200.0, "GB/s", source="page", fail_below=0.9, warn_below=0.95)
@@ -85,7 +85,7 @@ def test_headline_of_a_real_run_has_one_speed_of_each_check(monkeypatch: pytest.
     monkeypatch.setattr(module, "catalog", catalog)
     trial = load_trial(record_path("2026-11-23-2xh200/busy-gpu"))
     rows = headline(trial)
-    assert [row.outcome for row in rows] == sorted((row.outcome for row in rows), key=["FAIL", "PASS"].index)
+    assert [row.outcome for row in rows] == sorted((row.outcome for row in rows), key=outcome_rank)
     assert len({row.checks for row in rows}) == len(rows)
     gemm = next(row for row in rows if row.checks == ("device.gemm",))
     assert (gemm.metric, gemm.worst_part, gemm.outcome) == ("tflops.bf16", "vm/gpu1", Outcome.FAIL)

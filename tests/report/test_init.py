@@ -94,7 +94,7 @@ def test_an_invalid_start_time_is_unknown() -> None:
 
 
 def test_the_error_of_an_unknown_format_lists_the_formats() -> None:
-    with pytest.raises(UsageError, match=r"'pdf': expected html, junit, prometheus, json, markdown, csv"):
+    with pytest.raises(UsageError, match=r"'pdf': expected html, junit, prometheus, json, markdown, csv, summary"):
         report.render(samples.accepted(), "pdf")
 
 

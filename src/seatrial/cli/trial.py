@@ -419,7 +419,9 @@ def learn(
 
 def report(
     run: RunPath,
-    format: Annotated[str, typer.Option(help="html, junit, prometheus, json, markdown or csv.")] = "markdown",
+    format: Annotated[
+        str, typer.Option(help="html, junit, prometheus, json, markdown, csv or summary (JSON).")
+    ] = "markdown",
     baseline: BaselineOption = None,
     trial: OtherTrialOption = None,
 ) -> None:

@@ -38,6 +38,7 @@ FORMATS: Mapping[str, Render] = {
     "json": _json,
     "markdown": _find_render("markdown"),
     "csv": _find_render("csv_table"),
+    "summary": _find_render("summary_json"),
 }
 
 # File in the run directory → format. trial.json is first: all other files can be rendered from it.

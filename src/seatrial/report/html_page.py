@@ -21,6 +21,7 @@ from seatrial.report.identity import gpus_of, serial_digest, versions
 from seatrial.report.parts import cause_text, failing_text, parts, problems
 from seatrial.report.scaling import scaling_table
 from seatrial.report.text import clean, split_code, utc
+from seatrial.report.variables import variable_lines
 from seatrial.report.view import (
     MAX_SUBJECTS,
     chapters,
@@ -98,6 +99,7 @@ def render(trial: Trial, record_sha256: str = "") -> str:
         slow_paths=topology.slow_paths(trial),
         scaling=scaling_table(trial),
         chapters=chapters(trial),
+        variables=variable_lines(trial),
         settings=list(sections.settings(trial.config, trial.origins)),
     )
 

@@ -107,8 +107,9 @@ def _versions(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "NCCL's network", facts.get("network")
     gpus = facts.get("gpus")
     links = [gpu.get("nvlinks") for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
-    if links and all(isinstance(of_gpu, list) for of_gpu in links):
-        yield "NVLinks per GPU", ", ".join(sorted({str(len(of_gpu)) for of_gpu in links}))
+    active = {sum(link.get("active") is True for link in of_gpu) for of_gpu in links if isinstance(of_gpu, list)}
+    if active:
+        yield "NVLinks per GPU", ", ".join(map(str, sorted(active)))
     nccl = software.get("nccl")
     for source, version in nccl.items() if isinstance(nccl, dict) else ():
         yield "NCCL of the system" if source.startswith("/") else "NCCL of torch", version

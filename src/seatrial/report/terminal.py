@@ -24,6 +24,7 @@ from seatrial.report.parts import (
 )
 from seatrial.report.scaling import scaling_table
 from seatrial.report.text import clean, single_line
+from seatrial.report.variables import variable_lines
 from seatrial.report.view import chapters, coverage, launchers, lax_thresholds, machine_size, outcome_counts
 from seatrial.report.why_not import next_step
 from seatrial.util.text import and_more, plural
@@ -44,6 +45,7 @@ CPU_ONLY_STYLE = "bold blue"  # not the green of a decision on GPUs
 MAX_PARTS = 4
 MAX_FIGURES = 6
 MAX_NAMED = 4
+MAX_VARIABLES = 2
 NARROW = 110  # columns; a narrower terminal has no expected values
 MAX_LINES = 8  # lines of evidence of a figure in the full summary
 
@@ -66,6 +68,11 @@ def summary(trial: Trial, console: Console, run_dir: Path | None = None, *, verb
         if group.title.startswith(("Excluded", "Not measured")):
             names = ", ".join(group.checks) if verbose else and_more(group.checks, MAX_NAMED)
             console.print(Text(_line(f"{group.title}: {plural(len(group.checks), 'check')} ({names})"), "yellow"))
+    lines = variable_lines(trial)
+    for line in lines if verbose else lines[:MAX_VARIABLES]:
+        console.print(Text(f"Environment variable {_line(line)}", "dim"))
+    if not verbose and len(lines) > MAX_VARIABLES:
+        console.print(Text(f"and {plural(len(lines) - MAX_VARIABLES, 'more environment variable')}", "dim"))
     for check, text in lax_thresholds(trial.verdicts):
         console.print(Text.assemble((LAX_THRESHOLD, "yellow"), "  ", _line(f"{check} {text}")))
     console.print()

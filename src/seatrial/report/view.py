@@ -114,6 +114,12 @@ class CheckView:
         return [artifact for measurement in self.measurements for artifact in measurement.artifacts]
 
     @property
+    def limit_texts(self) -> list[str]:
+        """The different limits of all figures with their sources, also those that did not decide."""
+        verdicts = [figure.verdict for figure in self.figures if figure.verdict and figure.verdict.basis]
+        return list(dict.fromkeys(str(limit) for v in verdicts for limit in (v.basis, *v.other_limits)))
+
+    @property
     def skip_reasons(self) -> list[str]:
         """The different reasons why metrics, or the whole check, do not apply."""
         return list(dict.fromkeys(v.message for v in self.verdicts if v.outcome is Outcome.SKIP))
