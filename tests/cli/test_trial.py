@@ -128,6 +128,7 @@ def test_judge_changes_no_file(finished_run: Path) -> None:
         ("json", "{"),
         ("markdown", "#"),
         ("csv", "outcome,check"),
+        ("summary", "{"),
     ],
 )
 def test_report_prints_every_format(finished_run: Path, name: str, start: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from tools.records import record_path
 
+from seatrial import report
 from seatrial.model import Finding, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import markdown
@@ -131,3 +133,12 @@ def test_parts_whose_fixes_differ_in_more_than_numbers_are_several_problems() ->
     texts = ("nvidia-smi -i INDEX", "nvidia-smi -i INDEX", "replace the riser")
     verdicts = [replace(FAIL, subject=f"n/gpu{index}", fix=fix) for index, fix in enumerate(texts)]
     assert [len(problem.parts) for problem in problems(parts(with_real_values(trial(*verdicts), None)))] == [2, 1]
+
+
+def test_every_format_names_the_serial_of_a_bad_gpu() -> None:
+    bad = trial(FAIL)
+    document = json.loads(report.render(bad, "summary"))
+    assert document["parts"][0]["serial"] == "165"
+    assert document["parts"][0]["figures"][0]["measured"] == 1
+    for format in ("html", "markdown", "junit", "prometheus", "csv"):
+        assert "165" in report.render(bad, format), format

@@ -111,7 +111,7 @@ def _case(
 
 
 def _verdict_text(verdict: Verdict, causes: Mapping[VerdictKey, str], gpus: Mapping[str, Gpu]) -> str:
-    """The verdict and the identity of its GPU, one field per line; if the trial has causes, also its cause or ``unexplained``."""
+    """The verdict and its GPU, one field per line; if the trial has causes, also its cause or ``unexplained``."""
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
     fields = {"part": gpus[verdict.subject].text} if verdict.subject in gpus else {}
     fields |= {"evidence": verdict.evidence, "threshold": verdict.basis_text, "fix": verdict.fix}
