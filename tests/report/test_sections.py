@@ -13,13 +13,13 @@ from seatrial.report.sections import (
     is_pair_table,
     is_table,
     make_rug,
+    node_groups,
     node_map,
     pretty,
     settings,
     subject_table,
     time_bar,
 )
-from seatrial.report.topology import node_groups
 from seatrial.report.view import WORST_SUBJECTS, chapters
 from tests.report import samples
 

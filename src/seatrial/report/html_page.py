@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
-from seatrial.report import charts, dashboards, sections, topology
+from seatrial.report import charts, dashboards, sections
 from seatrial.report.figures import headline
 from seatrial.report.identity import gpus_of, serial_digest, versions
 from seatrial.report.parts import cause_text, failing_text, parts, problems
@@ -95,8 +95,7 @@ def render(trial: Trial, record_sha256: str = "") -> str:
         machine_size=machine_size(trial),
         counts=outcome_counts(trial.verdicts),
         time=sections.time_bar(trial),
-        node_groups=topology.node_groups(trial),
-        slow_paths=topology.slow_paths(trial),
+        node_groups=sections.node_groups(trial),
         scaling=scaling_table(trial),
         chapters=chapters(trial),
         variables=variable_lines(trial),

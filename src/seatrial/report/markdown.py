@@ -98,10 +98,8 @@ def _scaling(trial: Trial) -> list[str]:
     """A list with one text: the table of scaling; empty if there is no such table."""
     if not (table := scaling_table(trial)):
         return []
-    rows = [f"| scaling | 1 GPU | {table.node} | {table.cluster} | ratio | judged |", "|---|---|---|---|---|---|"]
-    for row in table.rows:
-        judged = ", ".join(f"{metric} {value} {outcome}" for metric, value, outcome in row.judged)
-        rows.append(f"| {row.name} | {row.gpu} | {row.node} | {row.cluster} | {row.ratio} | {_cell(judged)} |")
+    rows = [f"| scaling | 1 GPU | {table.node} | {table.cluster} | ratio |", "|---|---|---|---|---|"]
+    rows += [f"| {row.name} | {row.gpu} | {row.node} | {row.cluster} | {row.ratio} |" for row in table.rows]
     return ["\n".join(rows)]
 
 

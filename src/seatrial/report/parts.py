@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from seatrial.model import CLUSTER, Finding, Outcome, Trial, Verdict, VerdictKey, worst
+from seatrial.model import CLUSTER, Finding, Outcome, Topology, Trial, Verdict, VerdictKey, worst
 from seatrial.report.figures import NOT_PASSED, Figure, figures, outcome_rank
 from seatrial.report.formatting import natural_key, subject_kind
 from seatrial.report.identity import Gpu, gpus_of
@@ -23,7 +23,13 @@ from seatrial.util.text import and_more, plural
 
 # Kinds of parts, the most specific first: a bad GPU explains a slow cluster, not the reverse
 KINDS = ("GPU", "node", "port", "link", "rail", "rank", CLUSTER)
+_GPU_OR_RANK = re.compile(r"(?P<node>[^/>]+)/(?:gpu|rank)(?P<index>\d+)")
 _GPU = re.compile(r"(?P<node>[^/>]+)/gpu(?P<index>\d+)")
+NEXT_STEPS = {  # outcome → the fix of a verdict that has none
+    Outcome.FAIL: "read the evidence: `seatrial judge RUN -v`",
+    Outcome.ERROR: "read the logs in RUN/jobs, then `seatrial run --resume RUN`",
+    Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` shows the rules of a check",
+}
 _DIGITS = re.compile(r"[0-9a-fA-F:.]*\d[0-9a-fA-F:.]*")  # indices and PCI addresses
 _PLACEHOLDER = re.compile(r"(-i |-s |\bjudge |--resume |\bin )(INDEX|PCI|RUN)\b")
 _COMMAND = re.compile(
@@ -36,8 +42,8 @@ _PROSE = re.compile(r"(?: and| during| on| in|\.)(?: |$).*")  # what follows a c
 class Part:
     """A part of the cluster that did not pass, or a finding on it alone (``outcome`` is then None).
 
-    ``name``: its subject, such as node3/gpu5. ``index``: of a GPU. ``figures``: those that did not pass, worst first.
-    ``findings``: causes of its verdicts, then other findings at this place.
+    ``name``: its subject, such as node3/gpu5. ``index``: of a GPU. ``switches``: of its path, as text. ``figures``:
+    those that did not pass, worst first. ``findings``: causes of its verdicts, then other findings at this place.
     """
 
     kind: str
@@ -45,6 +51,7 @@ class Part:
     node: str
     index: str
     gpu: Gpu
+    switches: str
     figures: tuple[Figure, ...]
     findings: tuple[Finding, ...]
 
@@ -58,8 +65,8 @@ class Part:
 
     @property
     def identity(self) -> str:
-        """Serial number, UUID and slot of a GPU; empty for other parts."""
-        return self.gpu.text if self.kind == "GPU" else ""
+        """Serial number, UUID and slot of a GPU, and the switches of a path, as far as they are known."""
+        return ", ".join(filter(None, (self.gpu.text if self.kind == "GPU" else "", self.switches)))
 
     @cached_property
     def fixes(self) -> tuple[str, ...]:
@@ -106,6 +113,7 @@ class Problem:
 def parts(trial: Trial) -> list[Part]:
     """All parts that did not pass: by outcome, those with a cause first, then by kind and number of figures."""
     gpus = gpus_of(trial)
+    topology = next((job.topology for job in trial.jobs if job.topology), None)
     verdicts: dict[str, list[Verdict]] = {}
     findings: dict[str, dict[int, None]] = {}  # place → positions in trial.findings
     cause_of = {key: n for n, finding in reversed([*enumerate(trial.findings)]) for key in finding.explains}
@@ -120,7 +128,7 @@ def parts(trial: Trial) -> list[Part]:
         if not finding.explains:
             findings.setdefault(finding.subject or CLUSTER, {})[n] = None
     bad = [
-        _part(name, verdicts.get(name, ()), tuple(trial.findings[n] for n in findings.get(name, ())), gpus)
+        _part(name, verdicts.get(name, ()), tuple(trial.findings[n] for n in findings.get(name, ())), gpus, topology)
         for name in dict.fromkeys((*verdicts, *findings))
     ]
     return sorted(bad, key=_part_key)
@@ -150,7 +158,7 @@ def failing_text(bad_parts: Sequence[Part]) -> str:
 
 
 def with_real_values(trial: Trial, run_dir: Path | None) -> Trial:
-    """The trial whose fixes have the index and PCI address of their GPU, and the run directory if it is known."""
+    """The trial in which each bad verdict has a fix, with index and PCI address of the GPU and the run directory."""
     gpus, run = gpus_of(trial), run_values(run_dir)
 
     def values(subject: str) -> dict[str, str]:
@@ -160,8 +168,10 @@ def with_real_values(trial: Trial, run_dir: Path | None) -> Trial:
     return trial.model_copy(
         update={
             "verdicts": tuple(
-                replace(verdict, fix=filled(verdict.fix, values(verdict.subject)))
-                if verdict.fix and verdict.outcome in NOT_PASSED
+                replace(
+                    verdict, fix=filled(verdict.fix or NEXT_STEPS.get(verdict.outcome, ""), values(verdict.subject))
+                )
+                if verdict.outcome in NOT_PASSED
                 else verdict
                 for verdict in trial.verdicts
             ),
@@ -193,7 +203,13 @@ def run_values(run_dir: Path | None) -> dict[str, str]:
     return {"RUN": shlex.quote(str(run_dir))} if run_dir else {}
 
 
-def _part(name: str, verdicts: Sequence[Verdict], findings: tuple[Finding, ...], gpus: Mapping[str, Gpu]) -> Part:
+def _part(
+    name: str,
+    verdicts: Sequence[Verdict],
+    findings: tuple[Finding, ...],
+    gpus: Mapping[str, Gpu],
+    topology: Topology | None,
+) -> Part:
     match = _GPU.fullmatch(name)
     return Part(
         kind=subject_kind(name),
@@ -201,6 +217,7 @@ def _part(name: str, verdicts: Sequence[Verdict], findings: tuple[Finding, ...],
         node="" if name == CLUSTER else name.partition("/")[0],
         index=match["index"] if match else "",
         gpu=gpus.get(name, Gpu()),
+        switches=_switches(name, topology) if topology else "",
         figures=_worst_first(figures(verdicts)),
         findings=findings,
     )
@@ -221,3 +238,16 @@ def _part_key(part: Part) -> tuple[object, ...]:
     order = NOT_PASSED.index(part.outcome) if part.outcome else NOT_PASSED.index(Outcome.WARN) - 0.5
     kind = KINDS.index(part.kind) if part.kind in KINDS else len(KINDS)
     return order, not part.findings, kind, -len(part.figures), natural_key(part.name)
+
+
+def _switches(subject: str, topology: Topology) -> str:
+    """The switches of a pair of nodes from end to end; for a GPU the switch of its rail, else that of its node."""
+    node, arrow, other_node = subject.partition("->")
+    if arrow:
+        path = topology.path(node, other_node)
+        crossing = f" (crosses {path[len(path) // 2]})" if len(path) > 1 else ""
+        return " – ".join(path) + crossing
+    if match := _GPU_OR_RANK.fullmatch(subject):
+        rail = topology.rail_switch(match["node"], int(match["index"]))
+        return f"rail {match['index']}: {rail}" if rail else " – ".join(topology.switches_above(match["node"])[:1])
+    return ""

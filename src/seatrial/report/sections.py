@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from seatrial.model import Measurement, Outcome, Timing, Trial, format_bytes, format_value, worst
+from seatrial.model import Measurement, Outcome, Timing, Topology, Trial, format_bytes, format_value, worst
 from seatrial.report.charts import Chart, Limit, Rug, charts, rug
 from seatrial.report.figures import NOT_PASSED, Figure
 from seatrial.report.formatting import family, natural_key, print_value, size_in_name
 from seatrial.report.view import METHOD, CheckView
 
+MAX_NODES = 64  # the map of more nodes shows only those on which something is bad
 _DEVICE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<index>\d+)")
 
 
@@ -98,6 +99,42 @@ def node_map(trial: Trial) -> list[MappedNode]:
         MappedNode(node, worst(outcomes[node]) if node in outcomes else None, tuple(of_node))
         for node, of_node in devices.items()
     ]
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """The nodes of one leaf switch or rack; ``name`` is empty without a topology.
+
+    ``healthy_count``, ``bad_count``: number of nodes without and with a problem that a map of many nodes leaves out.
+    """
+
+    name: str
+    nodes: tuple[MappedNode, ...]
+    healthy_count: int = 0
+    bad_count: int = 0
+
+
+def node_groups(trial: Trial) -> list[NodeGroup]:
+    """The nodes of the node map, by leaf switch and rack."""
+    topology = next((job.topology for job in trial.jobs if job.topology), None)
+    groups: dict[str, list[MappedNode]] = {}
+    for node in node_map(trial):
+        groups.setdefault(_place(topology, node.name) if topology else "", []).append(node)
+    if sum(map(len, groups.values())) <= MAX_NODES:
+        return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
+    reduced = []
+    for name, nodes in groups.items():
+        bad = [node for node in nodes if node.is_bad]
+        shown = tuple(bad[: MAX_NODES // len(groups) + 1])
+        reduced.append(NodeGroup(name, shown, len(nodes) - len(bad), len(bad) - len(shown)))
+    return reduced
+
+
+def _place(topology: Topology, node: str) -> str:
+    """The switch and the rack of a node as text."""
+    leaf, rack = topology.leaf(node), topology.rack(node)
+    names = [f"switch {leaf}" if leaf and leaf != rack else "", f"rack {rack}" if rack else ""]
+    return ", ".join(filter(None, names)) or "not in the topology"
 
 
 class SubjectTable(NamedTuple):

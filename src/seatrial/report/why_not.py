@@ -17,11 +17,6 @@ MAX_REASONS = 5
 _MAX_NAMED = 3  # checks listed in one line, and subjects listed
 _MAX_TEXT = 1000  # characters of one text
 _BLOCKING = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED)
-_NEXT_STEPS = {  # outcome → next step after a verdict without a fix
-    Outcome.FAIL: "read the evidence: `seatrial judge RUN -v`",
-    Outcome.ERROR: "read the logs in RUN/jobs, then `seatrial run --resume RUN`",
-    Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` shows the rules of a check",
-}
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ def next_step(trial: Trial, found: Sequence[Problem]) -> str:
             is_complete = not problem.first.node or problem.first.findings or command.startswith("seatrial ")
             return f"`{command}`" if is_complete else f"on {problem.first.node}: `{command}`"
         if problem.first.outcome:
-            return problem.first.fixes[0] if problem.first.fixes else _NEXT_STEPS[problem.first.outcome]
+            return next(iter(problem.first.fixes), "")
     return next((reason.next_step for reason in (*_trial_reasons(trial), *_excluded(trial))), "")
 
 
@@ -151,5 +146,5 @@ def _problem_reason(problem: Problem, blocking: Sequence[Figure]) -> NotAccepted
         finding = part.findings[0]
         title += f": {finding.title} ({finding.confidence} confidence)"
         text = f"{finding.evidence.rstrip('.')}; {text}"
-    step = f"`{command}`" if command else next(iter(part.fixes), _NEXT_STEPS[first.outcome or Outcome.FAIL])
+    step = f"`{command}`" if command else next(iter(part.fixes), "")
     return NotAcceptedReason(title, text, step)
