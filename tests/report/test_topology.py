@@ -37,5 +37,5 @@ def test_a_node_outside_the_topology_is_shown_as_such() -> None:
 
 def test_html_has_both() -> None:
     page = html_page.render(samples.four_nodes())
-    assert "<h4>switch leaf1, rack A</h4>" in page
+    assert "<h3>switch leaf1, rack A</h3>" in page
     assert "crosses spine" in page
