@@ -142,3 +142,13 @@ def test_every_format_names_the_serial_of_a_bad_gpu() -> None:
     assert document["parts"][0]["figures"][0]["measured"] == 1
     for format in ("html", "markdown", "junit", "prometheus", "csv"):
         assert "165" in report.render(bad, format), format
+
+
+def test_the_cause_of_a_warning_is_not_the_cause_of_a_failure_of_the_same_part() -> None:
+    warning = replace(WARN, metric="triad")
+    (part,) = parts(trial(warning, FAIL, findings=(cause("n/gpu1", warning, title="noise"),)))
+    assert (part.outcome, part.cause, part.first_command) == (Outcome.FAIL, "", "nvidia-smi -q -i INDEX")
+    assert [finding.title for finding in part.findings] == ["noise"]
+    busy = cause("n/gpu1", FAIL, title="busy")
+    (part,) = parts(trial(warning, FAIL, findings=(cause("n/gpu1", warning, title="noise"), busy)))
+    assert (part.cause, [finding.title for finding in part.findings]) == ("busy", ["busy", "noise"])

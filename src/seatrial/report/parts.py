@@ -43,7 +43,8 @@ class Part:
     """A part of the cluster that did not pass, or a finding on it alone (``outcome`` is then None).
 
     ``name``: its subject, such as node3/gpu5. ``index``: of a GPU. ``switches``: of its path, as text. ``figures``:
-    those that did not pass, worst first. ``findings``: causes of its verdicts, then other findings at this place.
+    those that did not pass, worst first. ``findings``: causes of its worst verdicts, other findings at this place,
+    causes of other verdicts. ``has_cause``: whether the first finding is a cause of the worst verdicts.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Part:
     switches: str
     figures: tuple[Figure, ...]
     findings: tuple[Finding, ...]
+    has_cause: bool
 
     @property
     def outcome(self) -> Outcome | None:
@@ -61,7 +63,7 @@ class Part:
 
     @property
     def cause(self) -> str:
-        return self.findings[0].title if self.findings else ""
+        return self.findings[0].title if self.has_cause else ""
 
     @property
     def identity(self) -> str:
@@ -70,17 +72,15 @@ class Part:
 
     @cached_property
     def fixes(self) -> tuple[str, ...]:
-        """The different fixes: those of the findings, then those of the figures with the worst outcome."""
-        worst_figures = (figure for figure in self.figures if figure.outcome is self.outcome)
-        texts = [finding.fix for finding in self.findings] + [
-            figure.verdict.fix for figure in worst_figures if figure.verdict
-        ]
-        return tuple(filter(None, dict.fromkeys(texts)))
+        """The different fixes: that of the cause first, then those of the worst figures and of other findings."""
+        of_findings = [finding.fix for finding in self.findings]
+        bad = [figure.verdict.fix for figure in self.figures if figure.verdict and figure.outcome is self.outcome]
+        return tuple(filter(None, dict.fromkeys([*of_findings, *bad] if self.has_cause else [*bad, *of_findings])))
 
     @property
     def first_command(self) -> str:
         """The first command of the cause, else the first command in a fix; empty if there is none."""
-        commands = [finding.first_command for finding in self.findings]
+        commands = [finding.first_command for finding in self.findings] if self.has_cause else []
         for fix in self.fixes:
             commands += [text for text, is_code in split_code(fix) if is_code]
             commands += [_PROSE.sub("", match[0]).strip() for match in _COMMAND.finditer(fix)]
@@ -115,7 +115,7 @@ def parts(trial: Trial) -> list[Part]:
     gpus = gpus_of(trial)
     topology = next((job.topology for job in trial.jobs if job.topology), None)
     verdicts: dict[str, list[Verdict]] = {}
-    findings: dict[str, dict[int, None]] = {}  # place → positions in trial.findings
+    findings: dict[str, dict[int, int]] = {}  # place → position in trial.findings → rank of the worst verdict explained
     cause_of = {key: n for n, finding in reversed([*enumerate(trial.findings)]) for key in finding.explains}
     for verdict in trial.verdicts:
         if verdict.outcome in NOT_PASSED:
@@ -123,14 +123,31 @@ def parts(trial: Trial) -> list[Part]:
             place = (trial.findings[cause].subject if cause is not None else "") or verdict.subject
             verdicts.setdefault(place, []).append(verdict)
             if cause is not None:
-                findings.setdefault(place, {})[cause] = None
+                ranks, rank = findings.setdefault(place, {}), outcome_rank(verdict.outcome)
+                ranks[cause] = min(rank, ranks.get(cause, rank))
     for n, finding in enumerate(trial.findings):
         if not finding.explains:
-            findings.setdefault(finding.subject or CLUSTER, {})[n] = None
-    bad = [
-        _part(name, verdicts.get(name, ()), tuple(trial.findings[n] for n in findings.get(name, ())), gpus, topology)
-        for name in dict.fromkeys((*verdicts, *findings))
-    ]
+            findings.setdefault(finding.subject or CLUSTER, {})[n] = -1
+    bad = []
+    for name in dict.fromkeys((*verdicts, *findings)):
+        worst_rank = min((outcome_rank(verdict.outcome) for verdict in verdicts.get(name, ())), default=0)
+        # a finding that explains no verdict counts like one that explains the worst; a cause of a warning is not the
+        # cause of a failure
+        of_part = {n: max(rank, worst_rank) for n, rank in findings.get(name, {}).items()}
+        ordered = sorted(of_part, key=lambda n: (of_part[n], findings[name][n] < 0))
+        bad.append(
+            Part(
+                kind=subject_kind(name),
+                name=name,
+                node="" if name == CLUSTER else name.partition("/")[0],
+                index=match["index"] if (match := _GPU.fullmatch(name)) else "",
+                gpu=gpus.get(name, Gpu()),
+                switches=_switches(name, topology) if topology else "",
+                figures=_worst_first(figures(verdicts.get(name, ()))),
+                findings=tuple(trial.findings[n] for n in ordered),
+                has_cause=bool(ordered) and of_part[ordered[0]] == worst_rank,
+            )
+        )
     return sorted(bad, key=_part_key)
 
 
@@ -203,26 +220,6 @@ def run_values(run_dir: Path | None) -> dict[str, str]:
     return {"RUN": shlex.quote(str(run_dir))} if run_dir else {}
 
 
-def _part(
-    name: str,
-    verdicts: Sequence[Verdict],
-    findings: tuple[Finding, ...],
-    gpus: Mapping[str, Gpu],
-    topology: Topology | None,
-) -> Part:
-    match = _GPU.fullmatch(name)
-    return Part(
-        kind=subject_kind(name),
-        name=name,
-        node="" if name == CLUSTER else name.partition("/")[0],
-        index=match["index"] if match else "",
-        gpu=gpus.get(name, Gpu()),
-        switches=_switches(name, topology) if topology else "",
-        figures=_worst_first(figures(verdicts)),
-        findings=findings,
-    )
-
-
 def _merged(group: Sequence[Part]) -> tuple[Figure, ...]:
     if len(group) == 1:
         return group[0].figures
@@ -237,7 +234,7 @@ def _part_key(part: Part) -> tuple[object, ...]:
     # findings without a verdict come before warnings
     order = NOT_PASSED.index(part.outcome) if part.outcome else NOT_PASSED.index(Outcome.WARN) - 0.5
     kind = KINDS.index(part.kind) if part.kind in KINDS else len(KINDS)
-    return order, not part.findings, kind, -len(part.figures), natural_key(part.name)
+    return order, not part.has_cause, kind, -len(part.figures), natural_key(part.name)
 
 
 def _switches(subject: str, topology: Topology) -> str:

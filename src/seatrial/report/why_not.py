@@ -88,7 +88,7 @@ def next_step(trial: Trial, found: Sequence[Problem]) -> str:
     for problem in found:
         if command := problem.first.first_command:
             # commands of causes run on the right node
-            is_complete = not problem.first.node or problem.first.findings or command.startswith("seatrial ")
+            is_complete = not problem.first.node or problem.first.has_cause or command.startswith("seatrial ")
             return f"`{command}`" if is_complete else f"on {problem.first.node}: `{command}`"
         if problem.first.outcome:
             return next(iter(problem.first.fixes), "")
@@ -141,8 +141,8 @@ def _problem_reason(problem: Problem, blocking: Sequence[Figure]) -> NotAccepted
     text = first.verdict.summary if first.verdict else ""
     text += f", limit {first.limit_text}" if first.expected is not None and first.limit is not None else ""
     text += f" (and {plural(len(blocking) - 1, 'more figure')})" if len(blocking) > 1 else ""
-    command = part.findings[0].first_command if part.findings else ""
-    if part.findings:
+    command = part.findings[0].first_command if part.has_cause else ""
+    if part.has_cause:
         finding = part.findings[0]
         title += f": {finding.title} ({finding.confidence} confidence)"
         text = f"{finding.evidence.rstrip('.')}; {text}"
