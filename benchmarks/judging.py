@@ -1,6 +1,6 @@
 """Measures CPU time and memory of judging a large cluster.
 
-    python benchmarks/judging.py [--record TRIAL.json] [--nodes 1024] [--gpus 8]
+    python benchmarks/judging.py [--record TRIAL.json] [--nodes 1024] [--gpus 8] [--reports]
 
 Copies the measurements of a real run to the given number of nodes and GPUs: by default the shipped acceptance of 4×H200
 to 1,024 nodes of 8 GPUs, which share the samples in memory. Prints the duration of judging (verdicts, insights and
@@ -16,12 +16,15 @@ import itertools
 import resource
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from pydantic import JsonValue
 from tools.records import record_path
 
 from seatrial.checks import catalog
@@ -33,6 +36,7 @@ from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.judge.insights import trial_insights
 from seatrial.model import CLUSTER, Job, Measurement, Metric, Scope, Trial
 from seatrial.pipeline.run_directory import load_trial
+from seatrial.report import FORMATS, render
 from seatrial.util.gc_pause import gc_paused
 
 RECORD = record_path("2026-11-22-4xh200/acceptance")
@@ -109,12 +113,31 @@ def _scale_measurements(check: Check, recorded: list[Measurement], job: Job | No
         metrics += tuple(replace(metric, subject=each_node) for metric in of_nodes for each_node in nodes)
         if rank == 0:
             metrics += tuple(_metrics_of_many_nodes(check, metrics, job.nodes))
-        facts = template.facts
+        facts = _with_distinct_gpus(template.facts, node, job.expected_gpus or job.ranks_per_node)
         if facts.get("world_size") == len(recorded) > 1:
             facts = {**facts, "world_size": job.process_count, "nodes": job.nodes}
         series = () if rank else template.series
         changed = {"rank": rank, "subject": subject, "metrics": metrics, "facts": facts, "series": series}
         yield template.model_copy(update=changed)
+
+
+def _with_distinct_gpus(facts: dict[str, JsonValue], node: str, gpus: int) -> dict[str, JsonValue]:
+    """``facts`` in which each GPU of ``node`` has a serial number, UUID and PCI address of its own."""
+    listed = facts.get("gpus")
+    recorded = [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+    if not recorded:
+        return facts
+    copies: list[JsonValue] = [
+        {
+            **recorded[index % len(recorded)],
+            "index": index,
+            "serial": f"{165_000_000_000 + 8 * int(node.removeprefix('node')) + index}",
+            "uuid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{node}/gpu{index}")),
+            "pci_bus_id": f"0000:{0x10 + index:02x}:00.0",
+        }
+        for index in range(gpus)
+    ]
+    return {**facts, "gpus": copies}
 
 
 def _metrics_of_many_nodes(check: Check, metrics: Sequence[Metric], nodes: int) -> Iterator[Metric]:
@@ -163,11 +186,21 @@ def below_threshold(name: str, value: float, threshold: float, unit: str) -> boo
     return passed
 
 
+def print_report_times(trial: Trial) -> None:
+    """Print CPU time and size of each report, except the record itself."""
+    for format in FORMATS:
+        if format != "json":
+            start = time.process_time()
+            size = len(render(trial, format).encode())
+            print(f"{format}: {time.process_time() - start:.1f} s of CPU, {size / 1e6:.2f} MB")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--nodes", type=int, default=1024)
     parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--reports", action="store_true", help="also render all reports, and print their time and size")
     options = parser.parse_args()
     trial = load_trial(options.record)
     config, jobs, measurements = scale_trial(trial, options.nodes, options.gpus)
@@ -180,6 +213,14 @@ def main() -> int:
         unjudged = metrics_without_threshold(catalog(), measurements, verdicts)
         decision = decide(required, verdicts, trial.excluded_checks, "a benchmark", metrics_without_threshold=unjudged)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+    if options.reports:
+        changed: dict[str, Any] = {
+            "config": config.model_dump(mode="json"),
+            "jobs": jobs,
+            "measurements": tuple(measurements),
+        }
+        changed |= {"verdicts": verdicts, "insights": tuple(insights), "decision": decision, "findings": ()}
+        print_report_times(trial.model_copy(update=changed))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
     print(f"{options.nodes} nodes × {options.gpus} GPUs: {len(measurements):,} measurements, {metrics:,} metrics")
     print(f"{len(verdicts):,} verdicts, {len(insights)} insights, {decision.value}")

@@ -272,6 +272,7 @@ def test_temporary_files_of_a_killed_report_are_removed(out: Path) -> None:
     program = Program("run", "--resume", out, first=KILLED_BETWEEN_REPORTS)
     program.process.wait(120)
     assert sorted(path.name.partition(".incomplete-")[0] for path in out.glob("*.incomplete-*")) == [
+        "figures.csv",
         "junit.xml",
         "metrics.prom",
         "report.html",

@@ -24,6 +24,7 @@ COMMANDS = [
     "evaluate",
     "judge",
     "report",
+    "ticket",
     "explain",
     "drill",
     "schema",

@@ -19,7 +19,7 @@ COMMAND = "  next: `" + "command " * 30 + "end`"
 
 
 def test_json_output_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    print_result(samples.rejected(), as_json=True, report=Path("report.html"))
+    print_result(samples.rejected(), as_json=True, run_dir=Path("runs/x"))
     out, err = capsys.readouterr()
     assert Trial.model_validate_json(out) == samples.rejected()
     assert err == ""
@@ -27,12 +27,14 @@ def test_json_output_is_one_document(capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out) == {"gpus": []}
 
 
-@pytest.mark.parametrize("report", [Path("runs/report.html"), None])
-def test_the_path_of_the_report_is_printed_if_given(report: Path | None, capsys: pytest.CaptureFixture[str]) -> None:
-    print_result(samples.rejected(), as_json=False, report=report)
-    out = capsys.readouterr().out
-    assert "REJECTED" in out
-    assert ("Report: runs/report.html" in out) is (report is not None)
+def test_the_summary_is_short_unless_it_is_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(samples.rejected(), as_json=False)
+    short = capsys.readouterr().out
+    print_result(samples.rejected(), as_json=False, verbose=True)
+    full = capsys.readouterr().out
+    assert "REJECTED" in short
+    assert "REJECTED" in full
+    assert ("evidence" in short, "evidence" in full) == (False, True)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

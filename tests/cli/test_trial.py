@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
 from pathlib import Path
 
 import pytest
+from tools.records import record_path
 
 from seatrial import report
 from seatrial.cli import trial
@@ -31,6 +33,7 @@ def test_the_files_of_a_run(finished_run: Path) -> None:
         "measurements.jsonl",
         "report.html",
         "junit.xml",
+        "figures.csv",
         "metrics.prom",
         "run.json",
         "jobs",
@@ -118,12 +121,61 @@ def test_judge_changes_no_file(finished_run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("html", "<!doctype html>"), ("junit", "<?xml"), ("prometheus", "# HELP"), ("json", "{"), ("markdown", "#")],
+    [
+        ("html", "<!doctype html>"),
+        ("junit", "<?xml"),
+        ("prometheus", "# HELP"),
+        ("json", "{"),
+        ("markdown", "#"),
+        ("csv", "outcome,check"),
+        ("summary", "{"),
+    ],
 )
 def test_report_prints_every_format(finished_run: Path, name: str, start: str) -> None:
     code, out, err = call("report", finished_run, "--format", name)
     assert code == 0, err
     assert out.lower().startswith(start.lower())
+
+
+def test_report_judges_the_record(finished_run: Path, tmp_path: Path) -> None:
+    written = json.loads((finished_run / "trial.json").read_text())
+    written["decision"] = {**written["decision"], "value": "REJECTED", "reason": "an old verdict"}
+    (tmp_path / "trial.json").write_text(json.dumps(written))
+    assert "an old verdict" not in call("report", tmp_path)[1]
+
+
+def test_judge_files_a_page_and_a_record(finished_run: Path, tmp_path: Path) -> None:
+    page, out = tmp_path / "page.html", tmp_path / "out"
+    code, _, err = call("judge", finished_run, "--html", page, "--out", out)
+    assert code == 0, err
+    digest = hashlib.sha256((finished_run / "trial.json").read_bytes()).hexdigest()
+    assert digest in page.read_text()
+    assert {path.name for path in out.iterdir()} == set(report.FILES)
+    assert hashlib.sha256((out / "trial.json").read_bytes()).hexdigest() in (out / "report.html").read_text()
+    assert call("judge", finished_run, "--out", out)[0] == 2, "not empty"
+    code, _, err = call("judge", finished_run, "--html", tmp_path)
+    assert code == 2
+    assert str(tmp_path) in err
+
+
+def test_judge_by_another_trial(finished_run: Path, tmp_path: Path) -> None:
+    contract = tmp_path / "contract.yaml"
+    contract.write_text("name: contract\nchecks:\n  host.inventory: {expect: {nofile_soft: '>= 9999999999 files'}}\n")
+    code, out, err = call("judge", finished_run, "--trial", contract, "--json")
+    assert code == 1, err
+    assert Trial.model_validate_json(out).name == "contract"
+
+
+def test_ticket_names_the_part_and_hides_private_text() -> None:
+    record = record_path("2026-11-23-2xh200/busy-gpu")
+    code, out, err = call("ticket", record)
+    assert code == 0, err
+    for expected in ("GPU vm/gpu1", "1654924088691", "0000:00:07.0", "315.4, 316.2", "nvidia-bug-report.sh"):
+        assert expected in out
+    assert call("ticket", record, "cluster")[1].startswith("cluster cluster: collectives.all_reduce busbw.8GiB")
+    code, _, err = call("ticket", record, "vm/gpu0")
+    assert code == 2
+    assert "vm/gpu1" in err
 
 
 def test_a_record_with_an_invalid_config_is_not_judged(finished_run: Path, tmp_path: Path) -> None:
@@ -134,13 +186,13 @@ def test_a_record_with_an_invalid_config_is_not_judged(finished_run: Path, tmp_p
     assert (code, out) == (2, "")
     assert "config.limits: " in err
     assert "Traceback" not in err
-    assert call("report", tmp_path)[0] == 0
+    assert call("report", tmp_path)[0] == 2, "a report never shows old verdicts"
 
 
 def test_the_error_of_an_unknown_format_lists_the_formats(finished_run: Path) -> None:
     code, _, err = call("report", finished_run, "--format", "pdf")
     assert code == 2
-    assert "html, junit, prometheus, json, markdown" in err
+    assert "html, junit, prometheus, json, markdown, csv, summary" in err
 
 
 def test_json_puts_one_document_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tools.records import record_path
 
 from seatrial.config.schema import Config
-from seatrial.model import DecisionValue, MissingNode, Outcome, UsageError
+from seatrial.model import BasisKind, DecisionValue, MissingNode, Outcome, UsageError
 from seatrial.pipeline.rejudge import learn, load_baseline, rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.report import samples
@@ -69,3 +69,37 @@ def test_learn_requires_runs(tmp_path: Path) -> None:
 
 def test_trial_without_baseline() -> None:
     assert load_baseline(Config.model_validate(samples.accepted().config)) is None
+
+
+CONTRACT = """
+name: contract
+checks:
+  device.gemm: {expect: {tflops.bf16: "> 600 TFLOP/s"}}
+  collectives.all_reduce: {options: {sizes: [1GiB]}}
+  train.lora: {}
+"""
+
+
+def test_a_record_is_judged_by_the_trial_of_a_contract(tmp_path: Path) -> None:
+    contract = tmp_path / "contract.yaml"
+    contract.write_text(CONTRACT)
+    trial = load_trial(record_path("2026-11-23-2xh200/busy-gpu"))
+    judged = rejudge(trial, other_trial=str(contract))
+    verdicts = {(verdict.check, verdict.metric, verdict.subject): verdict for verdict in judged.verdicts}
+    by_contract = [
+        v for v in judged.verdicts if v.basis and v.basis.kind is BasisKind.TRIAL and v.metric == "tflops.bf16"
+    ]
+    assert [(verdict.subject, verdict.outcome) for verdict in by_contract] == [
+        ("vm/gpu0", Outcome.PASS),
+        ("vm/gpu1", Outcome.FAIL),
+    ]
+    assert verdicts["train.lora", "", "cluster"].outcome is Outcome.ERROR, "the record lacks it"
+    other_options = verdicts["collectives.all_reduce", "", "cluster"]
+    assert other_options.outcome is Outcome.UNJUDGED
+    assert "sizes" in other_options.detail
+    assert judged.name == "contract"
+    accepted = load_trial(ACCEPTED)
+    assert rejudge(accepted).decision.value is DecisionValue.ACCEPTED
+    assert rejudge(accepted, other_trial=str(contract)).decision.value is DecisionValue.INCOMPLETE
+    with pytest.raises(UsageError, match=r"missing\.yaml"):
+        rejudge(accepted, other_trial="missing.yaml")

@@ -10,7 +10,7 @@ from tools.records import record_path
 
 from seatrial.config.schema import Config
 from seatrial.model import DecisionValue, Job, Measurement, Trial
-from seatrial.pipeline.rejudge import rejudge, with_derived_hardware
+from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.tested_hardware import cpu_only, device_conflict
 from seatrial.pipeline.tested_hardware import tested_hardware as hardware
@@ -86,10 +86,10 @@ def accepted() -> Trial:
 def test_decision_of_the_record_is_not_believed(accepted: Trial) -> None:
     decision = accepted.decision.model_copy(update={"cpu_only": True, "tested_hardware": "CPU ONLY: no GPU"})
     edited = accepted.model_copy(update={"decision": decision})
-    for judged in (rejudge(edited), with_derived_hardware(edited)):
-        assert judged.decision.value is DecisionValue.ACCEPTED
-        assert not judged.decision.cpu_only
-        assert judged.decision.tested_hardware == "1 node, 2 × NVIDIA H200"
+    judged = rejudge(edited)
+    assert judged.decision.value is DecisionValue.ACCEPTED
+    assert not judged.decision.cpu_only
+    assert judged.decision.tested_hardware == "1 node, 2 × NVIDIA H200"
 
 
 def test_gpu_record_edited_to_a_cpu_only_one_is_incomplete(accepted: Trial) -> None:

@@ -7,14 +7,15 @@ import shutil
 
 import pytest
 
-from seatrial.report import view
+from seatrial.report import figures, view
 from tests.paths import GOLDEN
 from tests.report.samples import CATALOG
 
 
 @pytest.fixture(autouse=True)
 def _catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "catalog", lambda: CATALOG)
+    for module in (figures, view):
+        monkeypatch.setattr(module, "catalog", lambda: CATALOG)
 
 
 def assert_golden(name: str, text: str) -> None:

@@ -138,5 +138,5 @@ def test_the_decision_is_in_the_dom(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(render(samples.rejected()), encoding="utf-8")
     dom = browse(page)
-    assert "<h1>REJECTED</h1>" in dom
+    assert "<h1>REJECTED: 1 GPU fails</h1>" in dom
     assert samples.rejected().decision.reason in dom

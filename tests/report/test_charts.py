@@ -16,6 +16,7 @@ from seatrial.report.charts import (
     RUG_HEIGHT,
     RUG_WIDTH,
     Chart,
+    Limit,
     charts,
     rug,
 )
@@ -150,24 +151,39 @@ def test_the_curve_of_any_values_is_within_the_frame(points: list[tuple[float, f
 
 
 def test_the_rug_plot_spans_at_least_ten_percent_around_the_median() -> None:
-    tight, wide = rug([99, 100, 101], [False] * 3), rug([50, 100, 150], [False] * 3)
+    tight, wide = rug([99, 100, 101], None, None, ""), rug([50, 100, 150], None, None, "")
     assert tight.passed == "M43.4 4V12M48 4V12M52.6 4V12"
     assert wide.passed == "M2 4V12M48 4V12M94 4V12"
 
 
-def test_values_that_did_not_pass_have_separate_ticks() -> None:
-    strip = rug([1, 2, 3], [False, False, True])
-    assert (strip.passed.count("M"), strip.not_passed) == (2, "M94 1V15")
+def test_values_beyond_the_limit_have_separate_ticks_and_the_limit_a_line() -> None:
+    strip = rug([1, 2, 3], 2.5, 2, "<=")
+    assert (strip.passed.count("M"), strip.not_passed, strip.limit) == (2, "M94 1V15", "M71 0V16")
+    assert strip.expected.startswith("M48 ")
 
 
 def test_many_passed_values_are_a_histogram() -> None:
-    strip = rug([float(value) for value in range(MAX_TICKS + 1)], [False] * (MAX_TICKS + 1))
+    strip = rug([float(value) for value in range(MAX_TICKS + 1)], None, None, "")
     assert strip.passed.count("v") <= RUG_WIDTH / 3 + 1
     assert "V" not in strip.passed
 
 
-@given(st.lists(st.tuples(number, st.booleans()), min_size=2, max_size=60))
-def test_the_ticks_of_any_values_are_within_the_strip(values: list[tuple[float, bool]]) -> None:
-    strip = rug([value for value, _ in values], [bad for _, bad in values])
-    starts = [move.split("V")[0].split("v")[0].split() for move in (strip.passed + strip.not_passed).split("M")[1:]]
+@given(st.lists(number, min_size=2, max_size=60), number, number)
+def test_the_ticks_of_any_values_are_within_the_strip(values: list[float], limit: float, expected: float) -> None:
+    strip = rug(values, limit, expected, ">=")
+    paths = strip.passed + strip.not_passed + strip.limit + strip.expected
+    starts = [move.split("V")[0].split("v")[0].split() for move in paths.split("M")[1:]]
     assert all(0 <= float(x) <= RUG_WIDTH + 3 and 0 <= float(y) <= RUG_HEIGHT for x, y in starts)
+
+
+def test_limits_are_marked_at_their_sizes() -> None:
+    sizes = [2.0**20, 2.0**30]
+    marks = [
+        Limit("busbw", 2.0**30, 90.0, 100.0),
+        Limit("busbw", 2.0**33, 1.0, None),
+        Limit("other", 2.0**30, 1.0, None),
+    ]
+    (chart,) = charts([series("busbw", sizes, [10.0, 95.0], units="B GB/s")], frozenset(), marks)
+    ((x, y),) = chart.limits
+    assert (x, y) == (chart.x.position(2.0**30), chart.y.position(90.0))
+    assert chart.expected == ((x, chart.y.position(100.0)),)

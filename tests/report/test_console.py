@@ -47,3 +47,10 @@ def test_the_width_in_COLUMNS_applies_to_files(monkeypatch: pytest.MonkeyPatch) 
     stream = Stream(file=file)
     stream.print("a b c d e f g h")
     assert file.getvalue() == "a b c d e\nf g h\n"
+
+
+def test_lines_in_a_file_are_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    file = io.StringIO()
+    Stream(file=file).print("word " * 100)
+    assert file.getvalue().count("\n") == 1

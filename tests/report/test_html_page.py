@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 from pydantic import JsonValue
+from tools.records import record_path
 
 from seatrial.model import Artifact, JobState, Outcome, Trial
+from seatrial.pipeline.run_directory import load_trial
 from seatrial.report.html_page import MEANINGS, SYMBOLS, href, render
+from seatrial.report.identity import gpus_of, serial_digest
+from seatrial.report.parts import parts, problems
 from tests.report import samples
 from tests.report.sample_data import METHOD
 
-VOID = {"meta", "link", "wbr"}
+VOID = {"meta", "link", "wbr", "input"}
 
 
 class Page(HTMLParser):
@@ -84,22 +87,49 @@ def test_the_decision_has_a_symbol_and_a_reason(sample: str) -> None:
         assert shlex.join(trial.command) in page.text
 
 
-def test_every_problem_has_its_evidence_and_fix() -> None:
+def test_every_problem_has_its_worst_value_evidence_and_fix() -> None:
     trial = samples.rejected()
     text = words(Page(render(trial)).text)
-    for verdict in trial.verdicts:
-        if verdict.outcome.value in ("FAIL", "ERROR", "UNJUDGED", "WARN"):
-            for expected in (verdict.message, verdict.evidence, verdict.fix.replace("`", "")):
+    for problem in problems(parts(trial)):
+        assert problem.title in text
+        for figure in problem.figures:
+            assert figure.verdict
+            for expected in (figure.verdict.message, figure.verdict.evidence, figure.verdict.fix.replace("`", "")):
                 assert words(expected) in text
 
 
-def test_the_overview_has_the_reason_of_a_skipped_check() -> None:
-    trial = samples.rejected()
-    reason = "not applicable: a single GPU has no peer"
-    verdict = replace(trial.verdicts[0], outcome=Outcome.SKIP, metric="", value=None, detail=reason)
-    skipped = trial.model_copy(update={"verdicts": (verdict,), "measurements": (), "jobs": ()})
-    overview = render(skipped).partition('id="overview"')[2].partition("</table>")[0]
-    assert "<td>not applicable: a single GPU has no peer</td>" in overview
+def test_the_first_screen_answers_what_why_and_what_to_do() -> None:
+    trial = load_trial(record_path("2026-11-23-2xh200/busy-gpu"))
+    first = words(
+        Page(render(trial, "0123abcd")).text.partition("Problems by part")[2].partition("Problems by part")[0]
+    )
+    for expected in (
+        "REJECTED: 1 GPU and 1 link fail",
+        trial.decision.reason,
+        "Do first on vm: nvidia-smi -q",
+        "vm/gpu1 serial 1654924088691, GPU-71065a98-5ac3-45ac-4f16-b66204303f01, slot 0000:00:07.0",
+        "Excluded by --only 35 checks",
+        "580.159.04",
+        "0123abcd",
+        serial_digest(gpus_of(trial)),
+        "Provider: name, date, signature",
+    ):
+        assert expected in first
+
+
+def test_a_record_without_serials_says_so() -> None:
+    page = render(samples.accepted().model_copy(update={"measurements": (), "environment": {}}))
+    assert "none recorded" in Page(page).text
+    assert "no SHA-256" in Page(page).text
+
+
+def test_failures_precede_errors_and_warnings_everywhere() -> None:
+    trial = samples.large_cluster()
+    found = [problem.first.outcome for problem in problems(parts(trial))]
+    assert found == [Outcome.FAIL, Outcome.ERROR, Outcome.WARN, Outcome.WARN]
+    html = render(trial)
+    assert re.findall(r'<details class="problem (\w+)"', html) == ["fail", "error", "warn", "warn"]
+    assert re.findall(r'<details class="problem \w+" id="[^"]*" (open)?', html) == ["open", "open", "", ""]
 
 
 def test_every_finding_is_in_the_page() -> None:
@@ -126,18 +156,6 @@ def test_the_method_is_below_the_heading() -> None:
     html = render(samples.accepted())
     assert f'<p class="how">{METHOD}</p>' in html
     assert html.count(METHOD) == 1  # not repeated in the facts
-
-
-def test_the_node_map_has_a_legend() -> None:
-    text = words(Page(render(samples.large_cluster())).text)
-    assert (
-        "A box is a GPU and shows its index, or the symbol of an outcome other than PASS. ✗ FAIL ⊘ ERROR 0 PASS" in text
-    )
-    assert "A box is a rank (a process without a GPU) and" in words(Page(render(without_gpus())).text)
-
-
-def without_gpus() -> Trial:
-    return Trial.model_validate_json(samples.accepted().model_dump_json().replace("h200-01/gpu", "h200-01/rank"))
 
 
 def test_the_state_and_failed_rank_of_jobs() -> None:
@@ -235,15 +253,15 @@ def test_bandwidths_of_gpu_pairs_are_a_table() -> None:
     assert "<tr><th>gpu2</th><td>782</td><td>782</td><td>–</td></tr>" in html
 
 
-def test_the_page_of_512_gpus_is_rendered_in_3_s_with_collapsed_tables() -> None:
+def test_the_page_of_512_gpus_is_rendered_in_3_s_with_the_worst_parts() -> None:
     trial = samples.large_cluster()
     started = time.process_time()
     html = render(trial)
     assert time.process_time() - started < 3
     assert len(html) < 1_000_000
-    assert html.count('<details class="by-subject" >') == 4
-    assert '<details class="by-subject" open>' not in html
-    assert '<details class="by-subject" open>' in render(samples.accepted())
+    assert html.count("<") < 20_000
+    assert "The 10 worst of 512 subjects; all are in figures.csv" in html
+    assert html.count('class="node"') == 64
 
 
 def test_every_state_of_a_job_has_a_symbol() -> None:

@@ -15,7 +15,7 @@ from tests.paths import ROOT
 from tests.report import samples
 from tests.report.svg_paths import points_of
 
-FILES = ["trial.json", "junit.xml", "metrics.prom", "report.html"]
+FILES = ["trial.json", "junit.xml", "metrics.prom", "figures.csv", "report.html"]
 
 
 def test_formats_are_imported_at_their_first_use() -> None:
@@ -94,11 +94,11 @@ def test_an_invalid_start_time_is_unknown() -> None:
 
 
 def test_the_error_of_an_unknown_format_lists_the_formats() -> None:
-    with pytest.raises(UsageError, match=r"'pdf': expected html, junit, prometheus, json, markdown"):
+    with pytest.raises(UsageError, match=r"'pdf': expected html, junit, prometheus, json, markdown, csv, summary"):
         report.render(samples.accepted(), "pdf")
 
 
-def test_write_all_writes_exactly_the_four_files(tmp_path: Path) -> None:
+def test_write_all_writes_exactly_these_files(tmp_path: Path) -> None:
     assert report.write_all(samples.accepted(), tmp_path) == [tmp_path / name for name in FILES]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
 
@@ -145,7 +145,7 @@ def test_write_some_writes_the_other_files(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_an_error_for_every_file(tmp_path: Path) -> None:
-    with pytest.raises(report.NotWritten, match=r"trial\.json.*junit\.xml.*metrics\.prom.*report\.html"):
+    with pytest.raises(report.NotWritten, match=r"trial\.json.*junit\.xml.*metrics\.prom.*figures\.csv.*report\.html"):
         report.write_all(samples.accepted(), tmp_path / "missing")
 
 

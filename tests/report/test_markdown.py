@@ -35,21 +35,21 @@ def test_mentions_and_issue_numbers_are_escaped() -> None:
     assert "#1" not in outside_code
 
 
-def test_the_table_has_one_row_per_check_with_hostile_names() -> None:
+def test_tables_of_parts_and_checks_have_one_row_each_with_hostile_names() -> None:
     trial = samples.hostile()
     html = as_html(render(trial))
-    assert html.count("<table>") == 1
-    # the header, five planned checks, the hostile one, and the excluded hostile one
-    assert html.count("<tr>") == 1 + 5 + 1 + 1
-    assert html.count("<td") == 7 * 4
+    assert html.count("<table>") == 2
+    # two bad parts; five planned checks, the hostile one, and the excluded hostile one
+    assert html.count("<tr>") == (1 + 2) + (1 + 5 + 1 + 1)
+    assert html.count("<td") == 2 * 5 + 7 * 4
 
 
 def test_the_number_of_problems_is_limited() -> None:
     trial = samples.large_cluster()
-    different_fixes = tuple(replace(verdict, fix=f"fix {number}") for number, verdict in enumerate(trial.verdicts))
-    text = render(trial.model_copy(update={"verdicts": different_fixes}))
+    different = tuple(replace(verdict, metric=f"m{number}") for number, verdict in enumerate(trial.verdicts))
+    text = render(trial.model_copy(update={"verdicts": different}))
     assert text.count("\n### ") == MAX_PROBLEMS
-    assert "… and 18 more problems (see the report)." in text
+    assert "more problems (see the report)." in text
 
 
 def test_the_methods_of_checks_are_listed() -> None:

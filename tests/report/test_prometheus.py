@@ -135,4 +135,5 @@ def test_messages_are_not_in_labels() -> None:
         "decision",
         "kind",
         "confidence",
+        "serial",
     }

@@ -8,7 +8,6 @@ import pytest
 from pydantic import JsonValue
 from rich.console import Console
 
-from seatrial.model import Outcome
 from seatrial.report import html_page, markdown, terminal
 from seatrial.report.scaling import scaling_table
 from tests.report import samples
@@ -23,12 +22,7 @@ def test_one_node_and_all_nodes_side_by_side() -> None:
     all_reduce, training = table.rows
     assert (all_reduce.gpu, all_reduce.node, all_reduce.cluster) == ("", "478.6 GB/s", "371.4 GB/s")
     assert (all_reduce.two_nodes, all_reduce.ratio) == ("466.3 GB/s", "77.6 %")
-    assert {metric: outcome for metric, _, outcome in all_reduce.judged} == {
-        "link_efficiency": Outcome.PASS,
-        "ring_efficiency": Outcome.PASS,
-    }
     assert (training.gpu, training.ratio) == ("31,000 tokens/s/GPU", "86.0 %")
-    assert [outcome for _, _, outcome in training.judged] == [Outcome.PASS, Outcome.FAIL, Outcome.FAIL]
 
 
 @pytest.mark.parametrize("name", ["accepted", "rejected", "hostile", "large_cluster"])
@@ -57,9 +51,9 @@ def test_golden() -> None:
     assert_golden("report-four-nodes.md", markdown.render(trial))
 
 
-def test_html_shows_the_table_and_its_verdicts() -> None:
+def test_html_shows_the_table() -> None:
     page = html_page.render(samples.four_nodes())
-    section = page[page.index('<h3 id="scaling">') : page.index("<h3>Node map</h3>")]
+    section = page[page.index('id="scaling"') : page.index('id="map"')]
     for text in (
         "1 node (8 GPUs)",
         "2 nodes (16 GPUs)",
@@ -67,7 +61,5 @@ def test_html_shows_the_table_and_its_verdicts() -> None:
         "4 nodes (32 GPUs)",
         "478.6",
         "86.0 %",
-        "efficiency.",
-        "FAIL",
     ):
         assert text in section, text

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from seatrial.model import Measurement, Metric, Outcome, Reason, Timing, Verdict
+from seatrial.model import Measurement, Metric, Outcome, Timing, Verdict
 from seatrial.report.sections import (
     fact_rows,
     is_pair_table,
     is_table,
     make_rug,
+    node_groups,
     node_map,
     pretty,
     settings,
     subject_table,
     time_bar,
 )
-from seatrial.report.view import chapters
+from seatrial.report.view import WORST_SUBJECTS, chapters
 from tests.report import samples
 
 
@@ -64,35 +66,17 @@ def test_the_node_map_shows_the_worst_outcome_of_nodes_and_devices() -> None:
     assert nodes["node51"].devices[7].outcome is Outcome.ERROR
 
 
-def test_the_table_by_subject_has_the_worst_subject_first() -> None:
-    (check,) = (
-        check
-        for chapter in chapters(samples.large_cluster())
-        for check in chapter.checks
-        if check.name == "gpu.inventory"
-    )
-    table = subject_table(check)
-    assert table is not None
-    assert table.columns[0].name == "ecc_uncorrected"
-    assert [(subject, outcome) for subject, outcome, _ in table.rows[:3]] == [
-        ("node17/gpu5", Outcome.FAIL),
-        ("node42/gpu2", Outcome.FAIL),
-        ("node01/gpu0", Outcome.PASS),
-    ]
-    cell = table.rows[0][2][0]
-    assert cell is not None
-    assert (cell.value, cell.outcome) == ("3", Outcome.FAIL)
-    assert cell.reason.startswith("ecc_uncorrected is 3")
-
-
-def test_subjects_are_sorted_by_outcome_not_by_value() -> None:
-    """A higher value is better for a bandwidth and worse for a time."""
+def test_the_table_by_subject_has_the_worst_subjects_of_many_first() -> None:
     checks = {check.name: check for chapter in chapters(samples.large_cluster()) for check in chapter.checks}
-    with_failures, all_passed = subject_table(checks["gpu.inventory"]), subject_table(checks["train.cnn"])
-    assert with_failures
-    assert with_failures.has_several_outcomes
-    assert all_passed
-    assert not all_passed.has_several_outcomes
+    table = subject_table(checks["gpu.inventory"])
+    assert table is not None
+    assert table.figures[0].metric == "ecc_uncorrected"
+    assert len(table.rows) == WORST_SUBJECTS
+    assert [(subject, cells[0]) for subject, cells in table.rows[:2]] == [
+        ("node17/gpu5", ("3", Outcome.FAIL)),
+        ("node42/gpu2", ("3", Outcome.FAIL)),
+    ]
+    assert table.rows[2][1][0] == ("0", None)
 
 
 def test_a_check_with_one_subject_has_no_table_by_subject() -> None:
@@ -102,7 +86,7 @@ def test_a_check_with_one_subject_has_no_table_by_subject() -> None:
 
 def test_a_row_has_a_rug_plot_only_if_values_differ() -> None:
     checks = {check.name: check for chapter in chapters(samples.accepted()) for check in chapter.checks}
-    has_rug = {row.name: make_rug(row) is not None for row in checks["gpu.inventory"].rows}
+    has_rug = {row.metric: make_rug(row) is not None for row in checks["gpu.inventory"].figures}
     assert has_rug == {
         "ecc_uncorrected": False,
         "pcie_width": False,
@@ -124,7 +108,7 @@ def test_a_fact_that_differs_has_its_values_with_subjects() -> None:
     rows = {row.name: row.values for row in fact_rows(measurements)}
     assert rows == {
         "driver": (("580", ("node2", "node10")), ("570", ("node3",))),
-        "os": (("U", ("node2", "node3", "node10")),),
+        "os": (("U", ("node10", "node2", "node3")),),
     }
 
 
@@ -194,23 +178,26 @@ def test_a_square_matrix_with_gpu_names_is_a_pair_table(value: Any, expected: bo
     assert is_pair_table(value) is expected
 
 
-def test_a_missing_value_is_an_error_in_the_table_by_subject() -> None:
-    metric = Metric(name="m", value=1, unit="s", subject="n/gpu0")
-    verdicts = (
-        Verdict(check="train.cnn", subject="n/gpu0", metric="m", outcome=Outcome.PASS),
-        Verdict(
-            check="train.cnn",
-            subject="n/gpu1",
-            metric="m",
-            outcome=Outcome.ERROR,
-            reasons=(Reason.MEASUREMENT_FAILED,),
-            detail="m was not measured",
-        ),
-    )
-    measurement = Measurement(check="train.cnn", subject="n/gpu0", metrics=(metric,))
-    trial = samples.accepted().model_copy(update={"measurements": (measurement,), "verdicts": verdicts, "jobs": ()})
+def test_a_subject_without_a_value_has_an_empty_cell() -> None:
+    metrics = [
+        Metric(name=name, value=1, unit="s", subject=f"n/gpu{gpu}")
+        for name in "ab"
+        for gpu in range(3)
+        if f"{name}{gpu}" != "b2"
+    ]
+    missing = Verdict(check="train.cnn", subject="n/gpu2", metric="b", outcome=Outcome.ERROR, detail="not measured")
+    measurement = Measurement(check="train.cnn", subject="n", metrics=tuple(metrics))
+    trial = samples.accepted().model_copy(update={"measurements": (measurement,), "verdicts": (missing,), "jobs": ()})
     table = subject_table(chapters(trial)[0].checks[0])
     assert table is not None
-    cell = table.rows[0][2][0]
-    assert cell is not None
-    assert (cell.value, cell.reason) == ("not measured", "m was not measured")
+    columns = [figure.metric for figure in table.figures]
+    assert table.rows[2][1][columns.index("b")] == ("", Outcome.ERROR)
+
+
+def test_the_map_of_many_nodes_shows_the_bad_ones() -> None:
+    trial = samples.large_cluster()
+    renamed = [replace(v, subject=f"x{v.subject}") for v in trial.verdicts if v.subject.startswith("node0")]
+    (group,) = node_groups(trial.model_copy(update={"verdicts": (*trial.verdicts, *renamed)}))
+    assert "node17" in {node.name for node in group.nodes}
+    assert "xnode01" not in {node.name for node in group.nodes}
+    assert group.healthy_count + len(group.nodes) == 64 + 9

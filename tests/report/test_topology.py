@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from seatrial.report import html_page
-from seatrial.report.topology import node_groups, slow_paths
+from seatrial.report.parts import parts
+from seatrial.report.sections import node_groups
 from tests.report import samples
 
 
@@ -16,12 +17,11 @@ def test_nodes_are_grouped_by_switch_and_rack() -> None:
     assert [group.name for group in node_groups(samples.rejected())] == [""]
 
 
-def test_slow_paths_have_their_switches() -> None:
-    assert {(path.subject, path.metric): path.switches for path in slow_paths(samples.four_nodes())} == {
-        ("n1->n3", "path_share"): "leaf1 – spine – leaf2 (crosses spine)",
-        ("n2/gpu5", "gpu_share"): "rail 5: leaf1-rail5",
-    }
-    assert slow_paths(samples.rejected()) == []
+def test_parts_on_a_slow_path_have_their_switches() -> None:
+    identities = {part.name: part.identity for part in parts(samples.four_nodes())}
+    assert identities["n1->n3"] == "leaf1 – spine – leaf2 (crosses spine)"
+    assert identities["n2/gpu5"].endswith("rail 5: leaf1-rail5")
+    assert not any("leaf" in part.identity for part in parts(samples.rejected()))
 
 
 def test_a_node_outside_the_topology_is_shown_as_such() -> None:
@@ -37,6 +37,5 @@ def test_a_node_outside_the_topology_is_shown_as_such() -> None:
 
 def test_html_has_both() -> None:
     page = html_page.render(samples.four_nodes())
-    assert "<h4>switch leaf1, rack A</h4>" in page
+    assert "<h3>switch leaf1, rack A</h3>" in page
     assert "crosses spine" in page
-    assert "Switches of slow paths" not in html_page.render(samples.rejected())

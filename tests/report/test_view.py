@@ -15,14 +15,14 @@ from seatrial.report import html_page, junit, markdown, prometheus
 from seatrial.report.terminal import summary
 from seatrial.report.view import (
     MAX_OVERVIEW,
+    WORST_SUBJECTS,
     CheckView,
     chapters,
-    grouped,
-    headline,
+    coverage,
+    decision_title,
     launchers,
     machine_size,
     outcome_counts,
-    problems,
 )
 from tests.report import samples
 
@@ -59,85 +59,43 @@ def test_a_planned_check_without_a_verdict_is_unjudged() -> None:
     assert {view.outcome for view in views} == {Outcome.UNJUDGED}
 
 
-def test_rows_are_problems_then_metrics_with_a_rule_then_families() -> None:
+def test_figures_are_those_with_problems_then_with_a_rule_then_families_by_size() -> None:
     verdicts = (verdict("n", Outcome.PASS, "with_rule"), verdict("n", Outcome.WARN, "problem"))
-    metrics = [("busbw.1", 1.0), ("latency.1", 1.0), ("busbw.2", 2.0), ("with_rule", 1.0), ("problem", 9.0)]
-    view = check(*((name, value, "s", "n") for name, value in metrics), verdicts=verdicts)
-    assert [row.name for row in view.rows] == ["problem", "with_rule", "busbw.1", "busbw.2", "latency.1"]
+    metrics = ["busbw.8GiB", "latency.1", "busbw.64MiB", "with_rule", "problem"]
+    view = check(*((name, 1.0, "s", "n") for name in metrics), verdicts=verdicts)
+    assert [row.metric for row in view.figures] == ["problem", "with_rule", "busbw.64MiB", "busbw.8GiB", "latency.1"]
 
 
-def test_rows_of_a_family_are_sorted_by_size() -> None:
-    names = ("busbw.1GiB", "busbw.64MiB", "busbw.1000004B", "gemm.tf32", "gemm.bf16")
-    view = check(*((name, 1.0, "x", "n") for name in names))
-    assert [row.name for row in view.rows] == ["busbw.1000004B", "busbw.64MiB", "busbw.1GiB", "gemm.tf32", "gemm.bf16"]
-    assert view.key_figure.startswith("busbw.1GiB ")
+def test_a_figure_without_a_rule_has_a_range() -> None:
+    (row,) = check(("t", 40.0, "°C", "n/gpu2"), ("t", 90.0, "°C", "n/gpu10")).figures
+    assert (row.outcome, row.measured, row.measured_text, row.n) == (None, None, "40–90 °C", 2)
+    assert row.values == (40, 90)
 
 
-def test_a_row_has_all_subjects_worst_first_and_their_median() -> None:
-    verdicts = (verdict("n/gpu10", Outcome.FAIL, "t"), verdict("n/gpu2", Outcome.PASS, "t"))
-    view = check(
-        ("t", 40.0, "°C", "n/gpu2"), ("t", 90.0, "°C", "n/gpu10"), ("t", 41.0, "°C", "n/gpu3"), verdicts=verdicts
-    )
-    row = view.rows[0]
-    assert [reading.subject for reading in row.readings] == ["n/gpu10", "n/gpu2", "n/gpu3"]
-    assert (row.value, row.range_text, row.subject_text) == ("41 °C", "40–90", "median of 3")
-    assert row.outcomes == [(Outcome.FAIL, 1), (Outcome.PASS, 1)]
-
-
-def test_equal_values_have_no_range() -> None:
-    row = check(("w", 16, "lanes", "n/gpu0"), ("w", 16, "lanes", "n/gpu1")).rows[0]
-    assert (row.value, row.range_text, row.subject_text) == ("16 lanes", "", "2 subjects")
-
-
-def test_one_subject_shows_the_range_of_its_samples() -> None:
+def test_the_values_of_one_subject_are_its_samples() -> None:
     metric = Metric(name="b", value=2.0, unit="GB/s", subject="cluster", samples=(1.0, 2.0, 4.0))
     view = CheckView("x", "X", "Other", (), (Measurement(check="x", subject="n", metrics=(metric,)),))
-    assert (view.rows[0].range_text, view.rows[0].subject_text) == ("1–4", "cluster")
+    assert (view.figures[0].values, view.figures[0].measured) == ((1, 2, 4), 2)
 
 
-def test_a_missing_metric_with_a_rule_has_a_row_with_the_reason() -> None:
-    row = check(verdicts=(verdict("n", Outcome.ERROR, "absent", "absent was not measured"),)).rows[0]
-    assert (row.value, row.remark) == ("not measured", "absent was not measured")
+def test_the_overview_says_why_a_check_is_unjudged() -> None:
+    unjudged = replace(verdict("n", Outcome.UNJUDGED, "m", "no SKU"), reasons=(Reason.NO_REFERENCE,), value=2.0)
+    assert "no SKU" in check(("m", 2.0, "GB/s", "n"), verdicts=(unjudged,)).overview_text
 
 
-def test_of_many_different_reasons_only_the_first_is_shown() -> None:
-    verdicts = tuple(verdict(f"n{i}", Outcome.UNJUDGED, "t", f"t is {i}") for i in range(9))
-    assert check(verdicts=verdicts).rows[0].remark == "t is 0; and others"
+def test_a_large_check_shows_its_worst_subjects() -> None:
+    verdicts = tuple(verdict(f"n{n}", Outcome.WARN if n == 77 else Outcome.PASS, "m") for n in range(100))
+    view = check(verdicts=verdicts)
+    assert len(view.subjects) == 100
+    assert len(view.shown_subjects) == WORST_SUBJECTS
+    assert view.shown_subjects[0] == "n77"
 
 
-@pytest.mark.parametrize(
-    ("metrics", "verdicts", "expected"),
-    [
-        (
-            [("ok", 1, "bool"), ("wrong", 0, "count"), ("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")],
-            [],
-            "busbw.2 2 GB/s (no threshold)",
-        ),
-        ([("busbw.1GiB", 2, "GB/s"), ("busbw.64MiB", 1, "GB/s")], [], "busbw.1GiB 2 GB/s (no threshold)"),
-        ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.FAIL)], "wrong 0"),
-        ([("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")], [("busbw.1", Outcome.PASS)], "busbw.1 1 GB/s"),
-        ([("only", 0, "count")], [], "only 0 (no threshold)"),
-        ([("nodes", 2, "nodes")], [("nodes", Outcome.PASS)], "nodes 2"),
-        ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.PASS)], "wrong 0; speed 5 s (no threshold)"),
-        ([("wrong", 0, "count"), ("speed", 5, "s")], [("speed", Outcome.SKIP)], "speed 5 s (no threshold)"),
-        ([("speed", 5, "s")], [("speed", Outcome.SKIP)], "speed 5 s (no threshold)"),
-        ([], [], ""),
-    ],
-)
-def test_the_key_figure(
-    metrics: list[tuple[str, float, str]], verdicts: list[tuple[str, Outcome]], expected: str
-) -> None:
-    verdict_list = tuple(verdict("n", outcome, name) for name, outcome in verdicts)
-    assert check(*((*metric, "n") for metric in metrics), verdicts=verdict_list).key_figure == expected
-
-
-def test_the_key_figure_is_the_key_metric_else_a_performance_metric() -> None:
-    passed = (verdict("n", Outcome.PASS, "loss_drop"),)
-    view = check(("loss_drop", 5, "nats", "n"), ("speed", 9, "GB/s", "n"), ("accuracy", 98, "%", "n"), verdicts=passed)
-    assert view.key_figure == "loss_drop 5 nats"
-    view = replace(view, speeds=("spe*",))
-    assert view.key_figure == "loss_drop 5 nats; speed 9 GB/s (no threshold)"
-    assert replace(view, key_metric="accuracy").key_figure == "loss_drop 5 nats; accuracy 98 % (no threshold)"
+def test_coverage_lists_what_an_option_excluded() -> None:
+    groups = {group.title: group.checks for group in coverage(samples.rejected())}
+    assert groups["Excluded by --skip"] == ("train.ddp",)
+    assert set(groups["Covered"]) == {"host.inventory", "gpu.inventory", "collectives.all_reduce"}
+    assert groups["Without a verdict"] == ("train.cnn",)
 
 
 def test_subjects_with_only_skips_are_not_counted_beside_others() -> None:
@@ -146,66 +104,10 @@ def test_subjects_with_only_skips_are_not_counted_beside_others() -> None:
     assert check(verdicts=(host,)).subjects_text == "1 node"
 
 
-@pytest.mark.parametrize(
-    ("reason", "mark"),
-    [(Reason.IMPLAUSIBLY_HIGH, "implausibly high"), (Reason.NO_REFERENCE, "no reference value")],
-)
-def test_the_key_figure_says_why_it_is_unjudged(reason: Reason, mark: str) -> None:
-    unjudged = replace(verdict("n0", Outcome.UNJUDGED, "busbw.1GiB"), reasons=(reason,))
-    assert check(("busbw.1GiB", 2.0, "GB/s", "n0"), verdicts=(unjudged,)).key_figure == f"busbw.1GiB 2 GB/s ({mark})"
-
-
 def test_a_method_that_several_processes_share_is_shown_once() -> None:
     facts_by_process = [{"method": "one way"}, {"method": "one way"}, {}, {"method": "another way"}]
     measurements = tuple(Measurement(check="x", subject="n", facts=facts) for facts in facts_by_process)
     assert CheckView("x", "X", "Other", (), measurements).methods == ["one way", "another way"]
-
-
-def test_problems_are_grouped_worst_first() -> None:
-    groups = problems(samples.large_cluster())
-    summaries = [(group.first.outcome, group.first.check, len(group.verdicts)) for group in groups]
-    assert summaries == [
-        (Outcome.FAIL, "gpu.inventory", 2),
-        (Outcome.ERROR, "train.ddp", 1),
-        (Outcome.WARN, "host.inventory", 24),
-        (Outcome.WARN, "collectives.all_reduce", 1),
-    ]
-
-
-def test_the_same_error_of_several_checks_is_one_group() -> None:
-    job_errors = [
-        Verdict(check=name, subject="cluster", outcome=Outcome.ERROR, detail="sbatch: invalid account")
-        for name in ("a.one", "b.two", "c.three")
-    ]
-    other = Verdict(check="d.four", subject="cluster", outcome=Outcome.ERROR, detail="exit code 1")
-    failed = [replace(error, outcome=Outcome.FAIL) for error in job_errors[:2]]
-    trial = samples.accepted().model_copy(update={"verdicts": (*job_errors, other, *failed)})
-    summaries = [(group.first.outcome, group.title, group.check_names) for group in problems(trial)]
-    assert summaries == [
-        (Outcome.FAIL, "a.one", ""),
-        (Outcome.FAIL, "b.two", ""),
-        (Outcome.ERROR, "3 checks", "a.one, b.two, c.three"),
-        (Outcome.ERROR, "d.four", ""),
-    ]
-    for format in ("markdown", "html"):
-        text = report.render(trial, format)
-        assert "Checks: a.one, b.two, c.three" in text
-    screen = io.StringIO()
-    summary(trial, Console(file=screen, width=100))
-    _, _, below_the_table = screen.getvalue().partition("verdicts:")
-    assert below_the_table.count("sbatch: invalid account") == 3, "once for the three errors, twice for the failures"
-
-
-def test_a_meaning_that_all_verdicts_of_a_group_share_is_shown_once() -> None:
-    (group,) = grouped(
-        [verdict("n1", Outcome.FAIL, "m", "m is 1", "bad"), verdict("n2", Outcome.FAIL, "m", "m is 2", "bad")]
-    )
-    assert (group.meaning, [group.verdict_text(entry) for entry in group.verdicts]) == ("bad", ["m is 1", "m is 2"])
-
-
-def test_different_meanings_are_shown_with_each_verdict() -> None:
-    (group,) = grouped([verdict("n1", Outcome.FAIL, "", "a", "b"), verdict("n2", Outcome.FAIL, "", "a", "c")])
-    assert (group.meaning, [group.verdict_text(entry) for entry in group.verdicts]) == ("", ["a: b", "a: c"])
 
 
 def test_outcome_counts_omit_zeros() -> None:
@@ -273,7 +175,7 @@ def test_headline_names_unknown_gpus() -> None:
     trial = samples.accepted()
     update = {"value": DecisionValue.INCOMPLETE, "unknown_gpus": ("NVIDIA X999",)}
     trial = trial.model_copy(update={"decision": trial.decision.model_copy(update=update)})
-    assert headline(trial) == "INCOMPLETE (unknown GPU model NVIDIA X999)"
+    assert decision_title(trial) == "INCOMPLETE (unknown GPU model NVIDIA X999)"
 
 
 class TestOverviewText:
@@ -288,12 +190,12 @@ class TestOverviewText:
     def test_a_skipped_check_has_its_reason(self) -> None:
         assert self.text(Outcome.SKIP, "the node has no NVIDIA GPU", self.CPU_BUSY) == "the node has no NVIDIA GPU"
 
-    def test_an_error_without_a_key_figure_has_its_reason(self) -> None:
+    def test_an_error_has_its_reason(self) -> None:
         assert self.text(Outcome.ERROR, "8 GPUs expected, 0 usable") == "8 GPUs expected, 0 usable"
         assert len(self.text(Outcome.ERROR, "word " * 40)) <= MAX_OVERVIEW
 
     def test_other_checks_have_their_key_figure(self) -> None:
-        assert self.text(Outcome.ERROR, "timed out", self.CPU_BUSY).startswith("cpu_busy")
+        assert self.text(Outcome.ERROR, "timed out", self.CPU_BUSY) == "timed out"
         assert self.text(Outcome.PASS, "", self.CPU_BUSY).startswith("cpu_busy")
 
 

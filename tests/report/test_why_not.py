@@ -36,7 +36,7 @@ def test_accepted_trial() -> None:
 
 def test_line_has_check_subjects_value_limit_and_next_step() -> None:
     (line,) = why_not.lines(trial(FAIL, replace(FAIL, subject="n0/gpu4")))
-    for text in ("FAIL a.b", "n0/gpu3, n0/gpu4", "50 GB/s", "100 GB/s", "below 90%", "1 more verdict", FAIL.fix):
+    for text in ("FAIL a.b", "n0/gpu3, n0/gpu4", "50 GB/s", "100 GB/s", "limit ≥ 90 GB/s", FAIL.fix):
         assert text in line
 
 
@@ -48,7 +48,7 @@ def test_verdicts_without_a_reference_are_one_cause_in_all_checks() -> None:
 
 def test_at_most_five_lines_worst_first() -> None:
     errors = [
-        replace(UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,), detail=f"error {number}")
+        replace(FAIL, subject=f"n{number}", outcome=Outcome.ERROR, detail=f"error {number}", metric=f"m{number}")
         for number in range(9)
     ]
     lines = why_not.lines(trial(*errors, FAIL))
@@ -85,7 +85,7 @@ def test_text_is_one_line_and_a_long_one_is_cut() -> None:
     long = replace(error, detail="word " * 1000)
     _decision, _title, text, _next = why_not.paragraphs(trial(long))
     assert len(text) < 1100
-    assert text.endswith("word …; `seatrial judge RUN` shows the whole text")
+    assert text.endswith("word …; `seatrial judge RUN -v` shows the whole text")
     assert len(why_not.lines(trial(long))) == 1
 
 

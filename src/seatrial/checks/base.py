@@ -135,15 +135,13 @@ class Implementations:
 class ScalingMetrics:
     """Names of the metrics of one quantity on a GPU, a node, two nodes and all nodes, for reports; "": not measured.
 
-    ``{nodes}`` in a name stands for the fact ``nodes``. ``efficiencies``: metrics that compare the metrics above with
-    each other; they have rules.
+    ``{nodes}`` in a name stands for the fact ``nodes``.
     """
 
     gpu: str = ""
     node: str
     two_nodes: str = ""
     cluster: str
-    efficiencies: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

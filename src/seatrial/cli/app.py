@@ -76,6 +76,7 @@ for command in (
     training.evaluate,
     trial.judge,
     trial.report,
+    trial.ticket,
     explain,
     drill,
     trial.schema,

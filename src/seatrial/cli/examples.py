@@ -39,6 +39,7 @@ EXAMPLES = {
         "judge seatrial-runs/RUN",
         "judge seatrial-runs/RUN --why-not",
         "judge seatrial-runs/RUN --baseline baseline.yaml",
+        "judge provider/trial.json --trial contract.yaml --html acceptance.html",
         "judge nccl-tests.out --gpus 8xH200 --nodes 2 --nics 8x400",
     ),
     "learn": _examples("baseline learn seatrial-runs/RUN1 seatrial-runs/RUN2 seatrial-runs/RUN3 --out baseline.yaml"),
@@ -47,6 +48,7 @@ EXAMPLES = {
         "explain slurm-123.out", "explain seatrial-runs/RUN", "explain - < dmesg.txt", "explain --follow train.log"
     ),
     "drill": _examples("drill --list", "drill rank-killed", "drill cpu --out drills", "drill --all --json"),
+    "ticket": _examples("ticket seatrial-runs/RUN", "ticket seatrial-runs/RUN node3/gpu5"),
     "schema": _examples("schema > trial.schema.json"),
     "init": _examples(
         "init /shared/site", "init /shared/site --nodes 4 --gpus-per-node 8 --partition gpu --account ops"

@@ -28,6 +28,16 @@ SkipOption = Annotated[
     typer.Option(metavar="NAME,…", help="Leave out these checks, or patterns such as 'train.*'; may be repeated."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+VerboseOption = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Print all problems with evidence and fixes, and all checks.")
+]
+BaselineOption = Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")]
+OtherTrialOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Judge by the thresholds and required checks of this trial, such as those of a contract."
+    ),
+]
 RunPath = Annotated[Path, typer.Argument(help="A run directory or a trial.json.")]
 TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training, readmit, hook or a YAML file.")]
 NodesOption = Annotated[int | None, typer.Option(help="Expected number of nodes.")]

@@ -41,13 +41,11 @@ def stderr() -> Console:
     return Stream(stderr=True)
 
 
-def print_result(trial: Trial, as_json: bool, report: Path | None = None) -> None:
-    """Print a finished trial: its summary and the path of the report, or the record as JSON."""
+def print_result(trial: Trial, as_json: bool, run_dir: Path | None = None, *, verbose: bool = False) -> None:
+    """Print a finished trial: its summary, or the record as JSON. Commands in the summary name ``run_dir``."""
     from seatrial.report.terminal import summary
 
     if as_json:
         print(trial.model_dump_json(indent=2))
-        return
-    summary(trial, stdout())
-    if report:
-        print(f"Report: {report}")
+    else:
+        summary(trial, stdout(), run_dir, verbose=verbose)

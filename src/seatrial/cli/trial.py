@@ -16,6 +16,7 @@ from seatrial.cli.options import (
     EXIT_CODES_OF_OUTCOMES,
     EXIT_INTERRUPTED,
     AsJson,
+    BaselineOption,
     ExcludeOption,
     GpusOption,
     GroupOption,
@@ -25,14 +26,17 @@ from seatrial.cli.options import (
     NodesOption,
     NoLocalizeOption,
     OnlyOption,
+    OtherTrialOption,
     RunPath,
     SetOption,
     SkipOption,
     TimeLimitOption,
     TopologyOption,
     TrialName,
+    VerboseOption,
     check_names,
     collect_overrides,
+    create_out_folder,
 )
 from seatrial.cli.output import print_json, print_lines, print_result, stderr
 from seatrial.model import TIME_LIMIT, JobState, Outcome, SeatrialError, UsageError
@@ -65,6 +69,7 @@ def run(
     time_limit: TimeLimitOption = None,
     no_localize: NoLocalizeOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
+    verbose: VerboseOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a trial, judge its measurements and print the decision."""
@@ -106,18 +111,21 @@ def run(
     except SeatrialError:
         run_dir.remove_if_unused()
         raise
-    _print_end(result, run_dir, as_json, report if _file_identity(report) != earlier_report else None)
+    new_report = report if _file_identity(report) != earlier_report else None
+    _print_end(result, run_dir, new_report, as_json=as_json, verbose=verbose)
     interrupted = result.stop_reason == pipeline.INTERRUPTED
     raise typer.Exit(EXIT_INTERRUPTED if interrupted else EXIT_CODES[result.decision.value])
 
 
-def _print_end(result: Trial, run_dir: RunDir, as_json: bool, new_report: Path | None) -> None:
+def _print_end(result: Trial, run_dir: RunDir, new_report: Path | None, *, as_json: bool, verbose: bool) -> None:
     """Print the result of a run; for a --resume that had nothing to measure, only the decision."""
     if run_dir.is_unchanged and not as_json:
         print(f"nothing to resume: all checks of the run are measured; decision {result.decision.value}")
         print(f"Report: {run_dir.path / 'report.html'}")
         return
-    print_result(result, as_json, new_report)
+    print_result(result, as_json, run_dir.path, verbose=verbose)
+    if new_report and not as_json:
+        print(f"Report: {new_report}")
     if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
             is_rejected = bool(result.results) and result.results[-1].state is JobState.REJECTED
@@ -269,10 +277,16 @@ def judge(
             help="A run directory, a trial.json, output of nccl-tests or nvbandwidth (also .gz), or - for stdin.",
         ),
     ],
-    baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
+    baseline: BaselineOption = None,
+    trial: OtherTrialOption = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as an HTML page.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write the record with the new verdicts, and all reports.")
+    ] = None,
     why_not: Annotated[
         bool, typer.Option("--why-not", help="Print only the reasons that prevent ACCEPTED, at most five.")
     ] = False,
+    verbose: VerboseOption = False,
     gpus: Annotated[
         str | None, typer.Option(metavar="NxMODEL", help="GPUs per node and model, such as 8xH200.")
     ] = None,
@@ -289,8 +303,8 @@ def judge(
 ) -> None:
     """Judge a finished run, or the output of nccl-tests or nvbandwidth, with the rules of this version.
 
-    Needs no GPU, changes no file. The options from --gpus to --algorithm describe the hardware of a benchmark whose
-    output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 2 unknown format, 3 UNJUDGED.
+    Needs no GPU, changes no file of the run. The options from --gpus to --algorithm describe the hardware of a
+    benchmark whose output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 2 unknown format, 3 UNJUDGED.
     """
     from seatrial.pipeline.benchmark_file import open_benchmark
     from seatrial.pipeline.benchmark_hardware import hardware_options
@@ -298,8 +312,10 @@ def judge(
 
     options = hardware_options(gpus, nodes, nics, fabric, algorithm)
     if benchmark := open_benchmark(run):
-        if why_not:
-            raise UsageError("--why-not is for a run of seatrial: a benchmark has verdicts, but no decision")
+        if why_not or trial or html or out:
+            raise UsageError(
+                "--why-not, --trial, --html and --out are for a run of seatrial: a benchmark has no decision"
+            )
         judgement = benchmark.judge(options, operation or "", baseline)
         if as_json:
             print_json(judgement.model_dump(mode="json"))
@@ -310,23 +326,61 @@ def judge(
         raise UsageError(
             "--gpus to --algorithm are for the output of nccl-tests or nvbandwidth: a record has its hardware"
         )
-    _judge_record(run, baseline, why_not, as_json)
+    _judge_record(run, baseline, trial, html, out, why_not=why_not, verbose=verbose, as_json=as_json)
 
 
-def _judge_record(run: Path, baseline: Path | None, why_not: bool, as_json: bool) -> None:
-    from seatrial.pipeline.rejudge import rejudge
-    from seatrial.pipeline.run_directory import load_trial
+def _judge_record(
+    run: Path,
+    baseline: Path | None,
+    trial: str | None,
+    html: Path | None,
+    out: Path | None,
+    *,
+    why_not: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
     from seatrial.report.why_not import lines, paragraphs
 
-    result = rejudge(load_trial(run), baseline)
-    run_dir = run if run.is_dir() else run.parent if run.name == "trial.json" else None
+    result, run_dir = _judged(run, baseline, trial)
+    _write_judged(result, run, run_dir, html, out)
     if not why_not:
-        print_result(result, as_json)
+        print_result(result, as_json, run_dir, verbose=verbose)
     elif as_json:
         print_json(lines(result, run_dir))
     else:
         print_lines(paragraphs(result, run_dir))
     raise typer.Exit(EXIT_CODES[result.decision.value])
+
+
+def _judged(run: Path, baseline: Path | None = None, trial: str | None = None) -> tuple[Trial, Path | None]:
+    """Return the record with the verdicts of this version, and its run directory, if it is in one."""
+    from seatrial.pipeline.rejudge import rejudge
+    from seatrial.pipeline.run_directory import load_trial
+
+    run_dir = run if run.is_dir() else run.parent if run.name == "trial.json" else None
+    return rejudge(load_trial(run), baseline, trial or ""), run_dir
+
+
+def _record(run: Path) -> bytes:
+    """Return the content of the file of the record; empty for standard input."""
+    file = run / "trial.json" if run.is_dir() else run
+    return file.read_bytes() if file.is_file() else b""
+
+
+def _write_judged(result: Trial, run: Path, run_dir: Path | None, html: Path | None, out: Path | None) -> None:
+    """Write the files of --html and --out. Raises UsageError for a file that cannot be written."""
+    from seatrial import report as reports
+
+    if out:
+        create_out_folder(out)
+        reports.write_all(result, out)
+    if html:
+        page = reports.render(result, "html", run_dir, _record(run))
+        try:
+            html.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write --html {html}: {error.strerror or error}") from error
 
 
 def learn(
@@ -365,17 +419,30 @@ def learn(
 
 def report(
     run: RunPath,
-    format: Annotated[str, typer.Option(help="html, junit, prometheus, json or markdown.")] = "markdown",
+    format: Annotated[
+        str, typer.Option(help="html, junit, prometheus, json, markdown, csv or summary (JSON).")
+    ] = "markdown",
+    baseline: BaselineOption = None,
+    trial: OtherTrialOption = None,
 ) -> None:
-    """Print the report of a run in one of the formats, with the verdicts in its trial.json.
-
-    ``seatrial judge RUN`` judges the measurements again, with the rules and reference values of this version.
-    """
+    """Judge a finished run as ``seatrial judge`` does, and print the report in one of the formats."""
     from seatrial import report as reports
-    from seatrial.pipeline.rejudge import with_derived_hardware
-    from seatrial.pipeline.run_directory import load_trial
 
-    print(reports.render(with_derived_hardware(load_trial(run)), format), end="")
+    result, run_dir = _judged(run, baseline, trial)
+    print(reports.render(result, format, run_dir, _record(run)), end="")
+
+
+def ticket(
+    run: RunPath,
+    part: Annotated[
+        str | None, typer.Argument(help="The part, such as node3/gpu5; by default the worst part that fails.")
+    ] = None,
+) -> None:
+    """Print a ticket for the vendor of a bad part: serial number and slot, figures, evidence, what was ruled out."""
+    from seatrial.report.ticket import render
+
+    result, run_dir = _judged(run)
+    print(render(result, part or "", run_dir), end="")
 
 
 def schema() -> None:

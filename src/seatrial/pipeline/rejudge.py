@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from seatrial.checks import catalog
+from seatrial.config import layers
 from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
 from seatrial.diagnose.slow_nodes import search_notes
@@ -18,11 +19,13 @@ from seatrial.judge.remedies import unknown_gpus
 from seatrial.judge.search import search_verdicts
 from seatrial.launch import node_prefix
 from seatrial.model import (
+    CLUSTER,
     Baseline,
     Decision,
     Job,
     Measurement,
     MissingNode,
+    Outcome,
     Trial,
     UsageError,
     Verdict,
@@ -37,13 +40,19 @@ _MAX_NAMED = 8  # nodes or checks listed in the text of a decision
 
 
 @gc_paused()
-def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
+def rejudge(trial: Trial, baseline_file: Path | None = None, other_trial: str = "") -> Trial:
     """Return the trial judged by the rules of this version. ``baseline_file`` replaces the site baseline of the trial.
 
+    ``other_trial``: name or file of a trial whose thresholds and required checks count, see ``_with_checks_of``.
     Raises UsageError if the config is not valid in this version, or if the new baseline cannot be read, exceeds
     physical limits or is of other GPU models.
     """
     settings = _settings(trial)
+    other_options: tuple[Verdict, ...] = ()
+    if other_trial:
+        settings, other_options = _with_checks_of(other_trial, settings)
+        config = settings.model_dump(mode="json")
+        trial = trial.model_copy(update={"name": settings.name, "config": config, "origins": {"checks": other_trial}})
     baseline = site_baseline.load(baseline_file, catalog()) if baseline_file else trial.baseline
     if baseline_file and baseline:
         plausibility.validate_baseline(baseline, catalog())
@@ -59,7 +68,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
         retries=trial.retries,
         site_includes_run=includes_run(baseline, trial.host, trial.started, trial.measurements),
     )
-    verdicts += search_verdicts(trial.localization, catalog())
+    verdicts += search_verdicts(trial.localization, catalog()) + other_options
     decision = make_decision(
         settings,
         trial.measurements,
@@ -86,18 +95,30 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
     )
 
 
-def with_derived_hardware(trial: Trial) -> Trial:
-    """Return the trial; only ``tested_hardware`` and ``cpu_only`` of its decision are computed again."""
-    try:
-        settings = _settings(trial)
-        conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)
-        hardware = conflict or tested_hardware(
-            settings, trial.jobs, trial.measurements, trial.environment, trial.gpu_error
-        )
-    except UsageError as error:  # the record can still be shown
-        hardware = f"tested hardware unknown: {error}"
-    derived = {"tested_hardware": hardware, "cpu_only": cpu_only(trial.jobs)}
-    return trial.model_copy(update={"decision": trial.decision.model_copy(update=derived)})
+def _with_checks_of(other_trial: str, recorded: Config) -> tuple[Config, tuple[Verdict, ...]]:
+    """Return the recorded config with thresholds and required checks of another trial, and verdicts on other options.
+
+    Checks that only the other trial has were not measured. Checks that only the record has keep their settings. A check
+    that was measured with other options than the other trial sets is UNJUDGED.
+    """
+    resolved = layers.resolve(other_trial, environ={}, schemas=catalog())
+    other, checks, verdicts = resolved.config, dict(recorded.checks), []
+    for name, settings in other.checks.items():
+        measured = recorded.checks.get(name)
+        options = measured.options if measured else settings.options
+        checks[name] = settings.model_copy(update={"options": options})
+        if differing := {key for key, value in settings.options.items() if options.get(key) != value}:
+            text = ", ".join(f"{key}={options.get(key)!r}, not {settings.options[key]!r}" for key in sorted(differing))
+            detail = f"measured with other options than trial {other.name} sets: {text}"
+            fix = f"run the trial {other_trial}"
+            verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, detail=detail, fix=fix))
+    sizes = {
+        key: getattr(other.cluster, key)
+        for key in ("nodes", "gpus_per_node")
+        if resolved.origins[f"cluster.{key}"] != "default"
+    }
+    changes = {"name": other.name, "checks": checks, "cluster": recorded.cluster.model_copy(update=sizes)}
+    return recorded.model_copy(update=changes), tuple(verdicts)
 
 
 def _settings(trial: Trial) -> Config:

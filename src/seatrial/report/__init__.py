@@ -6,6 +6,7 @@ Each format is one module with ``render(trial) -> str``, imported at its first u
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +37,8 @@ FORMATS: Mapping[str, Render] = {
     "prometheus": _find_render("prometheus"),
     "json": _json,
     "markdown": _find_render("markdown"),
+    "csv": _find_render("csv_table"),
+    "summary": _find_render("summary_json"),
 }
 
 # File in the run directory → format. trial.json is first: all other files can be rendered from it.
@@ -43,27 +46,42 @@ FILES: Mapping[str, str] = {
     "trial.json": "json",
     "junit.xml": "junit",
     "metrics.prom": "prometheus",
+    "figures.csv": "csv",
     "report.html": "html",
 }
 
 
-def render(trial: Trial, format: str) -> str:
-    """The trial as text in one of ``FORMATS``. Raises UsageError for any other name."""
+def render(trial: Trial, format: str, run_dir: Path | None = None, record: bytes = b"") -> str:
+    """The trial as text in one of ``FORMATS``; commands name ``run_dir``, if it is known.
+
+    ``record``: content of trial.json, of which the HTML page shows the SHA-256. Raises UsageError for any other name.
+    """
     if format not in FORMATS:
         raise UsageError(f"unknown report format {format!r}: expected {', '.join(FORMATS)}")
-    return FORMATS[format](trial)
+    if format == "json":  # as recorded
+        return _json(trial)
+    from seatrial.report.parts import with_real_values
+
+    shown = with_real_values(trial, run_dir)
+    if format == "html" and record:
+        from seatrial.report import html_page
+
+        return html_page.render(shown, hashlib.sha256(record).hexdigest())
+    return FORMATS[format](shown)
 
 
 class NotWritten(SeatrialError):
     """Reports could not be rendered or written; the message names the files with the reasons."""
 
 
-def render_all(trial: Trial) -> dict[str, str]:
+def render_all(trial: Trial, run_dir: Path | None = None) -> dict[str, str]:
     """File name → text for all ``FILES``. Raises NotWritten with every format that failed."""
-    texts, failed = {}, []
+    texts: dict[str, str] = {}
+    failed, record = [], b""
     for name, format in FILES.items():
         try:
-            texts[name] = render(trial, format)
+            texts[name] = render(trial, format, run_dir, record)
+            record = record or texts[name].encode()  # trial.json is first
         except Exception as defect:  # a defect in one format must not prevent the others
             failed.append(f"{name} ({type(defect).__name__}: {defect})")
     if failed:
@@ -74,7 +92,7 @@ def render_all(trial: Trial) -> dict[str, str]:
 def write_all(trial: Trial, run_dir: Path) -> list[Path]:
     """Write every file of ``FILES`` into ``run_dir``, all or none, and return their paths. Raises NotWritten."""
     staged, failed = [], []
-    for name, text in render_all(trial).items():
+    for name, text in render_all(trial, run_dir).items():
         try:
             path = run_dir / name
             staged.append((files.stage(path, text.encode()), path))
@@ -94,7 +112,7 @@ def write_some(trial: Trial, run_dir: Path) -> list[Path]:
     written = []
     for name, format in FILES.items():
         with contextlib.suppress(Exception):  # write_all has reported the error
-            files.atomic_write(run_dir / name, render(trial, format).encode())
+            files.atomic_write(run_dir / name, render(trial, format, run_dir).encode())
             written.append(run_dir / name)
     return written
 

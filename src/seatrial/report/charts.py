@@ -116,6 +116,8 @@ class Chart:
     band_label: str = ""
     legend: tuple[Curve, ...] = ()
     range_text: str = ""  # minimum and maximum of the values
+    limits: tuple[tuple[float, float], ...] = ()  # points
+    expected: tuple[tuple[float, float], ...] = ()  # points
 
     @property
     def caption(self) -> str:
@@ -124,10 +126,21 @@ class Chart:
         return f"{self.title}{unit} over {self.x_label or 'x'}"
 
 
-def charts(all_series: Iterable[Series], not_passed: frozenset[str]) -> list[Chart]:
+@dataclass(frozen=True)
+class Limit:
+    """The limit and the expected value of a family of metrics at one size."""
+
+    family: str
+    size: float
+    limit: float
+    expected: float | None
+
+
+def charts(all_series: Iterable[Series], not_passed: frozenset[str], limits: Sequence[Limit] = ()) -> list[Chart]:
     """One chart per family of names: ``loss.all_ranks`` and ``loss.one_process`` share a chart.
 
-    With more than MAX_CURVES curves, a chart has their band and median, and curves of ``not_passed`` subjects.
+    ``limits`` are short lines at their sizes. With more than MAX_CURVES curves, a chart has their band and median, and
+    curves of ``not_passed`` subjects.
     """
     families: dict[tuple[str, str, str], list[Series]] = {}
     for series in all_series:
@@ -135,7 +148,10 @@ def charts(all_series: Iterable[Series], not_passed: frozenset[str]) -> list[Cha
             values = {"x": tuple(map(drawable, series.x)), "y": tuple(map(drawable, series.y))}
             key = (family(series.name), series.x_unit, series.y_unit)
             families.setdefault(key, []).append(series.model_copy(update=values))
-    return [_chart(group, not_passed) for group in families.values()]
+    return [
+        _chart(group, not_passed, [limit for limit in limits if limit.family == name])
+        for (name, _x_unit, _y_unit), group in families.items()
+    ]
 
 
 def drawable(value: float) -> float:
@@ -143,7 +159,7 @@ def drawable(value: float) -> float:
     return 0.0 if abs(value) < SMALLEST else min(max(value, -LARGEST), LARGEST)
 
 
-def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
+def _chart(group: list[Series], not_passed: frozenset[str], limits: Sequence[Limit]) -> Chart:
     """The chart of ``group``, the series of one family with the same units."""
     first = group[0]
     ys_by_x: dict[float, list[float]] = {}
@@ -152,7 +168,9 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
             ys_by_x.setdefault(x, []).append(y)
     xs = sorted(ys_by_x)
     over_sizes = first.x_unit == "B" and xs[0] > 0
-    y_axis = _y_axis(first, [y for ys in ys_by_x.values() for y in ys], over_sizes)
+    limits = [limit for limit in limits if limit.size in ys_by_x]
+    marked = [drawable(y) for each in limits for y in (each.limit, each.expected) if y is not None]
+    y_axis = _y_axis(first, [y for ys in ys_by_x.values() for y in ys] + marked, over_sizes)
     tick_digits = max(len(label) for _position, label in y_axis.ticks)
     frame = replace(FRAME, left=max(FRAME.left, TICK_MARGIN + DIGIT_WIDTH * tick_digits))
     x_axis = (_size_axis if over_sizes else linear)(xs, first.x_unit, *frame.x_range)
@@ -179,6 +197,8 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
         x_label={"B": "message size", "s": "time in s"}.get(first.x_unit) or unit_text(first.x_unit),
         y_label=unit_text(first.y_unit),
         curves=tuple(curve(series, style) for style, series in enumerate(group)) if len(group) <= MAX_CURVES else (),
+        limits=tuple(to_svg([(each.size, drawable(each.limit)) for each in limits])),
+        expected=tuple(to_svg([(each.size, drawable(each.expected)) for each in limits if each.expected is not None])),
     )
     if chart.curves:
         return chart
@@ -290,11 +310,13 @@ def tick_label(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Rug:
-    """A rug plot: a strip with one tick per subject or sample, as SVG path data."""
+    """The distribution of values: a strip with one tick per value, or a histogram of many, as SVG path data."""
 
     base: str  # the horizontal line
     passed: str
     not_passed: str
+    limit: str
+    expected: str
 
 
 RUG_WIDTH, RUG_HEIGHT = 96.0, 16.0  # SVG units
@@ -302,21 +324,35 @@ MAX_TICKS = 40  # with more ticks of passed values, a histogram replaces them
 BIN_WIDTH = 3.0  # width of a bin of the histogram in SVG units
 
 
-def rug(values: Sequence[float], not_passed: Sequence[bool]) -> Rug:
-    """The rug plot of ``values``. The strip spans at least 10 % on both sides of the median."""
+def rug(values: Sequence[float], limit: float | None, expected: float | None, op: str) -> Rug:
+    """The distribution of ``values``, on an axis that includes the limit and spans at least 10 % around the median.
+
+    Values that do not meet ``op limit`` are drawn as not passed.
+    """
     values = [*map(drawable, values)]
     middle = median(values)
     margin = abs(middle) * 0.1
-    low, high = min(*values, middle - margin), max(*values, middle + margin)
+    others = [drawable(value) for value in (limit, expected) if value is not None]
+    low, high = min(*values, *others, middle - margin), max(*values, *others, middle + margin)
     scale = (RUG_WIDTH - 4) / ((high - low) or 1.0)
-    positions = [(2 + (value - low) * scale, bad) for value, bad in zip(values, not_passed, strict=True)]
-    passed = [x for x, bad in positions if not bad]
+
+    def position(value: float) -> float:
+        return 2 + (drawable(value) - low) * scale
+
+    is_bad = [limit is not None and _violates(value, op, limit) for value in values]
+    passed = [position(value) for value, bad in zip(values, is_bad, strict=True) if not bad]
     uses_histogram = len(passed) > MAX_TICKS
     return Rug(
         base=f"M0 {14.5 if uses_histogram else 8}H{RUG_WIDTH:g}",
         passed=_histogram(passed) if uses_histogram else _ticks(passed, 4, 12),
-        not_passed=_ticks([x for x, bad in positions if bad], 1, 15),
+        not_passed=_ticks([position(value) for value, bad in zip(values, is_bad, strict=True) if bad], 1, 15),
+        limit="" if limit is None else _ticks([position(limit)], 0, RUG_HEIGHT),
+        expected="" if expected is None else _ticks([position(expected)], 0, RUG_HEIGHT),
     )
+
+
+def _violates(value: float, op: str, limit: float) -> bool:
+    return value < limit if op in (">", ">=") else value > limit if op in ("<", "<=") else value != limit
 
 
 def _ticks(positions: Sequence[float], top: float, bottom: float) -> str:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+UNLIMITED = 10_000  # columns
+
 
 class Stream(Console):
     """A rich console that raises BrokenPipeError for a closed pipe, while rich itself exits with code 1.
 
-    If the output is not a terminal, trailing blanks are removed: rich pads the last column of a table with blanks.
-    Rich's emoji codes are off, since ``:cd:`` in a MAC address is an emoji code.
+    If the output is not a terminal, lines are not wrapped (rich would assume 80 columns), and trailing blanks are
+    removed: rich pads the last column of a table with blanks. Rich's emoji codes are off, since ``:cd:`` in a MAC
+    address is an emoji code.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
+        if not self.is_terminal and "width" not in options and "COLUMNS" not in os.environ:
+            self.width = UNLIMITED
 
     def print(self, *objects: Any, **options: Any) -> None:
         if self.is_terminal:

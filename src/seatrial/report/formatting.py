@@ -12,12 +12,19 @@ from seatrial.util.text import plural
 _NUMBER = re.compile(r"\d[\d.,]*")
 _UNIT_TEXTS = {"count": "", "us": "µs"}
 # Kinds of subjects, singular and plural, in the order of ``count_text``
-_KINDS = (("node", "nodes"), ("rank", "ranks"), ("GPU", "GPUs"), ("link", "links"), ("rail", "rails"))
+_KINDS = (
+    ("node", "nodes"),
+    ("rank", "ranks"),
+    ("GPU", "GPUs"),
+    ("link", "links"),
+    ("rail", "rails"),
+    ("port", "ports"),
+)
 
 
 def count_text(subjects: Iterable[str]) -> str:
     """The number of subjects by kind: ``cluster + 2 ranks``, ``1 node + 8 GPUs``."""
-    kinds = Counter(_kind(subject) for subject in subjects)
+    kinds = Counter(subject_kind(subject) for subject in subjects)
     parts = [CLUSTER] if kinds[CLUSTER] else []
     parts += [plural(kinds[kind], kind, plural_kind) for kind, plural_kind in _KINDS if kinds[kind]]
     return " + ".join(parts) or "none"
@@ -34,7 +41,8 @@ def merge_similar(texts: Iterable[str]) -> Iterator[str]:
         yield f"{first} ({others_text} used the same method, with other numbers)" if differing else first
 
 
-def _kind(subject: str) -> str:
+def subject_kind(subject: str) -> str:
+    """The kind of a subject: cluster, node, rank, GPU, link, rail or port."""
     if subject == CLUSTER:
         return CLUSTER
     if "->" in subject:
@@ -44,9 +52,9 @@ def _kind(subject: str) -> str:
     if re.fullmatch(r"rank \d+( \(.*\))?", subject):  # a rank that failed before its node and device were known
         return "rank"
     device = subject.rpartition("/")[2] if "/" in subject else ""
-    if device.startswith("gpu"):
-        return "GPU"
-    return "rank" if device.startswith("rank") else "node"
+    if re.fullmatch(r"(gpu|rank)\d*", device):
+        return "GPU" if device.startswith("gpu") else "rank"
+    return "port" if device else "node"
 
 
 def print_value(value: float, unit: str) -> str:

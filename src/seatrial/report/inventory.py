@@ -16,7 +16,7 @@ from rich.table import Table
 from seatrial.checks.base import Check
 from seatrial.judge.insights.power import CERTAINTY, samples_table
 from seatrial.model import Finding, Rule, format_bytes, format_value
-from seatrial.model.rule import BOUND, OPPOSITE, PEERS, REFERENCE, Limit
+from seatrial.model.rule import BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
 from seatrial.report.text import clean
 
 # Mounted filesystems that `discover` prints; a container host can have hundreds
@@ -225,5 +225,6 @@ def _limit_text(limit: Limit, rule: Rule) -> str:
 _BASES = {
     PEERS: "the median of its peer group",
     BOUND: "the speed at the GPU's peak FLOP/s, if known",
+    GEMM: "the speed at the matrix multiplication rate that this run measured",
     OPPOSITE: "the opposite direction",
 }

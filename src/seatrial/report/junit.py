@@ -13,9 +13,9 @@ from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Decision, Outcome, Trial, Verdict, VerdictKey, worst
 from seatrial.model.verdict_text import LAX_THRESHOLD
-from seatrial.report.causes import cause_of_each_verdict
 from seatrial.report.formatting import natural_key
-from seatrial.report.text import sanitized, single_line, utc
+from seatrial.report.identity import Gpu, gpus_of
+from seatrial.report.text import clean, single_line, utc
 from seatrial.report.view import CheckView, chapters, lax_thresholds
 
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
@@ -23,20 +23,34 @@ _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "err
 
 def render(trial: Trial) -> str:
     """The trial as one well-formed ``testsuites`` document."""
-    trial = sanitized(trial)
     name = f"seatrial {trial.name}" + (" (CPU ONLY)" if trial.decision.cpu_only else "")
     root = ET.Element("testsuites", name=name, time=_seconds(trial.seconds))
     if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
         root.set("timestamp", started)
     if trial.decision.reason_code:
         root.append(_decision(trial.decision))
-    causes = cause_of_each_verdict(trial)
+    causes, gpus = _causes(trial), gpus_of(trial)
     for chapter in chapters(trial):
-        root.extend(_suite(check, chapter.title, trial.decision.tested_hardware, causes) for check in chapter.checks)
+        root.extend(
+            _suite(check, chapter.title, trial.decision.tested_hardware, causes, gpus) for check in chapter.checks
+        )
     root.extend(_excluded(check, reason) for check, reason in trial.excluded_checks.items())
     _set_totals(root)
+    for element in root.iter():
+        element.text = element.text and clean(element.text)
+        for name, value in element.items():
+            element.set(name, clean(value))
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _causes(trial: Trial) -> dict[VerdictKey, str]:
+    """Verdict → title, place and confidence of the first cause that explains it, as text; only explained verdicts."""
+    return {
+        key: f"{finding.title} on {finding.subject} ({finding.confidence} confidence)"
+        for finding in reversed(trial.findings)
+        for key in finding.explains
+    }
 
 
 def _decision(decision: Decision) -> ET.Element:
@@ -48,12 +62,16 @@ def _decision(decision: Decision) -> ET.Element:
     return suite
 
 
-def _suite(check: CheckView, phase: str, tested_hardware: str, causes: Mapping[VerdictKey, str]) -> ET.Element:
+def _suite(
+    check: CheckView, phase: str, tested_hardware: str, causes: Mapping[VerdictKey, str], gpus: Mapping[str, Gpu]
+) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
     properties = ET.SubElement(suite, "properties")
     ET.SubElement(properties, "property", name="phase", value=phase)
     ET.SubElement(properties, "property", name="title", value=single_line(check.title))
     ET.SubElement(properties, "property", name="tested", value=single_line(tested_hardware))
+    if check.key_figure and check.key_figure.limit is not None:
+        ET.SubElement(properties, "property", name="headline", value=single_line(check.key_figure.text))
     for insight in check.insights:
         ET.SubElement(properties, "property", name=insight.title, value=single_line(insight.text))
     for _, text in lax_thresholds(check.verdicts):
@@ -64,19 +82,24 @@ def _suite(check: CheckView, phase: str, tested_hardware: str, causes: Mapping[V
         by_subject.setdefault(verdict.subject, []).append(verdict)
     seconds = {measurement.subject: measurement.seconds for measurement in check.measurements}
     for subject in sorted(by_subject, key=natural_key):
-        suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0), causes))
+        suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0), causes, gpus))
     _set_totals(suite)
     return suite
 
 
 def _case(
-    check: str, subject: str, verdicts: list[Verdict], seconds: float, causes: Mapping[VerdictKey, str]
+    check: str,
+    subject: str,
+    verdicts: list[Verdict],
+    seconds: float,
+    causes: Mapping[VerdictKey, str],
+    gpus: Mapping[str, Gpu],
 ) -> ET.Element:
     case = ET.Element("testcase", classname=check, name=subject, time=_seconds(seconds))
     outcome = worst(verdict.outcome for verdict in verdicts)
     verdicts = sorted(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
     not_passed = [verdict for verdict in verdicts if verdict.outcome is not Outcome.PASS]
-    text = "\n\n".join(_verdict_text(verdict, causes) for verdict in not_passed)
+    text = "\n\n".join(_verdict_text(verdict, causes, gpus) for verdict in not_passed)
     if tag := _TAGS.get(outcome):
         element = ET.SubElement(case, tag, message=single_line(verdicts[0].message))
         if outcome is not Outcome.SKIP:
@@ -87,10 +110,11 @@ def _case(
     return case
 
 
-def _verdict_text(verdict: Verdict, causes: Mapping[VerdictKey, str]) -> str:
-    """The verdict, one field per line; if the trial has causes, also its cause or ``unexplained``."""
+def _verdict_text(verdict: Verdict, causes: Mapping[VerdictKey, str], gpus: Mapping[str, Gpu]) -> str:
+    """The verdict and its GPU, one field per line; if the trial has causes, also its cause or ``unexplained``."""
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
-    fields = {"evidence": verdict.evidence, "threshold": verdict.basis_text, "fix": verdict.fix}
+    fields = {"part": gpus[verdict.subject].text} if verdict.subject in gpus else {}
+    fields |= {"evidence": verdict.evidence, "threshold": verdict.basis_text, "fix": verdict.fix}
     if causes and verdict.outcome is not Outcome.SKIP:
         fields["cause"] = causes.get(VerdictKey.from_verdict(verdict), "unexplained")
     return "\n".join([f"{head}: {verdict.message}", *(f"{name}: {text}" for name, text in fields.items() if text)])

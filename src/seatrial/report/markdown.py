@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 from seatrial.model import Finding, Trial
-from seatrial.report.causes import CauseView, cause_text, causes
+from seatrial.report.figures import Figure, headline
+from seatrial.report.parts import Part, Problem, cause_text, failing_text, parts, problems
 from seatrial.report.scaling import scaling_table
-from seatrial.report.text import sanitized, single_line, split_code, utc
+from seatrial.report.text import clean, single_line, split_code, utc
 from seatrial.report.view import (
     CheckView,
-    Group,
     chapters,
-    headline,
+    decision_title,
     launchers,
     machine_size,
     metrics_without_threshold,
     outcome_counts,
-    problems,
 )
+from seatrial.report.why_not import next_step
 from seatrial.util.text import plural
 
 # Limits of the summary; the HTML report has everything
@@ -31,34 +32,53 @@ _MENTION = re.compile(r"([@#])(?=\w)")
 
 
 def render(trial: Trial) -> str:
-    """The decision, a table of checks, the causes, the worst other problems with evidence, and the findings."""
-    trial = sanitized(trial)
-    shown = problems(trial)
-    parts = [_head(trial), _table(trial), *_scaling(trial), *_methods(trial)]
-    if shown_causes := causes(trial):
-        parts.append("\n".join(["### Causes", "", *map(_cause, shown_causes)]))
-    if shown_causes and shown:
-        parts.append("### Not explained by a cause")
-    parts += map(_problem, shown[:MAX_PROBLEMS])
-    if len(shown) > MAX_PROBLEMS:
-        parts.append(f"… and {plural(len(shown) - MAX_PROBLEMS, 'more problem')} (see the report).")
-    if findings := [finding for finding in trial.findings if not finding.explains]:
-        parts.append("\n".join(["### Findings", "", *map(_finding, findings)]))
-    return "\n\n".join(parts) + "\n"
+    """The decision, bad parts, headline figures, a table of checks, methods, and the worst problems with evidence."""
+    bad_parts = parts(trial)
+    found = problems(bad_parts)
+    texts = [_head(trial, bad_parts, found), *_parts(found), *_figures(headline(trial)), _table(trial)]
+    texts += [*_scaling(trial), *_methods(trial), *map(_problem, found[:MAX_PROBLEMS])]
+    if len(found) > MAX_PROBLEMS:
+        texts.append(f"… and {plural(len(found) - MAX_PROBLEMS, 'more problem')} (see the report).")
+    return "\n\n".join(texts) + "\n"
 
 
-def _head(trial: Trial) -> str:
+def _head(trial: Trial, bad_parts: Sequence[Part], found: Sequence[Problem]) -> str:
     started = utc(trial.started, "%Y-%m-%d %H:%M UTC") or "unknown time"
     run_text = f"{machine_size(trial)} · {_text(launchers(trial))} · {started} · {trial.seconds:.1f} s"
-    lines = [f"## {headline(trial)}: {_text(trial.name)}", "", _text(trial.decision.reason), ""]
-    if cause := cause_text(trial):
+    failing = failing_text(bad_parts)
+    title = f"{_text(decision_title(trial))}: {_text(trial.name)}" + (f" ({failing})" if failing else "")
+    lines = [f"## {title}", "", _text(trial.decision.reason), ""]
+    if cause := cause_text(bad_parts):
         lines += [f"Cause: {_text(cause)}", ""]
-    lines.append(f"{run_text} · seatrial {trial.seatrial}")
+    if do := next_step(trial, found):
+        lines += [f"Do first: {_text(do)}", ""]
+    lines.append(f"{run_text} · seatrial {_text(trial.seatrial)}")
     if trial.decision.tested_hardware:
         lines += ["", f"Tested: {_text(trial.decision.tested_hardware)}"]
     if metric_lines := metrics_without_threshold(trial.decision):
         lines += ["", "Metrics without a threshold:", *(f"- {_text(line)}" for line in metric_lines)]
     return "\n".join([*lines, "", f"Command: {_code(shlex.join(trial.command))}"])
+
+
+def _parts(found: Sequence[Problem]) -> list[str]:
+    """A list with one text: the table of bad parts; empty if there is none."""
+    rows = ["| outcome | part | serial, UUID, slot | worst figure | cause |", "|---|---|---|---|---|"]
+    for problem in found[:MAX_PROBLEMS]:
+        part = problem.first
+        figure = problem.figures[0].text if problem.figures else ""
+        identity = problem.identity(MAX_SUBJECTS)
+        cells = (part.outcome or "finding", problem.title, identity, figure, part.cause)
+        rows.append(f"| {' | '.join(map(_cell, cells))} |")
+    return ["\n".join(rows)] if found else []
+
+
+def _figures(rows: Sequence[Figure]) -> list[str]:
+    """A list with one text: the table of headline figures; empty if there is none."""
+    lines = ["| outcome | figure | worst value | limit | expected | share | part | n | source |", "|" + "---|" * 9]
+    for row in rows:
+        cells = (row.outcome or "", row.name, row.measured_text, row.limit_text, row.expected_text, row.share_text)
+        lines.append(f"| {' | '.join(map(_cell, (*cells, row.worst_part, f'{row.n}', row.source)))} |")
+    return ["\n".join(lines)] if rows else []
 
 
 def _table(trial: Trial) -> str:
@@ -78,10 +98,8 @@ def _scaling(trial: Trial) -> list[str]:
     """A list with one text: the table of scaling; empty if there is no such table."""
     if not (table := scaling_table(trial)):
         return []
-    rows = [f"| scaling | 1 GPU | {table.node} | {table.cluster} | ratio | judged |", "|---|---|---|---|---|---|"]
-    for row in table.rows:
-        judged = ", ".join(f"{metric} {value} {outcome}" for metric, value, outcome in row.judged)
-        rows.append(f"| {row.name} | {row.gpu} | {row.node} | {row.cluster} | {row.ratio} | {_cell(judged)} |")
+    rows = [f"| scaling | 1 GPU | {table.node} | {table.cluster} | ratio |", "|---|---|---|---|---|"]
+    rows += [f"| {row.name} | {row.gpu} | {row.node} | {row.cluster} | {row.ratio} |" for row in table.rows]
     return ["\n".join(rows)]
 
 
@@ -92,38 +110,25 @@ def _methods(trial: Trial) -> list[str]:
     return ["\n".join([f"Methods (seatrial {trial.seatrial}):", "", *lines])] if lines else []
 
 
-def _problem(group: Group) -> str:
-    first = group.first
-    lines = [f"### {first.outcome}: {_text(f'{group.title} {first.metric}')} on {_text(group.subjects_text)}", ""]
-    if len(group.verdicts) == 1:
-        lines.append(_text(first.message))
-    else:
-        if group.meaning:
-            lines += [_text(group.meaning), ""]
-        lines += [
-            f"- {_text(verdict.subject)}: {_text(group.verdict_text(verdict))}"
-            for verdict in group.verdicts[:MAX_SUBJECTS]
-        ]
-        hidden_count = len(group.verdicts) - MAX_SUBJECTS
-        if hidden_count > 0:
-            lines.append(f"- … and {plural(hidden_count, 'more subject')} (see the report)")
-    if group.check_names:
-        lines += ["", f"Checks: {_text(group.check_names)}"]
-    if first.evidence.strip():
-        lines += ["", _fenced("\n".join(first.evidence.strip().splitlines()[:MAX_LINES]))]
-    if first.fix:
-        lines += ["", f"Fix: {_text(first.fix)}"]
-    return "\n".join(lines)
-
-
-def _cause(cause: CauseView) -> str:
-    lines = [_finding(cause.finding)]
-    for group in cause.groups[:MAX_PROBLEMS]:
-        title = f"{group.title} {group.first.metric}".strip()
-        lines.append(f"  - explains {group.first.outcome}: {_text(title)} on {_text(group.subjects_text)}")
-    hidden_count = len(cause.groups) - MAX_PROBLEMS
-    if hidden_count > 0:
-        lines.append(f"  - … and {plural(hidden_count, 'more group')} (see the report)")
+def _problem(problem: Problem) -> str:
+    """A problem with its causes, figures, evidence and fixes."""
+    part = problem.first
+    lines = [f"### {part.outcome or 'Finding'}: {_text(problem.title)}", ""]
+    lines += map(_finding, part.findings)
+    for figure in problem.figures:
+        message = figure.verdict.message if figure.verdict else ""
+        name = f"{', '.join(figure.checks)} {figure.metric}".strip()
+        of_all = f" (worst of {figure.n}: {figure.worst_part})" if figure.n > 1 else ""
+        lines.append(f"- {figure.outcome} {_text(name)}: {_text(message + of_all)}")
+        if figure.verdict and figure.verdict.evidence.strip():
+            evidence = "\n".join(clean(figure.verdict.evidence).strip().splitlines()[:MAX_LINES])
+            lines += ["", _fenced(evidence), ""]
+    if len(problem.parts) > 1:
+        lines += ["", f"Parts: {_text(problem.identity(MAX_SUBJECTS))}"]
+    own_fixes = [finding.fix for finding in part.findings]
+    for fix in part.fixes:
+        if fix not in own_fixes:
+            lines += ["", f"Fix: {_text(fix)}"]
     return "\n".join(lines)
 
 
@@ -137,7 +142,7 @@ def _finding(finding: Finding) -> str:
 
 def _text(text: str) -> str:
     """Text on one line with Markdown and mentions escaped; commands between backticks become code spans."""
-    pieces = split_code(single_line(text))
+    pieces = split_code(single_line(clean(text)))
     return "".join(_code(piece) if is_code else _plain(piece) for piece, is_code in pieces).strip()
 
 
@@ -153,7 +158,7 @@ def _cell(text: str) -> str:
 
 def _code(text: str) -> str:
     """A code span; CommonMark requires a fence longer than any run of backticks in the text."""
-    text = single_line(text)
+    text = single_line(clean(text))
     fence = "`" * (_longest_backtick_run(text) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}"

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from seatrial.model import DecisionValue, Trial, Verdict
-from seatrial.report.text import sanitized
+from seatrial.report.figures import headline
+from seatrial.report.parts import parts
+from seatrial.report.text import clean
 from seatrial.report.view import chapters, lax_thresholds, outcome_counts
 
 # Unit of a metric → base unit in the name, and conversion factor.
@@ -57,8 +59,7 @@ class _Family:
 
 def render(trial: Trial) -> str:
     """The trial as gauges. The format requires a newline at the end."""
-    trial = sanitized(trial)
-    families = [*_run_families(trial), _verdicts(trial), _durations(trial), *_measured(trial)]
+    families = [*_run_families(trial), _verdicts(trial), _durations(trial), *_headline(trial), *_measured(trial)]
     return "\n".join(line for family in families for line in family.lines()) + "\n"
 
 
@@ -99,6 +100,23 @@ def _verdicts(trial: Trial) -> _Family:
     return family
 
 
+def _headline(trial: Trial) -> tuple[_Family, ...]:
+    """The headline figures and the bad parts."""
+    margins = _Family("seatrial_headline_margin_ratio", "Worst value relative to its limit; below 1: violated.")
+    shares = _Family("seatrial_headline_expected_ratio", "Worst value relative to the expected value.")
+    for row in headline(trial):
+        labels = {"check": row.checks[0], "metric": row.metric, "subject": row.worst_part}
+        for family, value in ((margins, row.margin), (shares, row.share)):
+            if value is not None:
+                family.add(value, trial=trial.name, **labels)
+    bad = _Family("seatrial_part_bad", "1 for each part that did not pass.")
+    for part in parts(trial):
+        if part.outcome:
+            labels = {"kind": part.kind, "subject": part.name, "serial": part.gpu.serial, "outcome": part.outcome}
+            bad.add(1, trial=trial.name, **labels)
+    return margins, shares, bad
+
+
 def _durations(trial: Trial) -> _Family:
     family = _Family("seatrial_check_duration_seconds", "Wall time of a check on its slowest process.")
     for check in (check for chapter in chapters(trial) for check in chapter.checks):
@@ -129,7 +147,7 @@ def _base_unit(unit: str) -> tuple[str, float]:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return clean(text).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def _number(value: float) -> str:

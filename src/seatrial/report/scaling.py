@@ -1,4 +1,4 @@
-"""The table of scaling: each quantity on one GPU, one node and all nodes, with the verdicts on its efficiency."""
+"""The table of scaling: each quantity on one GPU, one node and all nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median
 
 from seatrial.checks import catalog
 from seatrial.checks.base import ScalingMetrics
-from seatrial.model import Measurement, Outcome, Trial, Verdict, worst
+from seatrial.model import Measurement, Trial
 from seatrial.report.formatting import print_value
 from seatrial.util.text import plural
 
@@ -16,8 +16,7 @@ from seatrial.util.text import plural
 class ScalingRow:
     """One quantity on several numbers of GPUs: values as text, empty if not measured.
 
-    ``ratio``: the value on all nodes relative to one node, or to one GPU if one node was not measured. ``judged``:
-    (metric, value, outcome) of each efficiency that was evaluated.
+    ``ratio``: the value on all nodes relative to one node, or to one GPU if one node was not measured.
     """
 
     name: str
@@ -26,7 +25,6 @@ class ScalingRow:
     two_nodes: str
     cluster: str
     ratio: str
-    judged: tuple[tuple[str, str, Outcome], ...]
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ def scaling_table(trial: Trial) -> ScalingTable | None:
         if type(measured_nodes) is not int or type(measured_ranks) is not int or measured_nodes < 2:
             continue
         nodes, ranks = measured_nodes, measured_ranks
-        verdicts = [verdict for verdict in trial.verdicts if verdict.check == check.name]
-        rows += (_row(name, metrics, nodes, measured, verdicts) for name, metrics in check.scaling.items())
+        rows += (_row(name, metrics, nodes, measured) for name, metrics in check.scaling.items())
     if not rows:
         return None
     return ScalingTable(
@@ -64,9 +61,7 @@ def scaling_table(trial: Trial) -> ScalingTable | None:
     )
 
 
-def _row(
-    name: str, metrics: ScalingMetrics, nodes: int, measured: list[Measurement], verdicts: list[Verdict]
-) -> ScalingRow:
+def _row(name: str, metrics: ScalingMetrics, nodes: int, measured: list[Measurement]) -> ScalingRow:
     values: dict[str, list[float]] = {}  # metric → values of all subjects
     units: dict[str, str] = {}
     for measurement in measured:
@@ -79,10 +74,6 @@ def _row(
     ratio = ""
     if base_values and cluster_metric in values and median(base_values):
         ratio = f"{100 * median(values[cluster_metric]) / median(base_values):.1f} %"
-    outcomes: dict[str, list[Outcome]] = {}
-    for verdict in verdicts:
-        if verdict.metric in metrics.efficiencies and verdict.outcome is not Outcome.SKIP:
-            outcomes.setdefault(verdict.metric, []).append(verdict.outcome)
     return ScalingRow(
         name=name,
         gpu=texts.get(metrics.gpu, ""),
@@ -90,7 +81,4 @@ def _row(
         two_nodes=texts.get(metrics.two_nodes, ""),
         cluster=texts.get(cluster_metric, ""),
         ratio=ratio,
-        judged=tuple(
-            (metric, texts.get(metric, "not measured"), worst(of_metric)) for metric, of_metric in outcomes.items()
-        ),
     )

@@ -1,4 +1,4 @@
-"""Parts of the HTML report: time bar, node map, table by subject, rug plots, charts, facts, configuration."""
+"""Sections of the HTML report: time bar, node map, table by subject, distributions, charts, facts, configuration."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from seatrial.model import Measurement, Outcome, Timing, Trial, format_bytes, format_value, worst
-from seatrial.report.charts import Chart, Rug, charts, rug
-from seatrial.report.formatting import format_range, natural_key, print_value
-from seatrial.report.view import METHOD, NOT_PASSED, CheckView, MetricRow, Reading
+from seatrial.model import Measurement, Outcome, Timing, Topology, Trial, format_bytes, format_value, worst
+from seatrial.report.charts import Chart, Limit, Rug, charts, rug
+from seatrial.report.figures import NOT_PASSED, Figure
+from seatrial.report.formatting import family, natural_key, print_value, size_in_name
+from seatrial.report.view import METHOD, CheckView
 
+MAX_NODES = 64  # the map of more nodes shows only those on which something is bad
 _DEVICE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<index>\d+)")
 
 
@@ -78,6 +80,10 @@ class MappedNode:
     outcome: Outcome | None
     devices: tuple[MappedDevice, ...]
 
+    @property
+    def is_bad(self) -> bool:
+        return any(outcome in NOT_PASSED for outcome in (self.outcome, *(device.outcome for device in self.devices)))
+
 
 def node_map(trial: Trial) -> list[MappedNode]:
     """All nodes with a GPU or rank that is the subject of a verdict."""
@@ -96,73 +102,86 @@ def node_map(trial: Trial) -> list[MappedNode]:
 
 
 @dataclass(frozen=True)
-class SubjectTableCell:
-    """The value of one metric on one subject, as text."""
+class NodeGroup:
+    """The nodes of one leaf switch or rack; ``name`` is empty without a topology.
 
-    value: str
-    sample_range: str  # empty with fewer than two samples
-    outcome: Outcome | None
-    reason: str  # why the outcome is not PASS or SKIP
+    ``healthy_count``, ``bad_count``: number of nodes without and with a problem that a map of many nodes leaves out.
+    """
 
-
-class SubjectTableRow(NamedTuple):
-    """The values of one subject; a cell is None for a metric that the subject does not have."""
-
-    subject: str
-    worst_outcome: Outcome
-    cells: tuple[SubjectTableCell | None, ...]
+    name: str
+    nodes: tuple[MappedNode, ...]
+    healthy_count: int = 0
+    bad_count: int = 0
 
 
-@dataclass(frozen=True)
-class SubjectTable:
-    """A table with one row per subject and one column per metric."""
+def node_groups(trial: Trial) -> list[NodeGroup]:
+    """The nodes of the node map, by leaf switch and rack."""
+    topology = next((job.topology for job in trial.jobs if job.topology), None)
+    groups: dict[str, list[MappedNode]] = {}
+    for node in node_map(trial):
+        groups.setdefault(_place(topology, node.name) if topology else "", []).append(node)
+    if sum(map(len, groups.values())) <= MAX_NODES:
+        return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
+    reduced = []
+    for name, nodes in groups.items():
+        bad = [node for node in nodes if node.is_bad]
+        shown = tuple(bad[: MAX_NODES // len(groups) + 1])
+        reduced.append(NodeGroup(name, shown, len(nodes) - len(bad), len(bad) - len(shown)))
+    return reduced
 
-    columns: tuple[MetricRow, ...]
-    rows: tuple[SubjectTableRow, ...]
 
-    @property
-    def has_several_outcomes(self) -> bool:
-        """Whether the rows have different outcomes, by which they are sorted."""
-        return len({row.worst_outcome for row in self.rows}) > 1
+def _place(topology: Topology, node: str) -> str:
+    """The switch and the rack of a node as text."""
+    leaf, rack = topology.leaf(node), topology.rack(node)
+    names = [f"switch {leaf}" if leaf and leaf != rack else "", f"rack {rack}" if rack else ""]
+    return ", ".join(filter(None, names)) or "not in the topology"
+
+
+class SubjectTable(NamedTuple):
+    """The values of several figures on the same subjects; a value is empty for a figure that a subject lacks.
+
+    ``rows``: (subject, [(value as text, outcome if the subject did not pass)]).
+    """
+
+    figures: list[Figure]
+    rows: list[tuple[str, list[tuple[str, Outcome | None]]]]
 
 
 def subject_table(check: CheckView) -> SubjectTable | None:
-    """The metrics of a check that have several subjects, worst subject first; None without such metrics."""
-    columns = tuple(row for row in check.rows if len(row.readings) > 1)
-    # for each column: subject → reading
-    column_readings = [{reading.subject: reading for reading in row.readings} for row in columns]
-    rows: list[SubjectTableRow] = []
-    for subject in check.subjects:
-        readings = [reading_by_subject.get(subject) for reading_by_subject in column_readings]
-        outcomes = [reading.outcome for reading in readings if reading and reading.outcome]
-        cells = tuple(_cell(reading) if reading else None for reading in readings)
-        if any(cells):
-            rows.append(SubjectTableRow(subject, worst(outcomes) if outcomes else Outcome.PASS, cells))
-    return SubjectTable(columns, tuple(rows)) if columns else None
+    """The figures of a check that have several subjects; None without such figures."""
+    columns = [figure for figure in check.figures if len(figure.metrics) > 1]
+    shown = set(check.shown_subjects)
+    bad = {(v.metric, v.subject): v.outcome for v in reversed(check.verdicts) if v.outcome in NOT_PASSED}
+    values = {
+        (metric.name, metric.subject): print_value(metric.value, metric.unit)
+        for figure in columns
+        for metric in figure.metrics
+        if metric.subject in shown
+    }
+    rows = []
+    for subject in check.shown_subjects:
+        keys = [(figure.metric, subject) for figure in columns]
+        if any(key in values for key in keys):
+            rows.append((subject, [(values.get(key, ""), bad.get(key)) for key in keys]))
+    return SubjectTable(columns, rows) if rows else None
 
 
-def _cell(reading: Reading) -> SubjectTableCell:
-    metric = reading.metric
-    reason = "; ".join(verdict.message for verdict in reading.verdicts if verdict.outcome in NOT_PASSED)
-    if not metric:
-        return SubjectTableCell("not measured", "", reading.outcome, reason)
-    sample_range = format_range(metric.samples, metric.unit) if len(metric.samples) > 1 else ""
-    return SubjectTableCell(print_value(metric.value, metric.unit), sample_range, reading.outcome, reason)
-
-
-def make_rug(row: MetricRow) -> Rug | None:
-    """The rug plot of a row; None for booleans, and for values that are all equal."""
-    if not row.range_text or row.unit == "bool":
+def make_rug(figure: Figure) -> Rug | None:
+    """The distribution of a figure with its limit; None for booleans, and for values that are equal."""
+    if len(set(figure.values)) < 2 or figure.unit == "bool":
         return None
-    if len(row.readings) == 1:
-        return rug(row.spread, [False] * len(row.spread))
-    return rug(row.spread, [reading.outcome in NOT_PASSED for reading in row.readings if reading.metric])
+    return rug(figure.values, figure.limit, figure.expected, figure.op)
 
 
 def make_charts(check: CheckView) -> list[Chart]:
-    """The charts of a check; subjects that did not pass are highlighted."""
+    """The charts of a check; subjects that did not pass are highlighted. Limits are marked at their sizes."""
     not_passed = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in NOT_PASSED)
-    return charts([series for measurement in check.measurements for series in measurement.series], not_passed)
+    marks = [
+        Limit(family(figure.metric), float(size), figure.limit, figure.expected)
+        for figure in check.figures
+        if figure.limit is not None and (size := size_in_name(figure.metric))
+    ]
+    return charts([series for measurement in check.measurements for series in measurement.series], not_passed, marks)
 
 
 class FactValue(NamedTuple):
@@ -187,13 +206,15 @@ def fact_rows(measurements: tuple[Measurement, ...]) -> list[FactRow]:
     for measurement in measurements:
         for name, value in measurement.facts.items():
             if name != METHOD:
-                key = json.dumps(value, sort_keys=True)
+                key = f"text {value}" if isinstance(value, str) else json.dumps(value, sort_keys=True)
                 values[key] = value
                 facts.setdefault(name, {}).setdefault(key, []).append(measurement.subject)
     rows = []
     for name, subjects_by_key in facts.items():
+        # the subjects of a fact that is the same everywhere are not shown
+        is_shown = len(subjects_by_key) > 1
         fact_values = [
-            FactValue(values[key], tuple(sorted(subjects, key=natural_key)))
+            FactValue(values[key], tuple(sorted(subjects, key=natural_key) if is_shown else subjects))
             for key, subjects in subjects_by_key.items()
         ]
         fact_values.sort(key=lambda fact_value: -len(fact_value.subjects))

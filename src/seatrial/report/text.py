@@ -1,15 +1,12 @@
 """Text functions of all reports: removal of terminal sequences and unprintable characters, dates.
 
-Each report format (HTML, XML, Markdown) escapes its special characters itself.
+Each report format (HTML, XML, Markdown, …) cleans text and escapes its special characters where text leaves.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
-
-from seatrial.model import Trial
 
 # Terminal sequences: CSI (colours, cursor), OSC (titles, links) and similar with their terminators, and escapes of two
 # characters. A sequence without terminator is not matched, so that the text after it is kept.
@@ -32,21 +29,6 @@ def clean(text: str) -> str:
         return text
     text = _TERMINAL.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _UNPRINTABLE.sub("\ufffd", text)
-
-
-def sanitized(trial: Trial) -> Trial:
-    """The trial with all strings cleaned. Every renderer except JSON calls it first."""
-    return Trial.model_validate(_clean_all(trial.model_dump()))
-
-
-def _clean_all(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, dict):
-        return {_clean_all(key): _clean_all(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean_all(item) for item in value]
-    return value
 
 
 def single_line(text: str) -> str:

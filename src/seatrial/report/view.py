@@ -1,16 +1,15 @@
-"""The structure of all reports: chapters, checks, one row per metric, grouped problems.
+"""The structure of all reports: chapters, checks with their figures, coverage, and texts about the decision.
 
 Reports compute no verdicts. Where they show one outcome for several verdicts, it is the worst one (``model.worst``).
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
-from statistics import median
 from textwrap import shorten
 from typing import TypeVar
 
@@ -23,124 +22,22 @@ from seatrial.model import (
     DecisionValue,
     Insight,
     Measurement,
-    Metric,
     Outcome,
     Phase,
-    Reason,
     Trial,
     Verdict,
-    VerdictKey,
     worst,
 )
 from seatrial.model.verdict_text import LAX_THRESHOLD
-from seatrial.report.formatting import (
-    count_text,
-    family,
-    format_range,
-    merge_similar,
-    natural_key,
-    print_value,
-    size_in_name,
-    unit_text,
-)
+from seatrial.report.figures import NOT_PASSED, Figure, badness, figures, key_figure, outcome_rank
+from seatrial.report.formatting import count_text, family, merge_similar, natural_key, size_in_name
 from seatrial.util.text import plural
 
 OTHER = "Other"  # chapter of checks that this version does not have, such as those of an old run
-MAX_REMARKS = 2  # different remarks that a row shows; of more remarks it shows only the first
 MAX_OVERVIEW = 72  # characters of a reason in the table of checks
 METHOD = "method"  # fact: the measured quantity, path, number of samples and precision, as text
-NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
-
-
-_UNJUDGED_MARKS = {
-    Reason.IMPLAUSIBLY_HIGH: "implausibly high",
-    Reason.INCONCLUSIVE: "inconclusive",
-    Reason.NO_REFERENCE: "no reference value",
-}
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One metric of one subject, and its verdicts; ``metric``: None if a rule needs a metric that was not measured."""
-
-    subject: str
-    metric: Metric | None
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """The worst outcome; None for a metric without a rule."""
-        return worst(verdict.outcome for verdict in self.verdicts) if self.verdicts else None
-
-
-@dataclass(frozen=True)
-class MetricRow:
-    """One metric of a check with the readings of all subjects, worst first."""
-
-    name: str
-    readings: tuple[Reading, ...]
-
-    @cached_property
-    def values(self) -> list[float]:
-        return [reading.metric.value for reading in self.readings if reading.metric]
-
-    @cached_property
-    def unit(self) -> str:
-        return next((reading.metric.unit for reading in self.readings if reading.metric), "")
-
-    @property
-    def subject_text(self) -> str:
-        """The subject; for several subjects ``median of 8``, or ``8 subjects`` if their values are equal."""
-        if len(self.readings) == 1:
-            return self.readings[0].subject
-        return f"median of {len(self.values):,}" if self.range_text else plural(len(self.readings), "subject")
-
-    @property
-    def value(self) -> str:
-        """The value as text; for several subjects the median of their values."""
-        return print_value(median(self.values), self.unit) if self.values else "not measured"
-
-    @property
-    def spread(self) -> tuple[float, ...]:
-        """The values of several subjects, or the samples of one."""
-        if len(self.readings) == 1 and self.readings[0].metric:
-            return self.readings[0].metric.samples
-        return tuple(self.values)
-
-    @property
-    def range_text(self) -> str:
-        """Minimum and maximum of ``spread``, without the unit; empty if all values are equal."""
-        unit = unit_text(self.unit)
-        return format_range(self.spread, self.unit).removesuffix(f" {unit}") if len(set(self.spread)) > 1 else ""
-
-    @property
-    def text(self) -> str:
-        """The name with the values of all subjects: ``busbw.1GiB 327 GB/s to 331 GB/s``."""
-        return f"{self.name} {format_range(self.values, '' if self.unit == self.name else self.unit)}"  # "nodes 2"
-
-    @property
-    def outcomes(self) -> list[tuple[Outcome, int]]:
-        """The number of verdicts by outcome, worst first; empty for a metric without a rule."""
-        return outcome_counts(self.verdicts)
-
-    @property
-    def has_problem(self) -> bool:
-        return any(outcome in NOT_PASSED for outcome, _ in self.outcomes)
-
-    @property
-    def has_evaluated_rule(self) -> bool:
-        """Whether a rule was evaluated on this metric."""
-        return any(outcome not in (Outcome.SKIP, Outcome.UNJUDGED) for outcome, _ in self.outcomes)
-
-    @cached_property
-    def verdicts(self) -> list[Verdict]:
-        return [verdict for reading in self.readings for verdict in reading.verdicts]
-
-    @property
-    def remark(self) -> str:
-        """The bases of the verdicts; for a verdict without a basis, its text. At most MAX_REMARKS different ones."""
-        texts = dict.fromkeys(verdict.basis_text or verdict.detail or verdict.message for verdict in self.verdicts)
-        return "; ".join(texts) if len(texts) <= MAX_REMARKS else f"{next(iter(texts))}; and others"
+MAX_SUBJECTS = 32  # a check with more subjects shows only WORST_SUBJECTS of them; figures.csv has all
+WORST_SUBJECTS = 10
 
 
 @dataclass(frozen=True)
@@ -153,30 +50,35 @@ class CheckView:
     verdicts: tuple[Verdict, ...]
     measurements: tuple[Measurement, ...]
     insights: tuple[Insight, ...] = ()
-    speeds: tuple[str, ...] = ()  # from the declaration of the check
-    key_metric: str = ""  # from the declaration of the check
 
     @property
     def outcome(self) -> Outcome:
         return worst(verdict.outcome for verdict in self.verdicts)
 
     @cached_property
-    def subjects(self) -> list[str]:
-        """All subjects of the check, worst first."""
-        outcomes: dict[str, Outcome] = {}
-        for verdict in self.verdicts:
-            outcomes[verdict.subject] = worst((verdict.outcome, outcomes.get(verdict.subject, verdict.outcome)))
-        for measurement in self.measurements:
-            for metric in measurement.metrics:
-                outcomes.setdefault(metric.subject, Outcome.PASS)
-        return sorted(outcomes, key=lambda subject: (WORST_FIRST.index(outcomes[subject]), natural_key(subject)))
+    def subjects(self) -> set[str]:
+        """All subjects of the check."""
+        return self._measured_subjects | {verdict.subject for verdict in self.verdicts}
+
+    @cached_property
+    def _measured_subjects(self) -> set[str]:
+        return {metric.subject for measurement in self.measurements for metric in measurement.metrics}
+
+    @cached_property
+    def shown_subjects(self) -> list[str]:
+        """The subjects whose values the page shows: all, or of more than MAX_SUBJECTS those with the worst verdicts."""
+        if len(self.subjects) <= MAX_SUBJECTS:
+            return sorted(self.subjects, key=natural_key)
+        names: dict[str, None] = {}
+        for verdict in heapq.nsmallest(WORST_SUBJECTS * len(self.figures), self.verdicts, key=badness):
+            names[verdict.subject] = None
+        return list(names)[:WORST_SUBJECTS]
 
     @property
     def subjects_text(self) -> str:
         """The number of subjects by kind: ``cluster + 2 ranks``. A subject with only SKIP counts if all are SKIP."""
         evaluated = {verdict.subject for verdict in self.verdicts if verdict.outcome is not Outcome.SKIP}
-        measured = {metric.subject for measurement in self.measurements for metric in measurement.metrics}
-        return count_text([subject for subject in self.subjects if subject in evaluated | measured] or self.subjects)
+        return count_text(evaluated | self._measured_subjects or self.subjects)
 
     @property
     def methods(self) -> list[str]:
@@ -192,83 +94,56 @@ class CheckView:
         return max((measurement.seconds for measurement in self.measurements), default=0.0)
 
     @cached_property
-    def rows(self) -> list[MetricRow]:
-        """One row per metric: problems first, then other metrics with a rule, then the rest.
+    def figures(self) -> list[Figure]:
+        """All figures with a value, an error or no reference value: worst outcome first, without a rule last.
 
         Metrics of one family, such as busbw.1GiB and busbw.8GiB, are sorted by size.
         """
-        readings: dict[str, dict[str, Reading]] = {}  # metric → subject → reading
-        verdicts_by_key: dict[tuple[str, str], list[Verdict]] = {}
-        for verdict in self.verdicts:
-            if verdict.metric:
-                verdicts_by_key.setdefault((verdict.metric, verdict.subject), []).append(verdict)
-        for measurement in self.measurements:
-            for metric in measurement.metrics:
-                verdicts = tuple(verdicts_by_key.get((metric.name, metric.subject), ()))
-                readings.setdefault(metric.name, {})[metric.subject] = Reading(metric.subject, metric, verdicts)
-        for (name, subject), verdicts_of_key in verdicts_by_key.items():
-            readings.setdefault(name, {}).setdefault(subject, Reading(subject, None, tuple(verdicts_of_key)))
-        families = list(dict.fromkeys(family(name) for name in readings))
-        rows = [
-            MetricRow(name, tuple(sorted(by_subject.values(), key=_reading_key)))
-            for name, by_subject in readings.items()
-        ]
-        return sorted(rows, key=lambda row: (_row_rank(row), families.index(family(row.name)), size_in_name(row.name)))
+        evaluated = [verdict for verdict in self.verdicts if verdict.outcome is not Outcome.SKIP]
+        measured = [(self.name, metric) for measurement in self.measurements for metric in measurement.metrics]
+        rows = figures(evaluated, measured)
+        families = {name: n for n, name in enumerate(dict.fromkeys(family(row.metric) for row in rows))}
+
+        def key(row: Figure) -> tuple[int, int, int]:
+            return outcome_rank(row.outcome), families[family(row.metric)], size_in_name(row.metric)
+
+        return sorted(rows, key=key)
 
     @property
     def artifacts(self) -> list[Artifact]:
         return [artifact for measurement in self.measurements for artifact in measurement.artifacts]
 
     @property
-    def notes(self) -> list[Group]:
-        """Groups of the verdicts without a metric, except PASS: why the check could not be measured or evaluated."""
-        return grouped(v for v in self.verdicts if not v.metric and v.outcome is not Outcome.PASS)
+    def limit_texts(self) -> list[str]:
+        """The different limits of all figures with their sources, also those that did not decide."""
+        verdicts = [figure.verdict for figure in self.figures if figure.verdict and figure.verdict.basis]
+        return list(dict.fromkeys(str(limit) for v in verdicts for limit in (v.basis, *v.other_limits)))
 
     @property
-    def skip_reason(self) -> str:
-        """The reason if the outcome of the check is SKIP; otherwise empty."""
-        return self.verdicts[0].message if self.outcome is Outcome.SKIP else ""
+    def skip_reasons(self) -> list[str]:
+        """The different reasons why metrics, or the whole check, do not apply."""
+        return list(dict.fromkeys(v.message for v in self.verdicts if v.outcome is Outcome.SKIP))
+
+    @property
+    def key_figure(self) -> Figure | None:
+        """The most important speed; if no speed has a limit, the worst figure."""
+        of_speeds = (key_figure(self.name, self.figures, with_lax=lax) for lax in (False, True))
+        speed = next(filter(None, of_speeds), None) if self.name in catalog() else None
+        shown = (row for row in self.figures if row.metric or row.outcome in NOT_PASSED)
+        return speed or next(shown, None)
 
     @property
     def overview_text(self) -> str:
-        """One line for a table of checks: why the check was skipped, its key figure, or why it was not measured."""
-        if not self.skip_reason and (key_figure := self.key_figure):
-            return key_figure
-        errors = (verdict.message for verdict in self.verdicts if verdict.outcome is Outcome.ERROR)
-        return shorten(self.skip_reason or next(errors, ""), MAX_OVERVIEW, placeholder=" …")
-
-    @property
-    def key_figure(self) -> str:
-        """The metric with the worst outcome, and its range. If none is bad, a metric that is neither zero nor boolean.
-
-        Of several such metrics the check's ``key_metric`` comes first, then performance metrics, then metrics with a
-        rule. For a family without a rule, such as ``busbw.*``, the largest size is shown. A metric that no rule
-        evaluated is marked: "(no threshold)", or why it is UNJUDGED. If the check is PASS, its first metric with an
-        evaluated rule precedes this one.
-        """
-        rows = [row for row in self.rows if row.values]
-        if not rows:
+        """One line for a table of checks: why the check was skipped or not measured, or its key figure."""
+        if self.outcome is Outcome.SKIP:
+            return shorten("; ".join(self.skip_reasons), MAX_OVERVIEW, placeholder=" …")
+        figure = self.key_figure
+        if figure is None:
             return ""
-        row = min(rows, key=self._key_figure_rank)
-        if not row.outcomes:
-            row = [other for other in rows if family(other.name) == family(row.name)][-1]
-        if row.has_evaluated_rule:
-            return row.text
-        judged = next((other for other in rows if other.has_evaluated_rule), None)
-        judged_text = f"{judged.text}; " if judged and self.outcome is Outcome.PASS else ""
-        unjudged = [verdict for verdict in row.verdicts if verdict.outcome is Outcome.UNJUDGED]
-        reasons = {reason for verdict in unjudged for reason in verdict.reasons}
-        mark = next((text for reason, text in _UNJUDGED_MARKS.items() if reason in reasons), "no threshold")
-        return f"{judged_text}{row.text} ({mark})"
-
-    def _key_figure_rank(self, row: MetricRow) -> tuple[int, bool, int, int]:
-        """The sort key of rows by their suitability as key figure; the row with the lowest key is shown."""
-        rank = _row_rank(row)
-        is_performance = any(fnmatchcase(row.name, pattern) for pattern in self.speeds)
-        kind = 1 if is_performance else 2
-        if row.name == self.key_metric:
-            kind = 0
-        return min(rank, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), kind, rank
+        if figure.verdict and (figure.outcome is Outcome.UNJUDGED or figure.measured is None):
+            return shorten(figure.verdict.message, MAX_OVERVIEW, placeholder=" …")
+        share = f" ({figure.share_text} of {figure.expected_text})" if figure.share is not None else ""
+        return f"{figure.metric} {figure.measured_text}{share}"
 
 
 @dataclass(frozen=True)
@@ -277,41 +152,6 @@ class Chapter:
 
     title: str
     checks: tuple[CheckView, ...]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Verdicts of one rule with the same outcome, sorted by subject. ``other_checks``: checks with the same ERROR."""
-
-    verdicts: tuple[Verdict, ...]
-    other_checks: tuple[str, ...] = ()
-
-    @property
-    def first(self) -> Verdict:
-        return self.verdicts[0]
-
-    @property
-    def title(self) -> str:
-        """The check, or the number of checks."""
-        return plural(1 + len(self.other_checks), "check") if self.other_checks else self.first.check
-
-    @property
-    def check_names(self) -> str:
-        """The names of several checks; empty for one check."""
-        return ", ".join((self.first.check, *self.other_checks)) if self.other_checks else ""
-
-    @property
-    def subjects_text(self) -> str:
-        return self.first.subject if len(self.verdicts) == 1 else plural(len(self.verdicts), "subject")
-
-    @property
-    def meaning(self) -> str:
-        """The meaning of a bad value if all verdicts share it, to show it once; otherwise empty."""
-        return self.first.meaning if len({verdict.meaning for verdict in self.verdicts}) == 1 else ""
-
-    def verdict_text(self, verdict: Verdict) -> str:
-        """The text of ``verdict``, without the meaning if all verdicts share it."""
-        return verdict.summary if self.meaning else verdict.message
 
 
 def chapters(trial: Trial) -> list[Chapter]:
@@ -333,8 +173,6 @@ def chapters(trial: Trial) -> list[Chapter]:
             verdicts=tuple(verdicts.get(name, ())),
             measurements=tuple(measurements.get(name, ())),
             insights=tuple(insight for insight in trial.insights if insight.check == name),
-            speeds=checks[name].speeds if name in checks else (),
-            key_metric=next((each.name for each in checks[name].declared if each.key), "") if name in checks else "",
         )
         for name in ordered
     ]
@@ -342,32 +180,28 @@ def chapters(trial: Trial) -> list[Chapter]:
     return [Chapter(str(phase), checks_of_phase) for phase, checks_of_phase in by_phase if checks_of_phase]
 
 
-def problems(trial: Trial) -> list[Group]:
-    """All FAIL, ERROR, UNJUDGED and WARN that no cause explains, in groups (see ``grouped``), worst first.
+@dataclass(frozen=True)
+class Coverage:
+    """Checks with one kind of result, for the first page."""
 
-    Equal ERRORs of several checks are one group: if a job does not start, each of its checks has the same ERROR.
-    """
-    explained = {key for finding in trial.findings for key in finding.explains}
-    not_passed = [verdict for verdict in trial.verdicts if verdict.outcome in NOT_PASSED]
-    if explained:
-        not_passed = [verdict for verdict in not_passed if VerdictKey.from_verdict(verdict) not in explained]
-    groups: dict[object, list[Group]] = {}
-    for group in grouped(not_passed):
-        fields = tuple((v.subject, v.metric, v.detail, v.evidence, v.fix) for v in group.verdicts)
-        groups.setdefault(fields if group.first.outcome is Outcome.ERROR else group, []).append(group)
-    merged = [
-        replace(first, other_checks=tuple(other.first.check for other in others)) for first, *others in groups.values()
-    ]
-    return sorted(merged, key=lambda group: WORST_FIRST.index(group.first.outcome))
+    title: str
+    checks: tuple[str, ...]
 
 
-def grouped(verdicts: Iterable[Verdict]) -> list[Group]:
-    """Verdicts grouped by check, metric, outcome, basis and fix, in the order of their first occurrence."""
-    groups: dict[tuple[object, ...], list[Verdict]] = {}
-    for verdict in verdicts:
-        key = (verdict.check, verdict.metric, verdict.outcome, verdict.basis, verdict.fix)
-        groups.setdefault(key, []).append(verdict)
-    return [Group(tuple(sorted(group, key=lambda verdict: natural_key(verdict.subject)))) for group in groups.values()]
+def coverage(trial: Trial) -> list[Coverage]:
+    """The checks that were judged, those that were not, and those that an option excluded."""
+    verdicts = {name: [verdict.outcome for verdict in of_check] for name, of_check in _by_check(trial.verdicts).items()}
+    outcomes = {name: worst(of_check) for name, of_check in verdicts.items() if name not in trial.excluded_checks}
+    titles = {
+        "Covered": (Outcome.PASS, Outcome.WARN, Outcome.FAIL),
+        "Not measured": (Outcome.ERROR,),
+        "Without a verdict": (Outcome.UNJUDGED,),
+        "Does not apply here": (Outcome.SKIP,),
+    }
+    groups = {title: [name for name in outcomes if outcomes[name] in of_title] for title, of_title in titles.items()}
+    for name, option in trial.excluded_checks.items():
+        groups.setdefault(f"Excluded by {option}", []).append(name)
+    return [Coverage(title, tuple(names)) for title, names in groups.items() if names or title == "Covered"]
 
 
 def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
@@ -396,7 +230,7 @@ def outcome_counts(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
     return [(outcome, counts[outcome]) for outcome in WORST_FIRST if counts[outcome]]
 
 
-def headline(trial: Trial) -> str:
+def decision_title(trial: Trial) -> str:
     """The decision, with CPU ONLY if no GPU was tested, and the GPU models for which SKU data are missing."""
     decision = trial.decision
     notes = ["CPU ONLY"] if decision.cpu_only else []
@@ -434,14 +268,3 @@ def _by_check(records: Iterable[_Record]) -> dict[str, list[_Record]]:
     for record in records:
         by_check.setdefault(record.check, []).append(record)
     return by_check
-
-
-def _reading_key(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
-    return WORST_FIRST.index(reading.outcome or Outcome.PASS), natural_key(reading.subject)
-
-
-def _row_rank(row: MetricRow) -> int:
-    """The sort key of a row: rows with a problem by severity, then other rows with a rule, then rows without a rule."""
-    if row.has_problem:
-        return WORST_FIRST.index(row.outcomes[0][0])
-    return len(WORST_FIRST) + (not row.outcomes)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.model import TIME_LIMIT, DecisionValue, Outcome, Trial, Verdict, VerdictKey
-from seatrial.report.causes import CauseView, causes
-from seatrial.report.text import sanitized, single_line
+from seatrial.model import TIME_LIMIT, DecisionValue, Outcome, Trial
+from seatrial.report.figures import Figure
+from seatrial.report.parts import Problem, filled, parts, problems, run_values, with_real_values
+from seatrial.report.text import clean, single_line
 from seatrial.util.text import and_more, plural
 
 MAX_REASONS = 5
 _MAX_NAMED = 3  # checks listed in one line, and subjects listed
 _MAX_TEXT = 1000  # characters of one text
 _BLOCKING = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED)
-_NEXT_STEPS = {  # outcome → next step after a verdict without a fix
-    Outcome.FAIL: "read the evidence: `seatrial judge RUN`",
-    Outcome.ERROR: "read the logs in RUN/jobs, then `seatrial run --resume RUN`",
-    Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` shows the rules of a check",
-}
-# Commands in which RUN is a placeholder for the run directory
-_RUN = re.compile(r"(\bjudge |--resume |\bin )RUN\b")
 
 
 @dataclass(frozen=True)
@@ -39,22 +31,25 @@ class NotAcceptedReason:
     def line(self) -> str:
         """The reason on one line."""
         text = f"{self.title}: {self.text}" if self.text else self.title
-        return single_line(f"{text}. Next: {self.next_step}" if self.next_step else text)
+        return single_line(clean(f"{text}. Next: {self.next_step}" if self.next_step else text))
 
     @property
     def paragraph(self) -> list[str]:
         """The title; then, indented, the text, which is cut if it is long, and the next step."""
-        text = textwrap.shorten(self.text, _MAX_TEXT, placeholder=" …; `seatrial judge RUN` shows the whole text")
-        next_step = [f"  next: {single_line(self.next_step)}"] if self.next_step else []
-        return [single_line(self.title), *([f"  {text}"] if text else []), *next_step]
+        text = textwrap.shorten(
+            clean(self.text), _MAX_TEXT, placeholder=" …; `seatrial judge RUN -v` shows the whole text"
+        )
+        next_step = [f"  next: {single_line(clean(self.next_step))}"] if self.next_step else []
+        return [single_line(clean(self.title)), *([f"  {text}"] if text else []), *next_step]
 
 
 def lines(trial: Trial, run_dir: Path | None = None) -> list[str]:
-    """One line per reason, with check, subjects, value, limit and next step; ``accepted`` for an accepted trial.
+    """One line per reason, with check, parts, value, limit and next step; ``accepted`` for an accepted trial.
 
     ``run_dir`` replaces the placeholder RUN in commands; None: the placeholder stays.
     """
-    return [_with_run_dir(reason.line, run_dir) for reason in reasons(trial)] or ["accepted"]
+    trial = with_real_values(trial, run_dir)
+    return [filled(reason.line, run_values(run_dir)) for reason in reasons(trial)] or ["accepted"]
 
 
 def paragraphs(trial: Trial, run_dir: Path | None = None) -> list[str]:
@@ -62,38 +57,42 @@ def paragraphs(trial: Trial, run_dir: Path | None = None) -> list[str]:
 
     ``accepted`` for an accepted trial. ``run_dir``: as for ``lines``.
     """
-    all_reasons = reasons(trial)
+    all_reasons = reasons(with_real_values(trial, run_dir))
     if not all_reasons:
         return ["accepted"]
-    texts = [_with_run_dir(line, run_dir) for reason in all_reasons for line in reason.paragraph]
+    texts = [filled(line, run_values(run_dir)) for reason in all_reasons for line in reason.paragraph]
     return [f"{trial.decision.value}, because:", *texts]
-
-
-def _with_run_dir(line: str, run_dir: Path | None) -> str:
-    return _RUN.sub(lambda match: match[1] + shlex.quote(str(run_dir)), line) if run_dir else line
 
 
 def reasons(trial: Trial) -> list[NotAcceptedReason]:
     """At most MAX_REASONS reasons; none for an accepted trial.
 
-    The order: reasons that are not verdicts, causes, verdicts that no cause explains, excluded checks.
+    The order: reasons that are not verdicts, problems that prevent acceptance, excluded checks.
     """
     if trial.decision.value is DecisionValue.ACCEPTED:
         return []
-    trial = sanitized(trial)
-    all_reasons = [
-        *_trial_reasons(trial),
-        *map(_cause_reason, causes(trial)),
-        *map(_verdicts_reason, _unexplained_verdicts(trial)),
-        *_excluded(trial),
-    ]
+    all_reasons = [*_trial_reasons(trial), *_problem_reasons(trial, problems(parts(trial))), *_excluded(trial)]
     if not all_reasons:
         return [NotAcceptedReason(trial.decision.reason)]
     if len(all_reasons) <= MAX_REASONS:
         return all_reasons
     shown = all_reasons[: MAX_REASONS - 1]
     more = plural(len(all_reasons) - len(shown), "more reason")
-    return [*shown, NotAcceptedReason(more, "`seatrial judge RUN` lists all")]
+    return [*shown, NotAcceptedReason(more, "`seatrial judge RUN -v` lists all")]
+
+
+def next_step(trial: Trial, found: Sequence[Problem]) -> str:
+    """What to do first if the trial is not ACCEPTED: a command between backticks, or a text; empty if accepted."""
+    if trial.decision.value is DecisionValue.ACCEPTED:
+        return ""
+    for problem in found:
+        if command := problem.first.first_command:
+            # commands of causes run on the right node
+            is_complete = not problem.first.node or problem.first.has_cause or command.startswith("seatrial ")
+            return f"`{command}`" if is_complete else f"on {problem.first.node}: `{command}`"
+        if problem.first.outcome:
+            return next(iter(problem.first.fixes), "")
+    return next((reason.next_step for reason in (*_trial_reasons(trial), *_excluded(trial))), "")
 
 
 def _trial_reasons(trial: Trial) -> Iterator[NotAcceptedReason]:
@@ -121,39 +120,31 @@ def _is_required(trial: Trial, check: str) -> bool:
     return bool(trial.config.get("checks", {}).get(check, {}).get("required", True))
 
 
-def _cause_reason(cause: CauseView) -> NotAcceptedReason:
-    """A cause: its place, the number of verdicts that it explains, its evidence and the first command."""
-    finding, verdict_count = cause.finding, sum(len(group.verdicts) for group in cause.groups)
-    title = f"cause: {finding.title} ({finding.subject}, {finding.confidence} confidence)"
-    title += f"; explains {plural(verdict_count, 'verdict')}"
-    return NotAcceptedReason(title, finding.evidence.rstrip("."), f"`{finding.first_command}`")
+def _problem_reasons(trial: Trial, found: Sequence[Problem]) -> Iterator[NotAcceptedReason]:
+    """The problems that prevent acceptance; ERROR and UNJUDGED do so only for required checks."""
+    for problem in found:
+        blocking = [
+            figure
+            for figure in problem.figures
+            if figure.outcome is Outcome.FAIL
+            or (figure.outcome in _BLOCKING and any(_is_required(trial, check) for check in figure.checks))
+        ]
+        if blocking:
+            yield _problem_reason(problem, blocking)
 
 
-def _unexplained_verdicts(trial: Trial) -> list[list[Verdict]]:
-    """The verdicts that prevent acceptance and that no cause explains, in groups.
-
-    FAILs are grouped by check, ERRORs by text, UNJUDGED by reason. ERROR and UNJUDGED prevent acceptance only for
-    required checks.
-    """
-    explained = {key for finding in trial.findings for key in finding.explains}
-    groups: dict[tuple[object, ...], list[Verdict]] = {}
-    for outcome in _BLOCKING:
-        for verdict in (verdict for verdict in trial.verdicts if verdict.outcome is outcome):
-            is_blocking = outcome is Outcome.FAIL or _is_required(trial, verdict.check)
-            if is_blocking and VerdictKey.from_verdict(verdict) not in explained:
-                key: tuple[object, ...] = (outcome, verdict.check)
-                if outcome is not Outcome.FAIL:
-                    key = (outcome, verdict.reasons, verdict.detail if outcome is Outcome.ERROR else "")
-                groups.setdefault(key, []).append(verdict)
-    return list(groups.values())
-
-
-def _verdicts_reason(verdicts: Sequence[Verdict]) -> NotAcceptedReason:
-    """The names of the checks and subjects, and the first verdict in full."""
-    first = verdicts[0]
-    checks = and_more(list(dict.fromkeys(verdict.check for verdict in verdicts)), _MAX_NAMED)
-    subjects = and_more(list(dict.fromkeys(verdict.subject for verdict in verdicts)), _MAX_NAMED)
-    limit = first.basis.fail_below if first.basis else None
-    text = first.summary + (f", FAIL below {limit:.0%}" if limit else "")
-    text += f" (and {plural(len(verdicts) - 1, 'more verdict')})" if len(verdicts) > 1 else ""
-    return NotAcceptedReason(f"{first.outcome} {checks} on {subjects}", text, first.fix or _NEXT_STEPS[first.outcome])
+def _problem_reason(problem: Problem, blocking: Sequence[Figure]) -> NotAcceptedReason:
+    """Outcome, checks, parts and cause; the evidence of the cause, else the worst figure; the first command or fix."""
+    part, first = problem.first, blocking[0]
+    checks = and_more(list(dict.fromkeys(check for figure in blocking for check in figure.checks)), _MAX_NAMED)
+    title = f"{first.outcome} {checks} on {and_more([each.name for each in problem.parts], _MAX_NAMED)}"
+    text = first.verdict.summary if first.verdict else ""
+    text += f", limit {first.limit_text}" if first.expected is not None and first.limit is not None else ""
+    text += f" (and {plural(len(blocking) - 1, 'more figure')})" if len(blocking) > 1 else ""
+    command = part.findings[0].first_command if part.has_cause else ""
+    if part.has_cause:
+        finding = part.findings[0]
+        title += f": {finding.title} ({finding.confidence} confidence)"
+        text = f"{finding.evidence.rstrip('.')}; {text}"
+    step = f"`{command}`" if command else next(iter(part.fixes), "")
+    return NotAcceptedReason(title, text, step)

@@ -285,7 +285,6 @@ CHECK = Check(
             node="busbw.1node",
             two_nodes="busbw.2nodes",
             cluster="busbw.{nodes}nodes",
-            efficiencies=("link_efficiency", "ring_efficiency"),
         )
     },
     limit_s=600.0,

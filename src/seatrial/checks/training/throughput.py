@@ -186,7 +186,6 @@ CHECK = Check(
             gpu=f"{TOKENS_PER_GPU}.{GPU}",
             node=f"{TOKENS_PER_GPU}.{NODE}",
             cluster=f"{TOKENS_PER_GPU}.{ALL}",
-            efficiencies=("efficiency.node_vs_gpu", "efficiency.cluster_vs_node", "efficiency.cluster_vs_gpu"),
         )
     },
     limit_s=900.0,
