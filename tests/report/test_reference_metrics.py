@@ -38,28 +38,31 @@ def test_predicted_metrics_are_those_without_a_reference_in_the_verdicts(gpu: st
     config = Config.model_validate(trial.config)
     predicted = {(each.check, each.metric) for each in unjudged_metrics(config, catalog(), planned, [gpu] * 2, None)}
     actual = {(verdict.check, verdict.metric) for verdict in trial.verdicts if NO_REFERENCE & set(verdict.reasons)}
-    assert predicted == actual
-    assert bool(predicted) is (gpu not in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
+    # the facts of NVML that bound a model without published values are not known before the run
+    by_links = {check for check, _ in predicted - actual}
+    assert all(check.startswith(("transfer.", "collectives.")) for check in by_links)
+    assert actual <= predicted
+    assert bool(actual) is (gpu == "NVIDIA Unknown")
 
 
 def test_optional_metrics_are_unjudged_on_unknown_models_only() -> None:
     checks = ("device.memory", "device.gemm", "collectives.broadcast")
-    known = {"device.gemm tflops.bf16", "device.gemm tflops.fp16", "device.gemm tflops.tf32", "device.gemm tflops.fp8"}
-    assert set(unjudged(*checks)) == known
+    types = ("bf16", "fp16", "tf32", "fp8")
+    assert set(unjudged(*checks)) == {"device.gemm tflops.fp8"}, "an A100 has no fp8"
     assert set(unjudged(*checks, gpu="NVIDIA Unknown")) == {
-        *known,
+        *(f"device.gemm tflops.{data_type}" for data_type in types),
         "device.memory copy",
         "collectives.broadcast busbw.1GiB",
     }
 
 
 def test_a_threshold_or_a_baseline_judges_a_metric() -> None:
-    assert "device.gemm tflops.bf16" in unjudged("device.gemm")
-    expect = {"tflops.bf16": Threshold.parse("> 1200 TFLOP/s")}
-    assert set(unjudged("device.gemm")) - set(unjudged("device.gemm", expect=expect)) == {"device.gemm tflops.bf16"}
+    assert set(unjudged("device.gemm")) == {"device.gemm tflops.fp8"}
+    expect = {"tflops.fp8": Threshold.parse("> 1200 TFLOP/s")}
+    assert unjudged("device.gemm", expect=expect) == {}
     value = ReferenceValue(gpus=1, nodes=1, value=1500, unit="TFLOP/s", source="a run", gpu="NVIDIA A100 80GB PCIe")
-    site = Baseline(name="lab", learned_from=("a",), expected={"gemm.bf16": (value,)})
-    assert "device.gemm tflops.bf16" not in unjudged("device.gemm", site=site)
+    site = Baseline(name="lab", learned_from=("a",), expected={"gemm.fp8": (value,)})
+    assert unjudged("device.gemm", site=site) == {}
 
 
 def test_a_threshold_on_another_size_needs_other_sizes() -> None:

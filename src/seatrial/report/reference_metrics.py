@@ -9,9 +9,11 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check, SkipIf
 from seatrial.config.schema import Config
+from seatrial.hardware.bounds import physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, Reference, References, Sku, skus
 from seatrial.judge.plausibility import metric_lookup, metric_shape
 from seatrial.model import Baseline, ReferenceValue, Scope
+from seatrial.model.rule import BOUND
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class ReferenceMetric:
 
     ``is_optional``: if a known GPU model has no value, the metric is SKIP instead of UNJUDGED. ``is_per_node``: each
     node is measured separately. ``min_nodes`` and ``max_nodes``: on fewer or more nodes the rule gives no verdict.
+    ``has_bound_limit``: without a value it is compared with what the hardware could do at most.
     """
 
     check: str
@@ -29,6 +32,7 @@ class ReferenceMetric:
     is_per_node: bool
     min_nodes: int = 1
     max_nodes: int | None = None
+    has_bound_limit: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def reference_metrics(checks: Mapping[str, Check]) -> tuple[ReferenceMetric, ...
                     is_per_node=check.per_node,
                     min_nodes=rule.when.min_nodes,
                     max_nodes=rule.when.max_nodes,
+                    has_bound_limit=rule.share(BOUND) is not None,
                 )
                 metrics[metric] = None
     return tuple(metrics)
@@ -78,7 +83,7 @@ def unjudged_metrics(
     """The metrics of the ``planned`` checks that have neither a reference value nor a threshold of the trial.
 
     ``gpus`` are the NVML names of the GPUs of a node. The network is not known before the run: a metric between nodes
-    is listed even if it has a value over some networks.
+    is listed even if it has a value over some networks; of an unknown GPU model, one that NVML's facts will bound too.
     """
     if not gpus:
         return ()
@@ -88,7 +93,9 @@ def unjudged_metrics(
         if metric.check not in planned or _has_threshold(metric, config):
             continue
         facts = _facts(metric, checks[metric.check], config, gpus)
-        if facts and not _is_judged(metric, facts, references):
+        lookup = metric_lookup(checks[metric.check], metric.name, metric.key)
+        by_bound = metric.has_bound_limit and facts and physical_base(lookup, facts, references)
+        if facts and not by_bound and not _is_judged(metric, facts, references):
             unjudged.append(UnjudgedMetric(metric.check, metric.name, _fabrics(metric, facts, references)))
     return tuple(unjudged)
 
