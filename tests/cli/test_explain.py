@@ -28,13 +28,13 @@ def test_explain_names_cause_and_fix(tmp_path: Path) -> None:
     assert "GPU out of memory" in out
     assert "nvidia-smi" in out
     code, out, _ = call("explain", _empty(tmp_path))
-    assert (code, "No known failure" in out) == (4, True)
+    assert (code, "No failure found" in out) == (4, True)
     (tmp_path / "run" / "jobs").mkdir(parents=True)
     log.rename(tmp_path / "run" / "jobs" / "rank0.log")
     assert "GPU out of memory" in call("explain", tmp_path / "run")[1]
     piped = _piped("-")
     assert "Xid 79" in piped
-    assert "(standard input:1; " in piped
+    assert "; standard input:1; " in piped
     assert piped.replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
     for name in (tmp_path / "nosuch.log", "/proc/self/mem"):
         code, _, err = call("explain", name)
@@ -132,7 +132,7 @@ def test_follow_needs_one_log(tmp_path: Path) -> None:
     [
         (gzip.compress(b"x\n" * 9 + OOM.encode(), mtime=0), 0, "standard input:10"),
         (gzip.compress(b"fine\n" * 99, mtime=0)[:-20], 2, "the gzip data is truncated or damaged"),
-        (b"", 4, "No known failure"),
+        (b"", 4, "No failure found"),
     ],
 )
 def test_standard_input(data: bytes, code: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_logs_of_ranks_are_ordered_by_time_and_rank(tmp_path: Path) -> None:
         (tmp_path / f"rank{rank}.log").write_text(f"2026-11-23T05:56:51Z start\n{message}\n")
     (tmp_path / "dmesg.txt").write_text("[Mon Nov 23 05:56:50 2026] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n")
     findings = json.loads(call("explain", tmp_path, "--json")[1])
-    assert [finding["subject"] for finding in findings] == ["", "rank 2", "rank 10"]
+    assert [finding["subject"] for finding in findings] == ["PCI 0000:3b:00", "rank 2", "rank 10"]
     assert "(rank 2; " in call("explain", tmp_path)[1]
 
 
