@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from seatrial.diagnose.line_severity import has_failure_sign, is_healthy
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
-from seatrial.diagnose.patterns import compile_patterns, literal_database
+from seatrial.diagnose.patterns import compile_patterns, literal_database, reduced_database
 from seatrial.diagnose.signature import MAX_LINE, Signature, place_of
 from seatrial.diagnose.signatures import Match, all_signatures
 from seatrial.util.input_files import Readable
@@ -34,7 +34,7 @@ _CONTEXT_BYTES = 200
 _MAX_REJECTED = 5000
 _MAX_NO_ERRORS = 50_000
 # Events of signatures that literals no longer decide: beyond them a database without these signatures takes less time
-_MAX_IGNORED = 400_000
+_MAX_IGNORED = 1_500_000
 _MAX_PLACES = 16  # devices or nodes of one failure that are reported
 _MAX_REPEATED = 500  # lines of one failure that name no new place
 _MAX_ERROR_LINES = 20  # different lines of a log that only look like errors
@@ -51,7 +51,7 @@ def search(file: Readable, source: str, ignore: str = "", origins: LogOrigins | 
     blocks too. Matches are yielded as soon as their block is read, for a log that is still written. Raises OSError if
     the stream cannot be read.
     """
-    searched, state = all_signatures(), _Search(source, ignore)
+    state = _Search(source, ignore)
     database: Any = None  # an empty log needs none
     ignored_events = 0
     for block in line_blocks(file):
@@ -65,7 +65,8 @@ def search(file: Readable, source: str, ignore: str = "", origins: LogOrigins | 
         ignored_events += ignored
         if ignored_events > _MAX_IGNORED:
             useless = (state.finished - _revocable()) | by_pattern
-            database = compile_patterns({n: each for n, each in enumerate(searched) if n not in useless})
+            numbered = dict(enumerate(all_signatures()))
+            database = reduced_database(numbered, [number for number in numbered if number not in useless])
             ignored_events = 0
         had_root = state.has_root
         yield from state.matches(block, text, candidates)
