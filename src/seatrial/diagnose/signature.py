@@ -24,6 +24,11 @@ Role = Literal[
 ]
 # Group of a pattern → the word before its value where a place is named
 _PLACES = {"pod": "pod ", "node": "node ", "host": "host ", "hca": "", "nic": "", "gpu": "GPU ", "bdf": "PCI "}
+# A path in quotes, before the text of an error, or at the end of a line
+_PATH = re.compile(
+    r"[\"'`](/[^\"'`\s:]{1,250})[\"'`]|(?:^|[\s:])(/[\w.@%+=~/-]{2,250}): (?=[A-Z])|: (/[\w.@%+=~/-]{2,250})\s{0,3}$", re.ASCII
+)
+_MAX_VALUE = 80  # characters of a value in a title
 _OPTIONAL = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # a part of a title with a value that may be unknown
 
 
@@ -99,20 +104,29 @@ class Signature(Frozen):
         return _OPTIONAL.sub("", self.title)
 
     def titled(self, values: Mapping[str, str]) -> str:
-        """The title with ``values``; an optional part is left out if one of its values is unknown."""
+        """The title with ``values``; an optional part is left out if one of its values is unknown.
+
+        Values that neither title, command nor place have come after it.
+        """
+        used = f"{self.title} {self.first_command} {self.fix}"
+        groups = {group.rstrip("0123456789") for group in self._regex.groupindex}
+        others = [name for name in groups - _PLACES.keys() if values.get(name) and f"{{{name}}}" not in used]
 
         def with_values(part: re.Match[str]) -> str:
             return "" if any(not values.get(name) for name in re.findall(r"\{(\w+)\}", part[1])) else part[1]
 
-        return re.sub(r"\{(\w+)\}", lambda name: values.get(name[1]) or name[0], _OPTIONAL.sub(with_values, self.title))
+        title = _OPTIONAL.sub(with_values, self.title)
+        title = re.sub(r"\{(\w+)\}", lambda name: values.get(name[1]) or name[0], title)
+        more = ", ".join(f"{name} {values[name][:_MAX_VALUE]}" for name in sorted(others))
+        return f"{title} ({more})" if more else title
 
     def command(self, values: Mapping[str, str]) -> str:
         """The first command with ``values``, without the parts that need a value which is unknown."""
-        names = {group.rstrip("0123456789") for group in self._regex.groupindex}
+        names = {"path", *(group.rstrip("0123456789") for group in self._regex.groupindex)}
         missing = [name for name in names if not values.get(name)]
         parts = self.first_command.split("; ")
         kept = [part for part in parts if not any(f"{{{name}}}" in part for name in missing)]
-        return self.filled("; ".join(kept or parts), values)
+        return self.filled("; ".join(kept or parts), {"path": ".", **values})
 
     def filled(self, text: str, values: Mapping[str, str]) -> str:
         """``text`` with the named groups of the pattern, such as ``{gpu}``, replaced by their values.
@@ -126,8 +140,8 @@ class Signature(Frozen):
     def values(self, line: str, above: Sequence[str] = ()) -> dict[str, str]:
         """Name of each group → its value in ``line``, which may be empty; {} if there is no match.
 
-        Also the groups of the header, from the closest line ``above`` that has one. Digits at the end of a group's name
-        are removed, since a pattern cannot use a name twice.
+        Also the groups of the header, from the closest line ``above`` that has one, and the path in ``line``. Digits at
+        the end of a group's name are removed, since a pattern cannot use a name twice.
         """
         match = self._regex.search(line[:MAX_LINE])
         header = next(filter(None, map(self._header.search, reversed(above))), None) if self.header else None
@@ -135,7 +149,8 @@ class Signature(Frozen):
         for group, value in (match.groupdict() if match else {}).items():
             name = group.rstrip("0123456789")
             values[name] = values.get(name) or value or ""
-        return values
+        path = _PATH.search(line[:MAX_LINE]) if match and not values.get("path") else None
+        return {"path": next(filter(None, path.groups())), **values} if path else values
 
 
 def place_of(values: Mapping[str, str]) -> str:
