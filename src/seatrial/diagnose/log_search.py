@@ -168,13 +168,14 @@ class _Search:
             return True
         if is_healthy(line):
             return False
-        others = [all_signatures()[each] for each in self._matched if each != number]
+        known = (all_signatures()[each] for each in self._matched)
+        others = [each for each in known if each.role not in ("error_line", "fact", "recovery")]
         if signature.role != "family":
             return not any(other.matches(line) for other in others)
         begin, _ = signature.span(line) or (0, 0)
         for other in others:
             span = other.span(line)
-            if span is None or other.role in ("step", "fact", "error_line"):
+            if span is None or other.role == "step":
                 continue
             _, other_end = span
             if other.role != "cascade" or other_end > begin:
