@@ -11,6 +11,7 @@ import pytest
 
 from seatrial.diagnose import diagnose
 from seatrial.diagnose import signatures as module
+from seatrial.diagnose.errnos import errno_rows
 from seatrial.diagnose.signature import Signature
 from seatrial.diagnose.signatures import search_lines, signatures
 from seatrial.diagnose.xid import xid_rows
@@ -82,7 +83,7 @@ def test_values_of_a_line_fill_the_command() -> None:
 
     def is_unfilled(signature: Signature) -> bool:
         values = signature.values(signature.examples[0])
-        filled = signature.filled(f"{signature.first_command} {signature.fix}", values) + signature.titled(values)
+        filled = signature.command(values) + signature.filled(signature.fix, values) + signature.titled(values)
         return bool(re.search(r"\{[a-z]\w*\}", filled))
 
     assert ids_where(is_unfilled) == []
@@ -94,7 +95,7 @@ def test_commands_use_extended_regular_expressions_only() -> None:
 
 
 def test_ids_are_unique() -> None:
-    rows = [*(row for rows in data_files.read_all("signatures") for row in rows), *xid_rows()]
+    rows = [*(row for rows in data_files.read_all("signatures") for row in rows), *xid_rows(), *errno_rows()]
     ids = [row["id"] for row in rows]
     assert len(ids) == len(set(ids))
 

@@ -67,15 +67,26 @@ def diagnose(
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *error_findings, *output_findings)}
     hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
     reported_titles = {title for title, _ in findings}
+    jobs = frozenset(result.job for result in results)
     for finding in _findings_in_logs(results, run_dir):
         is_consequence = finding.cause in _RANK_CAUSES and bool(error_findings or hangs)
         if finding.title not in reported_titles and not is_consequence:
-            findings.setdefault((finding.title, finding.subject), finding)
+            findings.setdefault((finding.title, "" if finding.subject in jobs else finding.subject), finding)
     failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
-    jobs = frozenset(result.job for result in results)
-    others = without_quotes([*hangs, *findings.values()], causes, measurements)
+    others = without_quotes([*hangs, *_without_consequences(findings.values())], causes, measurements)
     others = _with_explained_errors(others, verdicts, (*failures, *causes))
     return (*missing_nodes, *failures, *merge(causes, others, jobs), *localize(verdicts, measurements, checks))
+
+
+def _without_consequences(findings: Collection[Finding]) -> list[Finding]:
+    """The findings without those of role cascade if another one names a cause of the same component."""
+    roles = {signature.id: signature.role for signature in known_signatures()}
+    components = {_component(finding) for finding in findings if roles.get(finding.signature) == "root"}
+    return [each for each in findings if roles.get(each.signature) != "cascade" or _component(each) not in components]
+
+
+def _component(finding: Finding) -> str:
+    return finding.signature.partition(".")[0]
 
 
 def _all_causes(

@@ -10,7 +10,7 @@ from seatrial.util import data_files
 
 # A severity, an exception class, an exit code, or the name of a program or daemon before its message
 _SIGN = re.compile(
-    r"(?i:\b(?:error|err|fatal|critical|panic|fail\w{0,5}|abort\w{0,3}|exception|traceback|cannot|can't|unable|denied"
+    r"(?i:\b(?:error|err|fatal|critical|panic\w{0,4}|fail\w{0,5}|abort\w{0,3}|exception|traceback|cannot|can't|unable|denied"
     r"|refused|killed|died|crash\w{0,3}|could ?n[o']t|could not|did not|rejected|lost|errno|err)\b)"
     r"|\w(?:Error|Exception)\b|\bNCCL WARN\b|^E\d{4} |\bWarning {2}"
     r"|(?i:\bexit(?:ed)?(?: with)?(?:[ _]?(?:exit )?(?:code|status))?[ =:]{1,3}-?[1-9]|\brc ?= ?-?[1-9])"

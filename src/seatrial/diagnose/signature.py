@@ -122,8 +122,8 @@ class Signature(Frozen):
 
     def command(self, values: Mapping[str, str]) -> str:
         """The first command with ``values``, without the parts that need a value which is unknown."""
-        names = {"path", *(group.rstrip("0123456789") for group in self._regex.groupindex)}
-        missing = [name for name in names if not values.get(name)]
+        groups = {"path": 0, **self._regex.groupindex, **self._header.groupindex}
+        missing = [name for group in groups if not values.get(name := group.rstrip("0123456789"))]
         parts = self.first_command.split("; ")
         kept = [part for part in parts if not any(f"{{{name}}}" in part for name in missing)]
         return self.filled("; ".join(kept or parts), {"path": ".", **values})

@@ -14,6 +14,7 @@ from seatrial.model import Frozen, UsageError
 from seatrial.util import data_files, user_cache
 
 
+_FACTS = "log_facts.yaml"
 _LAST_ROLES = ("fact", "recovery", "family", "general", "error_line")  # searched after the others, in this order
 
 
@@ -53,13 +54,14 @@ def _loaded() -> tuple[tuple[Signature, ...], tuple[str, ...]]:
 def _shipped_rows() -> list[Row]:
     """The signatures of data/; from the user's cache if it has them, since the YAML takes a fifth of a second."""
     texts = data_files.texts("signatures")
-    made = [path for module in (xid, errnos) for path in module.FILES]
+    texts += map(data_files.text, (_FACTS, *xid.FILES, *errnos.FILES))
     code = [Path(module.__file__).read_text(encoding="utf-8") for module in (xid, errnos)]
-    key = user_cache.key(*map(str.encode, [*texts, *map(data_files.text, made), *code]))
+    key = user_cache.key(*map(str.encode, [*texts, *code]))
     if content := user_cache.read("signatures", key):
         rows: list[Row] = json.loads(content)
         return rows
-    rows = [*(row for text in texts for row in data_files.parse(text)), *xid.xid_rows(), *errnos.errno_rows()]
+    files = [*data_files.read_all("signatures"), data_files.read(_FACTS)]
+    rows = [*(row for file in files for row in file), *xid.xid_rows(), *errnos.errno_rows()]
     user_cache.write("signatures", key, json.dumps(rows).encode())
     return rows
 
