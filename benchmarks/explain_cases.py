@@ -141,9 +141,12 @@ def main() -> None:
         for case in cases(group):
             if case.id in others:
                 print(f"  {case.id} {others[case.id]}: {case.what}")
-        row = {"counts": counts, "not_right": {str(number): name for number, name in others.items()}}
-        result["first"].setdefault(group, row)
-        result["now"][group] = row
+        result_row: dict[str, object] = {
+            "counts": counts,
+            "not_right": {str(number): name for number, name in others.items()},
+        }
+        result["first"].setdefault(group, result_row)
+        result["now"][group] = result_row
     if arguments.write:
         RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

@@ -221,3 +221,24 @@ def test_follow_reads_the_log_that_replaced_a_rotated_one(tmp_path: Path) -> Non
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode == 130
+
+
+def test_without_a_known_failure_first_errors_and_last_lines_of_ranks_are_printed(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("[rank0]: step 3\n[rank1]: flux [bold]error\a\n[rank1]: leaving\n[rank0]: waiting for rank 1\n")
+    code, out, err = call("explain", log)
+    assert (code, err) == (4, "")
+    assert f"Not known; the first errors are:\n  {log}:2: [rank1]: flux [bold]error\ufffd\n" in out
+    ends = out.partition("The last line of each rank:\n")[2].splitlines()
+    assert [line.partition(": ")[2] for line in ends] == ["[rank1]: leaving", "[rank0]: waiting for rank 1"]
+    code, out, err = call("explain", "--json", log)
+    assert (code, out.strip(), "a.log:2: [rank1]: flux" in err) == (4, "[]", True)
+
+
+@pytest.mark.parametrize(("decision", "text"), [("ACCEPTED", "No failure: "), ("REJECTED", "No known failure: ")])
+def test_accepted_run_has_no_failure(decision: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "a.log").write_text("flux error\n")
+    (tmp_path / "trial.json").write_text(json.dumps({"decision": {"value": decision}}))
+    code, out, _ = call("explain", tmp_path)
+    assert (code, out.startswith(text)) == (4, True)

@@ -1,4 +1,4 @@
-"""Which finding comes first: reasons before consequences, facts of the log, places, and errors that no signature knows."""
+"""Which finding comes first: causes before consequences, facts of the log, places, errors that no signature knows."""
 
 from __future__ import annotations
 

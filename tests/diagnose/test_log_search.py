@@ -155,3 +155,18 @@ def test_a_database_without_decided_signatures_finds_the_rest(monkeypatch: pytes
     lines = (OOM + b"\n") * 60_000  # several blocks
     assert [match[0] for match in found(lines + FILES)] == ["cuda.out_of_memory", "host.too_many_files"]
     assert len(all_signatures()) // 2 < max(compiled) < len(all_signatures())
+
+
+def test_reason_that_many_lines_only_resemble_is_not_searched_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_search, "_MAX_NO_ERRORS", 50)
+    calls: list[str] = []
+    matches = Signature.matches
+
+    def count(signature: Signature, line: str) -> bool:
+        calls.append(signature.id)
+        return matches(signature, line)
+
+    monkeypatch.setattr(Signature, "matches", count)
+    lines = b"step 3 failed=0\n" * 1000
+    assert [match[0] for match in found(lines + OOM)] == ["cuda.out_of_memory"]
+    assert 0 < calls.count("unknown.error") <= 52

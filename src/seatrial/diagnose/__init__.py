@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -181,14 +182,10 @@ def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOri
     """
     if match.signature.role not in ("general", "cascade", "step"):
         return None
-    process = origins.origin(match.line, match.source).name
-    for other in matches:
-        if other.source == match.source:
-            return None
-        if other.signature.role == "error_line" and other.log == match.log:
-            if origins.origin(other.line, other.source).name in ("", process):
-                return other
-    return None
+    of_process = ("", origins.origin(match.line, match.source).name)
+    above = itertools.takewhile(lambda other: other.source != match.source, matches)
+    lines = (other for other in above if other.signature.role == "error_line" and other.log == match.log)
+    return next((other for other in lines if origins.origin(other.line, other.source).name in of_process), None)
 
 
 def _unknown_error(match: Match, origins: LogOrigins) -> Finding:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -96,6 +96,8 @@ class _Search:
                 continue
             if not signature.matches(line):
                 self.rejected[number] += 1
+                if self.rejected[number] > _MAX_NO_ERRORS and signature.role in _REASONS:
+                    self.finished.add(number)
                 continue
             above = self._above(text, begin) if signature.header else []
             values = signature.values(line, above)

@@ -26,7 +26,8 @@ Role = Literal[
 _PLACES = {"pod": "pod ", "node": "node ", "host": "host ", "hca": "", "nic": "", "gpu": "GPU ", "bdf": "PCI "}
 # A path in quotes, before the text of an error, or at the end of a line
 _PATH = re.compile(
-    r"[\"'`](/[^\"'`\s:]{1,250})[\"'`]|(?:^|[\s:])(/[\w.@%+=~/-]{2,250}): (?=[A-Z])|: (/[\w.@%+=~/-]{2,250})\s{0,3}$", re.ASCII
+    r"[\"'`](/[^\"'`\s:]{1,250})[\"'`]|(?:^|[\s:])(/[\w.@%+=~/-]{2,250}): (?=[A-Z])|: (/[\w.@%+=~/-]{2,250})\s{0,3}$",
+    re.ASCII,
 )
 _MAX_VALUE = 80  # characters of a value in a title
 _OPTIONAL = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # a part of a title with a value that may be unknown

@@ -13,7 +13,6 @@ from seatrial.diagnose.site_signatures import with_site_rows
 from seatrial.model import Frozen, UsageError
 from seatrial.util import data_files, user_cache
 
-
 _FACTS = "log_facts.yaml"
 _LAST_ROLES = ("fact", "recovery", "family", "general", "error_line")  # searched after the others, in this order
 
@@ -55,7 +54,7 @@ def _shipped_rows() -> list[Row]:
     """The signatures of data/; from the user's cache if it has them, since the YAML takes a fifth of a second."""
     texts = data_files.texts("signatures")
     texts += map(data_files.text, (_FACTS, *xid.FILES, *errnos.FILES))
-    code = [Path(module.__file__).read_text(encoding="utf-8") for module in (xid, errnos)]
+    code = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (xid, errnos)]
     key = user_cache.key(*map(str.encode, [*texts, *code]))
     if content := user_cache.read("signatures", key):
         rows: list[Row] = json.loads(content)
