@@ -58,7 +58,7 @@ def test_error_that_no_signature_knows_stands_above_a_consequence() -> None:
     assert "Flux capacitor 7" in first.title
     assert (second.signature, second.confidence) == ("nccl.internal_error", "low")
     (alone,) = found(INTERNAL_ERROR)
-    assert alone.confidence == "medium"
+    assert alone.confidence == "low"
     (after,) = found(INTERNAL_ERROR, UNKNOWN_WARNING)
     assert after.signature == "nccl.internal_error"
 

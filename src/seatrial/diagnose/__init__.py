@@ -228,8 +228,8 @@ def _order(match: Match, origins: LogOrigins) -> tuple[float, float]:
 
 
 def _confidence(match: Match) -> Confidence:
-    """The confidence of a finding from a log: low if the line names only a kind of error, medium for known failures."""
-    return "low" if match.signature.role in ("family", "general") else "medium"
+    """The confidence of a finding from a log: low for a kind of error or a consequence, medium for known failures."""
+    return "low" if match.signature.role in ("family", "general", "cascade") else "medium"
 
 
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
