@@ -242,3 +242,11 @@ def test_accepted_run_has_no_failure(decision: str, text: str, tmp_path: Path) -
     (tmp_path / "trial.json").write_text(json.dumps({"decision": {"value": decision}}))
     code, out, _ = call("explain", tmp_path)
     assert (code, out.startswith(text)) == (4, True)
+
+
+def test_own_output_in_a_log_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"step 1\n{OOM}OSError: [Errno 28] No space left on device: '/x/y'\n")
+    code, out, _ = call("explain", tmp_path / "a.log")
+    assert (code, "Log line: " in out) == (0, True)
+    (tmp_path / "b.log").write_text(out)
+    assert call("explain", tmp_path / "b.log")[0] == 4

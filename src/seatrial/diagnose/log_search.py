@@ -40,6 +40,8 @@ _MAX_REPEATED = 500  # lines of one failure that name no new place
 _MAX_ERROR_LINES = 20  # different lines of a log that only look like errors
 _NUMBERS = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F]*")  # also addresses; lines that differ in them only are equal
 _FRAME = re.compile(r'File "[^"\n]{0,200}?(?:site|dist)-packages/(\w{1,60})')
+# Findings that seatrial printed into the log quote the lines of another one
+_OWN_OUTPUT = re.compile(r"^ {2}(?:cause {6}|run first {2}|fix {8})|; confidence: (?:low|medium|high)\)\s{0,3}$")
 _REASONS = ("family", "general", "error_line")  # not reported with a root
 
 
@@ -92,7 +94,7 @@ class _Search:
         """The new matches among the candidates of a block; ``text``: the block with newlines only."""
         for begin, end, number in sorted(candidates):
             signature, line = all_signatures()[number], _line_text(text, begin, end)
-            if number in self.finished or (self.ignore and self.ignore in line):
+            if number in self.finished or (self.ignore and self.ignore in line) or _OWN_OUTPUT.search(line):
                 continue
             if not signature.matches(line):
                 self.rejected[number] += 1
