@@ -11,6 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from seatrial.diagnose.cause_data import causes
+from seatrial.diagnose.errnos import errno_rows
 from seatrial.diagnose.signature import Signature
 from seatrial.diagnose.xid import xid_rows
 from seatrial.discover.environment_variables import variables
@@ -24,6 +25,7 @@ COMPONENTS: dict[str, tuple[str, str]] = {
     "cuda": ("CUDA", "output of a program"),
     "python": ("Python environment", "output of a program"),
     "reasons": ("Any program: error texts of the system, exit codes, refused values", "output of a program, journal"),
+    "errnos": ("Errors of system calls, by the part of the system that speaks", "output of a program, journal"),
     "exceptions": ("Other Python errors and crashes", "output of a program"),
     "ddp-fsdp": ("PyTorch: DDP, FSDP, data loading, checkpoints", "output of a program"),
     "torchrun": ("torchrun and rendezvous", "output of a program"),
@@ -76,7 +78,9 @@ def pages() -> dict[str, str]:
     rows = {
         name: TypeAdapter(list[Signature]).validate_python(yaml.safe_load((_SIGNATURES / f"{name}.yaml").read_bytes()))
         for name in COMPONENTS
+        if name != "errnos"
     }
+    rows["errnos"] = TypeAdapter(list[Signature]).validate_python(list(errno_rows()))
     unlisted = {path.stem for path in _SIGNATURES.glob("*.yaml")} - set(COMPONENTS)
     if unlisted:
         raise ValueError(f"COMPONENTS has no title for {', '.join(sorted(unlisted))}")
@@ -98,7 +102,7 @@ def _index(rows: Mapping[str, list[Signature]]) -> str:
 
 
 def _index_line(row: Signature) -> str:
-    link = f"[{_text(row.title)}](#{_anchor(row.title)})"
+    link = f"[{_text(row.name)}](#{_anchor(row.name)})"
     consequence = " (consequence)" if row.role == "cascade" else ""
     return f"| {_code(_shortened(row.examples[0]))} | {link}{consequence} |"
 
@@ -110,13 +114,13 @@ def _component_page(name: str, rows: list[Signature]) -> str:
     lines += ["", "| line | failure |", "| --- | --- |"]
     lines += [_index_line(row) for row in rows if row.role != "advice"]
     for row in rows:
-        lines += ["", f"## {_text(row.title)}", "", *_entry(row)]
+        lines += ["", f"## {_text(row.name)}", "", *_entry(row)]
     return "\n".join([*lines, ""])
 
 
 def _placeholders(rows: list[Signature]) -> list[str]:
-    """A line that explains placeholders if a fix or first command has one."""
-    names = re.findall(r"\{[a-z_]+\}", " ".join(row.fix + row.first_command for row in rows))
+    """A line that explains placeholders if a title, fix or first command has one."""
+    names = re.findall(r"\{[a-z_]+\}", " ".join(row.title + row.fix + row.first_command for row in rows))
     return (
         [f"`seatrial explain` replaces words in braces, such as `{names[0]}`, by values of the log line."]
         if names
@@ -141,7 +145,9 @@ def _entry(row: Signature) -> Iterator[str]:
     yield f"- Fix: {_text(row.fix)}"
     yield f"- Action: `{row.action}`"
     yield f"- Source: {_text(row.source)}"
-    yield from ["", "Run first:", "", "```", row.first_command, "```", "", "Looks like:", "", "```"]
+    if row.first_command:
+        yield from ["", "Run first:", "", "```", row.first_command, "```"]
+    yield from ["", "Looks like:", "", "```"]
     yield from (_shortened(example, 400) for example in row.examples)
     yield "```"
 

@@ -28,13 +28,13 @@ def test_explain_names_cause_and_fix(tmp_path: Path) -> None:
     assert "GPU out of memory" in out
     assert "nvidia-smi" in out
     code, out, _ = call("explain", _empty(tmp_path))
-    assert (code, "No known failure" in out) == (4, True)
+    assert (code, "No failure found" in out) == (4, True)
     (tmp_path / "run" / "jobs").mkdir(parents=True)
     log.rename(tmp_path / "run" / "jobs" / "rank0.log")
     assert "GPU out of memory" in call("explain", tmp_path / "run")[1]
     piped = _piped("-")
     assert "Xid 79" in piped
-    assert "(standard input:1; " in piped
+    assert "; standard input:1; " in piped
     assert piped.replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
     for name in (tmp_path / "nosuch.log", "/proc/self/mem"):
         code, _, err = call("explain", name)
@@ -132,7 +132,7 @@ def test_follow_needs_one_log(tmp_path: Path) -> None:
     [
         (gzip.compress(b"x\n" * 9 + OOM.encode(), mtime=0), 0, "standard input:10"),
         (gzip.compress(b"fine\n" * 99, mtime=0)[:-20], 2, "the gzip data is truncated or damaged"),
-        (b"", 4, "No known failure"),
+        (b"", 4, "No failure found"),
     ],
 )
 def test_standard_input(data: bytes, code: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_logs_of_ranks_are_ordered_by_time_and_rank(tmp_path: Path) -> None:
         (tmp_path / f"rank{rank}.log").write_text(f"2026-11-23T05:56:51Z start\n{message}\n")
     (tmp_path / "dmesg.txt").write_text("[Mon Nov 23 05:56:50 2026] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n")
     findings = json.loads(call("explain", tmp_path, "--json")[1])
-    assert [finding["subject"] for finding in findings] == ["", "rank 2", "rank 10"]
+    assert [finding["subject"] for finding in findings] == ["PCI 0000:3b:00", "rank 2", "rank 10"]
     assert "(rank 2; " in call("explain", tmp_path)[1]
 
 
@@ -221,3 +221,32 @@ def test_follow_reads_the_log_that_replaced_a_rotated_one(tmp_path: Path) -> Non
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode == 130
+
+
+def test_without_a_known_failure_first_errors_and_last_lines_of_ranks_are_printed(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("[rank0]: step 3\n[rank1]: flux [bold]error\a\n[rank1]: leaving\n[rank0]: waiting for rank 1\n")
+    code, out, err = call("explain", log)
+    assert (code, err) == (4, "")
+    assert f"Not known; the first errors are:\n  {log}:2: [rank1]: flux [bold]error\ufffd\n" in out
+    ends = out.partition("The last line of each rank:\n")[2].splitlines()
+    assert [line.partition(": ")[2] for line in ends] == ["[rank1]: leaving", "[rank0]: waiting for rank 1"]
+    code, out, err = call("explain", "--json", log)
+    assert (code, out.strip(), "a.log:2: [rank1]: flux" in err) == (4, "[]", True)
+
+
+@pytest.mark.parametrize(("decision", "text"), [("ACCEPTED", "No failure: "), ("REJECTED", "No known failure: ")])
+def test_accepted_run_has_no_failure(decision: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "a.log").write_text("flux error\n")
+    (tmp_path / "trial.json").write_text(json.dumps({"decision": {"value": decision}}))
+    code, out, _ = call("explain", tmp_path)
+    assert (code, out.startswith(text)) == (4, True)
+
+
+def test_own_output_in_a_log_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"step 1\n{OOM}OSError: [Errno 28] No space left on device: '/x/y'\n")
+    code, out, _ = call("explain", tmp_path / "a.log")
+    assert (code, "Log line: " in out) == (0, True)
+    (tmp_path / "b.log").write_text(out)
+    assert call("explain", tmp_path / "b.log")[0] == 4

@@ -24,8 +24,10 @@ def cause(identifier: str, subject: str = "n0/gpu1", confidence: str = "medium")
 
 
 def from_log(identifier: str, subject: str) -> Finding:
-    (title,) = (signature.title for signature in signatures() if signature.id == identifier)
-    return Finding(title=title, subject=subject, confidence="medium", evidence="Log line: x", source="a.log:3")
+    assert identifier in {signature.id for signature in signatures()}
+    return Finding(
+        title="t", subject=subject, confidence="medium", evidence="Log line: x", source="a.log:3", signature=identifier
+    )
 
 
 @pytest.mark.parametrize("subject", ["n0", "n0/gpu1", "ranks", ""])

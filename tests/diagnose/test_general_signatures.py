@@ -144,4 +144,4 @@ def test_lines_of_healthy_programs_have_no_family() -> None:
 
 def test_warnings_of_tools_in_healthy_jobs_are_no_failures() -> None:
     with (FIXTURES / "healthy-tool-output.log").open("rb") as log:
-        assert [match.signature.id for match in search(log, "x")] == []
+        assert [finding.signature for finding in explain(search(log, "x"))] == []

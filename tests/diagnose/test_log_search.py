@@ -6,7 +6,7 @@ import io
 import random
 import time
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from seatrial.diagnose import explain, log_search, log_text
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.log_text import line_blocks
-from seatrial.diagnose.patterns import compile_patterns
+from seatrial.diagnose.patterns import reduced_database
 from seatrial.diagnose.signature import MAX_LINE, Signature
 from seatrial.diagnose.signatures import all_signatures, signatures
 
@@ -147,11 +147,26 @@ def test_a_database_without_decided_signatures_finds_the_rest(monkeypatch: pytes
     monkeypatch.setattr(log_search, "_MAX_IGNORED", 100)
     compiled: list[int] = []
 
-    def compile_and_count(signatures: Mapping[int, Signature], *, by_literals: bool = True) -> Any:
-        compiled.append(len(signatures))
-        return compile_patterns(signatures, by_literals=by_literals)
+    def compile_and_count(signatures: Mapping[int, Signature], numbers: Collection[int]) -> Any:
+        compiled.append(len(numbers))
+        return reduced_database(signatures, numbers)
 
-    monkeypatch.setattr(log_search, "compile_patterns", compile_and_count)
+    monkeypatch.setattr(log_search, "reduced_database", compile_and_count)
     lines = (OOM + b"\n") * 60_000  # several blocks
     assert [match[0] for match in found(lines + FILES)] == ["cuda.out_of_memory", "host.too_many_files"]
     assert len(all_signatures()) // 2 < max(compiled) < len(all_signatures())
+
+
+def test_reason_that_many_lines_only_resemble_is_not_searched_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_search, "_MAX_NO_ERRORS", 50)
+    calls: list[str] = []
+    matches = Signature.matches
+
+    def count(signature: Signature, line: str) -> bool:
+        calls.append(signature.id)
+        return matches(signature, line)
+
+    monkeypatch.setattr(Signature, "matches", count)
+    lines = b"step 3 failed=0\n" * 1000
+    assert [match[0] for match in found(lines + OOM)] == ["cuda.out_of_memory"]
+    assert 0 < calls.count("unknown.error") <= 52

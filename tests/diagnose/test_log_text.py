@@ -53,7 +53,7 @@ def test_records_have_the_time_and_text_of_a_line() -> None:
     assert match.line == f"2026-11-23T05:56:51.250000+00:00 n1: {XID.decode()}"
     assert match.time == 1795413411.25
     record = json.dumps({"log": QUOTED.decode() + "\n", "time": "2026-11-23T05:56:51Z"}).encode()
-    assert matches_in(record) == [("kubernetes.image_pull", "x:1")], "quotes are escaped in the record"
+    assert ("kubernetes.image_pull", "x:1") in matches_in(record), "quotes are escaped in the record"
 
 
 def test_other_json_lines_are_searched_as_text() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.diagnose.signature import Signature
+from seatrial.diagnose.signature import Signature, place_of
 
 ROW = {
     "id": "a.b",
@@ -22,11 +22,38 @@ ROW = {
 
 def test_values_of_the_line_are_quoted_for_a_shell() -> None:
     signature = Signature.model_validate({**ROW, "pattern": r"peer (?P<peer>[^<]+)(?:<(?P<port>\d+))?"})
-    assert signature.filled("ping {peer} {port} ${HOME}", "peer a;reboot<1") == "ping 'a;reboot' 1 ${HOME}"
-    assert signature.filled("ping {peer} {port}", "peer a") == "ping a ''"
-    assert signature.filled("ping {peer}", "other") == "ping {peer}"
+
+    def filled(text: str, line: str) -> str:
+        return signature.filled(text, signature.values(line))
+
+    assert filled("ping {peer} {port} ${HOME}", "peer a;reboot<1") == "ping 'a;reboot' 1 ${HOME}"
+    assert filled("ping {peer} {port}", "peer a") == "ping a ''"
+    assert filled("ping {peer}", "other") == "ping {peer}"
     signature = Signature.model_validate({**ROW, "pattern": r"GPU (?P<gpu>\d) lost|lost GPU (?P<gpu2>\d)"})
-    assert signature.filled("nvidia-smi -i {gpu}", "lost GPU 5") == "nvidia-smi -i 5"
+    assert filled("nvidia-smi -i {gpu}", "lost GPU 5") == "nvidia-smi -i 5"
+
+
+def test_title_has_the_values_that_are_known() -> None:
+    signature = Signature.model_validate({**ROW, "title": "node {node} is down[ since {time}]"})
+    assert signature.titled({"node": "n7", "time": "10:00"}) == "node n7 is down since 10:00"
+    assert signature.titled({"node": "n7", "time": ""}) == "node n7 is down"
+    assert signature.name == "node {node} is down"
+
+
+def test_header_of_a_block_belongs_to_the_lines_below() -> None:
+    row = {**ROW, "pattern": "State: Down", "header": r"^CA '(?P<hca>\w+)'"}
+    signature = Signature.model_validate(row)
+    lines = ["CA 'mlx5_0'", "Port 1:", "CA 'mlx5_1'", "Port 1:"]
+    assert place_of(signature.values("State: Down", lines)) == "mlx5_1"
+    assert place_of(signature.values("State: Down")) == ""
+
+
+@pytest.mark.parametrize(
+    ("requires", "facts", "fits"),
+    [((), (), True), (("a",), (), False), (("a",), ("a",), True), (("not a",), ("a",), False), (("not a",), (), True)],
+)
+def test_facts_that_are_required(requires: tuple[str, ...], facts: tuple[str, ...], fits: bool) -> None:
+    assert Signature.model_validate({**ROW, "requires": requires}).fits(facts) is fits
 
 
 @pytest.mark.parametrize(

@@ -113,14 +113,8 @@ def test_findings_are_printed_with_cause_command_and_fix() -> None:
         source="log:1",
     )
     target, out = console()
-    print_findings([finding], 40, target)
+    print_findings([finding], target)
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert lines[0][:2] == ["lost", "[GPU]"]
     assert "(n0; log:1; confidence: high)" in out.getvalue()
     assert lines[1:] == [["cause", "Xid", "79"], ["run", "first", "lspci"], ["fix", "reseat"]]
-
-
-def test_without_findings_the_number_of_patterns_is_printed() -> None:
-    target, out = console()
-    print_findings([], 40, target)
-    assert "none of 40 patterns" in out.getvalue()

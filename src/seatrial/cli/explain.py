@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _MAX_ERROR_LINES = 20
+_MAX_TEXT = 300  # characters of a line that are printed
 
 
 def explain(
@@ -57,7 +58,8 @@ def explain(
         _follow(paths, as_json)
         return
     logs = _Logs()
-    failures = explain_matches((match for path in paths for match in logs.matches(path)), logs.origins)
+    matches = [match for path in paths for match in logs.matches(path)]
+    failures = explain_matches(matches, logs.origins)
     hangs, notes = recorder_findings(logs.dumps, logs.errors)
     if logs.binary_files:
         logs.errors.append(f"binary files that are not read: {len(logs.binary_files)}, such as {logs.binary_files[0]}")
@@ -68,39 +70,51 @@ def explain(
         raise typer.Exit(EXIT_USAGE)
     if as_json:
         print_json([finding.model_dump(mode="json") for finding in findings])
-    else:
-        print_findings(findings, len(signatures()), stdout())
+    elif findings:
+        print_findings(findings, stdout())
     if not findings:
-        _print_first_errors(logs, sys.stderr if as_json else sys.stdout)
+        _print_unknown(matches, logs, len(signatures()), sys.stderr if as_json else sys.stdout)
         raise typer.Exit(EXIT_NOTHING_KNOWN)
 
 
-def _print_first_errors(logs: _Logs, file: TextIO) -> None:
-    """Print the first lines that look like errors.
-
-    Reads the logs a second time, so lines of standard input and pipes are not printed.
-    """
-    from seatrial.diagnose.first_errors import first_errors
-    from seatrial.diagnose.log_files import open_log
+def _print_unknown(matches: Sequence[Match], logs: _Logs, pattern_count: int, file: TextIO) -> None:
+    """Print the first lines that look like errors, and the last line of each rank: first that of the earliest rank."""
+    from seatrial.diagnose import error_lines
+    from seatrial.diagnose.last_lines import last_lines
     from seatrial.report.text import clean
+    from seatrial.util.secrets import redacted
 
-    lines: list[tuple[str, str]] = []
-    for log, in_folder in logs.searched:
-        if log.is_file() and len(lines) < _MAX_ERROR_LINES:
-            try:
-                with open_log(log, in_folder) as (stream, name):
-                    lines += first_errors(stream, name)
-            except (OSError, UsageError, ValueError) as error:
-                print(f"seatrial: {clean(str(error))}", file=sys.stderr)
-    if lines:
+    errors = [(match.source, match.line) for match in error_lines(matches, logs.origins)]
+    if accepted := [path for path in logs.runs if _is_accepted(path)]:
+        print(
+            f"No failure: {clean(', '.join(map(str, accepted)))} was ACCEPTED, and no known pattern matches.", file=file
+        )
+    elif errors:
+        print(f"No known failure: none of {pattern_count} patterns matches. An unknown failure is possible.", file=file)
+    else:
+        text = f"none of {pattern_count} patterns matches, and no line looks like an error"
+        print(f"No failure found: {text}.", file=file)
+    if errors:
         print("Not known; the first errors are:", file=file)
-    for source, text in lines[:_MAX_ERROR_LINES]:
-        print(f"  {clean(source)}: {clean(text)}", file=file)
+    for source, text in errors[:_MAX_ERROR_LINES]:
+        print(f"  {clean(source)}: {clean(redacted(text)[:_MAX_TEXT])}", file=file)
+    ends = last_lines(logs.searched, logs.origins) if errors else []
+    if ends:
+        print("The last line of each rank:", file=file)
+    for source, rank, text in ends[:_MAX_ERROR_LINES]:
+        print(f"  {rank} ({clean(source)}): {clean(redacted(text)[:_MAX_TEXT])}", file=file)
 
 
-class _SearchedLog(NamedTuple):
-    path: Path
-    in_folder: bool  # whether the user gave a folder that contains the log, not the log itself
+def _is_accepted(path: Path) -> bool:
+    """Whether the record of a run directory has the decision ACCEPTED."""
+    from seatrial.model import DecisionValue
+    from seatrial.util.input_files import MAX_RECORD_BYTES, read_json
+
+    try:
+        record = read_json(path / "trial.json", MAX_RECORD_BYTES)
+        return bool(record["decision"]["value"] == DecisionValue.ACCEPTED)
+    except (OSError, ValueError, TypeError, KeyError):  # no record, or none that can be read
+        return False
 
 
 class _Logs:
@@ -113,7 +127,8 @@ class _Logs:
         self.errors: list[str] = []
         self.binary_files: list[str] = []
         self.dumps: dict[Path, None] = {}  # dumps of torch's flight recorder, in the order in which they were found
-        self.searched: list[_SearchedLog] = []
+        self.searched: list[Path] = []
+        self.runs: list[Path] = []  # the folders that the user gave
 
     def matches(self, path: Path) -> Iterator[Match]:
         """Yield the known failures in a log, or in the logs of a folder."""
@@ -126,6 +141,7 @@ class _Logs:
         except UsageError as error:
             self.errors.append(str(error))
             return
+        self.runs += [path] if in_folder else []
         for log in log_files(path, self.errors):
             if is_dump(log):
                 self.dumps[log] = None
@@ -133,7 +149,7 @@ class _Logs:
             try:
                 with open_log(log, in_folder) as (stream, name):
                     yield from search(stream, name, origins=self.origins)
-                self.searched.append(_SearchedLog(log, in_folder))
+                self.searched.append(log)
             except BinaryFileError as error:
                 self.binary_files.append(str(error))  # the text of the error is the log's name
             except (UsageError, ValueError) as error:
@@ -161,7 +177,7 @@ def _follow(paths: list[Path], as_json: bool) -> None:
             for match in search(stream, name, origins=origins):
                 findings = explain_matches([match], origins)
                 has_findings = has_findings or bool(findings)
-                print_findings(findings, pattern_count=0, console=stdout())
+                print_findings(findings, stdout())
                 sys.stdout.flush()
     except OSError as error:
         raise UsageError(f"cannot read {paths[0]}: {error.strerror or error}") from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from seatrial.checks.base import Check
@@ -24,10 +26,15 @@ from seatrial.diagnose.signatures import Match, search_lines
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
+from seatrial.model.trial import Confidence
 from seatrial.util.input_files import open_file
 from seatrial.util.secrets import secret_values
+from seatrial.util.text import and_more
 
 _RANK_CAUSES = (RANK_FAILED, HANG)  # causes of findings that come from jobs and logs, not from verdicts
+_MAX_NAMED = 6
+_MAX_TITLE = 160  # characters of a line in a title
+_SLURM_COMMAND = re.compile(r"\b(?:scontrol|sinfo|squeue|sacct|sacctmgr|srun|slurmd)\b")
 _CONFIRMATION_S = 600.0  # longest time between a line and one that confirms it: the NCCL watchdog waits that long
 
 
@@ -61,15 +68,26 @@ def diagnose(
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *error_findings, *output_findings)}
     hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
     reported_titles = {title for title, _ in findings}
+    jobs = frozenset(result.job for result in results)
     for finding in _findings_in_logs(results, run_dir):
         is_consequence = finding.cause in _RANK_CAUSES and bool(error_findings or hangs)
         if finding.title not in reported_titles and not is_consequence:
-            findings.setdefault((finding.title, finding.subject), finding)
+            findings.setdefault((finding.title, "" if finding.subject in jobs else finding.subject), finding)
     failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
-    jobs = frozenset(result.job for result in results)
-    others = without_quotes([*hangs, *findings.values()], causes, measurements)
+    others = without_quotes([*hangs, *_without_consequences(findings.values())], causes, measurements)
     others = _with_explained_errors(others, verdicts, (*failures, *causes))
     return (*missing_nodes, *failures, *merge(causes, others, jobs), *localize(verdicts, measurements, checks))
+
+
+def _without_consequences(findings: Collection[Finding]) -> list[Finding]:
+    """The findings without those of role cascade if another one names a cause of the same component."""
+    roles = {signature.id: signature.role for signature in known_signatures()}
+    components = {_component(finding) for finding in findings if roles.get(finding.signature) == "root"}
+    return [each for each in findings if roles.get(each.signature) != "cascade" or _component(each) not in components]
+
+
+def _component(finding: Finding) -> str:
+    return finding.signature.partition(".")[0]
 
 
 def _all_causes(
@@ -123,29 +141,69 @@ def refreshed_findings(
 def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Finding, ...]:
     """The findings of ``ordered_matches``, without secrets of the logs.
 
-    The evidence has the number of logs that show the same failure. ``origins`` reads the logs while ``matches`` yields.
+    An earlier error of the same process that no signature knows stands above a consequence or a general error, whose
+    confidence is low then. The evidence has the number of logs that show the same failure, the subject all places that
+    they name. ``origins`` reads the logs while ``matches`` yields.
     """
     all_matches, origins, secrets = list(matches), origins or LogOrigins(), secret_values()
+    world = {match.signature.id for match in all_matches if match.signature.role == "fact"}
+    places: dict[str, dict[str, None]] = {}  # signature → its places
     logs: dict[str, set[str]] = {}
+    for match in _matches_to_report(all_matches):
+        places.setdefault(match.signature.id, {}).update({match.place: None} if match.place else {})
     for match in all_matches:
-        logs.setdefault(match.signature.id, set()).add(match.source.rpartition(":")[0])
-    findings = []
+        logs.setdefault(match.signature.id, set()).add(match.log)
+    findings: list[Finding] = []
     for match in ordered_matches(all_matches, origins):
+        first = None if findings else _first_unknown_error(match, all_matches, origins)
+        if first:
+            findings.append(_unknown_error(first, origins))
         near = [other for other in all_matches if _is_near(other, match)]
-        finding = with_confirmations(
-            _finding(match, origins.origin(match.line, match.source).name, _confidence(match)), match, near
-        )
+        named = and_more(list(places[match.signature.id]), _MAX_NAMED)
+        place = origins.origin(match.line, match.source).name or named
+        confidence = "low" if findings and not findings[0].signature else _confidence(match)
+        finding = with_confirmations(_finding(match, place, confidence, world), match, near)
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
-        findings.append(finding.without_secrets(secrets))
-    return tuple(findings)
+        findings.append(finding)
+    return tuple(finding.without_secrets(secrets) for finding in findings)
+
+
+def error_lines(matches: Iterable[Match], origins: LogOrigins) -> list[Match]:
+    """The lines that only look like errors, by time and rank: what to read if nothing is known."""
+    lines = [match for match in matches if match.signature.role == "error_line"]
+    return sorted(lines, key=lambda match: _order(match, origins))
+
+
+def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOrigins) -> Match | None:
+    """The first line above ``match`` of the same process that only looks like an error.
+
+    None if ``match`` is the cause of a failure, not a consequence, a failed step or a general error.
+    """
+    if match.signature.role not in ("general", "cascade", "step"):
+        return None
+    of_process = ("", origins.origin(match.line, match.source).name)
+    above = itertools.takewhile(lambda other: other.source != match.source, matches)
+    lines = (other for other in above if other.signature.role == "error_line" and other.log == match.log)
+    return next((other for other in lines if origins.origin(other.line, other.source).name in of_process), None)
+
+
+def _unknown_error(match: Match, origins: LogOrigins) -> Finding:
+    return Finding(
+        title=f"First error, which no signature knows: {match.line[:_MAX_TITLE]}",
+        subject=origins.origin(match.line, match.source).name,
+        confidence="low",
+        evidence=f"The errors after it may follow from it. Log line: {match.line[:300]}",
+        fix="Search for the text in the documentation and the issues of the program that wrote the line.",
+        action="none",
+        source=match.source,
+    )
 
 
 def _is_near(other: Match, match: Match) -> bool:
     """Whether two lines may be of one failure: in the same log, and at about the same time if both have one."""
-    same_log = other.source.rpartition(":")[0] == match.source.rpartition(":")[0]
     times = (other.time, match.time)
-    return same_log and (None in times or abs((other.time or 0) - (match.time or 0)) <= _CONFIRMATION_S)
+    return other.log == match.log and (None in times or abs((other.time or 0) - (match.time or 0)) <= _CONFIRMATION_S)
 
 
 def ordered_matches(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Match, ...]:
@@ -156,7 +214,7 @@ def ordered_matches(matches: Iterable[Match], origins: LogOrigins | None = None)
     """
     known_origins = origins or LogOrigins()
     ordered = sorted(_matches_to_report(matches), key=lambda match: _order(match, known_origins))
-    ordered.sort(key=lambda match: match.signature.role == "step")
+    ordered.sort(key=lambda match: match.signature.role in ("step", "cascade"))
     first_of_each: dict[str, Match] = {}
     for match in ordered:
         first_of_each.setdefault(match.signature.id, match)
@@ -169,9 +227,9 @@ def _order(match: Match, origins: LogOrigins) -> tuple[float, float]:
     return match.time, origins.origin(match.line, match.source).order
 
 
-def _confidence(match: Match) -> str:
-    """The confidence of a finding from a log: low if the line names only a kind of error, medium for known failures."""
-    return "low" if match.signature.role in ("family", "general") else "medium"
+def _confidence(match: Match) -> Confidence:
+    """The confidence of a finding from a log: low for a kind of error or a consequence, medium for known failures."""
+    return "low" if match.signature.role in ("family", "general", "cascade") else "medium"
 
 
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
@@ -223,9 +281,8 @@ def _findings_in_outputs(
         if verdict.outcome is Outcome.FAIL and _has_output(verdict, checks):
             for match in _matches_to_report(search_lines(verdict.evidence.splitlines(), verdict.check)):
                 # the rank that the line names may differ from the rank that ended first
-                named_rank = match.signature.filled("rank {rank}", match.line)
-                is_named = named_rank.removeprefix("rank ").isdigit()
-                subject = named_rank if is_named else failed_ranks.get(verdict.check, verdict.subject)
+                rank = match.values.get("rank", "")
+                subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)
                 finding = _finding(match, subject, "high")
                 yield finding.model_copy(update={"explains": (VerdictKey.from_verdict(verdict),)})
 
@@ -277,30 +334,74 @@ def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) ->
 def _matches_to_report(matches: Iterable[Match]) -> list[Match]:
     """The matches of the most specific role that occurs, in the order root, family, step, general, cascade.
 
-    If it is root or family, also the matches of failed steps (role step). Signature explains the roles.
+    If it is root or family, also the matches of failed steps (role step), and consequences on a device or node of which
+    none of them is. Signature explains the roles. Failures that a later line ends do not count. On one line, signatures
+    that require facts of the log come before others.
     """
     all_matches = list(matches)
-    roles = {match.signature.role for match in all_matches}
+    facts = {match.signature.id for match in all_matches if match.signature.role == "fact"}
+    known = [match for match in _without_ended(all_matches) if match.signature.fits(facts)]
+    by_facts = {match.source for match in known if match.signature.requires}
+    known = [match for match in known if match.signature.requires or match.source not in by_facts]
+    roles = {match.signature.role for match in known}
     most_specific = next((role for role in ("root", "family", "step", "general", "cascade") if role in roles), "root")
     reported_roles = {most_specific, "step"} if most_specific in ("root", "family") else {most_specific}
-    return [match for match in all_matches if match.signature.role in reported_roles]
+    places = [match.place for match in known if match.signature.role == most_specific]
+    return [
+        match
+        for match in known
+        if match.signature.role in reported_roles
+        or (
+            match.signature.role == "cascade"
+            and match.place
+            and all(_is_elsewhere(match.place, each) for each in places)
+        )
+    ]
 
 
-def _finding(match: Match, subject: str, confidence: str) -> Finding:
+def _is_elsewhere(place: str, other: str) -> bool:
+    """Whether both are places of the same kind, and not the same."""
+    return place != other and place.partition(" ")[0] == other.partition(" ")[0]
+
+
+def _without_ended(matches: Iterable[Match]) -> list[Match]:
+    """The matches without the failures that a later line of the same log ends: a retry or probe that went well."""
+    kept: list[Match] = []
+    for match in matches:
+        if match.signature.role == "recovery":
+            kept = [
+                each
+                for each in kept
+                if each.log != match.log
+                or not match.signature.confirms_signature(each.signature.id)
+                or bool(each.place and match.place and each.place != match.place)
+            ]
+        kept.append(match)
+    return kept
+
+
+def _finding(match: Match, subject: str, confidence: Confidence, world: Collection[str] = ()) -> Finding:
+    """``world``: ids of the facts of the log, by which the commands are chosen."""
     signature = match.signature
-    return Finding.model_validate(
-        {
-            "title": signature.title,
-            "subject": subject,
-            "confidence": confidence,
-            "evidence": f"{signature.cause} Log line: {match.line[:300]}",
-            "first_command": signature.command(match.line),
-            "fix": signature.filled(signature.fix, match.line),
-            "action": signature.action,
-            "source": match.source,
-            "signature": signature.id,
-        }
+    title = signature.titled(match.values)
+    return Finding(
+        title=f"{title} in {match.raised_in}" if match.raised_in else title,
+        subject=subject,
+        confidence=confidence,
+        evidence=f"{signature.cause} Log line: {match.line[:300]}",
+        first_command=_fitting(signature.command(match.values), world),
+        fix=signature.filled(signature.fix, match.values),
+        action=signature.action,
+        source=match.source,
+        signature=signature.id,
     )
+
+
+def _fitting(command: str, world: Collection[str]) -> str:
+    """The command without the parts of Slurm if the log is of Kubernetes and not of Slurm."""
+    if "world.kubernetes" not in world or "world.slurm" in world:
+        return command
+    return "; ".join(part for part in command.split("; ") if not _SLURM_COMMAND.search(part))
 
 
 def _search_log(log: Path, run_dir: Path, ignore: str = "") -> list[Match]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from functools import cache
 
 from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.causes import overlap
-from seatrial.diagnose.signatures import Match, signatures
+from seatrial.diagnose.signatures import Match
 from seatrial.model import Finding, Measurement
 from seatrial.model.trial import Confidence
 
@@ -68,19 +67,13 @@ def unmerged(findings: Sequence[Finding]) -> list[Finding]:
 
 def _shows(other: Finding, cause: Finding, jobs: frozenset[str]) -> bool:
     """Whether the finding from a log shows the cause, at the same place or without a place."""
-    identifier = _ids_by_title().get(other.title, "")
-    is_same = any(fnmatchcase(identifier, pattern) for pattern in _signatures_of(cause.cause))
+    is_same = any(fnmatchcase(other.signature, pattern) for pattern in _signatures_of(cause.cause))
     return is_same and (not other.subject or other.subject in jobs or overlap(cause.subject, other.subject))
 
 
 def _confirmed(finding: Finding, evidence: str) -> Finding:
     confidence = _RAISED_CONFIDENCE[finding.confidence]
     return finding.model_copy(update={"confidence": confidence, "evidence": f"{finding.evidence} {evidence}".strip()})
-
-
-@cache
-def _ids_by_title() -> dict[str, str]:
-    return {signature.title: signature.id for signature in signatures()}
 
 
 def _signatures_of(cause: str) -> tuple[str, ...]:

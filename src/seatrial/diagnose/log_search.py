@@ -8,110 +8,183 @@ editors.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from seatrial.diagnose.healthy_lines import is_healthy
+from seatrial.diagnose.line_severity import has_failure_sign, is_healthy
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
-from seatrial.diagnose.patterns import compile_patterns, literal_database
-from seatrial.diagnose.signature import MAX_LINE, Signature
+from seatrial.diagnose.patterns import compile_patterns, literal_database, reduced_database
+from seatrial.diagnose.signature import MAX_LINE, Signature, place_of
 from seatrial.diagnose.signatures import Match, all_signatures
 from seatrial.util.input_files import Readable
 from seatrial.util.log_time import log_time
 
-# Lines before a match that are searched for a time if its line has none, and the bytes of each: fewer than MAX_LINE, so
-# that a cut line gives the same result
-_CONTEXT_LINES = 50
+# Lines before a match that may have its time, the title of its block or the frames of its traceback, and the bytes of
+# each: fewer than MAX_LINE, so that a cut line gives the same result
+_CONTEXT_LINES = 300
+_TIME_LINES = 50
 _CONTEXT_BYTES = 200
 # Lines with the literals of a pattern that do not match it: beyond them compiling the pattern takes less time. A reason
-# that so many healthy lines have is not searched any more
+# that so many healthy lines have is not searched any more; more of them for lines that only look like errors
 _MAX_REJECTED = 5000
+_MAX_NO_ERRORS = 50_000
 # Events of signatures that literals no longer decide: beyond them a database without these signatures takes less time
-_MAX_IGNORED = 2_000_000
+_MAX_IGNORED = 1_500_000
+_MAX_PLACES = 16  # devices or nodes of one failure that are reported
+_MAX_REPEATED = 500  # lines of one failure that name no new place
+_MAX_ERROR_LINES = 20  # different lines of a log that only look like errors
+_NUMBERS = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F]*")  # also addresses; lines that differ in them only are equal
+_FRAME = re.compile(r'File "[^"\n]{0,200}?(?:site|dist)-packages/(\w{1,60})')
+# Findings that seatrial printed into the log quote the lines of another one
+_OWN_OUTPUT = re.compile(r"^ {2}(?:cause {6}|run first {2}|fix {8})|; confidence: (?:low|medium|high)\)\s{0,3}$")
+_REASONS = ("family", "general", "error_line")  # not reported with a root
 
 
 def search(file: Readable, source: str, ignore: str = "", origins: LogOrigins | None = None) -> Iterator[Match]:
     """The first line of each signature that occurs in the stream, in the order of the lines.
 
-    ``source`` names the stream; lines that contain ``ignore`` do not count. ``origins`` reads the blocks too. Matches
-    are yielded as soon as their block is read, for a log that is still written. Raises OSError if the stream cannot be
-    read.
+    Of a signature that names a place, the first line of each place; of lines that only look like errors, the first
+    different ones. ``source`` names the stream; lines that contain ``ignore`` do not count. ``origins`` reads the
+    blocks too. Matches are yielded as soon as their block is read, for a log that is still written. Raises OSError if
+    the stream cannot be read.
     """
-    searched = all_signatures()  # sets and candidates below have the numbers of signatures in this tuple
-    reasons = {number for number, each in enumerate(searched) if each.role in ("family", "general")}
-    matched: set[int] = set()
-    finished: set[int] = set()  # not searched any more: matched, or without use
-    rejected: Counter[int] = Counter()  # signature → candidates that do not match it
-    not_new: Counter[int] = Counter()  # signature → lines that match it and that other signatures name already
+    state = _Search(source, ignore)
     database: Any = None  # an empty log needs none
     ignored_events = 0
-    lines_before = 0
-    context: list[bytes] = []
     for block in line_blocks(file):
         text = block.translate(TO_NEWLINES)
         if origins:
             origins.read(text, source)
-        by_pattern = frozenset(number for number, lines in rejected.items() if lines > _MAX_REJECTED)
-        database = database or _database(has_reasons=not reasons <= finished)
-        candidates, ignored = _candidates(database, text, finished, by_pattern)
+        by_pattern = frozenset(number for number, lines in state.rejected.items() if lines > _MAX_REJECTED)
+        if not database:
+            database = _database(has_reasons=not state.has_root)
+        candidates, ignored = _candidates(database, text, state.finished, by_pattern)
         ignored_events += ignored
         if ignored_events > _MAX_IGNORED:
-            undecided = {n: each for n, each in enumerate(searched) if n not in finished | by_pattern}
-            database = compile_patterns(undecided)
+            useless = (state.finished - _revocable()) | by_pattern
+            numbered = dict(enumerate(all_signatures()))
+            database = reduced_database(numbered, [number for number in numbered if number not in useless])
             ignored_events = 0
+        had_root = state.has_root
+        yield from state.matches(block, text, candidates)
+        if state.has_root and not had_root:
+            database = None
+
+
+@dataclass
+class _Search:
+    """What was found in the blocks before; numbers of signatures are those of all_signatures."""
+
+    source: str
+    ignore: str
+    has_root: bool = False  # reasons are not searched any more
+    finished: set[int] = field(default_factory=set)  # not searched any more: matched, or without use
+    rejected: Counter[int] = field(default_factory=Counter)  # signature → candidates that do not match it
+    _matched: dict[int, set[str]] = field(default_factory=dict)  # signature → its places, or texts of error lines
+    _not_new: Counter[int] = field(default_factory=Counter)  # signature → lines that match it and add nothing
+    _lines_before: int = 0
+    _context: list[bytes] = field(default_factory=list)
+
+    def matches(self, block: bytes, text: bytes, candidates: set[_Candidate]) -> Iterator[Match]:
+        """The new matches among the candidates of a block; ``text``: the block with newlines only."""
         for begin, end, number in sorted(candidates):
-            signature, line = searched[number], _line_text(text, begin, end)
-            if number in finished or (ignore and ignore in line):
+            signature, line = all_signatures()[number], _line_text(text, begin, end)
+            if number in self.finished or (self.ignore and self.ignore in line) or _OWN_OUTPUT.search(line):
                 continue
             if not signature.matches(line):
-                rejected[number] += 1
+                self.rejected[number] += 1
+                if self.rejected[number] > _MAX_NO_ERRORS and signature.role in _REASONS:
+                    self.finished.add(number)
                 continue
-            # others that match this line are in ``matched`` by now, since families and general signatures come last
-            if _is_new(signature, line, [searched[other] for other in matched]) and not (
-                signature.role == "general" and _is_named_below(text, line, end, candidates)
+            above = self._above(text, begin) if signature.header else []
+            values = signature.values(line, above)
+            key = _NUMBERS.sub("", line) if signature.role == "error_line" else place_of(values)
+            if not self._is_new(number, line, key) or (
+                signature.role in _REASONS and not _is_failure(signature, text, begin, end, candidates)
             ):
-                matched.add(number)
-                finished.add(number)
-                if signature.role == "root" and not reasons <= finished:
-                    finished |= reasons  # not reported with a root
-                    database = None
-                earlier = [*context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
-                line_number = lines_before + block.count(b"\n", 0, begin) + 1
-                time = _latest_time(earlier, line)
-                yield Match(signature=signature, line=line.strip(), source=f"{source}:{line_number}", time=time)
-            else:
-                not_new[number] += 1
-                if not_new[number] > _MAX_REJECTED:
-                    finished.add(number)
-        lines_before += block.count(b"\n")
-        context = [*context, *_last_lines(text)][-_CONTEXT_LINES:]
+                self._add_repeated(number)
+                continue
+            self._add(number, key)
+            above = above or self._above(text, begin)
+            line_number = self._lines_before + block.count(b"\n", 0, begin) + 1
+            frames = _FRAME.findall("\n".join(above)) if signature.role == "general" else []
+            yield Match(
+                signature=signature,
+                line=line.strip(),
+                source=f"{self.source}:{line_number}",
+                values=values,
+                time=_latest_time(above[-_TIME_LINES:], line),
+                raised_in=frames[-1] if frames else "",
+            )
+        self._lines_before += block.count(b"\n")
+        self._context = [*self._context, *_last_lines(text)][-_CONTEXT_LINES:]
 
+    def _above(self, text: bytes, begin: int) -> list[str]:
+        lines = [*self._context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
+        return [line.decode("utf-8", errors="replace") for line in lines]
 
-def _is_new(signature: Signature, line: str, matched: Iterable[Signature]) -> bool:
-    """Whether ``signature``, which matches ``line``, adds something to the others, by their roles.
+    def _add(self, number: int, key: str) -> None:
+        """Note a match, and which signatures need no further search because of it."""
+        searched = all_signatures()
+        signature, keys = searched[number], self._matched.setdefault(number, set())
+        keys.add(key)
+        if signature.role == "recovery":
+            for ended in self._ended_by(signature):
+                del self._matched[ended]
+                self.finished.discard(ended)
+            del self._matched[number]
+            return
+        if not key or len(keys) >= (_MAX_ERROR_LINES if signature.role == "error_line" else _MAX_PLACES):
+            self.finished.add(number)
+        if signature.role == "root" and not signature.requires and number not in _revocable() and not self.has_root:
+            self.has_root = True
+            self.finished |= {other for other, each in enumerate(searched) if each.role in _REASONS}
 
-    A general signature adds nothing to another one. A family adds the reason to a failed step of the line, such as
-    "MountVolume.SetUp failed for volume x: permission denied", and to a consequence on its left. Neither is searched in
-    healthy lines.
-    """
-    if signature.role not in ("family", "general"):
-        return True
-    if is_healthy(line):
-        return False
-    if signature.role == "general":
-        return not any(other.matches(line) for other in matched)
-    begin, _ = signature.span(line) or (0, 0)
-    for other in matched:
-        span = other.span(line)
-        if span is None or other.role == "step":
-            continue
-        _, other_end = span
-        if other.role != "cascade" or other_end > begin:
+    def _add_repeated(self, number: int) -> None:
+        self._not_new[number] += 1
+        is_error_line = all_signatures()[number].role == "error_line"
+        limit = _MAX_NO_ERRORS if is_error_line else _MAX_REPEATED if number in self._matched else _MAX_REJECTED
+        if self._not_new[number] > limit:
+            self.finished.add(number)
+
+    def _ended_by(self, recovery: Signature) -> list[int]:
+        searched = all_signatures()
+        return [each for each in self._matched if recovery.confirms_signature(searched[each].id)]
+
+    def _is_new(self, number: int, line: str, key: str) -> bool:
+        """Whether the signature, which matches ``line``, adds something to the others, by their roles.
+
+        A general signature or error line adds nothing to another one. A family adds the reason to a failed step of the
+        line, such as "MountVolume.SetUp failed for volume x: permission denied", and to a consequence on its left. None
+        of them is searched in healthy lines. Others that match the line are known by now, since these come last.
+        """
+        signature = all_signatures()[number]
+        if key in self._matched.get(number, ()):
             return False
-    return True
+        if signature.role == "recovery":
+            return bool(self._ended_by(signature))
+        if signature.role not in _REASONS:
+            return True
+        if is_healthy(line):
+            return False
+        known = (all_signatures()[each] for each in self._matched)
+        others = [each for each in known if each.role not in ("error_line", "fact", "recovery")]
+        if signature.role != "family":
+            return not any(other.matches(line) for other in others)
+        begin, _ = signature.span(line) or (0, 0)
+        for other in others:
+            span = other.span(line)
+            if span is None or other.role == "step":
+                continue
+            _, other_end = span
+            if other.role != "cascade" or other_end > begin:
+                return False
+        return True
 
 
 class _Candidate(NamedTuple):
@@ -127,19 +200,22 @@ def _line_text(text: bytes, begin: int, end: int) -> str:
     return text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
 
 
-def _is_named_below(text: bytes, line: str, end: int, candidates: set[_Candidate]) -> bool:
-    """Whether ``line`` is an error without its message, such as "RuntimeError:", and a signature matches the next line.
+def _is_failure(signature: Signature, text: bytes, begin: int, end: int, candidates: set[_Candidate]) -> bool:
+    """Whether a line of ``text`` or one beside it has a sign of a failure, and the next line does not name it.
 
-    ``end``: the end of ``line`` in ``text``. General signatures do not count.
+    An error without its message, such as "RuntimeError:", is named by a signature that matches the next line.
     """
-    if not line.rstrip().endswith(":"):
-        return False
-    for candidate in candidates:
-        signature = all_signatures()[candidate.number]
-        is_below = candidate.begin == end + 1 and signature.role != "general"
-        if is_below and signature.matches(_line_text(text, candidate.begin, candidate.end)):
-            return True
-    return False
+    line = _line_text(text, begin, end)
+    if signature.role != "family" and line.rstrip().endswith(":"):
+        for candidate in candidates:
+            other = all_signatures()[candidate.number]
+            is_below = candidate.begin == end + 1 and other.role not in ("general", "error_line", "fact")
+            if is_below and other.matches(_line_text(text, candidate.begin, candidate.end)):
+                return False
+    above = text.rfind(b"\n", 0, max(0, begin - 1)) + 1
+    below = text.find(b"\n", end + 1)
+    beside = (_line_text(text, above, begin), _line_text(text, end + 1, below) if below > 0 else "")
+    return any(map(has_failure_sign, (line, *beside)))
 
 
 def _candidates(
@@ -173,11 +249,11 @@ def _candidates(
 
 @cache
 def _database(*, has_reasons: bool) -> Any:
-    """The database with the literals of all signatures; without ``has_reasons``, not of families and general errors."""
+    """The database with the literals of all signatures; without ``has_reasons``, not of those that a root hides."""
     numbered = dict(enumerate(all_signatures()))
     if has_reasons:
         return literal_database(numbered)
-    specific = {number: each for number, each in numbered.items() if each.role not in ("family", "general")}
+    specific = {number: each for number, each in numbered.items() if each.role not in _REASONS}
     return literal_database(specific, "patterns_of_roots")
 
 
@@ -187,14 +263,21 @@ def _pattern_database(numbers: frozenset[int]) -> Any:
     return compile_patterns({number: searched[number] for number in sorted(numbers)}, by_literals=False)
 
 
+@cache
+def _revocable() -> frozenset[int]:
+    """The signatures that a recovery can end."""
+    recoveries = [each for each in all_signatures() if each.role == "recovery"]
+    ended = (any(each.confirms_signature(other.id) for each in recoveries) for other in all_signatures())
+    return frozenset(number for number, is_ended in enumerate(ended) if is_ended)
+
+
 def _last_lines(data: bytes) -> list[bytes]:
     """The beginnings of the last lines of ``data``, which is empty or ends with a newline."""
     lines = data.rsplit(b"\n", _CONTEXT_LINES + 1)[:-1]
     return [line[:_CONTEXT_BYTES] for line in lines[-_CONTEXT_LINES:]]
 
 
-def _latest_time(earlier: list[bytes], line: str) -> float | None:
+def _latest_time(earlier: list[str], line: str) -> float | None:
     """The time of ``line`` in Unix seconds, else of the closest line before it that has a time; None without one."""
-    lines = [*(text.decode("utf-8", errors="replace") for text in earlier), line[:_CONTEXT_BYTES]]
-    times = map(log_time, reversed(lines))
+    times = map(log_time, reversed([*earlier, line[:_CONTEXT_BYTES]]))
     return next((time for time in times if time is not None), None)

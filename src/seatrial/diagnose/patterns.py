@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from itertools import chain
@@ -39,19 +39,32 @@ def compile_patterns(signatures: Mapping[int, Signature], *, by_literals: bool =
     ``by_literals``: finds more lines, and compiles in a tenth of the time. Raises hyperscan.error for a pattern that is
     not supported.
     """
+    if by_literals:
+        return _compiled(distinct_expressions(signatures), is_literal=True)
+    by_number = {number: [_whole(signature.pattern)] for number, signature in signatures.items()}
+    return _compiled(by_number, is_literal=False)
+
+
+def reduced_database(signatures: Mapping[int, Signature], numbers: Collection[int]) -> Any:
+    """``literal_database`` of some of the signatures, by their ``numbers``; the literals are from the user's cache."""
+    key = _key(signatures)
+    if content := user_cache.read("literals", key):
+        by_number = {int(number): [each.encode() for each in row] for number, row in json.loads(content).items()}
+    else:
+        by_number = distinct_expressions(signatures)
+        texts = {number: [each.decode() for each in row] for number, row in by_number.items()}
+        user_cache.write("literals", key, json.dumps(texts).encode())
+    return _compiled({number: by_number[number] for number in numbers}, is_literal=True)
+
+
+def _compiled(by_number: Mapping[int, Sequence[bytes]], *, is_literal: bool) -> Any:
+    """The database of the expressions of each number. Raises hyperscan.error."""
     import hyperscan  # not needed to run a trial without failures
 
-    if by_literals:
-        by_number = distinct_expressions(signatures)
-    else:
-        by_number = {number: [_whole(signature.pattern)] for number, signature in signatures.items()}
-    expressions: list[bytes] = []
-    ids: list[int] = []  # the number of the signature of each expression
-    for number, signature_expressions in by_number.items():
-        expressions += signature_expressions
-        ids += [number] * len(signature_expressions)
+    expressions = list(chain.from_iterable(by_number.values()))
+    ids = [number for number, row in by_number.items() for _ in row]
     # prefilter: hyperscan ignores lookarounds, so that more lines match
-    flags = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_PREFILTER | (by_literals and hyperscan.HS_FLAG_CASELESS)
+    flags = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_PREFILTER | (is_literal and hyperscan.HS_FLAG_CASELESS)
     database = hyperscan.Database()
     database.compile(expressions=expressions, ids=ids, elements=len(ids), flags=[flags] * len(ids))
     return database
@@ -64,9 +77,7 @@ def literal_database(signatures: Mapping[int, Signature], cache_name: str = "pat
     """
     import hyperscan
 
-    numbered = [[number, signature.pattern] for number, signature in signatures.items()]
-    inputs = (json.dumps(numbered), version("hyperscan"), Path(__file__).read_text(encoding="utf-8"))
-    key = user_cache.key(*map(str.encode, inputs))
+    key = _key(signatures)
     if content := user_cache.read(cache_name, key):
         with contextlib.suppress(hyperscan.error):  # compiled for another CPU
             database = hyperscan.loadb(content, hyperscan.HS_MODE_BLOCK)
@@ -75,6 +86,12 @@ def literal_database(signatures: Mapping[int, Signature], cache_name: str = "pat
     database = compile_patterns(signatures)
     user_cache.write(cache_name, key, hyperscan.dumpb(database))
     return database
+
+
+def _key(signatures: Mapping[int, Signature]) -> str:
+    numbered = [[number, signature.pattern] for number, signature in signatures.items()]
+    inputs = (json.dumps(numbered), version("hyperscan"), Path(__file__).read_text(encoding="utf-8"))
+    return user_cache.key(*map(str.encode, inputs))
 
 
 def distinct_expressions(signatures: Mapping[int, Signature]) -> dict[int, list[bytes]]:

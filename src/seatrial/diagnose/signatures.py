@@ -6,73 +6,78 @@ import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
-from seatrial.diagnose import xid
-from seatrial.diagnose.signature import MAX_LINE, Row, Signature
+from seatrial.diagnose import errnos, xid
+from seatrial.diagnose.signature import MAX_LINE, Row, Signature, place_of
 from seatrial.diagnose.site_signatures import with_site_rows
 from seatrial.model import Frozen, UsageError
 from seatrial.util import data_files, user_cache
 
+_FACTS = "log_facts.yaml"
+_LAST_ROLES = ("fact", "recovery", "family", "general", "error_line")  # searched after the others, in this order
+
 
 class Match(Frozen):
-    """A signature that occurs in a text, with the matching line; ``time``: Unix seconds, None if unknown."""
+    """A signature that occurs in a text, with the matching line.
+
+    ``values``: of the named groups. ``place``: the device or node that the values name. ``time``: Unix seconds, None if
+    unknown. ``raised_in``: the library of the deepest frame of the traceback above the line.
+    """
 
     signature: Signature
     line: str
     source: str
+    values: dict[str, str] = {}
     time: float | None = None
+    raised_in: str = ""
 
+    @property
+    def place(self) -> str:
+        """The device, node or pod that the line names; empty if it names none."""
+        return place_of(self.values)
 
-class _Loaded(NamedTuple):
-    """``specific``: the signatures of known failures. ``families``, ``general``: those of these roles.
-
-    ``errors``: of the files of the site.
-    """
-
-    specific: tuple[Signature, ...]
-    families: tuple[Signature, ...]
-    general: tuple[Signature, ...]
-    errors: tuple[str, ...]
+    @property
+    def log(self) -> str:
+        """The name of the log."""
+        return self.source.rpartition(":")[0]
 
 
 @cache
-def _loaded() -> _Loaded:
+def _loaded() -> tuple[tuple[Signature, ...], tuple[str, ...]]:
+    """All signatures in the order of their roles, and the errors of the files of the site."""
     rows, errors = with_site_rows({row["id"]: row for row in _shipped_rows()})
-    return _Loaded(
-        specific=tuple(signature for signature in rows if signature.role not in ("family", "general")),
-        families=tuple(signature for signature in rows if signature.role == "family"),
-        general=tuple(signature for signature in rows if signature.role == "general"),
-        errors=tuple(errors),
-    )
+    order = {role: number for number, role in enumerate(_LAST_ROLES, 1)}
+    return tuple(sorted(rows, key=lambda row: order.get(row.role, 0))), tuple(errors)
 
 
 def _shipped_rows() -> list[Row]:
     """The signatures of data/; from the user's cache if it has them, since the YAML takes a fifth of a second."""
     texts = data_files.texts("signatures")
-    xid_texts = [*map(data_files.text, xid.FILES), Path(xid.__file__).read_text(encoding="utf-8")]
-    key = user_cache.key(*map(str.encode, [*texts, *xid_texts]))
+    texts += map(data_files.text, (_FACTS, *xid.FILES, *errnos.FILES))
+    code = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (xid, errnos)]
+    key = user_cache.key(*map(str.encode, [*texts, *code]))
     if content := user_cache.read("signatures", key):
         rows: list[Row] = json.loads(content)
         return rows
-    rows = [*(row for text in texts for row in data_files.parse(text)), *xid.xid_rows()]
+    files = [*data_files.read_all("signatures"), data_files.read(_FACTS)]
+    rows = [*(row for file in files for row in file), *xid.xid_rows(), *errnos.errno_rows()]
     user_cache.write("signatures", key, json.dumps(rows).encode())
     return rows
 
 
 def signatures() -> tuple[Signature, ...]:
     """The signatures of known failures: those of seatrial, changed and completed by the valid rows of the site."""
-    return _loaded().specific
+    return tuple(signature for signature in all_signatures() if signature.role not in _LAST_ROLES)
 
 
 def all_signatures() -> tuple[Signature, ...]:
-    """The signatures of known failures, then those of role ``family``, then those of role ``general``."""
-    return (*signatures(), *_loaded().families, *_loaded().general)
+    """The signatures of known failures, then those of facts, recoveries, families, general errors and error lines."""
+    return _loaded()[0]
 
 
 def signature_errors() -> tuple[str, ...]:
     """The errors of the files of the site, a sentence each."""
-    return _loaded().errors
+    return _loaded()[1]
 
 
 def check_signatures() -> None:
@@ -88,5 +93,8 @@ def search_lines(lines: Iterable[str], source: str) -> list[Match]:
         for signature in signatures():
             if signature.id not in matches and signature.matches(line):
                 text = line[:MAX_LINE].strip()
-                matches[signature.id] = Match(signature=signature, line=text, source=f"{source}:{number}")
+                values = signature.values(text)
+                matches[signature.id] = Match(
+                    signature=signature, line=text, source=f"{source}:{number}", values=values
+                )
     return list(matches.values())

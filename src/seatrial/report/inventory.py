@@ -183,16 +183,14 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
     ]
 
 
-def print_findings(findings: Sequence[Finding], pattern_count: int, console: Console) -> None:
-    """Print the findings in logs; ``pattern_count`` is the number of known patterns."""
-    if not findings and pattern_count:
-        text = f"No known failure: none of {pattern_count} patterns matches. An unknown failure is possible."
-        console.print(text, highlight=False, soft_wrap=True)
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """Print the findings in logs."""
     for finding in findings:
         subject = f"{finding.subject}; " if finding.subject else ""
         source = escape(clean(f"({subject}{finding.source}; confidence: {finding.confidence})"))
         console.print(f"[bold]{escape(clean(finding.title))}[/]  {source}", highlight=False, soft_wrap=True)
-        for title, text in (("cause", finding.evidence), ("run first", finding.first_command), ("fix", finding.fix)):
+        texts = (("cause", finding.evidence), ("run first", finding.first_command), ("fix", finding.fix))
+        for title, text in filter(lambda row: row[1], texts):
             console.print(f"  {title:<11}{escape(clean(text))}", highlight=False, soft_wrap=True)
 
 

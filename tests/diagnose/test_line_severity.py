@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from seatrial.diagnose.healthy_lines import is_healthy
+from seatrial.diagnose.line_severity import is_healthy
 from seatrial.util import data_files
 
 ROWS = data_files.read("healthy_lines.yaml")

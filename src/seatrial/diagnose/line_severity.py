@@ -1,0 +1,42 @@
+"""Whether a line is of a failure: signs of one, and lines that healthy programs print too (data/healthy_lines.yaml)."""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+
+from seatrial.diagnose.signature import MAX_LINE
+from seatrial.util import data_files
+
+# A severity, an exception class, an exit code, or the name of a program or daemon before its message
+_SIGN = re.compile(
+    r"(?i:\b(?:error|err|fatal|critical|panic\w{0,4}|fail\w{0,5}|abort\w{0,3}|exception|traceback|cannot|can't|unable|denied"
+    r"|refused|killed|died|crash\w{0,3}|could ?n[o']t|could not|did not|rejected|lost|errno|err)\b)"
+    r"|\w(?:Error|Exception)\b|\bNCCL WARN\b|^E\d{4} |\bWarning {2}"
+    r"|(?i:\bexit(?:ed)?(?: with)?(?:[ _]?(?:exit )?(?:code|status))?[ =:]{1,3}-?[1-9]|\brc ?= ?-?[1-9])"
+    r"|^(?:\S{1,100} ){0,6}?[\w./@:+-]{1,60}(?:\[\d{1,9}\]|\(\d{0,9}\))?: \S",
+    re.ASCII,
+)
+
+
+@lru_cache(maxsize=16)  # several families ask for one line
+def is_healthy(line: str) -> bool:
+    """Whether the line has a level below error, or says that the program continues or that nothing failed."""
+    return _expression().search(line[:MAX_LINE]) is not None
+
+
+@lru_cache(maxsize=16)
+def has_failure_sign(line: str) -> bool:
+    """Whether the line has a word or form that a program gives an error, and not the form of a table or help text."""
+    return _SIGN.search(line[:MAX_LINE]) is not None
+
+
+@cache
+def _expression() -> re.Pattern[str]:
+    rows = data_files.read("healthy_lines.yaml")
+    return re.compile("|".join(_with_local_flags(row["pattern"]) for row in rows), re.ASCII)
+
+
+def _with_local_flags(pattern: str) -> str:
+    """The pattern as a group; a flag at its beginning holds for the group only."""
+    return f"(?i:{pattern[4:]})" if pattern.startswith("(?i)") else f"(?:{pattern})"
