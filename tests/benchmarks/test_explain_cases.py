@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from benchmarks.explain_cases import Answer, Case
 
 from benchmarks import explain_cases
-from benchmarks.explain_cases import Answer, Case
 
 CASE = Case(
     id=1,
