@@ -28,7 +28,7 @@ from pydantic import JsonValue
 from tools.records import record_path
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.declare import SubjectKind
 from seatrial.config.schema import Cluster, Config
 from seatrial.judge import judge

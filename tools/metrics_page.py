@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.report.inventory import rule_text
 
 HEAD = """# Metrics

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check, Context
+from seatrial.checks.check import Check, Context
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import (
     ERROR_COUNTERS,

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from seatrial.bench.group import close_group, open_group
 from seatrial.checks import catalog
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.model import Measurement
 from seatrial.util import resolver
 from seatrial.worker import measure

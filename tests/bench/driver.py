@@ -22,7 +22,7 @@ from seatrial.bench.data_check import verify
 from seatrial.bench.group import close_group, open_group
 from seatrial.bench.operations import OPERATIONS, PreparedOperation
 from seatrial.checks import catalog
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.model import Absent, Fact, Metric, Series
 
 Fault = Callable[[], AbstractContextManager[Any]]

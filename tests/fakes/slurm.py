@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.check import Check, Context
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict, Why
 from seatrial.util.processes import CommandResult

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from tools.records import record_path
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.model import Absent, Measurement, Metric, Scope, Trial, Why
 from seatrial.pipeline.run_directory import load_trial
 

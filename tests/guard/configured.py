@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.schema import Config
 from seatrial.hardware.references import skus
 from seatrial.judge import site_baseline

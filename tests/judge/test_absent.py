@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.model import Outcome, Phase, Scope
 from tests.fakes.slurm import judge, run_check

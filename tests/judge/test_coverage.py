@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.base import Check, Needs, SkipIf
+from seatrial.checks.check import Check, Needs, SkipIf
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge.coverage import (
     coverage_errors,

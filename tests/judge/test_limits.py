@@ -8,7 +8,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.declare import metric
 from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.references import References, Sku, Spec, select_references, skus

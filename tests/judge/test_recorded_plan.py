@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.checks.base import Needs, SkipIf
+from seatrial.checks.check import Needs, SkipIf
 from seatrial.config.schema import Config
 from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.model import GPUS_USED, Measurement, Reason

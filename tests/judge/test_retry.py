@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, metric
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge import checks_to_retry, judge

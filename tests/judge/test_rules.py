@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, metric
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import Reference, References, Sku, Spec, skus

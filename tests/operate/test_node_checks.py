@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Context, Options
+from seatrial.checks.check import Context, Options
 from seatrial.checks.declare import Answer
 from seatrial.operate import node_checks
 from seatrial.operate import node_owners as owners

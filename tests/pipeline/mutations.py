@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from seatrial.checks import catalog
-from seatrial.checks.base import SkipIf
+from seatrial.checks.check import SkipIf
 from seatrial.model import BasisKind, Outcome, Scope, Trial, UsageError, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from seatrial import __version__
 from seatrial.checks import catalog
-from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.check import Check, Context, Needs, Options
 from seatrial.checks.declare import Answer
 from seatrial.config.kubernetes import Kubernetes, PodOverlay
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm

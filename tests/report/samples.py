@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial import report
-from seatrial.checks.base import Check, Context
+from seatrial.checks.check import Check, Context
 from seatrial.checks.declare import Answer
 from seatrial.model import (
     CLUSTER,

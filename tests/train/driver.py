@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.bench.group import close_group, open_group
 from seatrial.checks import catalog
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.training.ddp import CHECK
 from seatrial.train import data, ddp, loop, parallel
 from seatrial.train.loop import Trainer

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.model import Phase, SeatrialError
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.diagnose.causes import cause_findings
 from seatrial.diagnose.confirm import merge, unmerged, with_confirmations, without_quotes
 from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from seatrial.checks.base import SLOWED_BY_PREFIX, Check
+from seatrial.checks.check import SLOWED_BY_PREFIX, Check
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.cause_details import Details
 from seatrial.discover.environment_variables import variables

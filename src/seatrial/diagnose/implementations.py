@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.model import CLUSTER, BasisKind, Finding, Outcome, Verdict, VerdictKey
 
 SLOW_MACHINE, SLOW_IMPLEMENTATION = "slow_machine", "slow_implementation"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import needs_cause, overlap
 from seatrial.hardware.links import role_facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.declare import FindingTemplate
 from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
 from seatrial.model.trial import Confidence

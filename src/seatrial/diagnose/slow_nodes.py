@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue, ValidationError
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.diagnose.causes import SPEED_CHECKS, needs_cause, node_command, node_differences, overlap
 from seatrial.hardware import networks
 from seatrial.hardware.pair_rates import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.model import Finding
 from seatrial.model.telemetry import HARDWARE_SLOWDOWN, Load, Telemetry
 from seatrial.util.text import and_more

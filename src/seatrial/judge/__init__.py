@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
 from seatrial.hardware.bounds import bounds_by_model

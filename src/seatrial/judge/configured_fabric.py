@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.schema import Config
 from seatrial.hardware.fabric_model import TcpFabric
 from seatrial.hardware.links import Links

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, filterfalse, islice
 from operator import attrgetter
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge.groups import common_fact
 from seatrial.judge.recorded_plan import RecordedPlan, node_names, subject_names

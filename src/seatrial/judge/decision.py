@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from operator import attrgetter
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.model import (
     CLUSTER,
     TIME_LIMIT,

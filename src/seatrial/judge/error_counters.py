@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from seatrial.checks.base import NEW_ERRORS_PREFIX, Check
+from seatrial.checks.check import NEW_ERRORS_PREFIX, Check
 from seatrial.hardware.error_counters import CounterDefinition, counter_definitions, increase
 from seatrial.model import (
     CLUSTER,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, JsonValue, StrictInt, TypeAdapter, ValidationError
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.declare import SubjectKind
 from seatrial.hardware.references import PeerGroup
 from seatrial.model import (

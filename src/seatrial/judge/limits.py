@@ -12,7 +12,7 @@ from statistics import median
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound, physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References, Sku
 from seatrial.hardware.training_flops import BOUNDED_METRICS, training_work

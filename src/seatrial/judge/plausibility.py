@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
 from seatrial.hardware.bounds import MetricLookup, hardware_bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from seatrial.checks.base import Check, SkipIf
+from seatrial.checks.check import Check, SkipIf
 from seatrial.config.schema import Config
 from seatrial.model import CLUSTER, GPUS_USED, Job, Measurement
 from seatrial.util.text import and_more

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.model import WORST_FIRST, BasisKind, Measurement, Metric, Outcome, Reason, Retry, Verdict
 
 CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measurement

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.declare import is_possible, possible_values
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import NO_REFERENCES, References

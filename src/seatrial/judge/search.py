@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.hardware import links
 from seatrial.hardware.references import MODEL_SEPARATOR

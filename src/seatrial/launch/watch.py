@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.schema import Limits
 from seatrial.launch import hang, root_cause
 from seatrial.launch.base import Allocation, JobRefused, Launcher, StartedJob, WaitState

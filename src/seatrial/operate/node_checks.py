@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from seatrial import worker
 from seatrial.checks import catalog
-from seatrial.checks.base import Check, Context
+from seatrial.checks.check import Check, Context
 from seatrial.config.schema import Config
 from seatrial.hardware.links import role_facts
 from seatrial.judge import judge

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.declare import metric
 from seatrial.config.schema import CheckSettings, Cluster, Config, Fabric
 from seatrial.hardware import links

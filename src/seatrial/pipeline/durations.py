@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.schema import Config
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, TcpNetwork
 from seatrial.model import ByteSize, Frozen

@@ -8,7 +8,7 @@ from functools import cache, cached_property, partial
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.declare import declaration, metric
 from seatrial.config.schema import Fabric
 from seatrial.discover.nccl_tests_output import NcclTestsOutput, Row, Table

@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from seatrial import __version__
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.schema import Config, JobPlacement
 from seatrial.hardware.network_time import SLOW_FACTOR, TcpNetwork
 from seatrial.model import (

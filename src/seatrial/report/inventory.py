@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.judge.insights.power import CERTAINTY, samples_table
 from seatrial.model import Finding, Rule, format_bytes, format_value
 from seatrial.model.rule import BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit

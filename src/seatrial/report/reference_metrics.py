@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, SkipIf
+from seatrial.checks.check import Check, SkipIf
 from seatrial.config.schema import Config
 from seatrial.hardware.bounds import physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, Reference, References, Sku, skus

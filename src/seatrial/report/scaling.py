@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from seatrial.checks import catalog
-from seatrial.checks.base import ScalingMetrics
+from seatrial.checks.check import ScalingMetrics
 from seatrial.model import Measurement, Trial
 from seatrial.report.formatting import print_value
 from seatrial.util.text import plural

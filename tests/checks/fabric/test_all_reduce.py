@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from seatrial.bench import collectives, group, rank
 from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.operations import OPERATIONS
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.declare import Value
 from seatrial.checks.fabric import _nccl_log, _results
 from seatrial.checks.fabric._collective import NO_CUDA_GRAPH, _Modes

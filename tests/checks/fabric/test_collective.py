@@ -10,7 +10,7 @@ from tools.records import record_path
 from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks import catalog
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.declare import answers
 from seatrial.checks.fabric import _results
 from seatrial.checks.fabric._collective import _Modes

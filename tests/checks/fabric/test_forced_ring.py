@@ -10,7 +10,7 @@ import pytest
 
 from seatrial.bench import child_ranks, rank
 from seatrial.bench.child_ranks import ChildResult
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.declare import Answer, NoValue, Value
 from seatrial.checks.fabric import _forced_ring
 from seatrial.checks.fabric._sizes import CollectiveOptions

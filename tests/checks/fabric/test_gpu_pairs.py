@@ -15,7 +15,7 @@ from seatrial.bench import collectives, subgroups
 from seatrial.bench import rank as rank_
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import PairResults, PairTiming
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.fabric import _nccl_log, gpu_pairs
 from seatrial.checks.fabric.gpu_pairs import CHECK, GPU_SIZE, max_locatable, merge_steps, results_by_node
 from seatrial.diagnose.localize import localize

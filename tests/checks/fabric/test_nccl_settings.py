@@ -12,7 +12,7 @@ import pytest
 
 from seatrial.bench import child_ranks, collectives, rank, subgroups
 from seatrial.bench.child_ranks import ChildResult
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.fabric import nccl_settings
 from seatrial.checks.fabric.nccl_settings import CHECK, SETTINGS, _nvlink, applicable_settings
 from seatrial.discover import gpu

@@ -7,7 +7,7 @@ import pynvml as real
 import pytest
 
 from seatrial.bench import rank
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.fabric.nvlink_domain import CHECK, compare
 from seatrial.judge.rules import judge_check
 from seatrial.model import Outcome, Verdict

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.declare import Answer, Value
 from seatrial.checks.fabric import ports as ports_module
 from seatrial.checks.fabric._compute_ports import NodePorts, select_compute_ports

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.fabric import rdma
 from seatrial.checks.fabric._compute_ports import NodePorts
 from seatrial.checks.fabric._rdma_runs import RdmaOptions

@@ -12,7 +12,7 @@ import pytest
 
 from seatrial.bench import child_ranks, group, rank
 from seatrial.bench.child_ranks import ChildResult
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.declare import NoValue, Value
 from seatrial.checks.fabric import transport
 from seatrial.checks.fabric._algorithms import requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.declare import Answer, answers
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Absent, Fact, Measurement, Metric, Outcome, Verdict, Why

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.faults import failing_job
 from seatrial.checks.faults.failing_job import ERROR_MESSAGE, RECORD_FILE, FailingJobOptions, Fault, FaultRecord
 from seatrial.model import SeatrialError

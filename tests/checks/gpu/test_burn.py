@@ -12,7 +12,7 @@ import pytest
 from seatrial.bench import compute, rank
 from seatrial.bench.compute import BurnResult
 from seatrial.bench.timing import DeviceTiming
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.gpu import burn as device_burn
 from seatrial.checks.gpu.burn import CHECK, MAX_CURVE_POINTS
 from seatrial.config.expect import declared_unit

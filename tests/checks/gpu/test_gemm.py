@@ -8,7 +8,7 @@ import torch
 
 from seatrial.bench import compute, rank
 from seatrial.bench.timing import DeviceTiming
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.gpu.gemm import CHECK, MAX_RELATIVE_ERROR
 from seatrial.config.expect import declared_unit
 from seatrial.hardware.references import References, Sku

@@ -11,7 +11,7 @@ import pynvml as real
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.gpu.inventory import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Reason, Verdict, Why, worst

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.gpu.kernel_log import CHECK
 from seatrial.discover import kernel_log, settings
 from seatrial.judge.rules import judge_check

@@ -8,7 +8,7 @@ import pytest
 from seatrial.bench import memory, rank
 from seatrial.bench.memory import PatternError
 from seatrial.bench.timing import DeviceTiming
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.gpu.memory import CHECK, GPU_ARRAY_BYTES, MIN_TESTED_BYTES, SCRATCH_BYTES
 from seatrial.config.expect import declared_unit
 from seatrial.judge.rules import judge_check

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.gpu.model import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome

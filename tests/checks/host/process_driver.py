@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.host.process import CHECK
 from seatrial.worker import measure
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.host.filesystem_client import CHECK, ClientOptions
 from seatrial.discover import filesystem_quota
 from seatrial.judge.rules import judge_check

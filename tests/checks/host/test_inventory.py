@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from seatrial.checks.base import Context, Options
+from seatrial.checks.check import Context, Options
 from seatrial.checks.host.inventory import CHECK
 from seatrial.discover import clock, fabric, filesystem
 from seatrial.judge.rules import judge_check

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.bench import rank
-from seatrial.checks.base import Context, Options
+from seatrial.checks.check import Context, Options
 from seatrial.checks.host.nodes_reachable import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Outcome

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from seatrial.bench import rank
 from seatrial.checks import catalog
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.host.process import CHECK
 from seatrial.diagnose.causes import cause_findings
 from seatrial.discover.environment_variables import variables

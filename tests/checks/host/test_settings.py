@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.host.settings import CHECK, METRIC_BY_SETTING
 from seatrial.judge.rules import judge_check
 from seatrial.model import Outcome, Verdict

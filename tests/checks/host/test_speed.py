@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.bench import host_speed
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.host.speed import CHECK
 from seatrial.discover import cpu_memory, filesystem
 from seatrial.judge.rules import judge_check

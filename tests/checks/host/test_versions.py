@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.host.versions import CHECK
 from seatrial.discover import versions
 from seatrial.discover.versions import ComponentVersions, InstalledVersion

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.kubernetes import _probe_pods
 from seatrial.model import Measurement, Outcome
 from seatrial.util.processes import CommandResult

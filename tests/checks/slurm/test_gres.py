@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.slurm.gres import CHECK
 from seatrial.model import Measurement, Outcome, Why
 from seatrial.worker import measure

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.base import Check, SkipIf
+from seatrial.checks.check import Check, SkipIf
 from tests.fakes.slurm import NO_CONFIGURATION, FakeSlurm, failure, run_check
 
 CHECKS = [check for name, check in catalog().items() if name.startswith("slurm.")]

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.training.cnn import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from seatrial.bench.child_ranks import ChildResult
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.training import function_calling
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.checks.training.function_calling import (

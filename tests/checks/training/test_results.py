@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seatrial.bench.child_ranks import ChildResult
-from seatrial.checks.base import Check, Context
+from seatrial.checks.check import Check, Context
 from seatrial.checks.declare import Answer
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._workload import TrainingResult

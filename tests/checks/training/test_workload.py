@@ -9,7 +9,7 @@ import pytest
 
 from seatrial.bench.child_ranks import EXIT_TIMEOUT, ChildResult
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.training import _workload, lora
 from seatrial.checks.training._workload import TrainingResult
 from seatrial.model import SeatrialError

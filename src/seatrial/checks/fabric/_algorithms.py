@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
 from seatrial.hardware.network_time import TcpNetwork, limit_with_network

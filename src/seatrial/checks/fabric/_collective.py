@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Context, facts
+from seatrial.checks.check import Context, facts
 from seatrial.checks.declare import Answer, NoValue, absent, not_requested, value
 from seatrial.checks.fabric import _forced_ring, _nccl_log, _results, _wrong_data
 from seatrial.checks.fabric._sizes import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.checks.base import Context
+from seatrial.checks.check import Context
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.fabric._nccl_log import logging_environment
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, omitted_sizes

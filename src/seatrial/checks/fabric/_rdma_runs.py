@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Context, Options
+from seatrial.checks.check import Context, Options
 from seatrial.checks.fabric._compute_ports import NodePorts
 from seatrial.checks.fabric._rdma_results import RailPath
 from seatrial.discover.file_readers import parse_id_list, read_line

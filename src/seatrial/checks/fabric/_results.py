@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, JsonValue
 
 from seatrial.checks import declare
-from seatrial.checks.base import Options
+from seatrial.checks.check import Options
 from seatrial.checks.declare import Answer, Value, absent, value
 from seatrial.model import CLUSTER, ByteSize, Fact, Outcome, Series, size_label
 from seatrial.util.quantiles import median_interval

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from seatrial.checks.base import Options
+from seatrial.checks.check import Options
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import ByteSize, parse_bytes
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from seatrial.checks.base import Check, Context, Needs, SkipIf
+from seatrial.checks.check import Check, Context, Needs, SkipIf
 from seatrial.checks.declare import Answer, metric
 from seatrial.checks.fabric import _forced_ring, _results
 from seatrial.checks.fabric._collective import (

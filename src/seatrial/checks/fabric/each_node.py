@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, SkipIf, facts
+from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
 from seatrial.checks.declare import Answer, Comparison, absent, metric, not_requested, unreadable, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, allocation_metric, sizes_not_allocated, transport_text

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts
+from seatrial.checks.check import Check, Context, Needs, Options, facts
 from seatrial.checks.declare import Answer, Comparison, absent, metric, value
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._wrong_data import wrong_data_metric

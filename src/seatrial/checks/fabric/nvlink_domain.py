@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.check import Check, Context, Needs, Options
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.discover import nvml
 from seatrial.model import Fact, Outcome, Phase, Scope

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import group_wrong_data

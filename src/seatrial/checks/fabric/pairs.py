@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, Comparison, FindingTemplate, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, Needs, SkipIf, facts
+from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
 from seatrial.checks.declare import Answer, Comparison, FindingTemplate, absent, metric, rule, value
 from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths

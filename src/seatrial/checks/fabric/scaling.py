@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, ScalingMetrics, SkipIf, facts, ratios
+from seatrial.checks.check import Check, Context, Needs, ScalingMetrics, SkipIf, facts, ratios
 from seatrial.checks.declare import Answer, NoValue, Value, absent, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, transport_text

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts
+from seatrial.checks.check import Check, Context, Needs, Options, facts
 from seatrial.checks.declare import Answer, Cause, Evidence, absent, forbidden, metric, value
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED

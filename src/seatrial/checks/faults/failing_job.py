@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.check import Check, Context, Needs, Options
 from seatrial.checks.declare import Answer
 from seatrial.model import Frozen, Phase, Scope, SeatrialError
 

@@ -21,7 +21,7 @@ from typing import get_args
 import yaml
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.check import Check, Context, Needs, Options
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.faults import failing_job, leftovers
 from seatrial.checks.faults.failing_job import Fault, FaultRecord

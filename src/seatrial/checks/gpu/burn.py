@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, NoValue, Value, absent, metric, unreadable, value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.discover.gpu_counters import GPU_COUNTERS, GpuErrorCounters

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.model import NotApplicable, Outcome, Phase, Scope
 

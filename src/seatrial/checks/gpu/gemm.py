@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.model import Fact, Phase, Scope
 

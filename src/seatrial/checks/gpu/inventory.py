@@ -13,7 +13,7 @@ from itertools import chain
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Options, SkipIf, facts
+from seatrial.checks.check import Check, Context, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks

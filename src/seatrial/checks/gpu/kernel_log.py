@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.model import Outcome, Phase, Scope
 from seatrial.util import data_files

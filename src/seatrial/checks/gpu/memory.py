@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, metric, value
 from seatrial.model import ByteSize, Fact, Phase, Scope, format_bytes, parse_bytes
 

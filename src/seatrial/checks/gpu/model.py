@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, metric, value
 from seatrial.discover import gpu
 from seatrial.model import NotApplicable, Phase, Scope

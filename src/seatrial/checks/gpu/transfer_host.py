@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts
+from seatrial.checks.check import Check, Context, Needs, Options, facts
 from seatrial.checks.declare import Answer, metric, value
 from seatrial.model import Fact, Phase, Scope, format_bytes
 

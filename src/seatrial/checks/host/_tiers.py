@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from seatrial.checks.base import Options
+from seatrial.checks.check import Options
 from seatrial.checks.declare import Answer, absent, forbidden, metric, value
 from seatrial.checks.host.filesystem_shared import AbsolutePath
 from seatrial.model import Frozen, Outcome

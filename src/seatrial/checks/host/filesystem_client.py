@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, facts
+from seatrial.checks.check import Check, Context, facts
 from seatrial.checks.declare import Answer, absent, forbidden, metric, rule, value
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.check import Check, Context
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers

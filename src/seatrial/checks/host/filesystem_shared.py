@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts
+from seatrial.checks.check import Check, Context, Needs, Options, facts
 from seatrial.checks.declare import Answer, absent, metric, rule, unreadable, value
 from seatrial.discover.file_readers import read_text
 from seatrial.model import Fact, Outcome, Phase, Scope

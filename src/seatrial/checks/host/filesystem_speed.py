@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, Value, absent, metric, value
 from seatrial.checks.host.filesystem_shared import AbsolutePath
 from seatrial.model import ByteSize, Fact, Phase, Scope, format_bytes

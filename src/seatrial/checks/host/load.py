@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, metric, value
 from seatrial.model import Outcome, Phase, Scope, SeatrialError
 

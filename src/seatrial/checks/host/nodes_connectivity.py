@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, Cause, absent, metric, rule, value
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Outcome, Phase, Scope

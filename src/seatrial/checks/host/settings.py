@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
 from seatrial.model import Outcome, Phase, Scope
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.model import ByteSize, Phase, Scope

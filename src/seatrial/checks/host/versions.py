@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.hardware.minimum_versions import MinimumVersions, UnknownVersionError, minimum_versions
 from seatrial.model import Outcome, Phase, Scope

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import Field
 
-from seatrial.checks.base import Context, Options
+from seatrial.checks.check import Context, Options
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
 from seatrial.model import NotApplicable
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, SkipIf
+from seatrial.checks.check import Check, Context, SkipIf
 from seatrial.checks.declare import Answer, Cause, absent, metric, value
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,

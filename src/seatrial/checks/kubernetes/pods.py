@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, SkipIf, facts
+from seatrial.checks.check import Check, Context, SkipIf, facts
 from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
 from seatrial.checks.kubernetes._cluster import requested_devices
 from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Context, Options
+from seatrial.checks.check import Context, Options
 from seatrial.checks.declare import Answer
 from seatrial.config.schema import JobPlacement
 from seatrial.config.slurm_options import option_lines, placement_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Context, Options, SkipIf, facts
+from seatrial.checks.check import Check, Context, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm

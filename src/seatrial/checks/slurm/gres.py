@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.slurm._probe_jobs import NO_CLIENT, NO_CLUSTER
 from seatrial.discover import gpu as discover

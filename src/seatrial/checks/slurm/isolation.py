@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, SkipIf
+from seatrial.checks.check import Check, Context, SkipIf
 from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.checks.slurm._probe_jobs import (
     ProbeJobs,

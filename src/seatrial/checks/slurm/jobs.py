@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, SkipIf
+from seatrial.checks.check import Check, Context, SkipIf
 from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.checks.slurm._probe_jobs import POLL_S, ProbeJobs, SubmitOptions, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, metric, unreadable, value
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.config.schema import JobPlacement

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Context, ratios
+from seatrial.checks.check import Context, ratios
 from seatrial.checks.declare import Answer, Value, metric, rule, unreadable, value
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
-from seatrial.checks.base import Context, Options
+from seatrial.checks.check import Context, Options
 from seatrial.model import SeatrialError
 from seatrial.util.failures import killed
 

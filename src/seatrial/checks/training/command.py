@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu

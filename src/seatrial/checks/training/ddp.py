@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, Cause, Value, absent, metric, unreadable, value
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.model import CLUSTER, Artifact, Fact, Outcome, Phase, Scope, Series

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.check import Check, Context
 from seatrial.checks.declare import Answer, absent, metric, rule, value
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage

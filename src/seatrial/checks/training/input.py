@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.check import Check, Context
 from seatrial.checks.declare import Answer, absent, forbidden, metric, rule
 from seatrial.checks.host.filesystem_shared import AbsolutePath, read_volume
 from seatrial.checks.training import _ranks, _results, _workload

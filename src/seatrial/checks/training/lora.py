@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, Implementations
+from seatrial.checks.check import Check, Context, Implementations
 from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options, SkipIf
+from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, metric, unreadable, value
 from seatrial.checks.training import command
 from seatrial.checks.training.command import Run

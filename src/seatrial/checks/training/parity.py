@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.check import Check, Context, Needs, Options
 from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.training import _results, _workload
 from seatrial.model import CLUSTER, Fact, Phase, Scope, Series

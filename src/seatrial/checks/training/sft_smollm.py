@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.check import Check, Context
 from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.training import _results
 from seatrial.checks.training._workload import WorkloadOptions

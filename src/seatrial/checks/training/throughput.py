@@ -11,7 +11,7 @@ from statistics import median
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, ScalingMetrics
+from seatrial.checks.check import Check, Context, ScalingMetrics
 from seatrial.checks.declare import Answer, absent, metric
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage

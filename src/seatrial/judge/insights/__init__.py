@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.schema import Config
 from seatrial.hardware import links
 from seatrial.hardware.references import select_references

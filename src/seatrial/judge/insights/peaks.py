@@ -7,7 +7,7 @@ from statistics import median
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE
 from seatrial.hardware.references import References, Spec
 from seatrial.model import Insight, Measurement, Metric

@@ -16,7 +16,7 @@ from statistics import NormalDist, median
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.hardware.references import Reference, References
 from seatrial.model import Insight, Measurement, Metric, Rule
 from seatrial.model.rule import PEERS, REFERENCE

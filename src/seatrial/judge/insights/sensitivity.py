@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.checks.declare import Comparison
 from seatrial.config.schema import Config
 from seatrial.hardware.links import HIERARCHICAL_ALGORITHMS, Links, network_to_busbw_ratio, nvlink_to_busbw_ratio

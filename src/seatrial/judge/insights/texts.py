@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from seatrial.checks.base import Check
+from seatrial.checks.check import Check
 from seatrial.config.schema import Config
 from seatrial.hardware.links import Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.hardware.references import References

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs, Options
+from seatrial.checks.check import NEW_ERRORS_PREFIX, Check, Context, Needs, Options
 from seatrial.checks.declare import Answer, metric
 from seatrial.model import Phase, Scope, SeatrialError
 
