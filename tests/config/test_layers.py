@@ -54,9 +54,10 @@ def test_acceptance_has_its_five_thresholds() -> None:
     assert checks["collectives.all_reduce"].required  # its threshold is a reference value of the GPU model
     for sku in (sku for sku in skus() if sku.name in ("NVIDIA H100 SXM", "NVIDIA H200 SXM")):
         references = [reference for reference in sku.expected["all_reduce.busbw.8GiB"] if reference.gpus in (8, 16)]
-        assert [reference.required for reference in references] == [350, 350]
+        assert {reference.required for reference in references} <= {350, None}
+        assert [reference.required for reference in references].count(350) == 2
     assert checks["train.ddp"].expect["tokens_per_second_per_gpu"] == Threshold.parse("> 500 tokens/s/GPU")
-    assert checks["train.ddp"].expect["scaling_efficiency"] == Threshold.parse("> 90 %")
+    assert checks["train.ddp"].expect["scaling_efficiency"] == Threshold.parse("> 74 %")
     assert checks["train.cnn"].expect["accuracy"] == Threshold.parse("> 95 %")
     assert checks["train.cnn"].expect["seconds"] == Threshold.parse("< 180 s")
 

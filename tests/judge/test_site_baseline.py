@@ -198,9 +198,9 @@ def test_damaged_file_raises(tmp_path: Path, content: str, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def renamed() -> Trial:
-    """An accepted run on H200, as a run on H200 NVL: its metrics have no published value."""
+    """An accepted run on H200, as a run on an unknown model: its metrics have no published value."""
     text = read_text(record_path("2026-11-22-2xh200-restructured/final-acceptance"))
-    return Trial.model_validate_json(text.replace("NVIDIA H200", "NVIDIA H200 NVL"))
+    return Trial.model_validate_json(text.replace("NVIDIA H200", "NVIDIA Unknown"))
 
 
 def site_file(folder: Path, *runs: Trial) -> Path:
@@ -290,13 +290,13 @@ def test_baseline_of_an_earlier_version_must_be_learned_again(renamed: Trial, tm
 def test_baseline_of_another_gpu_model_is_a_usage_error(renamed: Trial, tmp_path: Path) -> None:
     file = site_file(tmp_path, renamed)
     h200 = run(650, gpu="NVIDIA H200")
-    with pytest.raises(UsageError, match=r"baseline lab applies: it is for NVIDIA H200 NVL.*NVIDIA H200"):
+    with pytest.raises(UsageError, match=r"baseline lab applies: it is for NVIDIA Unknown.*NVIDIA H200"):
         pipeline.rejudge(h200, file)
     embedded = pipeline.rejudge(h200.model_copy(update={"baseline": site_baseline.load(file, catalog())}))
     assert "no value of baseline lab applies" in embedded.decision.reason
     lab = site_baseline.load(file, catalog())
     config = Config(name="t", checks={"device.gemm": CheckSettings()})
-    for gpus, is_valid in ((("NVIDIA H200",) * 8, False), (("NVIDIA H200 NVL",) * 8, True), ((), True)):
+    for gpus, is_valid in ((("NVIDIA H200",) * 8, False), (("NVIDIA Unknown",) * 8, True), ((), True)):
         with nullcontext() if is_valid else pytest.raises(UsageError, match="no value of baseline lab applies"):
             validate_thresholds(config, catalog(), gpus, lab)
 

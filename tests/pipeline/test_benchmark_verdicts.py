@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.config.schema import Config
 from seatrial.judge import judge
-from seatrial.model import CLUSTER, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, BasisKind, Outcome, Reason, Verdict
 from tests.paths import FIXTURES
 from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
 
@@ -59,20 +59,19 @@ def devices(*names: str) -> str:
         (("NVIDIA A100-SXM4-80GB MIG 3g.40gb",) * 2, "nvidia-smi -i INDEX -mig 0", "--baseline"),
         (("AMD Instinct MI300X",) * 2, "the figures of AMD", "--baseline"),  # rccl-tests prints the same table
         (("NVIDIA H300",) * 2, "--baseline", "seatrial skus"),
-        ((H100,) * 2, "seatrial skus 'H100 SXM'", "models with reference values"),
+        (("NVIDIA A100 80GB PCIe",) * 8, "seatrial skus 'A100 PCIe 80GB'", "models with reference values"),
     ],
 )
 def test_the_next_step_fits_the_reason(names: tuple[str, ...], step: str, other_step: str) -> None:
-    result = only_result(judged(devices(*names) + table(100, ranks=len(names), size=2**30)))
+    result = only_result(judged(devices(*names) + table(20, ranks=len(names), size=2**30)))
     assert result.outcome is Outcome.UNJUDGED
     fixes = {verdict.fix for verdict in result.verdicts if verdict.fix}
     assert fixes
     assert all(step in fix and other_step not in fix for fix in fixes)
 
 
-@pytest.mark.parametrize("network", ["Foo_v3", "FasTrak"])
-def test_the_next_step_of_an_unknown_network_is_its_kind(network: str) -> None:
-    log = f"n1:9:9 [0] NCCL INFO Using network {network}\n"
+def test_the_next_step_of_an_unknown_network_is_its_kind() -> None:
+    log = "n1:9:9 [0] NCCL INFO Using network Foo_v3\n"
     result = only_result(judged(log + table(100), gpus="8xH100", nodes=2))
     fixes = [verdict.fix for verdict in result.verdicts if verdict.fix]
     assert fixes
@@ -86,9 +85,9 @@ def test_the_next_step_of_a_value_above_the_links_is_to_check_the_options() -> N
     }
 
 
-def test_the_next_step_of_another_size_names_the_sizes_with_a_reference_value() -> None:
+def test_another_size_than_that_of_a_reference_value_is_compared_with_the_links() -> None:
     output = (FIXTURES / "nccl-tests/all_reduce_perf.txt").read_text()  # 4 GPUs, up to 1 GiB
-    fixes = {verdict.fix for verdict in only_result(judged(output)).verdicts if verdict.fix}
-    (fix,) = fixes
-    assert "run again with -e 8G;" in fix
-    assert "`seatrial skus 'H200 SXM'`" in fix
+    result = only_result(judged(output))
+    assert result.outcome is Outcome.PASS
+    bandwidths = [verdict for verdict in result.verdicts if verdict.metric.startswith("busbw")]
+    assert {verdict.basis and verdict.basis.kind for verdict in bandwidths} == {BasisKind.PHYSICAL_LIMIT}

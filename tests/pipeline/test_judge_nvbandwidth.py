@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seatrial.discover import nvbandwidth_output
-from seatrial.model import Outcome
+from seatrial.model import BasisKind, Outcome
 from seatrial.model.benchmark import BenchmarkJudgement
 from seatrial.pipeline.benchmark_hardware import hardware_options
 from seatrial.pipeline.judge_nvbandwidth import judge_output
@@ -60,7 +60,10 @@ def test_copies_between_host_and_gpu() -> None:
     text = (FOLDER / "a100-host-and-peers.txt").read_text()
     host, peers = judged(text, gpus="8xA100 SXM 80GB").results
     assert (host.outcome, host.check, len(host.verdicts)) == (Outcome.PASS, "transfer.host", 8)
-    assert (peers.outcome, len(peers.verdicts)) == (Outcome.UNJUDGED, 56)  # no reference value of A100
+    assert (peers.outcome, len(peers.verdicts)) == (Outcome.PASS, 56)
+    assert {verdict.basis and verdict.basis.kind for verdict in peers.verdicts} == {BasisKind.PHYSICAL_LIMIT}, (
+        "no reference value of A100: compared with its NVLinks"
+    )
     slow, _ = judged(text.replace("26.19", "12.90"), gpus="8xA100 SXM 80GB").results
     assert [verdict.subject for verdict in slow.verdicts if verdict.outcome is Outcome.FAIL] == ["node/gpu4"]
 

@@ -64,7 +64,7 @@ def test_accepted_after_any_mutation_only_with_all_evidence(records: list[Record
 def test_lost_evidence_and_bad_values_are_never_accepted(records: list[Record]) -> None:
     outcomes: Counter[tuple[str, str]] = Counter()
 
-    @bounded(200)
+    @bounded(300)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         record = records[data.draw(st.integers(0, len(records) - 1))]

@@ -35,7 +35,7 @@ def test_threshold_above_the_hardware_is_refused_before_the_start(
     assert not list((tmp_path / "run").glob("jobs/*"))
 
 
-@pytest.mark.parametrize(("gpu", "is_noted"), [("NVIDIA H200 NVL", True), ("NVIDIA H200", False)])
+@pytest.mark.parametrize(("gpu", "is_noted"), [("NVIDIA Unknown", True), ("NVIDIA H200", False)])
 def test_metrics_without_a_reference_value_are_named_before_the_start(
     gpu: str, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -358,8 +358,8 @@ def _judged(run: Path, baseline: Path | None = None, trial: str | None = None) -
     from seatrial.pipeline.rejudge import rejudge
     from seatrial.pipeline.run_directory import load_trial
 
-    run_dir = run if run.is_dir() else run.parent if run.name == "trial.json" else None
-    return rejudge(load_trial(run), baseline, trial or ""), run_dir
+    judged = rejudge(load_trial(run), baseline, trial or "")  # raises UsageError if ``run`` cannot be read
+    return judged, run if run.is_dir() else run.parent if run.name == "trial.json" else None
 
 
 def _record(run: Path) -> bytes:

@@ -87,7 +87,7 @@ def slow_windows(check: str, metric: Metric) -> Verdict | None:
 
 
 def with_mean_speed(metric: Metric) -> Metric | None:
-    """The metric with the mean speed of all windows as value, without samples; None if it has no slow window.
+    """The metric with the mean speed of all windows as value, without samples; None with less than two slow windows.
 
     The mean is that of the whole measurement: total work divided by total time. A median hides that some windows
     are slow. The value is CLEAR_MARGIN better than the mean, so that it violates a limit only if the mean clearly does.
@@ -95,10 +95,10 @@ def with_mean_speed(metric: Metric) -> Metric | None:
     samples, middle, is_time = metric.samples, metric.value, metric.unit in TIME_UNITS
     if len(samples) < 3 or middle <= 0 or not (is_time or "/s" in metric.unit):
         return None
-    worst_sample = max(samples) if is_time else min(samples)
-    if _speed(worst_sample, middle, is_time) >= SLOW_WINDOW or not isclose(median(samples), middle, rel_tol=1e-3):
+    slow = sum(_speed(sample, middle, is_time) < SLOW_WINDOW for sample in samples)
+    if slow < 2 or not isclose(median(samples), middle, rel_tol=1e-3):
         return None
-    total_rate = 0.0 if worst_sample <= 0 else harmonic_mean(samples)
+    total_rate = harmonic_mean(samples) if min(samples) > 0 else 0.0
     mean = (1 - CLEAR_MARGIN) * fmean(samples) if is_time else total_rate / (1 - CLEAR_MARGIN)
     return replace(metric, value=mean, samples=())
 
