@@ -238,7 +238,7 @@ CHECK = Check(
         ),
         metric(
             "tflops.sustained",
-            (">= 0.90 reference", ">= 0.90 peers", ">= 0.45 bound"),
+            (">= 0.90 reference", ">= 0.90 peers", ">= 0.40 bound"),
             "sustained throughput below the reference of this GPU model",
             _COOLING,
             unit="TFLOP/s",
