@@ -179,7 +179,7 @@ def test_a_rejected_job_ends_the_run_with_one_cause(
     assert finding.first_command
     assert expected in finding.evidence
     assert expected in record.decision.reason
-    assert len((output + err).splitlines()) <= 25
+    assert len((output + err).splitlines()) <= 20
     assert nothing_is_left(sound)
 
 

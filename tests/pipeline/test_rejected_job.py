@@ -66,7 +66,7 @@ class Rejecting(Scripted):
         ("sbatch-gpus-too-many.txt", "Requested node configuration is not available", "sinfo -Nel"),
     ],
 )
-def test_quick_on_64_nodes_of_8_gpus_ends_with_one_cause_in_25_lines(
+def test_quick_on_64_nodes_of_8_gpus_ends_with_one_cause_in_20_lines(
     sbatch: str, sentence: str, first_command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = slurm(monkeypatch, sbatch)
@@ -78,7 +78,7 @@ def test_quick_on_64_nodes_of_8_gpus_ends_with_one_cause_in_25_lines(
     with Live(Stream(file=output)) as live:
         trial = run(run_dir, live)
     summary(trial, Stream(file=output))
-    assert len(output.getvalue().splitlines()) <= 23, "two lines follow: the report and --resume"
+    assert len(output.getvalue().splitlines()) <= 18, "two lines follow: the report and --resume"
     assert sum(command.startswith("sbatch ") for command in fake.commands) == 1
     (result,) = trial.results
     assert (result.state, result.failed_subject) == (JobState.REJECTED, CLUSTER)
