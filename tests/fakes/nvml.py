@@ -209,7 +209,6 @@ def h200(index: int = 0, **answers: Any) -> FakeGpu:
             "nvmlDeviceGetMemoryBusWidth": 6016,
             "nvmlDeviceGetNumGpuCores": 16896,
             "nvmlDeviceGetC2cModeInfoV": real.c_nvmlC2cModeInfo_v1_t(0),
-            "nvmlDeviceGetTemperatureThreshold": lambda kind: {real.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89}[kind],
             "nvmlDeviceGetCpuAffinityWithinScope": lambda size, _scope: [0xFFFFFFFF, 0xF, *[0] * (size - 2)],
             "nvmlDeviceGetMemoryAffinity": lambda size, _scope: [1 << index // 2, *[0] * (size - 1)],
             "nvmlDeviceGetComputeRunningProcesses_v3": [],

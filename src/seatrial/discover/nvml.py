@@ -186,7 +186,6 @@ class Gpu(Frozen):
     memory_bus_width_bits: int | None = None
     cores: int | None = None  # FP32 cores
     c2c: bool | None = None  # the path to the host is NVLink-C2C
-    temperature_slowdown_c: int | None = None  # from here on the GPU lowers its clocks
     numa_node: int | None = None
     cpu_affinity: str | None = None  # CPUs near the GPU in the format of taskset: 0-31,64-95
     processes: tuple[GpuProcess, ...] | None = None
@@ -279,8 +278,6 @@ def read_gpu(reader: NvmlReader, index: int, handle: Any) -> Gpu:
     fields["memory_clock_max_mhz"] = query("memory_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM)
     if c2c := query("c2c", "nvmlDeviceGetC2cModeInfoV"):
         fields["c2c"] = c2c.isC2cEnabled
-    slowdown = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-    fields["temperature_slowdown_c"] = query("temperature_slowdown_c", "nvmlDeviceGetTemperatureThreshold", slowdown)
     fields |= _memory(reader, handle)
     fields |= _locality(reader, handle)
     fields["nvlinks"] = _nvlinks(reader, handle)

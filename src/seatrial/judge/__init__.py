@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 from seatrial.checks.check import Check
 from seatrial.config.schema import CheckSettings, Config
@@ -52,7 +51,7 @@ def judge(
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
     trial_links = links.read(measurements, checks)
-    references = _references(config, trial_links, by_check, checks, site, site_includes_run=site_includes_run)
+    references = _references(config, trial_links, measurements, checks, site, site_includes_run=site_includes_run)
     plan = RecordedPlan(config, jobs, by_check)
     verdicts: list[Verdict] = []
     for name, settings in config.checks.items():
@@ -94,13 +93,10 @@ def checks_to_retry(
 
     Checks with an error in an earlier measurement are not retried.
     """
-    by_check: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        by_check.setdefault(measurement.check, []).append(measurement)
-    references = _references(config, links.read(measurements, checks), by_check, checks, site)
+    references = _references(config, links.read(measurements, checks), measurements, checks, site)
     summary_by_check: dict[str, str] = {}
     for name, settings in config.checks.items():
-        first = by_check.get(name, [])
+        first = [measurement for measurement in measurements if measurement.check == name]
         if name not in checks or not first or any(measurement.error for measurement in first):
             continue
         rounds = [first, *retry.complete_retries(first, [each for each in retries if each.check == name])]
@@ -117,7 +113,7 @@ def checks_to_retry(
 def _references(
     config: Config,
     trial_links: links.Links,
-    by_check: Mapping[str, Sequence[Measurement]],
+    measurements: Sequence[Measurement],
     checks: Mapping[str, Check],
     site: Baseline | None,
     *,
@@ -125,12 +121,14 @@ def _references(
 ) -> References:
     """The values that metrics are compared with, among them the GEMM rates of this run."""
     rates: dict[str, dict[str, float]] = {}
-    for name, check in checks.items():
-        data_types = {each.name: each.bound for each in check.declared if each.name == f"tflops.{each.bound}"}
-        for measurement in by_check.get(name, ()) if data_types else ():
-            for metric in measurement.metrics:
-                if (data_type := data_types.get(metric.name)) and metric.value > 0:
-                    rates.setdefault(data_type, {})[metric.subject] = metric.value
+    data_types = {
+        name: {each.name: each.bound for each in check.declared if each.name == f"tflops.{each.bound}"}
+        for name, check in checks.items()
+    }
+    for measurement in measurements:
+        for metric in measurement.metrics if data_types.get(measurement.check) else ():
+            if (data_type := data_types[measurement.check].get(metric.name)) and metric.value > 0:
+                rates.setdefault(data_type, {})[metric.subject] = metric.value
     references = select_references(
         trial_links,
         site,
@@ -138,7 +136,7 @@ def _references(
         cpu_only=config.cluster.gpus_per_node == 0,
         tcp=tcp_fabric(config),
     )
-    inventories = links.role_facts("gpus", [*chain.from_iterable(by_check.values())], checks)
+    inventories = links.role_facts("gpus", measurements, checks)
     gpus = [gpu for _, found in inventories if isinstance(found, list) for gpu in found if isinstance(gpu, dict)]
     return replace(references, gemm_rates=rates, gpu_bounds=bounds_by_model(gpus), _cache={})
 

@@ -16,6 +16,7 @@ from seatrial.hardware.fabric_model import node_links
 from seatrial.hardware.links import NCCL_ALGO_NAMES
 from seatrial.hardware.network_bounds import default_algorithm, network_bound
 from seatrial.hardware.references import NO_PEERS, Reference, Sku
+from seatrial.judge.limits import MAX_RATIO_OF_BOUND
 from seatrial.model import (
     CLUSTER,
     Baseline,
@@ -52,8 +53,6 @@ from seatrial.pipeline.nccl_tests_table import (
 
 _TOOL = "nccl-tests"
 _MAX_SETTINGS = 30  # environment variables that notes list
-# Above this multiple of the network's bound, another operation was measured; below it, a port rate may be misread
-_MAX_RATIO_OF_BOUND = 1.25
 _MAX_JUDGED_SIZES = 256  # the largest; a sweep has fewer than 100
 _NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # sizes with reference values of one node in data/skus
 # The fix of the check's rule on wrong elements names evidence that nccl-tests does not print
@@ -299,7 +298,7 @@ class _Candidate:
         """Whether the network does not allow the measured bandwidth, so that the operation must be another one."""
         bound = self._bound("") if self.nodes > 1 and not self.table_hardware.problems else None
         best = max(max(size.out_of_place or 0, size.in_place or 0) for size in self.sizes)
-        return bool(bound and best > _MAX_RATIO_OF_BOUND * bound.value)
+        return bool(bound and best > MAX_RATIO_OF_BOUND * bound.value)
 
     def unjudged(self, name: str, problems: Sequence[str]) -> BenchmarkResult:
         """The result of a series whose bandwidth is not compared: FAIL for wrong data, else UNJUDGED."""
