@@ -52,7 +52,7 @@ MAX_RATIO_OF_BOUND = 1.25
 # One bad run among three does not determine their median.
 MIN_BASELINE_RUNS = 3
 # A training's share of the GEMM rate is known of few GPU models. On others a share below this part of it rejects: a GPU
-# model with more FLOP/s per byte of memory bandwidth reaches less, but hardly 30 % less
+# model with more FLOP/s per byte of memory bandwidth reaches less; 30 % less is an estimate
 UNMEASURED_SHARE = 0.7
 _LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELINE_RUNS} other runs of this hardware"
 _FAIL, _ERROR, _UNJUDGED = Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED

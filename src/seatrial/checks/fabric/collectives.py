@@ -110,7 +110,7 @@ def _busbw(name: str, size: str, nodes: str = "", *, reference_optional: bool = 
     )
     return metric(
         f"busbw.{size}",
-        (">= 0.90 reference", ">= 0.50 bound"),
+        (">= 0.90 reference", ">= 0.40 bound"),
         "This size saturates the links; communication of gradients, parameters or tokens is slower by the same factor.",
         f"{channels_fix if name in POINT_TO_POINT_OPERATIONS else ''}"
         "Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: all links of every GPU must be up at full speed. "

@@ -84,7 +84,7 @@ CHECK = Check(
         ),
         metric(
             "copy",
-            (">= 0.90 reference", ">= 0.90 peers", ">= 0.60 bound"),
+            (">= 0.90 reference", ">= 0.90 peers", ">= 0.55 bound"),
             "memory-bound layers and decoding run at this bandwidth",
             "nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: low memory clock or remapped rows? Then dcgmi "
             "diag -r 3 -i INDEX",
