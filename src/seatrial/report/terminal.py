@@ -64,9 +64,10 @@ def summary(trial: Trial, console: Console, run_dir: Path | None = None, *, verb
     else:
         _short_problems(found, console)
     _figures(headline(trial), console, verbose=verbose)
+    measured = not all(measurement.skipped for measurement in trial.measurements)
     for group in coverage(trial):
         # if nothing was measured, the decision says so
-        if group.title.startswith("Excluded") or (group.title.startswith("Not measured") and trial.measurements):
+        if group.title.startswith("Excluded") or (group.title.startswith("Not measured") and measured):
             names = ", ".join(group.checks) if verbose else and_more(group.checks, MAX_NAMED)
             console.print(Text(_line(f"{group.title}: {plural(len(group.checks), 'check')} ({names})"), "yellow"))
     lines = variable_lines(trial)
