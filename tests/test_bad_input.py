@@ -18,6 +18,7 @@ import pytest
 
 from seatrial import report
 from seatrial.model import DecisionValue, Outcome, Trial, UsageError
+from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import FILES, FORMATS
 from seatrial.util.journal import read, record_line
@@ -297,7 +298,7 @@ def test_excluded_check_is_never_accepted(tmp_path: Path) -> None:
         assert f"# excluded by {flags[0]}: gpu.inventory" in output
     code, output, _ = call("run", path, "--skip", "gpu.inventory", "--out", tmp_path / "out")
     assert code == 3
-    record = load(tmp_path / "out")
+    record = rejudge(load(tmp_path / "out"))
     assert record.decision.value is DecisionValue.INCOMPLETE
     assert record.excluded_checks == {"gpu.inventory": "--skip"}
     outcomes = {verdict.outcome for verdict in record.verdicts if verdict.check == "host.inventory"}

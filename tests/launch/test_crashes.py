@@ -17,6 +17,7 @@ from seatrial.config.schema import Limits
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import DecisionValue, JobState, Outcome
+from seatrial.pipeline.rejudge import rejudge
 from seatrial.worker import TERMINATING
 from tests.launch.scripted import NO_CHECKS, RecordingListener, job
 from tests.processes import CPU_ONLY, Program, alive, call, heartbeats, load, ranks_in_check, until
@@ -92,7 +93,8 @@ def test_killed_rank_is_the_cause_and_other_checks_run_again(killed_rank: Killed
         ("ranks", JobState.FAILED),
         ("ranks", JobState.COMPLETED),
     ]
-    assert {verdict.outcome for verdict in record.verdicts if verdict.check == "nodes.reachable"} == {Outcome.PASS}
+    verdicts = rejudge(record).verdicts
+    assert {verdict.outcome for verdict in verdicts if verdict.check == "nodes.reachable"} == {Outcome.PASS}
 
 
 @pytest.mark.training

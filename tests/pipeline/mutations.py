@@ -50,7 +50,7 @@ class Record:
             (item.check, item.metric, item.subject): item for item in record.judged.verdicts if item.outcome in _GOOD
         }
         for number, measurement in enumerate(record.document["measurements"]):
-            for index, metric in enumerate(measurement["metrics"]):
+            for index, metric in enumerate(measurement.get("metrics", ())):
                 if verdict := good.get((measurement["check"], metric["name"], metric["subject"])):
                     record.good_metrics.append((number, index, verdict))
         return record
@@ -182,7 +182,7 @@ def lost_or_bad(record: Record, number: int, index: int, verdict: Verdict) -> di
     document = record.document
     measurements: list[Json] = document["measurements"]
     measurement = measurements[number]
-    metrics, metric, check = measurement["metrics"], measurement["metrics"][index], measurement["check"]
+    metrics, metric, check = measurement.get("metrics", ()), measurement.get("metrics", ())[index], measurement["check"]
     job = next(place for place, job in enumerate(document["jobs"]) if check in job["checks"])
 
     def with_measurement(**changes: Json) -> Json:

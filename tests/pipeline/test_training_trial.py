@@ -11,6 +11,7 @@ import pytest
 
 from seatrial.checks.training import parity
 from seatrial.model import Measurement, Outcome, Trial
+from seatrial.pipeline.rejudge import rejudge
 from tests.processes import Program, load
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
@@ -41,7 +42,7 @@ class Run:
 def run_trial(trial: str, cwd: Path, seconds: float) -> Run:
     code, out, err = Program("run", trial, "--gpus-per-node", "0", cwd=cwd).finish(seconds)
     (folder,) = cwd.glob("seatrial-runs/*")
-    return Run(folder, load(folder), code, out, err)
+    return Run(folder, rejudge(load(folder)), code, out, err)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The metrics, facts, series and artifacts that a check returns."""
 
 from enum import StrEnum
+from operator import not_
 
 from pydantic import (
     ConfigDict,
@@ -43,16 +44,17 @@ class Phase(StrEnum):
 class Metric:
     """One measured value; ``samples`` holds the individual readings if there are several.
 
-    A large cluster has a million metrics, hence ``slots``.
+    A large cluster has a million metrics, hence ``slots``; fields without content are not written.
     """
 
     name: str
     value: Number
     unit: str
     subject: str
-    samples: tuple[Number, ...] = ()
-    # shown if the value violates a limit; not written if there is none, since a large record has a million metrics
-    evidence: JsonValue = Field(default=None, exclude_if=lambda evidence: evidence is None)
+    samples: tuple[Number, ...] = Field(default=(), exclude_if=not_)
+    evidence: JsonValue = Field(
+        default=None, exclude_if=lambda evidence: evidence is None
+    )  # shown if a limit is violated
 
 
 class Why(StrEnum):
@@ -110,23 +112,24 @@ Observation = Metric | Absent | Fact | Series | Artifact
 
 
 class Measurement(Frozen):
-    """The result of one check in one process; at most one of ``error`` and ``skipped`` is set."""
+    """The result of one check in one process; at most one of ``error`` and ``skipped`` is set.
+
+    Fields without content are not written.
+    """
 
     check: str
     subject: str
     rank: Count | None = None
-    gpu_uuid: str = Field(
-        default="", description="UUID of the rank's GPU; empty without a GPU", exclude_if=lambda uuid: not uuid
-    )
-    metrics: tuple[Metric, ...] = ()
-    absent: tuple[Absent, ...] = ()
-    facts: dict[str, JsonValue] = {}
-    series: tuple[Series, ...] = ()
-    artifacts: tuple[Artifact, ...] = ()
-    error: str | None = None
-    skipped: str | None = None
+    gpu_uuid: str = Field(default="", description="UUID of the rank's GPU; empty without a GPU", exclude_if=not_)
+    metrics: tuple[Metric, ...] = Field(default=(), exclude_if=not_)
+    absent: tuple[Absent, ...] = Field(default=(), exclude_if=not_)
+    facts: dict[str, JsonValue] = Field(default={}, exclude_if=not_)
+    series: tuple[Series, ...] = Field(default=(), exclude_if=not_)
+    artifacts: tuple[Artifact, ...] = Field(default=(), exclude_if=not_)
+    error: str | None = Field(default=None, exclude_if=not_)
+    skipped: str | None = Field(default=None, exclude_if=not_)
     retry: RetryNumber = Field(
-        default=0, description="0: first measurement; 1 and 2: retries, made because of a bad value"
+        default=0, description="0: first measurement; 1 and 2: retries, made because of a bad value", exclude_if=not_
     )
     started: Seconds = 0.0
     seconds: Seconds = 0.0
@@ -143,3 +146,8 @@ class Measurement(Frozen):
     def finished(self) -> bool:
         """Whether the check ended without an error; a resumed trial does not repeat such a check."""
         return self.error is None
+
+    @property
+    def has_shared_facts(self) -> bool:
+        """Whether the facts in ``Trial.shared_facts`` hold for this measurement."""
+        return not (self.error or self.skipped)

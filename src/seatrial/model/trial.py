@@ -1,6 +1,6 @@
 """The record of a trial: configuration, measurements, verdicts, findings and decision."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -9,11 +9,13 @@ from pydantic import (
     JsonValue,
     SerializerFunctionWrapHandler,
     WrapSerializer,
+    model_validator,
 )
 
 from seatrial.model.base import Duration, Frozen
 from seatrial.model.job import Job, JobResult, MissingNode
 from seatrial.model.measurement import Measurement
+from seatrial.model.outcome import Outcome
 from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
 from seatrial.model.verdict import Verdict
@@ -21,6 +23,8 @@ from seatrial.util.secrets import redacted
 
 # Value in Trial.excluded_checks: the typical duration of the check does not fit into --time-limit
 TIME_LIMIT = "--time-limit"
+# Suffix of a name in Trial.shared_facts: the fact is a list of objects, which have these items in common
+OF_EACH_ITEM = "[]"
 
 Confidence = Literal["high", "medium", "low"]
 Action = Literal[
@@ -175,6 +179,9 @@ class Trial(Frozen):
     sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]
+    shared_facts: dict[str, dict[str, Any]] = Field(
+        default={}, description="only in files: facts that all successful measurements of a check have, by check"
+    )
     retries: tuple[Measurement, ...] = Field(default=(), description="second and third measurements of checks")
     localization: tuple[Measurement, ...] = Field(
         default=(), description="search for slow nodes after the checks of the trial; of its verdicts only FAILs count"
@@ -188,3 +195,67 @@ class Trial(Frozen):
     manifest: dict[str, str] = Field(
         default={}, description="file of the run directory with results → SHA-256, when this record was made"
     )
+
+    def as_stored(self) -> "Trial":
+        """The trial as it is written to trial.json: values of facts that many processes report are there once.
+
+        Verdicts with PASS are not there: the judge gives them again.
+        """
+        by_check: dict[str, list[Measurement]] = {}
+        for measurement in self.measurements:
+            if measurement.has_shared_facts:
+                by_check.setdefault(measurement.check, []).append(measurement)
+        shared = {check: _shared(group) for check, group in by_check.items() if len(group) > 1}
+        measurements = (
+            measurement.model_copy(update={"facts": _own(measurement.facts, shared[measurement.check])})
+            if measurement.has_shared_facts and measurement.check in shared
+            else measurement
+            for measurement in self.measurements
+        )
+        verdicts = (verdict for verdict in self.verdicts if verdict.outcome is not Outcome.PASS)
+        changed = {"measurements": tuple(measurements), "shared_facts": shared, "verdicts": tuple(verdicts)}
+        return self.model_copy(update=changed)
+
+    @model_validator(mode="after")
+    def _give_shared_facts_to_all(self) -> "Trial":
+        for measurement in self.measurements if self.shared_facts else ():
+            if measurement.has_shared_facts:
+                for name, value in self.shared_facts.get(measurement.check, {}).items():
+                    if name.endswith(OF_EACH_ITEM):
+                        for item in _objects(measurement.facts.get(name.removesuffix(OF_EACH_ITEM))):
+                            item.update(value)
+                    else:
+                        measurement.facts[name] = value
+        self.shared_facts.clear()
+        return self
+
+
+def _shared(group: Sequence[Measurement]) -> dict[str, Any]:
+    """Facts that are equal in all measurements; of lists of objects, such as GPUs, the items equal in all objects."""
+    shared: dict[str, Any] = _intersection([measurement.facts for measurement in group])
+    for name in group[0].facts.keys() - shared.keys():
+        objects = [item for measurement in group for item in _objects(measurement.facts.get(name))]
+        if objects and (common := _intersection(objects)):
+            shared[name + OF_EACH_ITEM] = common
+    return shared
+
+
+def _own(facts: Mapping[str, JsonValue], shared: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """The facts without what is shared."""
+    own = {name: fact for name, fact in facts.items() if name not in shared}
+    for name, fact in own.items():
+        if (common := shared.get(name + OF_EACH_ITEM)) and (objects := _objects(fact)):
+            own[name] = [{key: value for key, value in item.items() if key not in common} for item in objects]
+    return own
+
+
+def _objects(fact: Any) -> list[dict[str, JsonValue]]:
+    return fact if isinstance(fact, list) and all(isinstance(item, dict) for item in fact) else []
+
+
+def _intersection(objects: Sequence[Mapping[str, JsonValue]]) -> dict[str, JsonValue]:
+    common = dict(objects[0])
+    for each in objects[1:]:
+        for name in [name for name, value in common.items() if name not in each or each[name] != value]:
+            del common[name]
+    return common

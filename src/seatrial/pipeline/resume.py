@@ -105,10 +105,12 @@ def finished_record(run_dir: Path, trial: Trial) -> Trial | None:
     """Return the recorded trial if it and its reports are complete and have the verdicts and decision of ``trial``."""
     try:
         recorded = load_trial(run_dir)
+        has_same_verdicts = recorded.verdicts == trial.as_stored().verdicts
+        recorded = recorded.model_copy(update={"verdicts": trial.verdicts})  # trial.json has none with PASS
         texts = report.render_all(recorded)
         reports_are_complete = all((run_dir / name).read_text(encoding="utf-8") == text for name, text in texts.items())
     except (SeatrialError, OSError, UnicodeDecodeError):
         return None
-    fields = ("measurements", "retries", "localization", "verdicts", "missing_nodes", "decision", "stop_reason")
-    has_same_results = all(getattr(recorded, name) == getattr(trial, name) for name in fields)
+    fields = ("measurements", "retries", "localization", "missing_nodes", "decision", "stop_reason")
+    has_same_results = has_same_verdicts and all(getattr(recorded, name) == getattr(trial, name) for name in fields)
     return recorded if reports_are_complete and has_same_results else None

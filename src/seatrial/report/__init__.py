@@ -28,7 +28,7 @@ def _find_render(module: str) -> Render:
 
 
 def _json(trial: Trial) -> str:
-    return trial.model_dump_json(indent=2) + "\n"
+    return trial.as_stored().model_dump_json() + "\n"
 
 
 FORMATS: Mapping[str, Render] = {

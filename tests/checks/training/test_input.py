@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -13,7 +12,7 @@ from seatrial.discover import filesystem
 from seatrial.judge.rules import judge_check
 from seatrial.model import Outcome
 from tests.checks.training.check_helpers import measured
-from tests.processes import Program
+from tests.processes import Program, load
 
 
 def waiting(share: float, cached: float | None = 0.05) -> list[Answer]:
@@ -76,12 +75,12 @@ def test_a_rank_whose_filesystem_is_slow(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(tmp_path)}
     program = Program("run", "mine.yaml", "--gpus-per-node", "0", "--out", "run", cwd=tmp_path, env=environment)
     program.finish()
-    trial = json.loads((tmp_path / "run" / "trial.json").read_text())
-    (measurement,) = [item for item in trial["measurements"] if item["facts"].get("method")]
-    assert "rank_data_wait" not in {each["metric"] for each in measurement["absent"]}
-    waits = {item["subject"]: item["value"] for item in measurement["metrics"] if item["name"] == "rank_data_wait"}
+    trial = load(tmp_path / "run")
+    (measurement,) = [item for item in trial.measurements if item.facts.get("method")]
+    assert "rank_data_wait" not in {each.metric for each in measurement.absent}
+    waits = {item.subject: item.value for item in measurement.metrics if item.name == "rank_data_wait"}
     assert len(waits) == 2
-    failed = [verdict["subject"] for verdict in trial["verdicts"] if verdict["outcome"] == "FAIL"]
+    failed = [verdict.subject for verdict in trial.verdicts if verdict.outcome is Outcome.FAIL]
     assert list(data.iterdir()) == []
     assert failed == [subject for subject in waits if subject.endswith("rank1")]
-    assert "slow_input" in {finding["cause"] for finding in trial["findings"]}
+    assert "slow_input" in {finding.cause for finding in trial.findings}
