@@ -24,7 +24,7 @@ from seatrial.operate.hook_exit_codes import Caller, Kind, Result, changes_node_
 from seatrial.operate.node_checks import NodeResult
 from seatrial.operate.readmit import Readmission
 from seatrial.pipeline import judge_nccl_tests, judge_nvbandwidth
-from seatrial.pipeline.benchmark_hardware import HardwareOptions, hardware_options
+from seatrial.pipeline.benchmark_hardware import HardwareOptions
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.util import data_files
 from tests.guard.changes import record
@@ -55,7 +55,7 @@ def tables() -> Iterator[tuple[str, Observed]]:
     for path in sorted(NVBANDWIDTH.glob("*.txt")):
         nvbandwidth = nvbandwidth_output.parse(path.read_text(encoding="utf-8").splitlines())
         for number, gpus in enumerate((None, "8xH100", "8xA100 SXM 80GB")):
-            judged = judge_nvbandwidth.judge_output(nvbandwidth, hardware_options(gpus), "file")
+            judged = judge_nvbandwidth.judge_output(nvbandwidth, HardwareOptions(gpus), "file")
             yield f"nvbandwidth {path.stem} {number}", judgement(judged)
 
 
@@ -63,7 +63,7 @@ def tables() -> Iterator[tuple[str, Observed]]:
 def _source_options() -> dict[str, HardwareOptions]:
     sources: list[_Source] = data_files.parse((NCCL_TESTS / "published" / "sources.yaml").read_text(encoding="utf-8"))
     return {
-        each["file"]: hardware_options(
+        each["file"]: HardwareOptions(
             each.get("gpus"), each.get("nodes"), each.get("nics"), algorithm=each.get("algorithm")
         )
         for each in sources
@@ -75,10 +75,10 @@ def _nccl_tests_options() -> tuple[HardwareOptions, ...]:
     """Options for every table: none, one node, and several nodes with fabric and algorithm."""
     return (
         HardwareOptions(),
-        hardware_options("8xH200", 1),
-        hardware_options("8xH100", 2, "8x400", "ib"),
-        hardware_options("8xH100", 2, "8x400", "roce", "Ring"),
-        hardware_options("8xA100 SXM 80GB", 4, "1x100", "tcp"),
+        HardwareOptions("8xH200", 1),
+        HardwareOptions("8xH100", 2, "8x400", "ib"),
+        HardwareOptions("8xH100", 2, "8x400", "roce", "Ring"),
+        HardwareOptions("8xA100 SXM 80GB", 4, "1x100", "tcp"),
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from seatrial.model import UsageError
 from seatrial.pipeline.benchmark_file import open_benchmark
-from seatrial.pipeline.benchmark_hardware import hardware_options
+from seatrial.pipeline.benchmark_hardware import HardwareOptions
 from seatrial.report.benchmark import lines
 from tests.discover.test_nccl_tests_json import report as nccl_tests_report
 from tests.discover.test_nvbandwidth_output import report as nvbandwidth_report
@@ -201,7 +201,7 @@ def test_lines_in_any_order_cut_and_damaged(text: str, end: int, damage: bytes, 
     path.write_bytes(content[:end] + damage + content[end + len(damage) :])
     with contextlib.suppress(UsageError):
         if benchmark := open_benchmark(path):
-            judgement = benchmark.judge(hardware_options("8xH100", 2, "8x400"))
+            judgement = benchmark.judge(HardwareOptions("8xH100", 2, "8x400"))
             assert lines(judgement)[-1] == f"Outcome: {judgement.outcome}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seatrial.model import Outcome, UsageError
-from seatrial.pipeline.benchmark_hardware import hardware_options
+from seatrial.pipeline.benchmark_hardware import HardwareOptions
 from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
 
 
@@ -32,7 +32,7 @@ from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
 )
 def test_invalid_options(options: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        hardware_options(**options)
+        HardwareOptions(**options)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_invalid_options(options: dict[str, Any], text: str) -> None:
     ],
 )
 def test_names_of_gpu_models(gpus: str, names: list[str]) -> None:
-    assert [sku.name for sku in hardware_options(gpus).models] == names
+    assert [sku.name for sku in HardwareOptions(gpus).models] == names
 
 
 def test_gpu_model_that_the_option_leaves_open() -> None:
@@ -71,7 +71,7 @@ DEVICES = "".join(
     [
         ("8xH100", 1, "are those of 16 ranks"),
         ("8xH100", 4, "are those of 16 ranks"),
-        ("4xH100", 4, "which has 2 hosts"),
+        ("4xH100", 4, "16 GPUs of 2 hosts are listed"),
     ],
 )
 def test_numbers_of_gpus_and_nodes_that_contradict_the_output(gpus: str, nodes: int, text: str) -> None:
@@ -127,6 +127,6 @@ def test_log_of_nccl_names_nodes_network_and_settings() -> None:
     assert "sockets" in judged(sockets + table(380), gpus="8xH100", nics="8x400").contradictions[0]
     assert judged(sockets + table(380), gpus="8xH100", nics="8x400").hardware.fabric == "tcp"
     other = judged(log + table(380), gpus="8xH100", nics="8x400", nodes=3)
-    assert "--nodes 3 contradicts NCCL's log: 16 ranks, 2 nodes" in only_result(other).problems[0]
+    assert "those of 16 ranks, but the options are --gpus 8xH100 --nodes 3" in only_result(other).problems[0]
     alone = judged(log.replace("nRanks 16 nNodes 2", "nRanks 8 nNodes 1") + table(470, ranks=8), gpus="8xH100", nodes=2)
     assert "MPI=1" in only_result(alone).problems[0]

@@ -10,7 +10,7 @@ from benchmarks import published_figures
 from seatrial.discover import nccl_tests_output
 from seatrial.model import BasisKind, Outcome, Reason, UsageError
 from seatrial.model.benchmark import BenchmarkJudgement, BenchmarkResult
-from seatrial.pipeline.benchmark_hardware import hardware_options
+from seatrial.pipeline.benchmark_hardware import HardwareOptions
 from seatrial.pipeline.judge_nccl_tests import judge_output
 from seatrial.util import data_files
 from tests.paths import FIXTURES
@@ -21,7 +21,7 @@ COLUMNS = "time algbw busbw #wrong"
 
 
 def judged(text: str, operation: str = "", **options: Any) -> BenchmarkJudgement:
-    return judge_output(nccl_tests_output.parse(text.splitlines()), hardware_options(**options), "file", operation)
+    return judge_output(nccl_tests_output.parse(text.splitlines()), HardwareOptions(**options), "file", operation)
 
 
 def published(entry: dict[str, Any]) -> BenchmarkJudgement:

@@ -9,7 +9,7 @@ import pytest
 from seatrial.discover import nvbandwidth_output
 from seatrial.model import BasisKind, Outcome
 from seatrial.model.benchmark import BenchmarkJudgement
-from seatrial.pipeline.benchmark_hardware import hardware_options
+from seatrial.pipeline.benchmark_hardware import HardwareOptions
 from seatrial.pipeline.judge_nvbandwidth import judge_output
 from tests.discover.test_nvbandwidth_output import report
 from tests.paths import FIXTURES
@@ -19,7 +19,7 @@ PEERS = (FOLDER / "h100-peers-0.4.txt").read_text()
 
 
 def judged(text: str, **options: Any) -> BenchmarkJudgement:
-    return judge_output(nvbandwidth_output.parse(text.splitlines()), hardware_options(**options), "file")
+    return judge_output(nvbandwidth_output.parse(text.splitlines()), HardwareOptions(**options), "file")
 
 
 def test_every_pair_of_a_good_node() -> None:
@@ -98,7 +98,7 @@ def test_testcases_without_a_reference_value() -> None:
 
 
 def test_json_report() -> None:
-    judgement = judge_output(nvbandwidth_output.parse_json(report()), hardware_options(), "file")
+    judgement = judge_output(nvbandwidth_output.parse_json(report()), HardwareOptions(), "file")
     host, total, failed = judgement.results
     assert [result.outcome for result in (host, total, failed)] == [Outcome.PASS, Outcome.PASS, Outcome.UNJUDGED]
     assert judgement.outcome is Outcome.UNJUDGED

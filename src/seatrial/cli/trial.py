@@ -307,10 +307,10 @@ def judge(
     benchmark whose output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 2 unknown format, 3 UNJUDGED.
     """
     from seatrial.pipeline.benchmark_file import open_benchmark
-    from seatrial.pipeline.benchmark_hardware import hardware_options
+    from seatrial.pipeline.benchmark_hardware import HardwareOptions
     from seatrial.report import benchmark as benchmark_text
 
-    options = hardware_options(gpus, nodes, nics, fabric, algorithm)
+    options = HardwareOptions(gpus, nodes, nics, fabric, algorithm)
     if benchmark := open_benchmark(run):
         if why_not or trial or html or out:
             raise UsageError(

@@ -48,9 +48,9 @@ def slowest(transports: Iterable[str]) -> tuple[Kind | Literal[""], str]:
     if not names and MNNVL in transports:
         return "mnnvl", ""
     kinds = {kind(name) for name in names}
-    unknown = [name for name in names if kind(name) is None]
+    unknown = sorted(name for name in names if kind(name) is None)
     if "tcp" in kinds:
-        return "tcp", ", ".join(sorted(unknown))
+        return "tcp", ", ".join(unknown)
     if len(kinds) > 1:
-        return "", ", ".join(sorted(unknown or names))
+        return "", ", ".join(unknown or sorted(names))
     return next(iter(kinds), None) or "", ", ".join(unknown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 
 from pydantic import JsonValue
 
@@ -17,18 +17,7 @@ from seatrial.hardware.links import NCCL_ALGO_NAMES
 from seatrial.hardware.network_bounds import default_algorithm, network_bound
 from seatrial.hardware.references import NO_PEERS, Reference, Sku
 from seatrial.judge.limits import MAX_RATIO_OF_BOUND
-from seatrial.model import (
-    CLUSTER,
-    Baseline,
-    BasisKind,
-    Metric,
-    Outcome,
-    Reason,
-    UsageError,
-    Verdict,
-    parse_bytes,
-    worst,
-)
+from seatrial.model import CLUSTER, Baseline, Metric, Outcome, Reason, UsageError, Verdict, parse_bytes, worst
 from seatrial.model.benchmark import (
     BenchmarkBound,
     BenchmarkHardware,
@@ -37,7 +26,7 @@ from seatrial.model.benchmark import (
     MeasuredSize,
 )
 from seatrial.model.rule import BOUND, Condition
-from seatrial.pipeline.benchmark_hardware import HardwareOptions, TableHardware, all_reduce_algorithm, table_hardware
+from seatrial.pipeline.benchmark_hardware import ALGORITHMS, HardwareOptions, TableHardware, table_hardware
 from seatrial.pipeline.benchmark_verdicts import NODE, BenchmarkRun, measured_by
 from seatrial.pipeline.nccl_tests_table import (
     SATURATING_BYTES,
@@ -45,7 +34,6 @@ from seatrial.pipeline.nccl_tests_table import (
     measured_sizes,
     possible_operations,
     split_series,
-    table_notes,
     table_problems,
     variant_text,
     wrong_elements,
@@ -79,7 +67,7 @@ def judge_output(
     if operation and operation not in _checks():
         raise UsageError(f"--operation {operation!r}: expected one of {', '.join(_checks())}")
     judged = [
-        _judge_series(_Series(output, table, rows, options, site), operation)
+        _judged(_Series(output, table, rows, options, site), operation)
         for table in output.tables
         for rows in split_series(table.rows) or [[]]
     ]
@@ -104,77 +92,73 @@ def judge_output(
     )
 
 
+def _judged(series: _Series, option: str) -> tuple[BenchmarkResult, TableHardware]:
+    """The result of one series, and its hardware. ``option``: --operation.
+
+    If neither the output nor --operation names the operation, it must be allowed by the columns and able to reach the
+    measured bandwidth. If several operations meet these conditions, the result is UNJUDGED.
+    """
+    name, possible, problem = _operations(series.table, series.rows, option)
+    candidates = [replace(series, operation=each) for each in possible or ("",)]
+    if problem:
+        return candidates[0].unjudged(name, [problem]), candidates[0].table_hardware
+    plausible = [candidate for candidate in candidates if not candidate.is_too_fast] or candidates
+    first = plausible[0]
+    if len(plausible) > 1:
+        names = " or ".join(possible)
+        text = f"the columns are those of {names}: give the operation with --operation"
+        return first.unjudged(names, [*first.problems, text]), first.table_hardware
+    result = first.judged()
+    if not name:
+        impossible = [other for other in possible if other != result.name]
+        why = f", since {', '.join(impossible)} cannot reach this bandwidth" if impossible else ""
+        note = f"the output does not name the program: {result.name} by its columns{why}"
+        result = result.model_copy(update={"notes": (note, *result.notes)})
+    return result, first.table_hardware
+
+
+def _operations(table: Table, rows: Sequence[Row], option: str) -> tuple[str, Sequence[str], str]:
+    """The name of the operation, the operations of checks that it can be, and why it is not judged.
+
+    ``option`` is used if the columns exclude the operation of the program. The name is empty if only the columns show
+    the operation.
+    """
+    program = measured_by(_TOOL).get(table.program)
+    of_program = program[0].operation if program else ""
+    if not rows:
+        reason = table.failure or (table.rejected[0] if table.rejected else "the run ended before its first result")
+        name = of_program or option or table.program or "unknown operation"
+        return name, [name] if name in _checks() else [], f"the table has no complete row: {reason}"
+    if table.program and not of_program:
+        return table.program, [], f"{table.program}_perf has no check in seatrial, and no reference values"
+    if named := next((name for name in (of_program, option) if name and allows(table, rows, name)), ""):
+        return named, [named], ""
+    if option:
+        last = f"{variant_text(rows[-1])}, count {rows[-1].count} at {rows[-1].size} B"
+        return option, [option], f"the columns are not those of {option}: {last}"
+    if possible := possible_operations(table, rows):
+        return "", possible, ""
+    text = "no operation that seatrial measures has these columns: gather and scatter have no reference values"
+    return "unknown operation", [], text
+
+
 @dataclass(frozen=True)
 class _Series:
-    """The rows of a table with one data type, reduction and root. ``rows`` is empty for a table without rows."""
+    """The rows of a table with one data type, reduction and root, as measurements of ``operation``.
+
+    ``rows`` is empty for a table without rows, ``operation`` if no check measures the operation.
+    """
 
     output: NcclTestsOutput
     table: Table
     rows: Sequence[Row]
     options: HardwareOptions
     site: Baseline | None
-
-    def operations(self, operation: str) -> tuple[str, Sequence[str], str]:
-        """The name of the operation, the operations of checks that it can be, and why it is not judged.
-
-        ``operation``: --operation. It is used if the columns exclude the operation of the program. The name is empty if
-        only the columns show the operation.
-        """
-        table, rows = self.table, self.rows
-        program = measured_by(_TOOL).get(table.program)
-        of_program = program[0].operation if program else ""
-        if not rows:
-            reason = table.failure or (table.rejected[0] if table.rejected else "the run ended before its first result")
-            name = of_program or operation or table.program or "unknown operation"
-            return name, [name] if name in _checks() else [], f"the table has no complete row: {reason}"
-        if table.program and not of_program:
-            return table.program, [], f"{table.program}_perf has no check in seatrial, and no reference values"
-        if named := next((name for name in (of_program, operation) if name and allows(table, rows, name)), ""):
-            return named, [named], ""
-        if operation:
-            last = f"{variant_text(rows[-1])}, count {rows[-1].count} at {rows[-1].size} B"
-            return operation, [operation], f"the columns are not those of {operation}: {last}"
-        if possible := possible_operations(table, rows):
-            return "", possible, ""
-        text = "no operation that seatrial measures has these columns: gather and scatter have no reference values"
-        return "unknown operation", [], text
-
-
-def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, TableHardware]:
-    """The result of one series, and its hardware.
-
-    If neither the output nor --operation names the operation, it must be allowed by the columns and able to reach the
-    measured bandwidth. If several operations meet these conditions, the result is UNJUDGED.
-    """
-    name, possible, problem = series.operations(operation)
-    candidates = [_Candidate(each, series) for each in possible or ("",)]
-    if problem:
-        return candidates[0].unjudged(name, [problem]), candidates[0].table_hardware
-    plausible = [candidate for candidate in candidates if not candidate.is_too_fast] or candidates
-    if len(plausible) > 1:
-        texts = [*plausible[0].table_hardware.problems, *table_problems(series.table, series.rows)]
-        names = " or ".join(possible)
-        texts.append(f"the columns are those of {names}: give the operation with --operation")
-        return plausible[0].unjudged(names, texts), plausible[0].table_hardware
-    result = plausible[0].judged()
-    if not name:
-        impossible = [other for other in possible if other != result.name]
-        why = f", since {', '.join(impossible)} cannot reach this bandwidth" if impossible else ""
-        note = f"the output does not name the program: {result.name} by its columns{why}"
-        result = result.model_copy(update={"notes": (note, *result.notes)})
-    return result, plausible[0].table_hardware
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A series, read as measurements of one possible operation; empty if no check measures the operation."""
-
-    operation: str
-    series: _Series
+    operation: str = ""
 
     @cached_property
     def table_hardware(self) -> TableHardware:
-        return table_hardware(self.series.options, self.series.output, self.series.table, self.operation)
+        return table_hardware(self.options, self.output, self.table, self.operation)
 
     @property
     def hardware(self) -> BenchmarkHardware:
@@ -186,8 +170,9 @@ class _Candidate:
         return self.hardware.nodes or 1
 
     @property
-    def needs_ports(self) -> bool:
-        return self.nodes > 1 and not self.hardware.ports
+    def problems(self) -> list[str]:
+        """Why the series cannot be judged."""
+        return [*self.table_hardware.problems, *table_problems(self.table, self.rows)]
 
     @cached_property
     def declared(self) -> metric:
@@ -197,32 +182,44 @@ class _Candidate:
 
     @cached_property
     def measured(self) -> tuple[MeasuredSize, ...]:
-        return measured_sizes(self.series.rows)
+        return measured_sizes(self.rows)
 
     @property
     def sizes(self) -> tuple[MeasuredSize, ...]:
         """The sizes to judge, in order of size."""
         return self.measured[-_MAX_JUDGED_SIZES:]
 
+    @property
+    def settings(self) -> dict[str, JsonValue]:
+        """The environment variables of NCCL in its log and in the command."""
+        return {**self.output.nccl.settings, **self.table.settings}
+
     @cached_property
     def algorithm(self) -> str:
-        """NCCL's algorithm of an all-reduce; empty if unknown."""
-        is_all_reduce = self.operation == "all_reduce"
-        return all_reduce_algorithm(self.series.options, self.series.output, self.series.table) if is_all_reduce else ""
+        """NCCL's algorithm of an all-reduce, by its name in NCCL's log; empty if unknown.
+
+        It is that of --algorithm, else NCCL_ALGO, else of the largest size in NCCL's log.
+        """
+        if self.operation != "all_reduce" or self.options.algorithm:
+            return self.options.algorithm if self.operation == "all_reduce" else ""
+        choices = [choice for choice in self.output.nccl.choices if choice.operation == "AllReduce"]
+        logged = max(choices, key=lambda choice: choice.size).algorithm if choices else ""
+        forced = ALGORITHMS.get(str(self.settings.get("NCCL_ALGO", "")).casefold())
+        return forced or (logged if logged in ALGORITHMS.values() else "")
 
     @cached_property
     def run(self) -> BenchmarkRun:
         """The run as a job of the check, with what the output and the options say of the hardware."""
-        hardware, nccl = self.hardware, self.series.output.nccl
+        hardware = self.hardware
         gbps = hardware.ports * hardware.port_gbps if hardware.ports and hardware.port_gbps else None
         facts: dict[str, JsonValue] = {
             "gpu": hardware.gpu,
             "world_size": hardware.ranks,
             "nodes": hardware.nodes,
             "backend": "nccl",
-            "backend_environment": {**nccl.settings, **self.series.table.settings},
+            "backend_environment": self.settings,
             "transports": dict.fromkeys(self.table_hardware.transports, 1),
-            "socket_interfaces": {NODE: [*nccl.socket_interfaces]},
+            "socket_interfaces": {NODE: [*self.output.nccl.socket_interfaces]},
         }
         if gbps and hardware.fabric != "tcp":
             kind = hardware.fabric
@@ -236,7 +233,7 @@ class _Candidate:
             nodes=self.nodes,
             gpus_per_node=(hardware.ranks or 1) // self.nodes,
             fabric=Fabric(kind="tcp", rate=gbps and f"{gbps} Gb/s") if hardware.fabric == "tcp" else None,
-            site=self.series.site,
+            site=self.site,
         )
 
     @cached_property
@@ -244,47 +241,22 @@ class _Candidate:
         sku = self.run.references.sku(self.hardware.gpu)
         return sku if isinstance(sku, Sku) else None
 
-    @cached_property
-    def comparison(self) -> tuple[tuple[Verdict, ...], str]:
-        """The verdicts on the bus bandwidth at each size, out of place and in place; none if there are problems.
-
-        If no size on one node has a reference value, the largest gets that of the next smaller size in _NODE_SIZES that
-        has one, since inside a node the bandwidth does not decrease with the size. This size is returned too.
-        """
-        if self.table_hardware.problems:
-            return (), ""
-        own = self._verdicts({size.label: size.label for size in self.sizes})
-        if self.nodes == 1 and not any(map(_has_reference, own)):
-            for smaller in _NODE_SIZES:
-                if self.sizes[-1].size >= parse_bytes(smaller):
-                    verdicts = self._verdicts({self.sizes[-1].label: smaller})
-                    if any(map(_has_reference, verdicts)):
-                        return verdicts, smaller
-        return own, ""
-
-    def _verdicts(self, references: Mapping[str, str]) -> tuple[Verdict, ...]:
-        """The verdicts on the bus bandwidth. ``references``: measured size → size of its reference value."""
-        declared, metrics = [], []
-        when = str(Condition(facts=self.declared.rules[0].when.facts))
-        # in place, the copies of these two operations overwrite each other's data
-        is_valid_in_place = self.operation not in ("all_to_all", "send_receive")
-        for size in self.sizes:
-            for place, value in (("out_of_place", size.out_of_place), ("in_place", size.in_place)):
-                if value is None or size.label not in references or (place == "in_place" and not is_valid_in_place):
-                    continue
-                name, key = f"busbw_{place}.{size.label}", f"{self.operation}.busbw.{references[size.label]}"
-                metrics.append(Metric(name=name, value=value, unit="GB/s", subject=CLUSTER))
-                # a share of the links' rate is a limit for sizes that saturate them
-                is_large = size.size >= SATURATING_BYTES
-                text = tuple(each for each in self.declared.text if is_large or not each.endswith(BOUND))
-                of_size = replace(self.declared, name=name, text=text, reference=key, when=when)
-                declared.append(replace(of_size, reference_optional=False, per=None))
-        return self.run.verdicts(declared, metrics) if declared else ()
+    def has_reference(self, size: str) -> bool:
+        """Whether the bus bandwidth at a size such as 8GiB has a reference value on this hardware."""
+        key = f"{self.operation}.busbw.{size}"
+        return isinstance(self.run.references.find(key, self.run.facts, NO_PEERS, "GB/s"), Reference)
 
     @cached_property
+    def reference_sizes(self) -> list[str]:
+        """The sizes with a published value on this hardware, such as 8GiB."""
+        prefix = f"{self.operation}.busbw."
+        keys = (key for key in (self.sku.expected if self.sku else ()) if key.startswith(prefix))
+        return sorted(filter(self.has_reference, (key.removeprefix(prefix) for key in keys)), key=parse_bytes)
+
+    @property
     def wrong_data(self) -> tuple[Verdict, ...]:
         """The verdict of the check's rule on wrong elements; none if the run did not check the data."""
-        wrong = wrong_elements(self.series.table, self.series.rows)
+        wrong = wrong_elements(self.table, self.rows)
         if wrong is None:
             return ()
         check = _checks()[self.operation or "all_reduce"]
@@ -302,66 +274,96 @@ class _Candidate:
 
     def unjudged(self, name: str, problems: Sequence[str]) -> BenchmarkResult:
         """The result of a series whose bandwidth is not compared: FAIL for wrong data, else UNJUDGED."""
-        rows = self.series.rows
-        is_wrong = any(verdict.outcome is Outcome.FAIL for verdict in self.wrong_data)
+        rows, verdicts, notes = self.rows, self.wrong_data, []
+        is_wrong = any(verdict.outcome is Outcome.FAIL for verdict in verdicts)
+        if rows and not verdicts:
+            notes.append("the data was not checked (option -c 0)")
+        if rows and not self.table.footer_count:
+            notes.append("no summary below the table: an excerpt, or the run did not end")
         return BenchmarkResult(
             name=name,
             outcome=Outcome.FAIL if is_wrong else Outcome.UNJUDGED,
             variant=variant_text(rows[-1]) if rows else "",
             check=_checks()[self.operation].name if self.operation else "",
             measured=self.measured,
-            verdicts=self.wrong_data if self.operation or is_wrong else (),
+            verdicts=verdicts if self.operation or is_wrong else (),
             problems=tuple(problems),
-            notes=tuple(table_notes(self.series.table, rows)) if rows else (),
+            notes=tuple(notes),
         )
 
     def judged(self) -> BenchmarkResult:
-        """The result of a series whose operation is known."""
-        bandwidths, smaller = self.comparison
-        label = self._deciding_size(bandwidths)
+        """The result of a series whose operation is known.
+
+        If no size on one node has a reference value, the largest gets that of the next smaller size in _NODE_SIZES that
+        has one, since inside a node the bandwidth does not decrease with the size.
+        """
+        problems, largest, reference_sizes = (
+            self.problems,
+            self.sizes[-1],
+            {each.label: each.label for each in self.sizes},
+        )
+        smaller, bandwidths = "", ()
+        if not self.table_hardware.problems:
+            if self.nodes == 1 and not any(map(self.has_reference, reference_sizes)):
+                known = (size for size in _NODE_SIZES if largest.size >= parse_bytes(size))
+                smaller = next(filter(self.has_reference, known), "")
+            bandwidths = self._bandwidths({largest.label: smaller} if smaller else reference_sizes)
+        result = self.unjudged(self.operation, problems)
+        # the size of the check's rule decides if it has a reference value, else the largest that has one
+        compared = [_size(verdict) for verdict in bandwidths if verdict.basis]
+        size_of_check = self.declared.name.partition(".")[2]
+        label = size_of_check if size_of_check in compared else [largest.label, *compared][-1]
         deciding = [verdict for verdict in bandwidths if not verdict.metric or _size(verdict) == label]
         saturated = {size.label for size in self.sizes if size.size >= SATURATING_BYTES} - {label}
         others = [verdict for verdict in bandwidths if verdict.basis and _size(verdict) in saturated]
-        verdicts = [*self.wrong_data, *deciding]
-        problems = [*self.table_hardware.problems, *table_problems(self.series.table, self.series.rows)]
+        verdicts, notes = [*result.verdicts, *deciding], []
         if not problems:
             undecided = (verdict for verdict in verdicts if verdict.outcome in (Outcome.UNJUDGED, Outcome.ERROR))
             problems += dict.fromkeys(verdict.detail or verdict.summary for verdict in undecided)
-        notes = []
-        if bandwidths and self.needs_ports:
+        if bandwidths and self.nodes > 1 and not self.hardware.ports:
             notes.append("the rate of the network ports is unknown: give --nics, such as --nics 8x400")
         if smaller:
             text = "since the bandwidth inside a node does not decrease with the size"
             notes.append(f"no reference value at {label}: that of {smaller} is used, {text}")
-        add_step = partial(self.run.with_next_step, sizes=self._reference_sizes(), needs_ports=self.needs_ports)
-        result = self.unjudged(self.operation, problems)
         return result.model_copy(
             update={
                 "outcome": _outcome(verdicts, others, problems),
                 "path": self._path(),
                 "bound": self._bound(label) if bandwidths else None,
-                "verdicts": tuple(map(add_step, verdicts)),
-                "other_sizes": tuple(map(add_step, others)),
+                "verdicts": tuple(map(self._with_next_step, verdicts)),
+                "other_sizes": tuple(map(self._with_next_step, others)),
+                "problems": tuple(problems),
                 "notes": (*notes, *result.notes),
             }
         )
 
-    def _deciding_size(self, bandwidths: Sequence[Verdict]) -> str:
-        """The label of the size whose bandwidth decides.
+    def _bandwidths(self, reference_sizes: Mapping[str, str]) -> tuple[Verdict, ...]:
+        """The verdicts on the bus bandwidth, out of place and in place.
 
-        It is the size of the check's rule if it has a reference value, else the largest size that has one, else the
-        largest.
+        ``reference_sizes``: measured size → size of its reference value.
         """
-        compared = [_size(verdict) for verdict in bandwidths if verdict.basis]
-        size_of_check = self.declared.name.partition(".")[2]
-        return size_of_check if size_of_check in compared else [self.sizes[-1].label, *compared][-1]
+        declared, metrics = [], []
+        when = str(Condition(facts=self.declared.rules[0].when.facts))
+        # in place, the copies of these two operations overwrite each other's data
+        is_valid_in_place = self.operation not in ("all_to_all", "send_receive")
+        for size in (each for each in self.sizes if each.label in reference_sizes):
+            # a share of the links' rate is a limit for sizes that saturate them
+            is_large = size.size >= SATURATING_BYTES
+            text = tuple(each for each in self.declared.text if is_large or not each.endswith(BOUND))
+            in_place = size.in_place if is_valid_in_place else None
+            for place, value in (("out_of_place", size.out_of_place), ("in_place", in_place)):
+                if value is None:
+                    continue
+                name, key = f"busbw_{place}.{size.label}", f"{self.operation}.busbw.{reference_sizes[size.label]}"
+                metrics.append(Metric(name=name, value=value, unit="GB/s", subject=CLUSTER))
+                of_size = replace(self.declared, name=name, text=text, reference=key, when=when)
+                declared.append(replace(of_size, reference_optional=False, per=None))
+        return self.run.verdicts(declared, metrics) if declared else ()
 
-    def _reference_sizes(self) -> list[str]:
-        """The sizes with a reference value on this hardware, such as 8GiB."""
-        prefix, references = f"{self.operation}.busbw.", self.run.references
-        keys = [key for key in (self.sku.expected if self.sku else ()) if key.startswith(prefix)]
-        found = (key for key in keys if isinstance(references.find(key, self.run.facts, NO_PEERS, "GB/s"), Reference))
-        return sorted((key.removeprefix(prefix) for key in found), key=parse_bytes)
+    def _with_next_step(self, verdict: Verdict) -> Verdict:
+        """The verdict; without a comparison, its ``fix`` is the next step, such as a size with a reference value."""
+        needs_ports = self.nodes > 1 and not self.hardware.ports
+        return self.run.with_next_step(verdict, self.reference_sizes, needs_ports=needs_ports)
 
     def _path(self) -> str:
         """The links that the data took, as text; empty if unknown."""
@@ -388,9 +390,8 @@ class _Candidate:
             return None
         ports = f"network ports ({hardware.fabric})"
         node = node_links(sku, hardware.gpus_per_node, hardware.ports, hardware.port_gbps, ports)
-        environment = self.run.facts["backend_environment"]
-        is_disabled = isinstance(environment, dict) and environment.get("NCCL_NVLS_ENABLE") == "0"
-        usual = default_algorithm(self.operation, self.nodes, nvls=sku.nvls and not is_disabled)
+        nvls = sku.nvls and self.settings.get("NCCL_NVLS_ENABLE") != "0"
+        usual = default_algorithm(self.operation, self.nodes, nvls=nvls)
         algorithm = NCCL_ALGO_NAMES.get(self.algorithm, self.algorithm) or usual
         network = network_bound(self.operation, algorithm, self.nodes, node)
         return BenchmarkBound(value=network.value, unit="GB/s", derivation=network.arithmetic) if network else None
@@ -414,8 +415,3 @@ def _outcome(verdicts: Sequence[Verdict], other_sizes: Sequence[Verdict], proble
         return Outcome.UNJUDGED
     is_low = any(each.outcome is Outcome.FAIL or Reason.ALGORITHM_UNKNOWN in each.reasons for each in other_sizes)
     return Outcome.WARN if is_low else outcome
-
-
-def _has_reference(verdict: Verdict) -> bool:
-    """Whether a known value decided, not only what the links could carry."""
-    return verdict.basis is not None and verdict.basis.kind is not BasisKind.PHYSICAL_LIMIT

@@ -20,11 +20,11 @@ def judge_output(
     output: NvbandwidthOutput, options: HardwareOptions, file: str, site: Baseline | None = None
 ) -> BenchmarkJudgement:
     """The verdicts on all testcases that a check of seatrial measures too; a note lists the others."""
-    gpu = gpu_name(options, output.devices)
-    problems = [gpu.problem] if gpu.problem else []
+    gpu, gpu_source, message = gpu_name(options, output.devices)
+    problems = [message] if message and not gpu else []
     gpu_count = len(output.devices) or max((len(row) for matrix in output.matrices for row in matrix.rows), default=0)
     if options.gpus_per_node and gpu_count and gpu_count != options.gpus_per_node:
-        problems.append(f"--gpus {options.gpus_text}: nvbandwidth measured {plural(gpu_count, 'GPU')}")
+        problems.append(f"--gpus {options.gpus}: nvbandwidth measured {plural(gpu_count, 'GPU')}")
     if len(output.hosts) > 1:
         problems.append(
             "nvbandwidth of several nodes measures NVLink between them, for which no reference value is known"
@@ -32,7 +32,7 @@ def judge_output(
     elif (options.nodes or 1) > 1:
         problems.append("nvbandwidth measures one node: run it on each node, without --nodes")
     known = [matrix for matrix in output.matrices if matrix.name in measured_by(_TOOL)]
-    results = [_result(matrix, gpu.name, problems, site) for matrix in known]
+    results = [_result(matrix, gpu, problems, site) for matrix in known]
     results += [_failed_testcase(name, message) for name, message in output.failures.items()]
     notes = [*options.notes]
     if output.version:
@@ -48,12 +48,12 @@ def judge_output(
         file=file,
         outcome=worst([*outcomes, Outcome.UNJUDGED] if output.failure else outcomes),
         hardware=BenchmarkHardware(
-            gpu=gpu.name,
+            gpu=gpu,
             gpus_per_node=gpu_count or None,
             nodes=max(len(output.hosts), 1),
-            sources={"gpu": gpu.source, "gpus_per_node": "output", "nodes": nodes_source} if gpu.name else {},
+            sources={"gpu": gpu_source, "gpus_per_node": "output", "nodes": nodes_source} if gpu else {},
         ),
-        contradictions=(gpu.contradiction,) if gpu.contradiction else (),
+        contradictions=(message,) if gpu and message else (),
         notes=tuple(notes),
         results=tuple(results),
     )

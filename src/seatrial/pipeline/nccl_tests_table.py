@@ -15,6 +15,7 @@ from seatrial.model.benchmark import MeasuredSize
 _COUNT_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 # From this size on the bandwidth is not limited by latency: 1 GiB, less 1 % since nccl-tests rounds sizes down
 SATURATING_BYTES = round(0.99 * 2**30)
+_REDUCED = ("all_reduce", "send_receive")  # operations whose table has a reduction, no root and the whole count
 _MIB = 2**20
 _MAX_ROUNDING = 2**16  # bytes by which nccl-tests rounds a size down at most: 16 for each of 4,096 ranks
 _MAX_TEXT = 300  # characters of an error message in a problem
@@ -29,34 +30,18 @@ def split_series(rows: Sequence[Row]) -> list[list[Row]]:
     return list(series.values())
 
 
-def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Return the operations that the columns allow, among those that seatrial measures.
-
-    Source: the functions GetCollByteCount and RunTest of each program in NVIDIA/nccl-tests src/.
-    """
-    last = rows[-1]
-    count_is_of_one_rank = last.data_size < last.size
-    is_rooted = last.root is not None and last.root >= 0
-    checked_in_place = any(row.in_place and row.in_place.wrong is not None for row in rows)
-    checked_out_of_place = any(row.out_of_place and row.out_of_place.wrong is not None for row in rows)
-    # all_to_all and send_receive are not checked in place (since nccl-tests 2.13.1)
-    is_checked_once = checked_out_of_place and not checked_in_place and all(row.in_place for row in rows)
-    is_checked_twice = checked_out_of_place and checked_in_place and table.wrong_is_a_count
-    if last.redop in REDUCTIONS:  # send_receive too has one in its table, since nccl-tests 2.13
-        if is_rooted:
-            return ["reduce"]
-        if count_is_of_one_rank:
-            return ["reduce_scatter"]
-        if is_checked_twice or not _has_equal_bandwidths(rows):
-            return ["all_reduce"]
-        return ["send_receive"] if is_checked_once else ["all_reduce", "send_receive"]
-    if is_rooted:
-        return [] if count_is_of_one_rank else ["broadcast"]
-    if not count_is_of_one_rank:
-        return ["send_receive"]  # before nccl-tests 2.13 its table has no column redop
-    if is_checked_once:
-        return ["all_to_all"]
-    return ["all_gather"] if is_checked_twice else ["all_gather", "all_to_all"]
+def possible_operations(table: Table, rows: Sequence[Row]) -> Sequence[str]:
+    """Return the operations that the columns allow, among those that seatrial measures."""
+    operations = _operations_of_columns(rows)
+    if len(operations) == 1 or (operations == _REDUCED and not _has_equal_bandwidths(rows)):
+        return operations[:1]
+    checked = [[place.wrong is not None for place in timings(row)] for row in rows]
+    is_checked_in_place = any(len(places) > 1 and places[1] for places in checked)
+    if not any(places[0] for places in checked):
+        return operations
+    if is_checked_in_place:
+        return operations[:1] if table.wrong_is_a_count else operations
+    return operations[1:] if all(row.in_place for row in rows) else operations
 
 
 def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
@@ -65,10 +50,25 @@ def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
     Before nccl-tests 2.13.1, the programs of all_to_all and send_receive count wrong elements in place too, so that
     their columns are those of all_gather and all_reduce.
     """
-    possible = possible_operations(table, rows)
-    if operation == "send_receive" and possible == ["all_reduce"]:
-        return _has_equal_bandwidths(rows)
-    return operation in possible or (operation == "all_to_all" and possible == ["all_gather"])
+    possible, operations = possible_operations(table, rows), _operations_of_columns(rows)
+    is_of_old_version = operation in operations[1:] and (operations != _REDUCED or _has_equal_bandwidths(rows))
+    return operation in possible or is_of_old_version
+
+
+def _operations_of_columns(rows: Sequence[Row]) -> Sequence[str]:
+    """The operations by reduction, root and count. Of two, the second is not checked in place since nccl-tests 2.13.1.
+
+    Source: the functions GetCollByteCount and RunTest of each program in NVIDIA/nccl-tests src/.
+    """
+    last = rows[-1]
+    count_is_of_one_rank = last.data_size < last.size
+    is_rooted = last.root is not None and last.root >= 0
+    if last.redop in REDUCTIONS:  # send_receive too has one in its table, since nccl-tests 2.13
+        return ("reduce",) if is_rooted else ("reduce_scatter",) if count_is_of_one_rank else _REDUCED
+    if is_rooted:
+        return () if count_is_of_one_rank else ("broadcast",)
+    # before nccl-tests 2.13 the table of send_receive has no column redop
+    return ("all_gather", "all_to_all") if count_is_of_one_rank else ("send_receive",)
 
 
 def _has_equal_bandwidths(rows: Sequence[Row]) -> bool:
@@ -201,13 +201,3 @@ def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
         text = f"the largest size is {format_bytes(_nominal_size(largest))}: too small to judge"
         problems.append(f"{text}, since latency limits it; run again with -b 1G -e 16G -f 2")
     return problems
-
-
-def table_notes(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Return notes for the reader about the table, which do not change the outcome."""
-    notes = []
-    if wrong_elements(table, rows) is None:
-        notes.append("the data was not checked (option -c 0)")
-    if not table.footer_count:
-        notes.append("no summary below the table: an excerpt, or the run did not end")
-    return notes
