@@ -44,7 +44,7 @@ def test_matrices_without_summary() -> None:
 
 def test_data_error() -> None:
     output = read("wrong-data-0.7.txt")
-    assert output.matrices == ()
+    assert output.matrices == []
     assert "Invalid value when checking the pattern" in output.failures["device_to_device_memcpy_read_ce"]
     assert output.devices[4] == "NVIDIA A100-SXM4-80GB"
 
@@ -116,7 +116,7 @@ def test_json_report() -> None:
     assert (host.rows, host.is_complete) == ([[55.3, 55.4]], True)
     assert (total.name, total.rows) == (f"{TOTAL}_total", [[None, 783.7], [783.7, None]])
     assert output.devices == ("NVIDIA H200", "NVIDIA H200")
-    assert output.hosts == ("node1",)
+    assert list(output.hosts) == ["node1"]
     assert output.failures == {"device_local_copy": "CUDA_ERROR_OUT_OF_MEMORY"}
 
 

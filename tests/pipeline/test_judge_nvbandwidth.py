@@ -33,7 +33,7 @@ def test_every_pair_of_a_good_node() -> None:
 def test_number_of_nodes_comes_from_the_output_only_if_it_names_hosts() -> None:
     assert judged(PEERS).hardware.sources["nodes"] == "nvbandwidth measures one"
     named = PEERS.replace("Device 0: ", "Process 0 (node7): device 0: ", 1)
-    assert nvbandwidth_output.parse(named.splitlines()).hosts == ("node7",)
+    assert nvbandwidth_output.parse(named.splitlines()).hosts == {"node7": None}
     assert judged(named).hardware.sources["nodes"] == "output"
 
 

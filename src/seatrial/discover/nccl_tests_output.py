@@ -14,12 +14,12 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import cached_property
 
 from seatrial.discover import nccl_log
 from seatrial.discover.nccl_log import NcclLog
 
-ELEMENT_BYTES = {
+_ELEMENT_BYTES = {
     **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16"), 2),
     **dict.fromkeys(("int", "int32", "uint32", "float"), 4),
@@ -31,7 +31,7 @@ _MAX_LINE = 2**11  # characters of a line that are read; lines of nccl-tests hav
 _MAX_ROWS = 2**16  # rows of one table; a sweep has fewer than 100
 _MAX_DEVICES = 2**17  # GPUs of one run
 _TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-_TYPE = "|".join(sorted(ELEMENT_BYTES, key=len, reverse=True))
+_TYPE = "|".join(sorted(_ELEMENT_BYTES, key=len, reverse=True))
 # size, count and type, then reduction and root where the version of nccl-tests prints them
 _ROW = re.compile(
     rf"(?<![\w.])(\d{{1,19}})\s+(\d{{1,19}})\s+({_TYPE})(?=\s|$|\[)(?:\s+({'|'.join(REDUCTIONS)}|none)(?=\s|$|\[))?"
@@ -59,7 +59,7 @@ _STARTING = re.compile(r"Collective test starting:\s*(?:\S*/)?(\w+?)_perf")
 _CONCLUDED = "Collective test concluded"
 _OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:")
-OTHER_ALGBW = ("hypercube", "alltoallv")  # programs whose algbw is not size ÷ time
+_OTHER_ALGBW = ("hypercube", "alltoallv")  # programs whose algbw is not size ÷ time
 _EXPORT = re.compile(r"^\s*(?:\+ )?export\s")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=['\"]?([\w.,:^/+-]{1,200})")
 _NCCL_LINE = re.compile(r"NCCL (?:INFO|WARN|version|TRACE)\b")
@@ -93,8 +93,13 @@ class Row:
     type: str
     redop: str
     root: int | None
-    out_of_place: Timing | None
-    in_place: Timing | None
+    out_of_place: Timing | None = None
+    in_place: Timing | None = None
+
+    @property
+    def timings(self) -> list[Timing]:
+        """The measurements: out of place, in place, or both."""
+        return [timing for timing in (self.out_of_place, self.in_place) if timing]
 
     @property
     def data_size(self) -> int:
@@ -102,7 +107,7 @@ class Row:
 
         Depending on the operation, these are the whole buffer or the part of one rank.
         """
-        return self.count * ELEMENT_BYTES.get(self.type, 0)
+        return self.count * _ELEMENT_BYTES.get(self.type, 0)
 
 
 @dataclass(frozen=True)
@@ -119,13 +124,6 @@ class Device:
     index: int
     name: str
     group: int = 0
-
-
-class CommSize(NamedTuple):
-    """The number of ranks and of nodes of a communicator."""
-
-    ranks: int
-    nodes: int
 
 
 @dataclass
@@ -165,61 +163,38 @@ class Table:
         return not (self.rows or self.rejected or self.max_bytes is not None)
 
 
-@dataclass(frozen=True)
-class NcclTestsOutput:
-    """The content of an output. ``comm_sizes``: the different sizes of the communicators in NCCL's log.
-
-    ``uses_roce``: whether NCCL's log names a RoCE port. ``failure``: the first message of a failed run, which can come
-    before any table. ``is_nccl_tests``: whether a line is of nccl-tests (a command, a header, a device or a message).
-    """
-
-    tables: tuple[Table, ...]
-    nccl: NcclLog
-    comm_sizes: frozenset[CommSize]
-    uses_roce: bool = False
-    failure: str = ""
-    is_nccl_tests: bool = True
-
-
 def parse(lines: Iterable[str]) -> NcclTestsOutput:
-    """The tables and devices of an output. Lines of other programs are ignored."""
-    reader = Reader()
+    """The content of all lines. Lines of other programs are ignored."""
+    output = NcclTestsOutput()
     for line in lines:
-        reader.read(line)
-    return reader.finish()
+        output.read(line)
+    return output.finish()
 
 
-@dataclass
-class _OpenRow:
-    """A row whose ``numbers`` are not complete yet; ``prefix``: the text before it, as mpirun writes it."""
+class NcclTestsOutput:
+    """The content of an output, which is read line by line. ``tables``: the complete ones; ``table``: the current one.
 
-    row: Row
-    prefix: str
-    numbers: list[str] = field(default_factory=list)
-
-
-class Reader:
-    """Reads line by line. ``table``: the current table. ``tables``: the earlier ones.
-
-    ``columns``, ``places``: of the last header. ``open_rows``: incomplete rows by the prefix of their lines, since
-    lines of several ranks can alternate. ``command_program``, ``command_settings``: the program and the variables
-    NCCL_* in the last command. ``exported_settings``: the variables in ``export`` lines so far.
+    ``comm_sizes``: the different numbers of ranks and of nodes of the communicators in NCCL's log. ``failure``: the
+    first message of a failed run, which can come before any table. ``columns``, ``places``: of the last header.
+    ``open_rows``: incomplete rows and their numbers by the prefix of their lines, as mpirun writes it, since lines of
+    several ranks can alternate. ``command_program``, ``command_settings``: the program and the variables NCCL_* in the
+    last command. ``exported_settings``: the variables in ``export`` lines so far.
     """
 
     def __init__(self) -> None:
         self.tables: list[Table] = []
         self.table = Table()
+        self.comm_sizes: set[tuple[int, int]] = set()
+        self.failure = ""
         self.columns: list[str] = []
         self.places: list[Sequence[int]] = [*_PLACES]
         self.has_cpu_time = False
-        self.open_rows: dict[str, _OpenRow] = {}
+        self.open_rows: dict[str, tuple[Row, list[str]]] = {}
         self.command_program = ""
         self.command_settings: dict[str, str] = {}
         self.exported_settings: dict[str, str] = {}
         self.nccl_lines: list[str] = []
         self.nccl_chars = 0
-        self.comm_sizes: set[CommSize] = set()
-        self.failure = ""
 
     def read(self, line: str) -> None:
         """Read one line: at most one of a row, a header, a line above or below the table, or numbers of an open row."""
@@ -229,6 +204,27 @@ class Reader:
             self._start_row(line, match)
         elif is_log or not (self._read_above_table(line) or self._read_below_table(line)):
             self._continue_row(line)
+
+    def finish(self) -> NcclTestsOutput:
+        """End the last table, after the last line."""
+        self._close_table()
+        return self
+
+    @cached_property
+    def nccl(self) -> NcclLog:
+        """NCCL's log."""
+        return nccl_log.parse("\n".join(self.nccl_lines))
+
+    @property
+    def uses_roce(self) -> bool:
+        """Whether NCCL's log names a RoCE port."""
+        return any(re.search(r"NET/IB : Using .*/RoCE", line) for line in self.nccl_lines)
+
+    @property
+    def is_nccl_tests(self) -> bool:
+        """Whether a line is of nccl-tests: a command, a header, a device or a message."""
+        found = self.tables or self.command_program or self.columns or self.table.devices
+        return bool(found) or self.failure.startswith("Test ")
 
     def _read_above_table(self, line: str) -> bool:
         """Read the line if it is a command, an export, a parameter, a device or a header; return whether it is."""
@@ -271,20 +267,6 @@ class Reader:
             return False
         return True
 
-    def finish(self) -> NcclTestsOutput:
-        """The content of all lines."""
-        self._close_table()
-        log = "\n".join(self.nccl_lines)
-        is_nccl_tests = self.tables or self.command_program or self.columns or self.table.devices
-        return NcclTestsOutput(
-            tables=tuple(self.tables),
-            nccl=nccl_log.parse(log),
-            comm_sizes=frozenset(self.comm_sizes),
-            uses_roce=bool(re.search(r"NET/IB : Using [^\n]*/RoCE", log)),
-            failure=self.failure,
-            is_nccl_tests=bool(is_nccl_tests or self.failure.startswith("Test ")),
-        )
-
     def _read_nccl_log(self, line: str) -> bool:
         """Keep the line if it has a message of NCCL, alone or after the start of a row; return whether it has one."""
         if "NCCL" not in line or not _NCCL_LINE.search(line):
@@ -293,7 +275,7 @@ class Reader:
             self.nccl_lines.append(line)
             self.nccl_chars += len(line)
         if len(self.comm_sizes) < 100 and (match := _RANKS.search(line)):
-            self.comm_sizes.add(CommSize(ranks=int(match[1][:9]), nodes=int(match[2][:9])))
+            self.comm_sizes.add((int(match[1][:9]), int(match[2][:9])))
         return True
 
     def _add_device(self, match: re.Match[str]) -> None:
@@ -326,7 +308,7 @@ class Reader:
             self._close_table()
 
     def _close_table(self) -> None:
-        for row in self.open_rows.values():
+        for row, _ in self.open_rows.values():
             self._reject(row, "incomplete")
         self.open_rows.clear()
         if not self.table.program:
@@ -346,55 +328,54 @@ class Reader:
         if root and not (self.columns or root[1] == "-1" or len(text.split()) in _TOKEN_COUNTS_WITH_ROOT):
             root = None
         if prefix in self.open_rows:
-            self._reject(self.open_rows[prefix], "incomplete")
-        row = Row(int(size), int(count), type_name, redop or "", int(root[1]) if root else None, None, None)
-        self.open_rows[prefix] = open_row = _OpenRow(row, prefix)
-        self._add_numbers(open_row, text[root.end() :] if root else text)
+            self._reject(self.open_rows[prefix][0], "incomplete")
+        row = Row(int(size), int(count), type_name, redop or "", int(root[1]) if root else None)
+        self.open_rows[prefix] = row, []
+        self._add_numbers(prefix, text[root.end() :] if root else text)
 
     def _continue_row(self, line: str) -> None:
         """Add the numbers of a line to the row with the same prefix."""
         text = line.strip()
-        for prefix, row in self.open_rows.items():
+        for prefix in self.open_rows:
             row_text = text[len(prefix) :]
             if text.startswith(prefix) and _starts_with_number(row_text.replace(prefix, " ") if prefix else row_text):
-                self._add_numbers(row, row_text)
+                self._add_numbers(prefix, row_text)
                 return
 
-    def _add_numbers(self, row: _OpenRow, text: str) -> None:
-        """Add the leading numbers of ``text``, and finish the row when it has all columns."""
-        for token in (text.replace(row.prefix, " ") if row.prefix else text).split():
+    def _add_numbers(self, prefix: str, text: str) -> None:
+        """Add the leading numbers of ``text`` to an open row, and finish the row when it has all columns."""
+        row, numbers = self.open_rows[prefix]
+        for token in (text.replace(prefix, " ") if prefix else text).split():
             match = _NUMBER.match(token)
             if not match:
                 break
-            row.numbers.append(match[0])
+            numbers.append(match[0])
             if match[0] != token:  # the text of another rank follows without a blank
                 break
-        if self.places and len(row.numbers) > max(map(max, self.places)):
-            self._finish_row(row)
+        if self.places and len(numbers) > max(map(max, self.places)):
+            del self.open_rows[prefix]
+            self._finish_row(row, numbers)
 
-    def _finish_row(self, open_row: _OpenRow) -> None:
+    def _finish_row(self, row: Row, numbers: Sequence[str]) -> None:
         """Add the row to the table, or reject it if its numbers are not valid."""
-        self.open_rows.pop(open_row.prefix, None)
-        timings = [_timing([open_row.numbers[position] for position in place]) for place in self.places]
+        timings = [_timing([numbers[position] for position in place], self.table.is_checked) for place in self.places]
         if None in timings:
-            self._reject(open_row, "has text where a number is expected")
+            self._reject(row, "has text where a number is expected")
             return
-        if not self.table.is_checked:
-            timings = [timing and replace(timing, wrong=None) for timing in timings]
-        row = replace(open_row.row, out_of_place=timings[0], in_place=timings[1] if len(timings) > 1 else None)
-        # algbw is size ÷ time since 2.13, but not for OTHER_ALGBW or CPU times (option -C)
+        row = replace(row, out_of_place=timings[0], in_place=timings[1] if len(timings) > 1 else None)
+        # algbw is size ÷ time since 2.13, but not for _OTHER_ALGBW or CPU times (option -C)
         program = self.table.program or self.command_program
-        if row.redop and self.table.wrong_is_a_count and not self.has_cpu_time and program not in OTHER_ALGBW:
-            for timing in filter(None, timings):
-                if not is_consistent(row, timing):
-                    self._reject(open_row, f"algbw {timing.algbw:g} GB/s contradicts the time of {timing.time_us:g} us")
+        if row.redop and self.table.wrong_is_a_count and not self.has_cpu_time and program not in _OTHER_ALGBW:
+            for timing in row.timings:
+                if not _is_consistent(row, timing):
+                    self._reject(row, f"algbw {timing.algbw:g} GB/s contradicts the time of {timing.time_us:g} us")
                     return
         if len(self.table.rows) < _MAX_ROWS:
             self.table.rows.append(row)
 
-    def _reject(self, row: _OpenRow, reason: str) -> None:
+    def _reject(self, row: Row, reason: str) -> None:
         if len(self.table.rejected) < _MAX_ROWS:
-            self.table.rejected.append(f"row of {row.row.size} B: {reason}")
+            self.table.rejected.append(f"row of {row.size} B: {reason}")
 
 
 def _starts_with_number(text: str) -> bool:
@@ -403,7 +384,7 @@ def _starts_with_number(text: str) -> bool:
     return bool(tokens) and _NUMBER.fullmatch(tokens[0]) is not None
 
 
-def _timing(numbers: list[str]) -> Timing | None:
+def _timing(numbers: Sequence[str], is_checked: bool) -> Timing | None:
     """The values of one place (out of place or in place); None for text such as N/A where a number is expected."""
     try:
         time_us, algbw, busbw = map(float, numbers[:3])
@@ -411,10 +392,10 @@ def _timing(numbers: list[str]) -> Timing | None:
     except ValueError:  # also too few numbers
         return None
     are_valid = all(0 <= value < math.inf for value in (time_us, algbw, busbw, *counts))
-    return Timing(time_us, algbw, busbw, counts[0] if counts else None) if are_valid else None
+    return Timing(time_us, algbw, busbw, counts[0] if counts and is_checked else None) if are_valid else None
 
 
-def is_consistent(row: Row, timing: Timing) -> bool:
+def _is_consistent(row: Row, timing: Timing) -> bool:
     """Whether algbw is size ÷ time within rounding; false if a number was cut or mixed with another one."""
     if timing.time_us <= 0:
         return row.size == 0

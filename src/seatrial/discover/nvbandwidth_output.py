@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,28 +44,6 @@ class Matrix:
     is_complete: bool = False
 
 
-@dataclass(frozen=True)
-class NvbandwidthOutput:
-    """The content of an output. ``failures``: testcase → message of a testcase that failed or has no result.
-
-    ``devices``: models of the GPUs, in the order of the GPU indices; in a run on several nodes, in the order of the
-    process numbers. ``hosts``: names of the nodes, empty if the output has none. ``failure``: the first error message
-    outside of a testcase.
-    """
-
-    version: str
-    devices: tuple[str, ...]
-    hosts: tuple[str, ...]
-    matrices: tuple[Matrix, ...]
-    failures: Mapping[str, str]
-    failure: str = ""
-
-    @property
-    def is_nvbandwidth(self) -> bool:
-        """Whether a line is of nvbandwidth."""
-        return bool(self.version or self.matrices)
-
-
 def is_report(document: Any) -> bool:
     """Whether a JSON document is a report of nvbandwidth."""
     return isinstance(document, dict) and isinstance(document.get("nvbandwidth"), dict)
@@ -73,55 +51,49 @@ def is_report(document: Any) -> bool:
 
 def parse_json(document: dict[str, Any]) -> NvbandwidthOutput:
     """The results of a report; values of another type than nvbandwidth writes are omitted."""
-    report = document["nvbandwidth"]
-    matrices: list[Matrix] = []
-    failures: dict[str, str] = {}
-    testcases = report.get("testcases")
+    report, output = document["nvbandwidth"], NvbandwidthOutput()
+    output.version = str(report.get("version", ""))[:_MAX_VERSION]
+    output.failure = str(report.get("error") or "")[:_MAX_MESSAGE]
+    devices, testcases = report.get("GPU Device list"), report.get("testcases")
+    for device in devices if isinstance(devices, list) else []:
+        if match := _JSON_DEVICE.fullmatch(str(device)[:_MAX_MESSAGE]):
+            output.device_by_index[len(output.device_by_index)] = match[2]
+            output.hosts |= {match[3]: None} if match[3] else {}
     for testcase in testcases if isinstance(testcases, list) else []:
         if not isinstance(testcase, dict) or not isinstance(testcase.get("name"), str):
             continue
-        name, status, rows = testcase["name"], str(testcase.get("status", "")), testcase.get("bandwidth_matrix")
+        output.testcase, rows = testcase["name"], testcase.get("bandwidth_matrix")
+        status, title = str(testcase.get("status", "")), str(testcase.get("bandwidth_description", ""))
         if isinstance(rows, list) and rows and status not in ("Error", "ERROR"):
-            title = str(testcase.get("bandwidth_description", ""))
-            matrices.append(_json_matrix(name, title, rows))
+            values = [[_cell(cell) for cell in row] for row in rows if isinstance(row, list)]
+            name, width = output.testcase, max(map(len, values), default=0)
+            # a bidirectional copy writes three square matrices, one below the other: both directions and their total
+            if "Total" in title and len(values) == 3 * width:
+                name, values = f"{name}_total", values[2 * width :]
+            output.matrices.append(Matrix(name, title, values, is_complete=True))
         elif status not in ("Waived", "Passed"):
-            failures[name] = str(testcase.get("error") or f"status {status or 'unknown'}")[:_MAX_MESSAGE]
-    devices = report.get("GPU Device list")
-    device_texts = [str(text)[:_MAX_MESSAGE] for text in devices] if isinstance(devices, list) else []
-    device_matches = [match for match in map(_JSON_DEVICE.fullmatch, device_texts) if match]
-    return NvbandwidthOutput(
-        version=str(report.get("version", ""))[:_MAX_VERSION],
-        devices=tuple(match[2] for match in device_matches),
-        hosts=tuple(dict.fromkeys(match[3] for match in device_matches if match[3])),
-        matrices=tuple(matrices),
-        failures=failures,
-        failure=str(report.get("error") or "")[:_MAX_MESSAGE],
-    )
-
-
-def _json_matrix(name: str, title: str, rows: list[Any]) -> Matrix:
-    """The matrix of one testcase.
-
-    A bidirectional copy between GPUs writes three square matrices, one below the other: two directions and their total.
-    Only the total is returned.
-    """
-    values = [[_cell(cell) for cell in row] for row in rows if isinstance(row, list)]
-    width = max(map(len, values), default=0)
-    if "Total" in title and len(values) == 3 * width:
-        return Matrix(f"{name}_total", title, values[2 * width :], is_complete=True)
-    return Matrix(name, title, values, is_complete=True)
+            output.failures[output.testcase] = str(testcase.get("error") or f"status {status or 'unknown'}")[
+                :_MAX_MESSAGE
+            ]
+    return output
 
 
 def parse(lines: Iterable[str]) -> NvbandwidthOutput:
     """The results in text output. Lines of other programs are ignored."""
-    reader = Reader()
+    output = NvbandwidthOutput()
     for line in lines:
-        reader.read(line)
-    return reader.finish()
+        output.read(line)
+    return output.finish()
 
 
-class Reader:
-    """Reads text output line by line. ``testcase``, ``matrix``: the current ones; ``matrices`` includes ``matrix``."""
+class NvbandwidthOutput:
+    """The content of an output. Text is read line by line.
+
+    ``failures``: testcase → message of a testcase that failed or has no result. ``device_by_index``: models of the
+    GPUs; in a run on several nodes, by the number of the process. ``hosts``: names of the nodes, empty if the output
+    has none. ``failure``: the first error message outside of a testcase. ``testcase``, ``matrix``: the current ones;
+    ``matrices`` includes ``matrix``. ``column_count``: 0 before the line with the numbers of the columns.
+    """
 
     def __init__(self) -> None:
         self.version, self.testcase, self.failure = "", "", ""
@@ -129,10 +101,21 @@ class Reader:
         self.hosts: dict[str, None] = {}  # a set in the order of the lines
         self.matrices: list[Matrix] = []
         self.matrix: Matrix | None = None
-        self.column_count = 0  # 0 before the line with the numbers of the columns
+        self.column_count = 0
         self.failures: dict[str, str] = {}
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The models of the GPUs, in the order of their indices."""
+        return tuple(device for _, device in sorted(self.device_by_index.items()))
+
+    @property
+    def is_nvbandwidth(self) -> bool:
+        """Whether a line is of nvbandwidth."""
+        return bool(self.version or self.matrices)
+
     def read(self, line: str) -> None:
+        """Read one line of text."""
         line = _TERMINAL.sub("", line[:_MAX_LINE]).rstrip()
         if match := _RUNNING.search(line):
             self._end_matrix()
@@ -152,21 +135,14 @@ class Reader:
         elif match := _FAILURE.search(line):
             self._fail(match[0])
         elif self.matrix:
-            self._add_row(line)
+            self._add_row(self.matrix, line)
         elif self.testcase and (match := _STATUS.match(line.strip())) and not match[1].lower().startswith("waived"):
             self._fail(f"{match[1]} {match[2]}".strip())
 
     def finish(self) -> NvbandwidthOutput:
-        """The content of all lines."""
+        """End the last matrix, after the last line."""
         self._end_matrix()
-        return NvbandwidthOutput(
-            version=self.version,
-            devices=tuple(device for _, device in sorted(self.device_by_index.items())),
-            hosts=tuple(self.hosts),
-            matrices=tuple(self.matrices),
-            failures=self.failures,
-            failure=self.failure,
-        )
+        return self
 
     def _fail(self, text: str) -> None:
         if self.testcase:
@@ -180,9 +156,8 @@ class Reader:
         if len(self.matrices) < _MAX_MATRICES:
             self.matrices.append(self.matrix)
 
-    def _add_row(self, line: str) -> None:
+    def _add_row(self, matrix: Matrix, line: str) -> None:
         """Read one line of a matrix: the column numbers, or a row (the row number, then one value per column)."""
-        assert self.matrix
         cells = line.split()
         if not self.column_count:
             self.column_count = sum(cell.isdecimal() for cell in cells)
@@ -190,7 +165,7 @@ class Reader:
         values = cells[-self.column_count :]
         is_row = len(cells) > self.column_count and cells[-self.column_count - 1].isdecimal()
         if is_row and all(_CELL.fullmatch(cell) for cell in values):
-            self.matrix.rows.append([_cell(cell) for cell in values])
+            matrix.rows.append([_cell(cell) for cell in values])
 
     def _end_matrix(self, name: str = "") -> None:
         """Finish the current matrix, if there is one. ``name``: the name in its summary line; empty without this line.

@@ -95,7 +95,7 @@ class BenchmarkFile:
 
     def _judge_text(self, options: HardwareOptions, operation: str, site: Baseline | None) -> BenchmarkJudgement:
         encoding = "utf-16" if self.head.startswith(_UTF16_MARKS) else "utf-8"
-        tables, matrices = nccl_tests_output.Reader(), nvbandwidth_output.Reader()
+        tables, matrices = nccl_tests_output.NcclTestsOutput(), nvbandwidth_output.NvbandwidthOutput()
         for line in self._lines(encoding):  # the log of a job may have the output of both tools
             tables.read(line)
             if "NCCL" not in line:  # most lines of a large log have it; nvbandwidth does not use NCCL

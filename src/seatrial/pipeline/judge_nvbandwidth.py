@@ -34,13 +34,12 @@ def judge_output(
     known = [matrix for matrix in output.matrices if matrix.name in measured_by(_TOOL)]
     results = [_result(matrix, gpu, problems, site) for matrix in known]
     results += [_failed_testcase(name, message) for name, message in output.failures.items()]
-    notes = [*options.notes]
-    if output.version:
-        notes.append(f"nvbandwidth {output.version}")
-    if output.failure:
-        notes.append(f"message of nvbandwidth: {output.failure}")
-    if others := [matrix.name for matrix in output.matrices if matrix not in known]:
-        notes.append(f"without a reference value, not judged: {and_more(others, _MAX_LISTED)}")
+    others = [matrix.name for matrix in output.matrices if matrix not in known]
+    notes = {
+        "nvbandwidth": output.version,
+        "message of nvbandwidth:": output.failure,
+        "without a reference value, not judged:": and_more(others, _MAX_LISTED),
+    }
     nodes_source = "output" if output.hosts else "nvbandwidth measures one"
     outcomes = [result.outcome for result in results]
     return BenchmarkJudgement(
@@ -54,7 +53,7 @@ def judge_output(
             sources={"gpu": gpu_source, "gpus_per_node": "output", "nodes": nodes_source} if gpu else {},
         ),
         contradictions=(message,) if gpu and message else (),
-        notes=tuple(notes),
+        notes=(*options.notes, *(f"{name} {value}" for name, value in notes.items() if value)),
         results=tuple(results),
     )
 
@@ -67,24 +66,22 @@ def _result(matrix: Matrix, gpu: str, problems: list[str], site: Baseline | None
         problems = [*problems, f"the result is truncated; complete rows: {len(matrix.rows)}"]
     elif not metrics:
         problems = [*problems, "no pair of GPUs has a value: they have no peer access to each other"]
-    verdicts: tuple[Verdict, ...] = ()
-    bound = None
-    if not problems:
-        facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
-        run = BenchmarkRun(check=check, facts=facts, gpus_per_node=max(map(len, matrix.rows)), site=site)
-        verdicts = tuple(map(run.with_next_step, run.verdicts([declared], metrics)))
-        bound = run.bound(declared.reference, declared.bound)
-    outcome = worst(verdict.outcome for verdict in verdicts)
-    return BenchmarkResult(
+    result = BenchmarkResult(
         name=matrix.name,
-        outcome=Outcome.UNJUDGED if outcome is Outcome.ERROR else outcome,
+        outcome=Outcome.UNJUDGED,
         variant=matrix.title,
         check=check.name,
         path="between the GPUs of one node" if declared.per == "ordered pair" else "between host and GPU",
-        bound=bound,
-        verdicts=verdicts,
         problems=tuple(problems),
     )
+    if problems:
+        return result
+    facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
+    run = BenchmarkRun(check=check, facts=facts, gpus_per_node=max(map(len, matrix.rows)), site=site)
+    verdicts = tuple(map(run.with_next_step, run.verdicts([declared], metrics)))
+    outcome, bound = worst(verdict.outcome for verdict in verdicts), run.bound(declared.reference, declared.bound)
+    outcome = Outcome.UNJUDGED if outcome is Outcome.ERROR else outcome
+    return result.model_copy(update={"outcome": outcome, "verdicts": verdicts, "bound": bound})
 
 
 def _metrics(matrix: Matrix, name: str) -> list[Metric]:

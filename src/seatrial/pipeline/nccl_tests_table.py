@@ -35,7 +35,7 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> Sequence[str]:
     operations = _operations_of_columns(rows)
     if len(operations) == 1 or (operations == _REDUCED and not _has_equal_bandwidths(rows)):
         return operations[:1]
-    checked = [[place.wrong is not None for place in timings(row)] for row in rows]
+    checked = [[place.wrong is not None for place in row.timings] for row in rows]
     is_checked_in_place = any(len(places) > 1 and places[1] for places in checked)
     if not any(places[0] for places in checked):
         return operations
@@ -74,12 +74,7 @@ def _operations_of_columns(rows: Sequence[Row]) -> Sequence[str]:
 def _has_equal_bandwidths(rows: Sequence[Row]) -> bool:
     """Return whether busbw equals algbw in all rows, as in send_receive and in an all_reduce of two ranks."""
     # nccl-tests prints two decimals
-    return all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
-
-
-def timings(row: Row) -> list[Timing]:
-    """Return the measurements of a row: out of place, in place, or both."""
-    return [timing for timing in (row.out_of_place, row.in_place) if timing]
+    return all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in row.timings)
 
 
 class RankRange(NamedTuple):
@@ -105,8 +100,8 @@ def rank_range(rows: Sequence[Row], operation: str) -> RankRange | None:
                 return None
             low, high = max(low, row.size // row.data_size), min(high, row.size // row.data_size)
         elif operation == "all_reduce":
-            for timing in (row.out_of_place, row.in_place):
-                if timing and timing.algbw >= 1:
+            for timing in row.timings:
+                if timing.algbw >= 1:
                     smallest, largest = _ratio_range(timing.busbw, timing.algbw)
                     # n = 2 / (2 - ratio). No n has a ratio of 2 or more: low is then 2**31, more than any cluster has
                     low = max(low, math.ceil(2 / (2 - smallest) - 1e-6) if smallest < 2 else 2**31)
@@ -151,7 +146,7 @@ def _busbw(place_timings: Iterable[Timing | None]) -> float | None:
 
 def _wrong_counts(rows: Sequence[Row]) -> list[float]:
     """Return the number of wrong elements of each measurement that checked the data."""
-    return [timing.wrong for row in rows for timing in timings(row) if timing.wrong is not None]
+    return [timing.wrong for row in rows for timing in row.timings if timing.wrong is not None]
 
 
 def wrong_elements(table: Table, rows: Sequence[Row]) -> float | None:
