@@ -35,9 +35,8 @@ _HEAD_BYTES = 2**18  # read from the start of a file to identify its format
 _MAX_LINE = 2**16  # characters of a line that are read at once
 _MIN_LINE = 2**7  # characters that a line counts at least, since the time of parsing depends on the number of lines
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
-# The start of a JSON report. It identifies a report even if the rest is missing
-_NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
-_NCCL_TESTS_JSON = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:')
+# The start of a JSON report of nvbandwidth or nccl-tests. It identifies a report even if the rest is missing
+_JSON_REPORT = re.compile(rb'\s*\{\s*"(?:(nvbandwidth)"|version"\s*:\s*\d+\s*,\s*"start_time")\s*:')
 _EXPECTED = (
     "expected a run directory or trial.json of seatrial, or the output of nccl-tests (*_perf) or nvbandwidth, as text "
     "or JSON; each may be compressed with gzip"
@@ -78,10 +77,10 @@ class BenchmarkFile:
         try:
             document = parse_json(content.decode(errors="replace"))
         except ValueError as error:
-            is_nvbandwidth = _NVBANDWIDTH_JSON.match(self.head)
-            if not is_nvbandwidth and not _NCCL_TESTS_JSON.match(self.head):
+            match = _JSON_REPORT.match(self.head)
+            if not match:
                 raise UsageError(f"{self.name} is damaged: {error}; {_EXPECTED}") from error
-            tool = "nvbandwidth" if is_nvbandwidth else "nccl-tests"
+            tool = "nvbandwidth" if match[1] else "nccl-tests"
             note = f"the JSON report is truncated or damaged, and no value is taken from it: {error}"
             return BenchmarkJudgement(
                 tool=tool, file=self.name, outcome=Outcome.UNJUDGED, hardware=BenchmarkHardware(), notes=(note,)
@@ -138,30 +137,21 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
     """Return the output of a benchmark; None for a record of seatrial, a folder, and a file that open() refuses.
 
     ``-`` is standard input. If the result is None, the caller calls load_trial, which reads the record or reports the
-    error.
+    error. All text that is not JSON is accepted: ``BenchmarkFile.judge`` finds out which program wrote it.
 
     Raises UsageError for a binary file and for an error while reading. JSON of another program in a file may be a
     record, so the result is None; on standard input it is a UsageError.
     """
-    if path == STDIN:
-        if sys.stdin is None:  # Python's value for a closed stream
-            raise UsageError("standard input is closed")
-        return _benchmark_file(cast(BinaryIO, sys.stdin.buffer), "standard input", is_stdin=True)
-    if is_folder(path):
+    is_stdin = path == STDIN
+    name = "standard input" if is_stdin else str(path)
+    if is_stdin and sys.stdin is None:  # Python's value for a closed stream
+        raise UsageError(f"{name} is closed")
+    if not is_stdin and is_folder(path):
         return None
     try:
-        file = open_file(path, pipes=True)
+        file = cast(BinaryIO, sys.stdin.buffer if is_stdin else open_file(path, pipes=True))
     except OSError:
         return None
-    return _benchmark_file(file, str(path), is_stdin=False)
-
-
-def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | None:
-    """Return the file; None for JSON that may be a record of seatrial.
-
-    All text that is not JSON is accepted here; ``BenchmarkFile.judge`` finds out which program wrote it. Raises
-    UsageError in the cases that ``open_benchmark`` lists.
-    """
     try:
         stream: Any = io.BufferedReader(HeadThenRest(with_limit(file, name, is_stdin=is_stdin)))
         if stream.peek(2)[:2] == GZIP_MAGIC:
@@ -171,9 +161,7 @@ def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFi
         raise UsageError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
     if b"\0" in head and not head.startswith(_UTF16_MARKS):
         raise UsageError(f"{name} is a binary file; {_EXPECTED}")
-    is_json = head.lstrip().startswith(b"{")
-    is_report = is_json and (_NVBANDWIDTH_JSON.match(head) or _NCCL_TESTS_JSON.match(head) or _is_whole_report(head))
-    if is_json and not is_report:
+    if head.lstrip().startswith(b"{") and not (_JSON_REPORT.match(head) or _is_whole_report(head)):
         if is_stdin:
             raise UsageError(
                 f"{name} is not JSON of nccl-tests or nvbandwidth; {_EXPECTED}. A record of seatrial cannot be read "

@@ -16,7 +16,7 @@ from seatrial.config.schema import CheckSettings, Cluster, Config, Fabric
 from seatrial.hardware import links
 from seatrial.hardware.bounds import MetricLookup, hardware_bound
 from seatrial.hardware.fabric_model import TcpFabric
-from seatrial.hardware.references import MIG_INSTANCE, MODEL_SEPARATOR, References, select_references, skus
+from seatrial.hardware.references import MIG_INSTANCE, MODEL_SEPARATOR, References, Sku, select_references, skus
 from seatrial.judge import judge
 from seatrial.model import Baseline, Job, Measurement, Metric, Outcome, Phase, Reason, Verdict
 from seatrial.model.benchmark import BenchmarkBound
@@ -120,28 +120,26 @@ class BenchmarkRun:
         """
         reasons = frozenset(verdict.reasons)
         if Reason.ALGORITHM_UNKNOWN in reasons:
-            return replace(verdict, fix=f"{_PORTS_STEP}, and {_ALGORITHM_STEP}" if needs_ports else _ALGORITHM_STEP)
-        if reasons & _TOO_HIGH:
-            return replace(verdict, fix="check the options on the hardware, and run the benchmark again")
-        if verdict.outcome is not Outcome.UNJUDGED or not reasons & _NO_REFERENCE:
+            step = f"{_PORTS_STEP}, and {_ALGORITHM_STEP}" if needs_ports else _ALGORITHM_STEP
+        elif reasons & _TOO_HIGH:
+            step = "check the options on the hardware, and run the benchmark again"
+        elif verdict.outcome is Outcome.UNJUDGED and reasons & _NO_REFERENCE:
+            step = self._model_step or self._network_step or self._size_step(sizes, needs_ports)
+        else:
             return verdict
-        if step := self._model_step or self._network_step:
-            return replace(verdict, fix=step)
-        step = self._size_step(sizes)
-        return replace(verdict, fix=f"{_PORTS_STEP}. Else {step}" if needs_ports else step)
+        return replace(verdict, fix=step)
 
     @property
     def _model_step(self) -> str:
         """The next step for GPUs whose model is the reason that there is no reference value; empty if it is not."""
         names = str(self.facts.get("gpu")).split(MODEL_SEPARATOR)
-        unknown = [name for name in names if not any(name in sku.nvml_names for sku in skus())]
-        if mig := [name for name in names if MIG_INSTANCE in name]:
-            return f"disable MIG ({mig[0]}) with `nvidia-smi -i INDEX -mig 0`, reset the GPU, and run again"
+        if mig := next((name for name in names if MIG_INSTANCE in name), ""):
+            return f"disable MIG ({mig}) with `nvidia-smi -i INDEX -mig 0`, reset the GPU, and run again"
         if vendor := next((name.split()[0] for name in names if name.startswith(("AMD ", "Intel "))), ""):
             return f"none: seatrial has data of NVIDIA GPUs only. Compare with the figures of {vendor} for this model"
         if len(names) > 1:
             return f"run again on GPUs of one model: {' and '.join(names)} have different limits"
-        if not unknown:
+        if isinstance(self.references.sku(names[0]), Sku):
             return ""
         return f"no reference values of this GPU model are known ({known_models()}): {_BASELINE_STEP}"
 
@@ -152,12 +150,11 @@ class BenchmarkRun:
         name = known.unknown_network or (known.network if known.network in ("tcpx", "tcpxo") else "")
         return name and f"no data of the network {name}: give --fabric if it is {_FABRICS}, or {_BASELINE_STEP}"
 
-    def _size_step(self, sizes: Sequence[str]) -> str:
+    def _size_step(self, sizes: Sequence[str], needs_ports: bool) -> str:
         names = [sku.name.removeprefix("NVIDIA ") for sku in skus() if self.facts.get("gpu") in sku.nvml_names]
         command = f"`seatrial skus {shlex.quote(names[0])}`"
-        if not sizes:
-            step = f"{command} lists the sizes and numbers of GPUs with a reference value: run again with one of them"
-            return f"{step}, or {_BASELINE_STEP}"
-        options = " or ".join(f"-e {size.removesuffix('iB')}" for size in sizes)
-        step = f"the reference values are for {', '.join(sizes)}: run again with {options}; {command} lists them"
-        return f"{step}, or {_BASELINE_STEP}"
+        step = f"{command} lists the sizes and numbers of GPUs with a reference value: run again with one of them"
+        if sizes:
+            options = " or ".join(f"-e {size.removesuffix('iB')}" for size in sizes)
+            step = f"the reference values are for {', '.join(sizes)}: run again with {options}; {command} lists them"
+        return f"{_PORTS_STEP}. Else {step}, or {_BASELINE_STEP}" if needs_ports else f"{step}, or {_BASELINE_STEP}"

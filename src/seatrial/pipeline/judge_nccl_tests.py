@@ -42,7 +42,6 @@ from seatrial.pipeline.nccl_tests_table import (
 _TOOL = "nccl-tests"
 _MAX_SETTINGS = 30  # environment variables that notes list
 _MAX_JUDGED_SIZES = 256  # the largest; a sweep has fewer than 100
-_NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # sizes with reference values of one node in data/skus
 # The fix of the check's rule on wrong elements names evidence that nccl-tests does not print
 _WRONG_DATA_FIX = (
     "Do not train on these nodes. Run all_reduce_perf -c 1 on each node alone, then on pairs of nodes: the node, or "
@@ -51,9 +50,9 @@ _WRONG_DATA_FIX = (
 
 
 @cache
-def _checks() -> Mapping[str, Check]:
-    """Operation → its check, for the operations that a program of nccl-tests measures too."""
-    return {check.operation: check for check, _ in measured_by(_TOOL).values()}
+def _checks() -> Mapping[str, tuple[Check, tuple[metric, ...]]]:
+    """Operation → its check and metrics, for the operations that a program of nccl-tests measures too."""
+    return {check.operation: (check, declared) for check, declared in measured_by(_TOOL).values()}
 
 
 def judge_output(
@@ -177,7 +176,7 @@ class _Series:
     @cached_property
     def declared(self) -> metric:
         """The check's bus bandwidth on this number of nodes."""
-        declared = next(each for check, each in measured_by(_TOOL).values() if check.operation == self.operation)
+        _, declared = _checks()[self.operation]
         return next((each for each in declared if each.rules[0].when.includes(self.nodes)), declared[0])
 
     @cached_property
@@ -228,7 +227,7 @@ class _Series:
             by_size: dict[str, JsonValue] = {size.label: {"algorithm": self.algorithm} for size in self.sizes}
             facts["algorithms"] = {self.operation: {"by_size": by_size}}
         return BenchmarkRun(
-            check=_checks()[self.operation],
+            check=_checks()[self.operation][0],
             facts=facts,
             nodes=self.nodes,
             gpus_per_node=(hardware.ranks or 1) // self.nodes,
@@ -241,17 +240,16 @@ class _Series:
         sku = self.run.references.sku(self.hardware.gpu)
         return sku if isinstance(sku, Sku) else None
 
-    def has_reference(self, size: str) -> bool:
-        """Whether the bus bandwidth at a size such as 8GiB has a reference value on this hardware."""
-        key = f"{self.operation}.busbw.{size}"
-        return isinstance(self.run.references.find(key, self.run.facts, NO_PEERS, "GB/s"), Reference)
-
     @cached_property
     def reference_sizes(self) -> list[str]:
-        """The sizes with a published value on this hardware, such as 8GiB."""
-        prefix = f"{self.operation}.busbw."
-        keys = (key for key in (self.sku.expected if self.sku else ()) if key.startswith(prefix))
-        return sorted(filter(self.has_reference, (key.removeprefix(prefix) for key in keys)), key=parse_bytes)
+        """The sizes with a reference value on this hardware, such as 8GiB, in order of size."""
+        run, prefix, keys = self.run, f"{self.operation}.busbw.", {*(self.site.expected if self.site else ())}
+        found = (
+            key.removeprefix(prefix)
+            for key in keys.union(self.sku.expected if self.sku else ())
+            if key.startswith(prefix) and isinstance(run.references.find(key, run.facts, NO_PEERS, "GB/s"), Reference)
+        )
+        return sorted(found, key=parse_bytes)
 
     @property
     def wrong_data(self) -> tuple[Verdict, ...]:
@@ -259,7 +257,7 @@ class _Series:
         wrong = wrong_elements(self.table, self.rows)
         if wrong is None:
             return ()
-        check = _checks()[self.operation or "all_reduce"]
+        check = _checks()[self.operation or "all_reduce"][0]
         declared = declaration(check.declared, "wrong_elements", check.name)
         value = float(max(round(wrong), wrong > 0))
         measured = Metric(name=declared.name, value=value, unit=declared.unit, subject=CLUSTER)
@@ -284,7 +282,7 @@ class _Series:
             name=name,
             outcome=Outcome.FAIL if is_wrong else Outcome.UNJUDGED,
             variant=variant_text(rows[-1]) if rows else "",
-            check=_checks()[self.operation].name if self.operation else "",
+            check=_checks()[self.operation][0].name if self.operation else "",
             measured=self.measured,
             verdicts=verdicts if self.operation or is_wrong else (),
             problems=tuple(problems),
@@ -294,20 +292,16 @@ class _Series:
     def judged(self) -> BenchmarkResult:
         """The result of a series whose operation is known.
 
-        If no size on one node has a reference value, the largest gets that of the next smaller size in _NODE_SIZES that
+        If no size on one node has a reference value, the largest gets that of the next smaller size from 1 GiB on that
         has one, since inside a node the bandwidth does not decrease with the size.
         """
-        problems, largest, reference_sizes = (
-            self.problems,
-            self.sizes[-1],
-            {each.label: each.label for each in self.sizes},
-        )
-        smaller, bandwidths = "", ()
+        problems, largest, smaller, bandwidths = self.problems, self.sizes[-1], "", ()
         if not self.table_hardware.problems:
-            if self.nodes == 1 and not any(map(self.has_reference, reference_sizes)):
-                known = (size for size in _NODE_SIZES if largest.size >= parse_bytes(size))
-                smaller = next(filter(self.has_reference, known), "")
-            bandwidths = self._bandwidths({largest.label: smaller} if smaller else reference_sizes)
+            sizes = {size.label: size.label for size in self.sizes}
+            if self.nodes == 1 and sizes.keys().isdisjoint(self.reference_sizes):
+                known = [size for size in self.reference_sizes if 2**30 <= parse_bytes(size) <= largest.size]
+                smaller = known[-1] if known else ""
+            bandwidths = self._bandwidths({largest.label: smaller} if smaller else sizes)
         result = self.unjudged(self.operation, problems)
         # the size of the check's rule decides if it has a reference value, else the largest that has one
         compared = [_size(verdict) for verdict in bandwidths if verdict.basis]
