@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.discover.nccl_tests_output import Row, Table, Timing
-from seatrial.pipeline.nccl_tests_table import (
-    measured_sizes,
-    nominal_size_label,
-    possible_operations,
-    rank_range,
-    split_series,
-    wrong_elements,
-)
+from seatrial.pipeline.nccl_tests_table import Series, nominal_size_label, rank_range, split_series
 
 
 def row(
@@ -47,28 +40,28 @@ def row(
     ],
 )
 def test_operations_that_the_columns_allow(entry: Row, operations: list[str]) -> None:
-    assert list(possible_operations(Table(), [entry])) == operations
+    assert list(Series(Table(), [entry]).possible_operations) == operations
 
 
 def test_repeated_sweep_has_the_median() -> None:
     """Option -N."""
     rows = [row(busbw=value) for value in (90.0, 100.0, 80.0)]
-    (size,) = measured_sizes(rows)
+    (size,) = Series(Table(), rows).sizes
     assert (size.label, size.out_of_place, size.in_place, size.wrong) == ("1GiB", 90, 90, 0)
 
 
 def test_series_of_data_types_and_reductions() -> None:
     rows = [row(redop="sum"), row(redop="max"), row(0), row(2**31, redop="sum")]
-    assert [len(series) for series in split_series(rows)] == [2, 1]
+    assert [len(series.rows) for series in split_series(Table(rows=rows))] == [2, 1]
 
 
 def test_wrong_elements() -> None:
-    assert wrong_elements(Table(), [row(wrong=(None, None))]) is None
-    assert wrong_elements(Table(), [row(wrong=(0.0, 5.0))]) == 5
+    assert Series(Table(), [row(wrong=(None, None))]).wrong_elements is None
+    assert Series(Table(), [row(wrong=(0.0, 5.0))]).wrong_elements == 5
     deviation = Table(wrong_is_a_count=False)  # column error of old versions
-    assert wrong_elements(deviation, [row(wrong=(1e-6, 1e-6))]) == 0
+    assert Series(deviation, [row(wrong=(1e-6, 1e-6))]).wrong_elements == 0
     deviation.out_of_bounds = 3
-    assert wrong_elements(deviation, [row(wrong=(1e-6, 1e-6))]) == 3
+    assert Series(deviation, [row(wrong=(1e-6, 1e-6))]).wrong_elements == 3
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from seatrial.hardware.links import NCCL_ALGO_NAMES
 from seatrial.hardware.references import MODEL_SEPARATOR, Sku, skus
 from seatrial.model import UsageError
 from seatrial.model.benchmark import BenchmarkHardware
-from seatrial.pipeline.nccl_tests_table import RankRange, rank_range, split_series
+from seatrial.pipeline.nccl_tests_table import rank_range, split_series
 from seatrial.util.text import plural
 
 FABRICS = {  # value of --fabric → transport in NCCL's log
@@ -218,7 +218,7 @@ def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Tab
     return TableHardware(hardware, [*([message] if gpu and message else ()), *contradictions], problems, transports)
 
 
-def _shapes(output: NcclTestsOutput, table: Table, columns: RankRange | None) -> list[_Shape]:
+def _shapes(output: NcclTestsOutput, table: Table, columns: tuple[int, float] | None) -> list[_Shape]:
     """What the columns, NCCL's log and the list of devices say of ranks and nodes. ``columns``: from rank_range."""
     shapes, devices = [], table.devices
     if columns:
@@ -234,7 +234,7 @@ def _shapes(output: NcclTestsOutput, table: Table, columns: RankRange | None) ->
         listed, hosts = max(device.rank for device in devices) + 1, len({device.host for device in devices})
         is_whole = sorted(device.rank for device in devices) == list(range(listed))
         text = f"{plural(len(devices), 'GPU')} of {plural(hosts, 'host')} are listed, up to rank {listed - 1}"
-        if not is_whole or (columns and not columns.low <= listed <= columns.high):  # an excerpt of the list
+        if not is_whole or (columns and not columns[0] <= listed <= columns[1]):  # an excerpt of the list
             shapes.append(_Shape("list of devices", text, listed, math.inf, hosts))
         else:
             shapes.append(_Shape("list of devices", text, listed, listed, hosts, hosts))
@@ -261,15 +261,15 @@ def _nodes_and_gpus_per_node(
     return nodes, gpus
 
 
-def _process_problems(table: Table, columns: RankRange | None) -> list[str]:
+def _process_problems(table: Table, columns: tuple[int, float] | None) -> list[str]:
     """Why the rows are not from one group of ranks; empty if they are. ``columns``: from rank_range."""
     processes = {(device.rank, device.host, device.pid) for device in table.devices}
     for rank, count in Counter(rank for rank, _, _ in processes).items():
         if count > 1:
             hosts = ", ".join(sorted({host for each, host, _ in processes if each == rank})[:4])
             return [f"rank {rank} is listed {count} times ({hosts}): {_SEVERAL_PROCESSES}"]
-    for series in split_series(table.rows):
-        sizes = [row.size for row in series]
+    for series in split_series(table):
+        sizes = [row.size for row in series.rows]
         if repeated := [size for size, following in itertools.pairwise(sizes) if size == following >= 2**20]:
             text = f"the size {repeated[0]} B appears {sizes.count(repeated[0])} times, more than once per sweep"
             return [f"{text}: {_SEVERAL_PROCESSES}"]
@@ -280,7 +280,7 @@ def _process_problems(table: Table, columns: RankRange | None) -> list[str]:
         ]
     if table.has_second_header:
         return [f"a second table begins before the first one ends: the first run ended early, or {_SEVERAL_PROCESSES}"]
-    if columns and columns.low > columns.high:
+    if columns and columns[0] > columns[1]:
         return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
 

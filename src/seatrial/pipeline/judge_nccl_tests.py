@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from seatrial.checks.check import Check
 from seatrial.checks.declare import declaration, metric
 from seatrial.config.schema import Fabric
-from seatrial.discover.nccl_tests_output import NcclTestsOutput, Row, Table
+from seatrial.discover.nccl_tests_output import NcclTestsOutput
 from seatrial.hardware.fabric_model import node_links
 from seatrial.hardware.links import NCCL_ALGO_NAMES
 from seatrial.hardware.network_bounds import default_algorithm, network_bound
@@ -28,16 +28,7 @@ from seatrial.model.benchmark import (
 from seatrial.model.rule import BOUND, Condition
 from seatrial.pipeline.benchmark_hardware import ALGORITHMS, HardwareOptions, TableHardware, table_hardware
 from seatrial.pipeline.benchmark_verdicts import NODE, BenchmarkRun, measured_by
-from seatrial.pipeline.nccl_tests_table import (
-    SATURATING_BYTES,
-    allows,
-    measured_sizes,
-    possible_operations,
-    split_series,
-    table_problems,
-    variant_text,
-    wrong_elements,
-)
+from seatrial.pipeline.nccl_tests_table import SATURATING_BYTES, Series, split_series
 
 _TOOL = "nccl-tests"
 _MAX_SETTINGS = 30  # environment variables that notes list
@@ -66,9 +57,9 @@ def judge_output(
     if operation and operation not in _checks():
         raise UsageError(f"--operation {operation!r}: expected one of {', '.join(_checks())}")
     judged = [
-        _judged(_Series(output, table, rows, options, site), operation)
+        _judged(_Candidate(output, series, options, site), operation)
         for table in output.tables
-        for rows in split_series(table.rows) or [[]]
+        for series in split_series(table) or [Series(table, ())]
     ]
     notes = list(options.notes)
     if not output.tables:
@@ -91,18 +82,18 @@ def judge_output(
     )
 
 
-def _judged(series: _Series, option: str) -> tuple[BenchmarkResult, TableHardware]:
+def _judged(unnamed: _Candidate, option: str) -> tuple[BenchmarkResult, TableHardware]:
     """The result of one series, and its hardware. ``option``: --operation.
 
     If neither the output nor --operation names the operation, it must be allowed by the columns and able to reach the
     measured bandwidth. If several operations meet these conditions, the result is UNJUDGED.
     """
-    name, possible, problem = _operations(series.table, series.rows, option)
-    candidates = [replace(series, operation=each) for each in possible or ("",)]
-    if problem:
-        return candidates[0].unjudged(name, [problem]), candidates[0].table_hardware
-    plausible = [candidate for candidate in candidates if not candidate.is_too_fast] or candidates
+    name, possible, problem = _operations(unnamed.series, option)
+    candidates = [replace(unnamed, operation=each) for each in possible or ("",)]
+    plausible = [candidate for candidate in candidates if problem or not candidate.is_too_fast] or candidates
     first = plausible[0]
+    if problem:
+        return first.unjudged(name, [problem]), first.table_hardware
     if len(plausible) > 1:
         names = " or ".join(possible)
         text = f"the columns are those of {names}: give the operation with --operation"
@@ -116,12 +107,13 @@ def _judged(series: _Series, option: str) -> tuple[BenchmarkResult, TableHardwar
     return result, first.table_hardware
 
 
-def _operations(table: Table, rows: Sequence[Row], option: str) -> tuple[str, Sequence[str], str]:
+def _operations(series: Series, option: str) -> tuple[str, Sequence[str], str]:
     """The name of the operation, the operations of checks that it can be, and why it is not judged.
 
     ``option`` is used if the columns exclude the operation of the program. The name is empty if only the columns show
     the operation.
     """
+    table, rows = series.table, series.rows
     program = measured_by(_TOOL).get(table.program)
     of_program = program[0].operation if program else ""
     if not rows:
@@ -130,34 +122,30 @@ def _operations(table: Table, rows: Sequence[Row], option: str) -> tuple[str, Se
         return name, [name] if name in _checks() else [], f"the table has no complete row: {reason}"
     if table.program and not of_program:
         return table.program, [], f"{table.program}_perf has no check in seatrial, and no reference values"
-    if named := next((name for name in (of_program, option) if name and allows(table, rows, name)), ""):
+    if named := next((name for name in (of_program, option) if name and series.allows(name)), ""):
         return named, [named], ""
     if option:
-        last = f"{variant_text(rows[-1])}, count {rows[-1].count} at {rows[-1].size} B"
+        last = f"{series.variant}, count {rows[-1].count} at {rows[-1].size} B"
         return option, [option], f"the columns are not those of {option}: {last}"
-    if possible := possible_operations(table, rows):
-        return "", possible, ""
+    if series.possible_operations:
+        return "", series.possible_operations, ""
     text = "no operation that seatrial measures has these columns: gather and scatter have no reference values"
     return "unknown operation", [], text
 
 
 @dataclass(frozen=True)
-class _Series:
-    """The rows of a table with one data type, reduction and root, as measurements of ``operation``.
-
-    ``rows`` is empty for a table without rows, ``operation`` if no check measures the operation.
-    """
+class _Candidate:
+    """A series as measurements of ``operation``, which is empty if no check measures the operation."""
 
     output: NcclTestsOutput
-    table: Table
-    rows: Sequence[Row]
+    series: Series
     options: HardwareOptions
     site: Baseline | None
     operation: str = ""
 
     @cached_property
     def table_hardware(self) -> TableHardware:
-        return table_hardware(self.options, self.output, self.table, self.operation)
+        return table_hardware(self.options, self.output, self.series.table, self.operation)
 
     @property
     def hardware(self) -> BenchmarkHardware:
@@ -171,7 +159,7 @@ class _Series:
     @property
     def problems(self) -> list[str]:
         """Why the series cannot be judged."""
-        return [*self.table_hardware.problems, *table_problems(self.table, self.rows)]
+        return [*self.table_hardware.problems, *self.series.problems]
 
     @cached_property
     def declared(self) -> metric:
@@ -179,19 +167,15 @@ class _Series:
         _, declared = _checks()[self.operation]
         return next((each for each in declared if each.rules[0].when.includes(self.nodes)), declared[0])
 
-    @cached_property
-    def measured(self) -> tuple[MeasuredSize, ...]:
-        return measured_sizes(self.rows)
-
     @property
     def sizes(self) -> tuple[MeasuredSize, ...]:
         """The sizes to judge, in order of size."""
-        return self.measured[-_MAX_JUDGED_SIZES:]
+        return self.series.sizes[-_MAX_JUDGED_SIZES:]
 
     @property
     def settings(self) -> dict[str, JsonValue]:
         """The environment variables of NCCL in its log and in the command."""
-        return {**self.output.nccl.settings, **self.table.settings}
+        return {**self.output.nccl.settings, **self.series.table.settings}
 
     @cached_property
     def algorithm(self) -> str:
@@ -254,7 +238,7 @@ class _Series:
     @property
     def wrong_data(self) -> tuple[Verdict, ...]:
         """The verdict of the check's rule on wrong elements; none if the run did not check the data."""
-        wrong = wrong_elements(self.table, self.rows)
+        wrong = self.series.wrong_elements
         if wrong is None:
             return ()
         check = _checks()[self.operation or "all_reduce"][0]
@@ -272,18 +256,18 @@ class _Series:
 
     def unjudged(self, name: str, problems: Sequence[str]) -> BenchmarkResult:
         """The result of a series whose bandwidth is not compared: FAIL for wrong data, else UNJUDGED."""
-        rows, verdicts, notes = self.rows, self.wrong_data, []
+        rows, verdicts, notes = self.series.rows, self.wrong_data, []
         is_wrong = any(verdict.outcome is Outcome.FAIL for verdict in verdicts)
         if rows and not verdicts:
             notes.append("the data was not checked (option -c 0)")
-        if rows and not self.table.footer_count:
+        if rows and not self.series.table.footer_count:
             notes.append("no summary below the table: an excerpt, or the run did not end")
         return BenchmarkResult(
             name=name,
             outcome=Outcome.FAIL if is_wrong else Outcome.UNJUDGED,
-            variant=variant_text(rows[-1]) if rows else "",
+            variant=self.series.variant,
             check=_checks()[self.operation][0].name if self.operation else "",
-            measured=self.measured,
+            measured=self.series.sizes,
             verdicts=verdicts if self.operation or is_wrong else (),
             problems=tuple(problems),
             notes=tuple(notes),
