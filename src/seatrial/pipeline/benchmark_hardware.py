@@ -39,13 +39,9 @@ _NICS = re.compile(r"\s*(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:
 # Ports of a node, and Gbit/s of each; beyond, and below 1 Gbit/s, the two numbers of --nics are probably swapped
 _MAX_PORTS, _MAX_GBPS = 32, 3000
 _GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # names of GPUs that the driver does not know
-_SEVERAL_PROCESSES = (
-    "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
-    "measures no network. Build it with `make MPI=1` and run it again"
-)
-_ONE_RANK = (
-    "the table was measured by one rank, so that no GPU communicated: nccl-tests without MPI=1 runs every process "
-    "alone. Build it with `make MPI=1`, or use the option -g"
+_WITHOUT_MPI = (
+    "nccl-tests without MPI=1 runs every process separately, and measures no network. Build it with `make MPI=1` and "
+    "run it again"
 )
 
 
@@ -193,7 +189,8 @@ def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Tab
     elif not problems and ranks and nodes and (ranks % nodes or ranks > _MAX_RANKS):
         expected = f"expected the same number on each node, and at most {_MAX_RANKS}"
         problems = [f"{plural(ranks, 'GPU')} on {plural(nodes, 'node')}: {expected}"]
-    problems += [_ONE_RANK] if ranks == 1 else []
+    if ranks == 1:
+        problems.append(f"the table was measured by one rank, so that no GPU communicated (option -g): {_WITHOUT_MPI}")
     problems += [message] if message and not gpu else []
     network = _network(options, output) if (nodes or 1) > 1 else ("", "", (), [])
     fabric, fabric_source, transports, contradictions = network
@@ -227,17 +224,15 @@ def _shapes(output: NcclTestsOutput, table: Table, columns: tuple[int, float] | 
         shapes.append(_Shape("columns of the table", text, low, high))
     if len(output.comm_sizes) == 1:
         ((ranks, nodes),) = output.comm_sizes
-        shapes.append(
-            _Shape("NCCL's log", f"NCCL's log has {ranks} ranks on {nodes} nodes", ranks, ranks, nodes, nodes)
-        )
+        text = f"NCCL's log has {ranks} ranks on {nodes} nodes"
+        shapes.append(_Shape("NCCL's log", text, ranks, ranks, nodes, nodes))
     if devices:
         listed, hosts = max(device.rank for device in devices) + 1, len({device.host for device in devices})
         is_whole = sorted(device.rank for device in devices) == list(range(listed))
         text = f"{plural(len(devices), 'GPU')} of {plural(hosts, 'host')} are listed, up to rank {listed - 1}"
-        if not is_whole or (columns and not columns[0] <= listed <= columns[1]):  # an excerpt of the list
-            shapes.append(_Shape("list of devices", text, listed, math.inf, hosts))
-        else:
-            shapes.append(_Shape("list of devices", text, listed, listed, hosts, hosts))
+        is_whole &= not columns or columns[0] <= listed <= columns[1]  # else it is an excerpt
+        highest, max_hosts = (listed, hosts) if is_whole else (math.inf, math.inf)
+        shapes.append(_Shape("list of devices", text, listed, highest, hosts, max_hosts))
     return shapes
 
 
@@ -267,19 +262,19 @@ def _process_problems(table: Table, columns: tuple[int, float] | None) -> list[s
     for rank, count in Counter(rank for rank, _, _ in processes).items():
         if count > 1:
             hosts = ", ".join(sorted({host for each, host, _ in processes if each == rank})[:4])
-            return [f"rank {rank} is listed {count} times ({hosts}): {_SEVERAL_PROCESSES}"]
+            return [f"rank {rank} is listed {count} times ({hosts}): {_WITHOUT_MPI}"]
     for series in split_series(table):
         sizes = [row.size for row in series.rows]
         if repeated := [size for size, following in itertools.pairwise(sizes) if size == following >= 2**20]:
             text = f"the size {repeated[0]} B appears {sizes.count(repeated[0])} times, more than once per sweep"
-            return [f"{text}: {_SEVERAL_PROCESSES}"]
+            return [f"{text}: {_WITHOUT_MPI}"]
     if any(device.group for device in table.devices):
         return [
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
             "value applies"
         ]
     if table.has_second_header:
-        return [f"a second table begins before the first one ends: the first run ended early, or {_SEVERAL_PROCESSES}"]
+        return [f"a second table begins before the first one ends: the first run ended early, or {_WITHOUT_MPI}"]
     if columns and columns[0] > columns[1]:
         return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
@@ -289,12 +284,12 @@ def _contradicting_shapes(options: HardwareOptions, shapes: Sequence[_Shape], ta
     """The first contradiction, if any, between the options and the output, or between two parts of the output."""
     ranks, nodes, gpus = options.ranks, options.nodes, options.gpus_per_node
     for shape in shapes:
-        if (ranks and not shape.low <= ranks <= shape.high) or (
-            nodes and not shape.min_nodes <= nodes <= shape.max_nodes
-        ):
+        has_ranks = shape.low <= (ranks or shape.low) <= shape.high
+        has_nodes = shape.min_nodes <= (nodes or shape.min_nodes) <= shape.max_nodes
+        if not has_ranks or not has_nodes:
             given = " ".join(filter(None, (gpus and f"--gpus {options.gpus}", f"--nodes {nodes}")))
             is_one_node = shape.max_nodes == 1 or bool(gpus and shape.high <= gpus)
-            hint = f". If all GPUs were started, {_SEVERAL_PROCESSES}" if is_one_node else ""
+            hint = f". If all GPUs were started, {_WITHOUT_MPI}" if is_one_node else ""
             return [f"{shape.text}, but the options are {given}{hint}"]
     for first, second in itertools.combinations(shapes, 2):
         if first.low > second.high or second.low > first.high:
@@ -310,11 +305,8 @@ def _network(options: HardwareOptions, output: NcclTestsOutput) -> tuple[str, st
 
     The network is a kind, else the name that has no row in data/networks.yaml; empty if unknown.
     """
-    hcas, contradictions = output.nccl.hcas or (), []
-    transports = [
-        *output.nccl.transports,
-        *([f"{networks.PREFIX}{output.nccl.network}"] if output.nccl.network else ()),
-    ]
+    nccl, contradictions = output.nccl, []
+    transports = [*nccl.transports, *([f"{networks.PREFIX}{nccl.network}"] if nccl.network else ())]
     kind, unknown = networks.slowest(transports)
     logged = ("roce" if output.uses_roce else "ib") if kind == "rdma" else kind or unknown
     option = f"--fabric {options.fabric}" if options.fabric else f"--nics {options.nics}"
@@ -323,8 +315,8 @@ def _network(options: HardwareOptions, output: NcclTestsOutput) -> tuple[str, st
         contradictions.append(f"{option}: NCCL's log has sockets ({names}), so that NCCL did not use RDMA")
     elif logged and options.fabric and logged != options.fabric:
         contradictions.append(f"{option} contradicts NCCL's log, which has {logged}")
-    if hcas and options.ports and len(set(hcas)) != options.ports:
-        ports = f"{len(set(hcas))} RDMA ports ({', '.join(hcas[:9])})"
+    if nccl.hcas and options.ports and len(set(nccl.hcas)) != options.ports:
+        ports = f"{len(set(nccl.hcas))} RDMA ports ({', '.join(nccl.hcas[:9])})"
         contradictions.append(f"--nics {options.nics}: NCCL's log lists {ports}")
     if options.fabric:
         return options.fabric, "--fabric", (FABRICS[options.fabric],), contradictions

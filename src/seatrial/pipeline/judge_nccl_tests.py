@@ -183,12 +183,12 @@ class _Candidate:
 
         It is that of --algorithm, else NCCL_ALGO, else of the largest size in NCCL's log.
         """
-        if self.operation != "all_reduce" or self.options.algorithm:
-            return self.options.algorithm if self.operation == "all_reduce" else ""
+        if self.operation != "all_reduce":
+            return ""
         choices = [choice for choice in self.output.nccl.choices if choice.operation == "AllReduce"]
         logged = max(choices, key=lambda choice: choice.size).algorithm if choices else ""
         forced = ALGORITHMS.get(str(self.settings.get("NCCL_ALGO", "")).casefold())
-        return forced or (logged if logged in ALGORITHMS.values() else "")
+        return self.options.algorithm or forced or (logged if logged in ALGORITHMS.values() else "")
 
     @cached_property
     def run(self) -> BenchmarkRun:
@@ -380,7 +380,7 @@ def _size(verdict: Verdict) -> str:
 
 
 def _outcome(verdicts: Sequence[Verdict], other_sizes: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
-    """FAIL if a verdict fails, else UNJUDGED if there is a problem, or a verdict is inconclusive or missing.
+    """FAIL if a verdict fails, else UNJUDGED if there is a problem, or no verdict on the bandwidth.
 
     Otherwise WARN if a verdict at another size (``other_sizes``) fails, or depends on the algorithm, which is unknown;
     else the worst outcome of the verdicts.
@@ -388,8 +388,7 @@ def _outcome(verdicts: Sequence[Verdict], other_sizes: Sequence[Verdict], proble
     outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
     if outcome is Outcome.FAIL:
         return outcome
-    has_bandwidth = any(verdict.metric.startswith("busbw") for verdict in verdicts)
-    if problems or not has_bandwidth or outcome in (Outcome.ERROR, Outcome.UNJUDGED):
+    if problems or not any(verdict.metric.startswith("busbw") for verdict in verdicts):
         return Outcome.UNJUDGED
     is_low = any(each.outcome is Outcome.FAIL or Reason.ALGORITHM_UNKNOWN in each.reasons for each in other_sizes)
     return Outcome.WARN if is_low else outcome
