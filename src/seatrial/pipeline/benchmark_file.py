@@ -35,8 +35,9 @@ _HEAD_BYTES = 2**18  # read from the start of a file to identify its format
 _MAX_LINE = 2**16  # characters of a line that are read at once
 _MIN_LINE = 2**7  # characters that a line counts at least, since the time of parsing depends on the number of lines
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
-# The start of a JSON report of nvbandwidth or nccl-tests. It identifies a report even if the rest is missing
-_JSON_REPORT = re.compile(rb'\s*\{\s*"(?:(nvbandwidth)"|version"\s*:\s*\d+\s*,\s*"start_time")\s*:')
+# The start of a JSON report of nvbandwidth, or of nccl-tests, as written or with sorted keys. It identifies a report
+# even if the rest is missing
+_JSON_REPORT = re.compile(rb'\s*\{\s*"(?:(nvbandwidth)"|args"|version"\s*:\s*\d+\s*,\s*"start_time")\s*:')
 _EXPECTED = (
     "expected a run directory or trial.json of seatrial, or the output of nccl-tests (*_perf) or nvbandwidth, as text "
     "or JSON; each may be compressed with gzip"
@@ -161,7 +162,7 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
         raise UsageError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
     if b"\0" in head and not head.startswith(_UTF16_MARKS):
         raise UsageError(f"{name} is a binary file; {_EXPECTED}")
-    if head.lstrip().startswith(b"{") and not (_JSON_REPORT.match(head) or _is_whole_report(head)):
+    if head.lstrip().startswith(b"{") and not _JSON_REPORT.match(head):
         if is_stdin:
             raise UsageError(
                 f"{name} is not JSON of nccl-tests or nvbandwidth; {_EXPECTED}. A record of seatrial cannot be read "
@@ -169,12 +170,3 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
             )
         return None
     return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(HeadThenRest(stream, head))), head)
-
-
-def _is_whole_report(head: bytes) -> bool:
-    """Return whether ``head`` is a complete JSON report, with its keys in any order."""
-    try:
-        document = parse_json(head.decode(errors="replace"))
-    except ValueError:
-        return False
-    return nvbandwidth_output.is_report(document) or nccl_tests_json.is_report(document)

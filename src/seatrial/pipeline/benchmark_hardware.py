@@ -68,18 +68,20 @@ class HardwareOptions:
             expected = ", ".join(("NVLS", *NCCL_ALGO_NAMES.values()))
             raise UsageError(f"--algorithm {algorithm!r}: expected one of {expected}")
         self.gpus, self.nodes, self.nics, self.fabric = gpus, nodes, nics, fabric or ""
-        self.gpus_per_node, self.models, self.notes = _gpus(gpus) if gpus is not None else (None, (), ())
-        self.ports, self.port_gbps = _ports(nics) if nics is not None else (None, None)
+        self.gpus_per_node, self.models, self.notes = _gpus(gpus)
+        self.ports, self.port_gbps = _ports(nics)
         self.algorithm = ALGORITHMS[algorithm.casefold()] if algorithm else ""
         # the number of GPUs on all nodes
         self.ranks = self.gpus_per_node * nodes if self.gpus_per_node and nodes else None
 
 
-def _gpus(gpus: str) -> tuple[int, tuple[Sku, ...], tuple[str, ...]]:
+def _gpus(gpus: str | None) -> tuple[int | None, tuple[Sku, ...], tuple[str, ...]]:
     """The number of GPUs of a node, the models that their name can mean, and a note on how it was read.
 
     A name without form factor means the SXM module, as in NVIDIA's NVML names of H200 and B200. Raises UsageError.
     """
+    if gpus is None:
+        return None, (), ()
     match = _GPUS.fullmatch(gpus)
     if not match:
         raise UsageError(f"--gpus {gpus or repr('')}: expected COUNTxMODEL, such as 8xH100; {known_models()}")
@@ -96,8 +98,10 @@ def _gpus(gpus: str) -> tuple[int, tuple[Sku, ...], tuple[str, ...]]:
     return count, tuple(matching), ()
 
 
-def _ports(nics: str) -> tuple[int, float]:
+def _ports(nics: str | None) -> tuple[int | None, float | None]:
     """Return the number of ports of a node and the Gbit/s of each. Raises UsageError."""
+    if nics is None:
+        return None, None
     match = _NICS.fullmatch(nics)
     ports, port_gbps = (int(match[1]) * int(match[2] or 1), float(match[3])) if match else (0, 0.0)
     if not 1 <= ports <= _MAX_PORTS or not 1 <= port_gbps <= _MAX_GBPS:
@@ -287,7 +291,7 @@ def _contradicting_shapes(options: HardwareOptions, shapes: Sequence[_Shape], ta
         has_ranks = shape.low <= (ranks or shape.low) <= shape.high
         has_nodes = shape.min_nodes <= (nodes or shape.min_nodes) <= shape.max_nodes
         if not has_ranks or not has_nodes:
-            given = " ".join(filter(None, (gpus and f"--gpus {options.gpus}", f"--nodes {nodes}")))
+            given = f"--gpus {options.gpus} --nodes {nodes}" if gpus else f"--nodes {nodes}"
             is_one_node = shape.max_nodes == 1 or bool(gpus and shape.high <= gpus)
             hint = f". If all GPUs were started, {_WITHOUT_MPI}" if is_one_node else ""
             return [f"{shape.text}, but the options are {given}{hint}"]

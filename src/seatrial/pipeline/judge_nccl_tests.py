@@ -279,7 +279,8 @@ class _Candidate:
         If no size on one node has a reference value, the largest gets that of the next smaller size from 1 GiB on that
         has one, since inside a node the bandwidth does not decrease with the size.
         """
-        problems, largest, smaller, bandwidths = self.problems, self.sizes[-1], "", ()
+        problems, largest, smaller = self.problems, self.sizes[-1], ""
+        bandwidths: tuple[Verdict, ...] = ()
         if not self.table_hardware.problems:
             sizes = {size.label: size.label for size in self.sizes}
             if self.nodes == 1 and sizes.keys().isdisjoint(self.reference_sizes):

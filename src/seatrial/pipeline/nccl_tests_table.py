@@ -109,7 +109,7 @@ class Series:
         counts, in_summary = _wrong_counts(self.rows), float(self.table.out_of_bounds or 0)
         if not counts and not in_summary:
             return None
-        return max([in_summary, *(counts if self.table.wrong_is_a_count else ())])
+        return max(in_summary, *counts) if counts and self.table.wrong_is_a_count else in_summary
 
     @property
     def problems(self) -> list[str]:
