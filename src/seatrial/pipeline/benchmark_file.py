@@ -46,14 +46,15 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class BenchmarkFile:
-    """An open file that is no record of seatrial. ``name``: for messages.
+    """An open file that is no record of seatrial. ``name``: for messages. ``stream``: the whole content, decompressed.
 
-    ``stream``: the whole content, decompressed; ``head``: a copy of its first bytes.
+    ``encoding``: of text. ``report_of``: the tool that wrote a JSON report; empty for text.
     """
 
     name: str
     stream: BinaryIO
-    head: bytes
+    encoding: str
+    report_of: str
 
     def judge(self, options: HardwareOptions, operation: str = "", baseline: Path | None = None) -> BenchmarkJudgement:
         """Return the verdicts on the output of a benchmark.
@@ -65,26 +66,22 @@ class BenchmarkFile:
         if site:
             plausibility.validate_baseline(site, catalog())
         try:
-            if self.head.lstrip().startswith(b"{"):
-                return self._judge_json(options, operation, site)
-            return self._judge_text(options, operation, site)
+            judge = self._judge_report if self.report_of else self._judge_text
+            return judge(options, operation, site)
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise UsageError(f"cannot read {self.name}: {error}") from error
 
-    def _judge_json(self, options: HardwareOptions, operation: str, site: Baseline | None) -> BenchmarkJudgement:
+    def _judge_report(self, options: HardwareOptions, operation: str, site: Baseline | None) -> BenchmarkJudgement:
         content = self.stream.read(MAX_DOCUMENT_BYTES + 1)
         if len(content) > MAX_DOCUMENT_BYTES:
             raise UsageError(f"{self.name} is larger than the limit of {MAX_DOCUMENT_BYTES} bytes of a JSON report")
         try:
             document = parse_json(content.decode(errors="replace"))
         except ValueError as error:
-            match = _JSON_REPORT.match(self.head)
-            if not match:
-                raise UsageError(f"{self.name} is damaged: {error}; {_EXPECTED}") from error
-            tool = "nvbandwidth" if match[1] else "nccl-tests"
             note = f"the JSON report is truncated or damaged, and no value is taken from it: {error}"
+            hardware = BenchmarkHardware()
             return BenchmarkJudgement(
-                tool=tool, file=self.name, outcome=Outcome.UNJUDGED, hardware=BenchmarkHardware(), notes=(note,)
+                tool=self.report_of, file=self.name, outcome=Outcome.UNJUDGED, hardware=hardware, notes=(note,)
             )
         if nvbandwidth_output.is_report(document):
             return judge_nvbandwidth.judge_output(nvbandwidth_output.parse_json(document), options, self.name, site)
@@ -94,9 +91,8 @@ class BenchmarkFile:
         raise UsageError(f"{self.name} is JSON of another program; {_EXPECTED}")
 
     def _judge_text(self, options: HardwareOptions, operation: str, site: Baseline | None) -> BenchmarkJudgement:
-        encoding = "utf-16" if self.head.startswith(_UTF16_MARKS) else "utf-8"
         tables, matrices = nccl_tests_output.NcclTestsOutput(), nvbandwidth_output.NvbandwidthOutput()
-        for line in self._lines(encoding):  # the log of a job may have the output of both tools
+        for line in self._lines():  # the log of a job may have the output of both tools
             tables.read(line)
             if "NCCL" not in line:  # most lines of a large log have it; nvbandwidth does not use NCCL
                 matrices.read(line)
@@ -109,10 +105,10 @@ class BenchmarkFile:
             raise UsageError(f"{self.name} has no results of nccl-tests or nvbandwidth; {_EXPECTED}")
         return _combined(judgements)
 
-    def _lines(self, encoding: str) -> Iterator[str]:
+    def _lines(self) -> Iterator[str]:
         """Yield the lines of the text; a line above _MAX_LINE characters comes in pieces."""
         length = 0
-        with io.TextIOWrapper(cast(Any, self.stream), encoding=encoding, errors="replace") as text:
+        with io.TextIOWrapper(cast(Any, self.stream), encoding=self.encoding, errors="replace") as text:
             while line := text.readline(_MAX_LINE):
                 length += max(len(line), _MIN_LINE)
                 if length > _MAX_TEXT:
@@ -160,13 +156,16 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
         head = stream.read(_HEAD_BYTES)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
-    if b"\0" in head and not head.startswith(_UTF16_MARKS):
+    is_utf16, report = head.startswith(_UTF16_MARKS), _JSON_REPORT.match(head)
+    if b"\0" in head and not is_utf16:
         raise UsageError(f"{name} is a binary file; {_EXPECTED}")
-    if head.lstrip().startswith(b"{") and not _JSON_REPORT.match(head):
+    if head.lstrip().startswith(b"{") and not report:
         if is_stdin:
             raise UsageError(
                 f"{name} is not JSON of nccl-tests or nvbandwidth; {_EXPECTED}. A record of seatrial cannot be read "
                 "from standard input: use the path of trial.json or of the run directory"
             )
         return None
-    return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(HeadThenRest(stream, head))), head)
+    whole = cast(BinaryIO, io.BufferedReader(HeadThenRest(stream, head)))
+    report_of = "" if not report else "nvbandwidth" if report[1] else "nccl-tests"
+    return BenchmarkFile(name, whole, "utf-16" if is_utf16 else "utf-8", report_of)

@@ -58,12 +58,10 @@ def tested_hardware(
     gpus_used = next((job.ranks_per_node for job in jobs if job.placement == "ranks"), 0)  # per node
     if not gpus_used:
         return f"{nodes}; no check of this trial uses a GPU"
-    if settings.uses_slurm:
-        return f"{nodes} of a Slurm cluster, {plural(gpus_used, 'GPU')} each"
-    if settings.launcher == "kubernetes":
-        return f"{nodes} of a Kubernetes cluster, {plural(gpus_used, 'GPU')} each"
     if runs_remotely(settings):
-        return f"{nodes} started by the user, {plural(gpus_used, 'GPU')} each"
+        cluster = "Slurm" if settings.uses_slurm else "Kubernetes" if settings.launcher == "kubernetes" else ""
+        origin = f"of a {cluster} cluster" if cluster else "started by the user"
+        return f"{nodes} {origin}, {plural(gpus_used, 'GPU')} each"
     subjects = {measurement.subject.rpartition("/")[2] for measurement in measurements}
     models = sorted({name for index, name in host_gpus.items() if f"gpu{index}" in subjects}) or ["unknown GPU"]
     of_all = f" of {len(host_gpus)}" if gpus_used < len(host_gpus) else ""
