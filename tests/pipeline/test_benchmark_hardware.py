@@ -127,6 +127,6 @@ def test_log_of_nccl_names_nodes_network_and_settings() -> None:
     assert "sockets" in judged(sockets + table(380), gpus="8xH100", nics="8x400").contradictions[0]
     assert judged(sockets + table(380), gpus="8xH100", nics="8x400").hardware.fabric == "tcp"
     other = judged(log + table(380), gpus="8xH100", nics="8x400", nodes=3)
-    assert "those of 16 ranks, but the options are --gpus 8xH100 --nodes 3" in only_result(other).problems[0]
+    assert "those of 16 ranks, but --gpus 8xH100 --nodes 3 are 24 GPUs" in only_result(other).problems[0]
     alone = judged(log.replace("nRanks 16 nNodes 2", "nRanks 8 nNodes 1") + table(470, ranks=8), gpus="8xH100", nodes=2)
     assert "MPI=1" in only_result(alone).problems[0]

@@ -291,10 +291,10 @@ def _contradicting_shapes(options: HardwareOptions, shapes: Sequence[_Shape], ta
         has_ranks = shape.low <= (ranks or shape.low) <= shape.high
         has_nodes = shape.min_nodes <= (nodes or shape.min_nodes) <= shape.max_nodes
         if not has_ranks or not has_nodes:
-            given = f"--gpus {options.gpus} --nodes {nodes}" if gpus else f"--nodes {nodes}"
+            given = f"--gpus {options.gpus} --nodes {nodes} are {ranks} GPUs" if ranks else f"not --nodes {nodes}"
             is_one_node = shape.max_nodes == 1 or bool(gpus and shape.high <= gpus)
             hint = f". If all GPUs were started, {_WITHOUT_MPI}" if is_one_node else ""
-            return [f"{shape.text}, but the options are {given}{hint}"]
+            return [f"{shape.text}, but {given}{hint}"]
     for first, second in itertools.combinations(shapes, 2):
         if first.low > second.high or second.low > first.high:
             return [f"{first.text}, but {second.text}"]
