@@ -3,8 +3,8 @@
 The text may have the prefixes of mpirun, srun, pdsh or kubectl, colours, NCCL's log in between, and rows that are
 broken into several lines. Formats: NVIDIA/nccl-tests src/common.cu (since 2.17.3 src/util.cu).
 
-Slices such as ``[:19]`` limit a number to the digits that an intact output can have, so that damaged text cannot give
-huge integers.
+A number in a pattern has at most the digits that an intact output can have, so that damaged text cannot give huge
+integers.
 """
 
 from __future__ import annotations
@@ -47,23 +47,26 @@ _BEFORE_TIME = ("size", "count", "type", "redop", "root")
 _VALUES = ("time", "algbw", "busbw", "wrong")  # of a place; before 2.13 the last one is named error
 # Out of place and in place: the positions of these values among the numbers of a row, in a table without a header
 _PLACES = ((0, 1, 2, 3), (4, 5, 6, 7))
-_RUN = re.compile(r"nThread\s+\d+\s+nGpus\s+(\d+)\s+minBytes\s+(\d+)\s+maxBytes\s+(\d+)\s+step:\s*(\d+)\s*\((\w+)\)")
+_RUN = re.compile(
+    r"nThread\s+\d+\s+nGpus\s+\d+\s+minBytes\s+\d+\s+maxBytes\s+(\d{1,19})\s+step:\s*(\d{1,19})\s*\((\w+)\)"
+)
 _NOT_CHECKED = re.compile(r"validation:\s*0\b")
-_REDUCED = re.compile(r"Reducing maxBytes to (\d+)")
+_REDUCED = re.compile(r"Reducing maxBytes to (\d{1,19})")
 _DEVICE = re.compile(
-    r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[[^\]]*\]\s*(.*)"
+    r"Rank\s+(\d{1,12})\s+(?:Group\s+(\d{1,12})\s+)?Pid\s+(\d{1,12})\s+on\s+(\S+)\s+device\s+(\d{1,12})\s+"
+    r"\[[^\]]*\]\s*(.*)"
 )
 _PROGRAMS = "all_reduce all_gather reduce_scatter alltoallv alltoall broadcast reduce gather scatter sendrecv hypercube"
 _PROGRAM = re.compile(rf"\b({_PROGRAMS.replace(' ', '|')})_perf(?:_mpi)?\b")
 _STARTING = re.compile(r"Collective test starting:\s*(?:\S*/)?(\w+?)_perf")
 _CONCLUDED = "Collective test concluded"
-_OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
+_OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d{1,15})")
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:")
 _OTHER_ALGBW = ("hypercube", "alltoallv")  # programs whose algbw is not size ÷ time
 _EXPORT = re.compile(r"^\s*(?:\+ )?export\s")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=['\"]?([\w.,:^/+-]{1,200})")
 _NCCL_LINE = re.compile(r"NCCL (?:INFO|WARN|version|TRACE)\b")
-_RANKS = re.compile(r"nRanks (\d+) nNodes (\d+)")
+_RANKS = re.compile(r"nRanks (\d{1,9}) nNodes (\d{1,9})")
 _FAILURES = re.compile(
     r"Test (?:NCCL|CUDA) failure.*|pid \d+: Test failure.*|Test timeout.*|Invalid number of GPUs.*"
     r"|(?:mpirun|prterun|mpiexec) (?:noticed|detected) that.*|srun: error:.*|Segmentation fault.*"
@@ -237,11 +240,11 @@ class NcclTestsOutput:
             self.table.program = match[1]
         elif match := _RUN.search(line):
             self._start_table()
-            self.table.max_bytes = int(match[3][:19])
-            self.table.step_bytes = int(match[4][:19]) if match[5] == "bytes" else 0
+            self.table.max_bytes = int(match[1])
+            self.table.step_bytes = int(match[2]) if match[3] == "bytes" else 0
             self.table.is_checked = not _NOT_CHECKED.search(line)
         elif match := _REDUCED.search(line):
-            self.table.max_bytes = int(match[1][:19])
+            self.table.max_bytes = int(match[1])
         elif _CONCLUDED not in line and (match := _PROGRAM.search(line)) and not _FAILURES.search(line):
             self._start_table()  # the command of a program
             self.command_program, self.command_settings = match[1], dict(_SETTING.findall(line))
@@ -254,7 +257,7 @@ class NcclTestsOutput:
     def _read_below_table(self, line: str) -> bool:
         """Read the line if it is in a table's summary or is a message that ends the run; return whether it is."""
         if match := _OUT_OF_BOUNDS.search(line):
-            self.table.out_of_bounds = (self.table.out_of_bounds or 0) + int(match[1][:15])
+            self.table.out_of_bounds = (self.table.out_of_bounds or 0) + int(match[1])
         elif _AVERAGE.search(line):
             self.table.footer_count += 1
         elif match := _FAILURES.search(line):
@@ -275,7 +278,7 @@ class NcclTestsOutput:
             self.nccl_lines.append(line)
             self.nccl_chars += len(line)
         if len(self.comm_sizes) < 100 and (match := _RANKS.search(line)):
-            self.comm_sizes.add((int(match[1][:9]), int(match[2][:9])))
+            self.comm_sizes.add((int(match[1]), int(match[2])))
         return True
 
     def _add_device(self, match: re.Match[str]) -> None:
@@ -283,9 +286,8 @@ class NcclTestsOutput:
         if self.table.rows:
             self._start_table()
         if len(self.table.devices) < _MAX_DEVICES:
-            numbers = {"rank": rank, "pid": pid, "index": index, "group": group or "0"}
-            digits = {field_name: int(number[:12]) for field_name, number in numbers.items()}
-            self.table.devices.append(Device(host=host, name=name.strip(), **digits))
+            device = Device(int(rank), int(pid), host, int(index), name.strip(), int(group or 0))
+            self.table.devices.append(device)
 
     def _read_header(self, line: str) -> None:
         if self.table.footer_count:

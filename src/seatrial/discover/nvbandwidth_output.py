@@ -13,12 +13,13 @@ from typing import Any
 
 _MAX_LINE = 2**12  # characters of a line that are read; a row of 72 GPUs has 730
 _MAX_MATRICES = 2**12
-_MAX_TITLE, _MAX_MESSAGE, _MAX_VERSION = 200, 300, 40  # characters that are kept
+_MAX_TITLE, _MAX_MESSAGE = 200, 300  # characters that are kept
 _TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _RUNNING = re.compile(r"\bRunning (\w+)\.")
-_DEVICE = re.compile(r"\bDevice (\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
-_PROCESS_DEVICE = re.compile(r"\bProcess\s+(\d+) \(([^)]+)\): device\s+(\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
+_DEVICE = re.compile(r"\bDevice (\d{1,6}): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
+_PROCESS_DEVICE = re.compile(r"\bProcess\s+(\d{1,6}) \(([^)]+)\): device\s+(\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
 _JSON_DEVICE = re.compile(r"(\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?(?:: \((.*)\))?")
+_VERSION = re.compile(r"nvbandwidth Version: (\S{1,40})")
 _UNITS = ("(GB/s)", "(ns)", "(us)")
 _SUM = re.compile(r"\b(?:SUM|&&&& PERF) (\w+) ([\d.]+)")
 _STATUS = re.compile(r"\b(WAIVED|Waived|ERROR|Error|NOT FOUND|Not Found)\b:?\s*(.*)")
@@ -52,7 +53,7 @@ def is_report(document: Any) -> bool:
 def parse_json(document: dict[str, Any]) -> NvbandwidthOutput:
     """The results of a report; values of another type than nvbandwidth writes are omitted."""
     report, output = document["nvbandwidth"], NvbandwidthOutput()
-    output.version = str(report.get("version", ""))[:_MAX_VERSION]
+    output.version = str(report.get("version", ""))[:_MAX_MESSAGE]
     output.failure = str(report.get("error") or "")[:_MAX_MESSAGE]
     devices, testcases = report.get("GPU Device list"), report.get("testcases")
     for device in devices if isinstance(devices, list) else []:
@@ -126,12 +127,12 @@ class NvbandwidthOutput:
         elif match := _SUM.search(line):
             self._end_matrix(match[1])
         elif match := _PROCESS_DEVICE.search(line):
-            self.device_by_index[int(match[1][:6])] = match[4]
+            self.device_by_index[int(match[1])] = match[4]
             self.hosts[match[2]] = None
         elif match := _DEVICE.search(line):
-            self.device_by_index[int(match[1][:6])] = match[2]
-        elif match := re.search(r"nvbandwidth Version: (\S+)", line):
-            self.version = match[1][:_MAX_VERSION]
+            self.device_by_index[int(match[1])] = match[2]
+        elif match := _VERSION.search(line):
+            self.version = match[1]
         elif match := _FAILURE.search(line):
             self._fail(match[0])
         elif self.matrix:
