@@ -297,12 +297,12 @@ class NcclTestsOutput:
         self.has_cpu_time = "cputime" in names
         self.table.wrong_is_a_count = "error" not in names
         self.columns = [{"error": "wrong"}.get(name, name.lstrip("#").removeprefix("cpu")) for name in names]
-        starts = [index for index, name in enumerate(self.columns) if name == "time"][: len(_PLACES)]
-        before_numbers = sum(name in _BEFORE_TIME for name in self.columns[: starts[0]])
+        numbers = [name for name in self.columns if name not in _BEFORE_TIME]
+        starts = [index for index, name in enumerate(numbers) if name == "time"][: len(_PLACES)]
         self.places = []
         for start, end in itertools.zip_longest(starts, starts[1:]):
-            positions = {name: start + index for index, name in enumerate(self.columns[start:end])}
-            self.places.append([positions[name] - before_numbers for name in _VALUES if name in positions])
+            place = numbers[start:end]
+            self.places.append([start + place.index(name) for name in _VALUES if name in place])
 
     def _start_table(self) -> None:
         """Begin a new table if the current one has rows; without rows, the current one is the table that begins."""

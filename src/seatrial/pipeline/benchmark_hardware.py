@@ -291,7 +291,7 @@ def _contradicting_shapes(options: HardwareOptions, shapes: Sequence[_Shape], ta
         has_ranks = shape.low <= (ranks or shape.low) <= shape.high
         has_nodes = shape.min_nodes <= (nodes or shape.min_nodes) <= shape.max_nodes
         if not has_ranks or not has_nodes:
-            given = f"--gpus {options.gpus} --nodes {nodes} are {ranks} GPUs" if ranks else f"not --nodes {nodes}"
+            given = f"--gpus {options.gpus} --nodes {nodes} are {ranks} GPUs" if ranks else f"--nodes {nodes} is given"
             is_one_node = shape.max_nodes == 1 or bool(gpus and shape.high <= gpus)
             hint = f". If all GPUs were started, {_WITHOUT_MPI}" if is_one_node else ""
             return [f"{shape.text}, but {given}{hint}"]
