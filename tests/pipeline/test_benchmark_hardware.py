@@ -71,7 +71,7 @@ DEVICES = "".join(
     [
         ("8xH100", 1, "are those of 16 ranks"),
         ("8xH100", 4, "are those of 16 ranks"),
-        ("4xH100", 4, "16 GPUs of 2 hosts are listed"),
+        ("4xH100", 4, "16 GPUs on 2 hosts"),
     ],
 )
 def test_numbers_of_gpus_and_nodes_that_contradict_the_output(gpus: str, nodes: int, text: str) -> None:

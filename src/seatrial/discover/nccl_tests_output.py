@@ -301,8 +301,8 @@ class NcclTestsOutput:
         starts = [index for index, name in enumerate(numbers) if name == "time"][: len(_PLACES)]
         self.places = []
         for start, end in itertools.zip_longest(starts, starts[1:]):
-            place = numbers[start:end]
-            self.places.append([start + place.index(name) for name in _VALUES if name in place])
+            positions = {name: start + index for index, name in enumerate(numbers[start:end])}
+            self.places.append([positions[name] for name in _VALUES if name in positions])
 
     def _start_table(self) -> None:
         """Begin a new table if the current one has rows; without rows, the current one is the table that begins."""

@@ -40,8 +40,8 @@ _NICS = re.compile(r"\s*(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:
 _MAX_PORTS, _MAX_GBPS = 32, 3000
 _GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # names of GPUs that the driver does not know
 _WITHOUT_MPI = (
-    "nccl-tests without MPI=1 runs every process separately, and measures no network. Build it with `make MPI=1` and "
-    "run it again"
+    "nccl-tests without MPI=1 runs every process separately: each prints a table, and none measures the network. Build "
+    "it with `make MPI=1` and run it again"
 )
 
 
@@ -233,7 +233,9 @@ def _shapes(output: NcclTestsOutput, table: Table, columns: tuple[int, float] | 
     if devices:
         listed, hosts = max(device.rank for device in devices) + 1, len({device.host for device in devices})
         is_whole = sorted(device.rank for device in devices) == list(range(listed))
-        text = f"{plural(len(devices), 'GPU')} of {plural(hosts, 'host')} are listed, up to rank {listed - 1}"
+        text = (
+            f"the list of devices has {plural(len(devices), 'GPU')} on {plural(hosts, 'host')}, up to rank {listed - 1}"
+        )
         is_whole &= not columns or columns[0] <= listed <= columns[1]  # else it is an excerpt
         highest, max_hosts = (listed, hosts) if is_whole else (math.inf, math.inf)
         shapes.append(_Shape("list of devices", text, listed, highest, hosts, max_hosts))
