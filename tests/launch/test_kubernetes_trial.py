@@ -29,6 +29,7 @@ TRIAL = """
 launcher: kubernetes
 cluster: {nodes: 2, gpus_per_node: 0}
 localize: false
+telemetry: {enabled: false}
 limits: {heartbeat_timeout_s: 20}
 kubernetes: {image: registry.example/seatrial:1, namespace: ml}
 checks:
@@ -84,7 +85,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
     created.cluster.stop()
 
 
-def test_trial_reaches_its_verdict_over_streams_that_break(site: Site) -> None:
+def test_trial_reaches_its_verdict_over_streams_that_break(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEATRIAL_SET_TELEMETRY__ENABLED", "true")
     code, out, err = site.started(0.2, cut=[5, 0, 40, 30], noise=NOISE).finish()
     assert code == 0, err
     record = load(site.out)

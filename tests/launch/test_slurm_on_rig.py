@@ -27,6 +27,7 @@ CHECK = "collectives.all_reduce"
 TRIAL = """
 cluster: {gpus_per_node: 0}
 localize: false
+telemetry: {enabled: false}
 slurm: {queue_s: 90}
 checks:
   host.inventory:
@@ -92,7 +93,7 @@ def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> No
 
 def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(sound, trial, out)
+    program = started(sound, trial, out, *ONLY, "--only", "nodes.reachable")
     rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
     assert rank["node"] == "node1"
     sound.run_on("node1", ["kill", "-KILL", str(rank["pid"])])

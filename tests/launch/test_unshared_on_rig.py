@@ -22,6 +22,7 @@ pytestmark = pytest.mark.cluster
 TRIAL = """
 cluster: {gpus_per_node: 0}
 localize: false
+telemetry: {enabled: false}
 limits: {heartbeat_timeout_s: 20}
 slurm: {queue_s: 90}
 checks:
@@ -63,10 +64,10 @@ def make_site(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Callable[
     return lambda *nodes: Site(make_cluster(2), tmp_path, nodes) if nodes else Site(make_cluster(2), tmp_path)
 
 
-@pytest.mark.parametrize("without", [("node0", "node1"), ("node1",), ("node0",)])
+@pytest.mark.parametrize("without", [("node0", "node1"), ("node0",)])
 def test_results_are_fetched_from_unshared_nodes(make_site: Callable[..., Site], without: tuple[str, ...]) -> None:
     site = make_site(*without)
-    code, _, err = site.started().finish()
+    code, _, err = site.started(1, "--set", "telemetry.enabled=true").finish()
     assert code == 0, err
     record = load(site.out)
     assert record.decision.value is DecisionValue.ACCEPTED
@@ -88,7 +89,7 @@ def test_results_are_fetched_from_unshared_nodes(make_site: Callable[..., Site],
 
 def test_killed_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
-    program = site.started(60)
+    program = site.started(60, *ONLY)
     rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[3]
     assert rank["node"] == "node1"
     site.cluster.run_on("node1", ["kill", "-KILL", str(rank["pid"])])
@@ -101,14 +102,20 @@ def test_killed_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callabl
     assert nothing_is_left(site.cluster)
 
 
-def test_stopped_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
+def test_stopped_remote_rank_is_the_cause_and_logs_and_stacks_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60, *SHORT_TIMEOUT, *ONLY)
     rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
     site.cluster.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
     assert program.finish()[0] == 3
     assert "node1/rank2" in errors(load(site.out))[CHECK]
-    assert list((site.out / "jobs" / "ranks" / "attempt1").glob("logs/node1/**/stderr.log"))
+    attempt = site.out / "jobs" / "ranks" / "attempt1"
+    assert list(attempt.glob("logs/node1/**/stderr.log"))
+    evidence = read_evidence(attempt, 4)
+    assert evidence is not None
+    assert [snapshot.state for snapshot in evidence.snapshots].index("T") == 2
+    assert [bool(snapshot.frames) for snapshot in evidence.snapshots] == [True, True, False, True]
+    assert evidence.ranks_at_fault == (2,)
     assert site.left_on_nodes() == ""
     assert nothing_is_left(site.cluster)
 
@@ -138,17 +145,3 @@ def test_failed_fetch_is_an_error(make_site: Callable[..., Site]) -> None:
     assert "through srun failed: no data from any node for 12 s" in reason
     assert f"in {site.scratch}/seatrial-1" in reason
     assert nothing_is_left(site.cluster)
-
-
-def test_stacks_of_a_hang_are_fetched_from_unshared_nodes(make_site: Callable[..., Site]) -> None:
-    site = make_site()
-    program = site.started(60, *SHORT_TIMEOUT, *ONLY)
-    rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
-    site.cluster.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
-    assert program.finish()[0] == 3
-    evidence = read_evidence(site.out / "jobs" / "ranks" / "attempt1", 4)
-    assert evidence is not None
-    assert [snapshot.state for snapshot in evidence.snapshots].index("T") == 2
-    assert [bool(snapshot.frames) for snapshot in evidence.snapshots] == [True, True, False, True]
-    assert evidence.ranks_at_fault == (2,)
-    assert site.left_on_nodes() == ""
