@@ -41,9 +41,9 @@ test: $(SETUP)
 unit-tests: $(SETUP)
 	$(PYTEST) -n 4 -m "not cluster and not training"
 
-# three workers: these tests wait for Slurm and for time limits
+# four workers on two cores: these tests wait for Slurm and for time limits
 test-cluster: $(SETUP)
-	$(PYTEST) -n 3 $(call marked,cluster)
+	$(PYTEST) -n 4 $(call marked,cluster)
 
 test-training: $(SETUP)
 	$(PYTEST) $(call marked,training)
