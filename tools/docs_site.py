@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,18 @@ from tools import drills_page, metrics_page, references_page, troubleshooting_pa
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-GENERATED = {
-    path: text
-    for each in (metrics_page, references_page, troubleshooting_page, drills_page)
-    for path, text in each.pages().items()
-}
 # A block of code, which may contain "[8, 8](S(0))", or a link with a path
 CODE_OR_LINK = re.compile(
     r"^ *```.*?^ *```|\[(?P<text>[^\]]*)\]\((?![a-z]+:|#|<)(?P<path>[^)\s#]+)(?P<anchor>#[^)]*)?\)",
     re.MULTILINE | re.DOTALL,
 )
+
+
+@cache
+def generated_pages() -> dict[str, str]:
+    """The text of each page that is made from data, by its path in the site."""
+    makers = (metrics_page, references_page, troubleshooting_page, drills_page)
+    return {path: text for each in makers for path, text in each.pages().items()}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,7 +43,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the generated pages, the files outside of docs/ that pages link to, and those that these link to."""
-    for path, text in GENERATED.items():
+    for path, text in generated_pages().items():
         files.append(File.generated(config, path, content=text))
     pages = [(DOCS / file.src_uri, file.content_string) for file in files.documentation_pages()]
     while pages:
@@ -90,7 +93,7 @@ def _existing(entries: list[Any]) -> list[Any]:
         title, value = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
         if isinstance(value, list):
             kept += [{title: pages}] if (pages := _existing(value)) else []
-        elif (DOCS / value).exists() or value in GENERATED:
+        elif (DOCS / value).exists() or value in generated_pages():
             kept.append(entry)
     return kept
 
@@ -98,7 +101,7 @@ def _existing(entries: list[Any]) -> list[Any]:
 def _target(page: Path, link: re.Match[str]) -> Path:
     """The file that a link of a page leads to: of a folder its README.md, or the folder if it has none."""
     target = (page.parent / link["path"]).resolve()
-    if not target.exists() and os.path.relpath(target, DOCS) not in GENERATED:
+    if not target.exists() and os.path.relpath(target, DOCS) not in generated_pages():
         raise PluginError(f"{page.relative_to(ROOT)} links to {link['path']}, which does not exist")
     return target / "README.md" if (target / "README.md").is_file() else target
 

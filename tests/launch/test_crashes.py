@@ -1,4 +1,7 @@
-"""Killed, stopped and failing ranks in real runs: root cause, remaining checks, no processes left."""
+"""Killed and failing ranks in real runs: root cause, remaining checks, no processes left.
+
+Stopped ranks: test_hang.py and checks/faults/test_train_failure.py.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ CHECK = "collectives.all_reduce"
 # heartbeat_timeout_s: on a busy host torchrun takes seconds to end after its ranks; see SHORT_TIMEOUT
 TRIAL = """
 cluster: {gpus_per_node: 0}
+telemetry: {enabled: false}
 limits: {heartbeat_timeout_s: 20}
 checks:
   host.inventory:
@@ -33,6 +37,7 @@ checks:
   nodes.reachable:
 """
 SHORT_TIMEOUT = ("--set", "limits.heartbeat_timeout_s=6")  # for tests that wait for a missing heartbeat
+SAMPLED = ("--set", "telemetry.enabled=true")  # for tests whose samplers must end too
 
 
 @pytest.fixture
@@ -139,7 +144,7 @@ def test_rank_killed_in_a_gpu_check_fails_the_check_on_all_ranks(trial: Path, tm
 @pytest.mark.training
 def test_ranks_of_a_killed_seatrial_end_and_resume_measures_the_rest(trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = Program("run", trial, "--out", out)
+    program = Program("run", trial, "--out", out, *SAMPLED)
     until(lambda: ranks_in_check(out, "ranks", CHECK, 2))
     program.process.send_signal(signal.SIGKILL)
     assert program.finish()[0] == -signal.SIGKILL
@@ -179,19 +184,6 @@ def test_limit_s_of_a_check_ends_its_ranks(trial: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.training
-def test_stopped_rank_is_the_cause_not_its_peer(one_check_trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    code, _, remaining_pids = run_with_signal(signal.SIGSTOP, one_check_trial, out, *SHORT_TIMEOUT)
-    assert (code, remaining_pids) == (3, [])
-    record = load(out)
-    hung = next(result for result in record.results if result.state is JobState.HUNG)
-    assert "rank 1 (" in hung.failed_subject
-    assert "no heartbeat" in hung.cause
-    assert CHECK in hung.cause
-    assert "stopped by a signal" in hung.cause
-
-
-@pytest.mark.training
 def test_stopped_torchrun_is_detected_after_its_ranks_end(one_check_trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = Program("run", one_check_trial, "--out", out, *SHORT_TIMEOUT)
@@ -219,7 +211,7 @@ def test_ranks_that_do_not_start_in_time_end_the_job(trial: Path, tmp_path: Path
 
 def test_ctrl_c_ends_all_processes_and_writes_reports(trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = Program("run", trial, "--out", out)
+    program = Program("run", trial, "--out", out, *SAMPLED)
     until(lambda: ranks_in_check(out, "ranks", CHECK, 2))
     program.process.send_signal(signal.SIGINT)
     code, output, _ = program.finish()
@@ -236,7 +228,7 @@ def test_ctrl_c_ends_all_processes_and_writes_reports(trial: Path, tmp_path: Pat
 def test_ranks_end_with_torchrun(one_check_trial: Path, tmp_path: Path) -> None:
     """torchrun is killed while seatrial is stopped and cannot end the ranks."""
     out = tmp_path / "run"
-    program = Program("run", one_check_trial, "--out", out)
+    program = Program("run", one_check_trial, "--out", out, *SAMPLED)
     ranks = [heartbeat["pid"] for heartbeat in until(lambda: ranks_in_check(out, "ranks", CHECK, 2))]
     agent = psutil.Process(ranks[0]).ppid()
     program.process.send_signal(signal.SIGSTOP)

@@ -1,6 +1,6 @@
 """Whole trials through the fake kubectl, which runs the pods as processes: verdict, Ctrl-C, SIGKILL and a lost node.
 
-KILL_MOMENTS: at how many random moments a trial of two jobs is killed and resumed; by default at two, of one job.
+KILL_MOMENTS: at how many random moments a trial of two jobs is killed and resumed; by default at one, of one job.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ TRIAL = """
 launcher: kubernetes
 cluster: {nodes: 2, gpus_per_node: 0}
 localize: false
+telemetry: {enabled: false}
 limits: {heartbeat_timeout_s: 20}
 kubernetes: {image: registry.example/seatrial:1, namespace: ml}
 checks:
@@ -84,7 +85,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
     created.cluster.stop()
 
 
-def test_trial_reaches_its_verdict_over_streams_that_break(site: Site) -> None:
+def test_trial_reaches_its_verdict_over_streams_that_break(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEATRIAL_SET_TELEMETRY__ENABLED", "true")
     code, out, err = site.started(0.2, cut=[5, 0, 40, 30], noise=NOISE).finish()
     assert code == 0, err
     record = load(site.out)
@@ -179,7 +181,7 @@ def test_kubelet_that_cannot_be_reached_is_named_and_the_other_node_is_measured(
     site.nothing_is_left()
 
 
-@pytest.mark.parametrize("moment", range(int(MOMENTS or 2)))
+@pytest.mark.parametrize("moment", range(int(MOMENTS or 1)))
 def test_run_that_is_killed_at_a_random_moment_is_resumed(site: Site, moment: int) -> None:
     choice = random.Random(os.urandom(8))
     seconds = 0.2 if MOMENTS else None

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.cluster
 TRIAL = """
 cluster: {gpus_per_node: 0}
 localize: false
+telemetry: {enabled: false}
 slurm: {queue_s: 90}
 checks:
   host.inventory:

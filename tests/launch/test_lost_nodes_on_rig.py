@@ -19,6 +19,7 @@ pytestmark = pytest.mark.cluster
 TRIAL = """
 cluster: {gpus_per_node: 0, nodes: 3}
 localize: false
+telemetry: {enabled: false}
 launcher: slurm
 limits: {heartbeat_timeout_s: 15}
 slurm: {queue_s: 90}

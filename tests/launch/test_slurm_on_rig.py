@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import signal
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.refused_jobs import JOB_REJECTED
 from seatrial.model import CLUSTER, DecisionValue, JobState, Outcome, Trial
-from seatrial.util.hostlist import expand
 from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
@@ -27,6 +23,7 @@ CHECK = "collectives.all_reduce"
 TRIAL = """
 cluster: {gpus_per_node: 0}
 localize: false
+telemetry: {enabled: false}
 slurm: {queue_s: 90}
 checks:
   host.inventory:
@@ -88,49 +85,6 @@ def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> No
     assert nothing_is_left(sound)
     script = (out / "jobs" / "ranks" / "attempt1" / "command.sh").read_text()
     assert script.strip() == (out / "jobs" / "ranks" / "attempt1" / "job.sbatch").read_text().strip()
-
-
-def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    program = started(sound, trial, out)
-    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
-    assert rank["node"] == "node1"
-    sound.run_on("node1", ["kill", "-KILL", str(rank["pid"])])
-    assert program.finish()[0] == 3
-    record = load(out)
-    assert set(errors(record)) == {CHECK}
-    assert "node1/rank3" in errors(record)[CHECK]
-    assert "killed by SIGKILL" in errors(record)[CHECK]
-    assert nothing_is_left(sound)
-
-
-def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    program = started(sound, trial, out, *SHORT_TIMEOUT, *ONLY)
-    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[2]
-    sound.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
-    assert program.finish()[0] == 3
-    record = load(out)
-    assert JobState.HUNG in {result.state for result in record.results}
-    assert "node1/rank2" in errors(record)[CHECK]
-    (cause,) = [finding for finding in record.findings if finding.cause == HANG]
-    assert (cause.subject, cause.confidence) == ("node1/rank2", "high")
-    assert "process state T" in cause.title
-    assert [explained.check for explained in cause.explains] == [CHECK]
-    # the stacks of the others, on both nodes; they may wait at different places of the operation
-    with_stack = re.findall(r"ranks? ([\d, -]+): (?!no Python stack)", cause.evidence)
-    assert sorted(rank for ranks in with_stack for rank in expand(f"[{ranks.replace(' ', '')}]")) == ["0", "1", "3"]
-    assert nothing_is_left(sound)
-
-
-def test_ctrl_c_empties_the_queue(sound: Cluster, trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    program = started(sound, trial, out)
-    until(lambda: ranks_in_check(out, "ranks", CHECK, 4))
-    program.process.send_signal(signal.SIGINT)
-    assert program.finish()[0] == 130
-    assert nothing_is_left(sound)
-    assert {measurement.check for measurement in load(out).measurements} == {"host.inventory"}
 
 
 def test_job_that_cannot_start_reports_the_reason(cluster: Cluster, trial: Path, tmp_path: Path) -> None:

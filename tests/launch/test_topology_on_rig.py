@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cluster
 
 TRIAL = """
 cluster: {gpus_per_node: 0}
+telemetry: {enabled: false}
 slurm: {queue_s: 90}
 checks:
   collectives.pairs: {options: {size: 64KiB, seconds: 0.1}}

@@ -16,6 +16,7 @@ pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.cluster
 
 TRIAL = """
+telemetry: {enabled: false}
 checks:
   host.inventory:
   collectives.all_reduce: {options: {sizes: [1MiB], seconds_per_size: 0.2}}

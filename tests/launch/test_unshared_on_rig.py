@@ -1,7 +1,11 @@
-"""A run directory on the login node only: results are fetched through srun."""
+"""A run directory on the login node only: results are fetched through srun.
+
+train.failure kills and stops ranks with a shared one, and is interrupted: checks/faults/test_train_failure_on_rig.py.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.discover.rank_stacks import read_evidence
-from seatrial.model import DecisionValue, Outcome
+from seatrial.model import DecisionValue, JobState, Outcome
 from seatrial.telemetry import files as telemetry
+from seatrial.util.hostlist import expand
 from tests.launch.test_slurm_on_rig import CHECK, ONLY, SHORT_TIMEOUT, errors, nothing_is_left
 from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
@@ -22,6 +28,7 @@ pytestmark = pytest.mark.cluster
 TRIAL = """
 cluster: {gpus_per_node: 0}
 localize: false
+telemetry: {enabled: false}
 limits: {heartbeat_timeout_s: 20}
 slurm: {queue_s: 90}
 checks:
@@ -63,10 +70,10 @@ def make_site(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Callable[
     return lambda *nodes: Site(make_cluster(2), tmp_path, nodes) if nodes else Site(make_cluster(2), tmp_path)
 
 
-@pytest.mark.parametrize("without", [("node0", "node1"), ("node1",), ("node0",)])
+@pytest.mark.parametrize("without", [("node0", "node1"), ("node0",)])
 def test_results_are_fetched_from_unshared_nodes(make_site: Callable[..., Site], without: tuple[str, ...]) -> None:
     site = make_site(*without)
-    code, _, err = site.started().finish()
+    code, _, err = site.started(1, "--set", "telemetry.enabled=true").finish()
     assert code == 0, err
     record = load(site.out)
     assert record.decision.value is DecisionValue.ACCEPTED
@@ -88,7 +95,7 @@ def test_results_are_fetched_from_unshared_nodes(make_site: Callable[..., Site],
 
 def test_killed_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
-    program = site.started(60)
+    program = site.started(60, *ONLY, "--only", "nodes.reachable")
     rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[3]
     assert rank["node"] == "node1"
     site.cluster.run_on("node1", ["kill", "-KILL", str(rank["pid"])])
@@ -101,14 +108,29 @@ def test_killed_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callabl
     assert nothing_is_left(site.cluster)
 
 
-def test_stopped_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
+def test_stopped_remote_rank_is_the_cause_and_logs_and_stacks_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60, *SHORT_TIMEOUT, *ONLY)
     rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
     site.cluster.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
     assert program.finish()[0] == 3
-    assert "node1/rank2" in errors(load(site.out))[CHECK]
-    assert list((site.out / "jobs" / "ranks" / "attempt1").glob("logs/node1/**/stderr.log"))
+    record = load(site.out)
+    assert JobState.HUNG in {result.state for result in record.results}
+    assert "node1/rank2" in errors(record)[CHECK]
+    (cause,) = [finding for finding in record.findings if finding.cause == HANG]
+    assert (cause.subject, cause.confidence) == ("node1/rank2", "high")
+    assert "process state T" in cause.title
+    assert [explained.check for explained in cause.explains] == [CHECK]
+    # the stacks of the others, on both nodes; they may wait at different places of the operation
+    with_stack = re.findall(r"ranks? ([\d, -]+): (?!no Python stack)", cause.evidence)
+    assert sorted(rank for ranks in with_stack for rank in expand(f"[{ranks.replace(' ', '')}]")) == ["0", "1", "3"]
+    attempt = site.out / "jobs" / "ranks" / "attempt1"
+    assert list(attempt.glob("logs/node1/**/stderr.log"))
+    evidence = read_evidence(attempt, 4)
+    assert evidence is not None
+    assert [snapshot.state for snapshot in evidence.snapshots].index("T") == 2
+    assert [bool(snapshot.frames) for snapshot in evidence.snapshots] == [True, True, False, True]
+    assert evidence.ranks_at_fault == (2,)
     assert site.left_on_nodes() == ""
     assert nothing_is_left(site.cluster)
 
@@ -138,17 +160,3 @@ def test_failed_fetch_is_an_error(make_site: Callable[..., Site]) -> None:
     assert "through srun failed: no data from any node for 12 s" in reason
     assert f"in {site.scratch}/seatrial-1" in reason
     assert nothing_is_left(site.cluster)
-
-
-def test_stacks_of_a_hang_are_fetched_from_unshared_nodes(make_site: Callable[..., Site]) -> None:
-    site = make_site()
-    program = site.started(60, *SHORT_TIMEOUT, *ONLY)
-    rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
-    site.cluster.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
-    assert program.finish()[0] == 3
-    evidence = read_evidence(site.out / "jobs" / "ranks" / "attempt1", 4)
-    assert evidence is not None
-    assert [snapshot.state for snapshot in evidence.snapshots].index("T") == 2
-    assert [bool(snapshot.frames) for snapshot in evidence.snapshots] == [True, True, False, True]
-    assert evidence.ranks_at_fault == (2,)
-    assert site.left_on_nodes() == ""

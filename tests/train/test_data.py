@@ -156,7 +156,7 @@ def test_block_order_depends_on_epoch_and_seed_and_resumes() -> None:
         next(data.block_order(3, 0, 4, 0))
 
 
-ROUNDS, PROCESSES = 20, 8
+ROUNDS, PROCESSES = 10, 8
 
 
 def _native(folder: Path, rank: int, gather: Any) -> int:
@@ -196,7 +196,7 @@ def _process(prepare: Any, rank: int, folder: Path, barrier: Any, queue: Any) ->
 @pytest.mark.training
 @pytest.mark.parametrize("prepare", [_native, _hf])
 def test_a_cache_is_shared_by_all_processes_and_survives_kills(tmp_path: Path, prepare: Any) -> None:
-    """Eight processes prepare data in 20 folders. In each folder, an earlier process was killed before the rename.
+    """Eight processes prepare data in ten folders. In each folder, an earlier process was killed before the rename.
 
     With stack native the eight processes are ranks of one run, with stack hf they are separate runs.
     """

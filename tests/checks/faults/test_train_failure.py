@@ -295,7 +295,7 @@ def values(measurement: Measurement, metric: str) -> Iterator[float]:
 @pytest.mark.training
 def test_three_faults_with_two_processes(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(TRIAL)
-    program = Program("run", tmp_path / "t.yaml", "--out", tmp_path / "run")
+    program = Program("run", tmp_path / "t.yaml", "--set", "telemetry.enabled=false", "--out", tmp_path / "run")
     code, output, err = program.finish(240)
     assert (code, program.left_behind()) == (0, []), output + err
     measurement = single_measurement(tmp_path / "run")

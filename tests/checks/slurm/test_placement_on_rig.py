@@ -20,6 +20,7 @@ PARTITIONS = {"cpu": "node0", "gpu": "node[1-3]", "large": "node[0-3]"}
 TRIAL = """
 cluster: {nodes: 3, gpus_per_node: 0}
 launcher: slurm
+telemetry: {enabled: false}
 slurm: {partition: gpu}
 checks:
   slurm.nodes:
