@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seatrial.checks import catalog
 from seatrial.hardware.references import Sku, skus
-from seatrial.report.known_references import NO_VALUE, shape, shapes, value_text
+from seatrial.report.inventory import NO_VALUE, shape, shapes, value_text
 from seatrial.report.reference_metrics import ReferenceMetric, reference_metrics, values_by_metric
 
 HEAD = """# Reference values of GPU models

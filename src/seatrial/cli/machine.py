@@ -70,7 +70,7 @@ def skus(
     """List GPU models, each with its number of reference values; with MODEL, show the values and their sources."""
     from seatrial.checks import catalog
     from seatrial.hardware import references
-    from seatrial.report import known_references
+    from seatrial.report import inventory
     from seatrial.report.reference_metrics import reference_metrics
 
     all_metrics, models = reference_metrics(catalog()), references.skus()
@@ -78,9 +78,9 @@ def skus(
     if not selected:
         raise UsageError(f"no GPU model matches {model!r}; known: {', '.join(sku.name for sku in models)}")
     if as_json:
-        print_json(known_references.as_json(selected, all_metrics))
+        print_json(inventory.models_as_json(selected, all_metrics))
     elif not model:
-        known_references.print_models(selected, all_metrics, stdout())
+        inventory.print_models(selected, all_metrics, stdout())
     else:
         for sku in selected:
-            known_references.print_model(sku, all_metrics, stdout())
+            inventory.print_model(sku, all_metrics, stdout())

@@ -16,7 +16,7 @@ from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.pipeline.tested_hardware import cpu_only
 from seatrial.pipeline.this_host import ThisHost
-from seatrial.report import known_references
+from seatrial.report import inventory
 from seatrial.report.reference_metrics import unjudged_metrics
 
 _NO_GPU = "no GPU on {place}: the decision will be INCOMPLETE at best; for a CPU-only run: --gpus-per-node 0"
@@ -83,4 +83,4 @@ def planned_notes(settings: Config, plan: Plan, this_host: ThisHost, baseline: B
     no_gpu_lines = [_NO_GPU.format(place=place)] if no_gpu else []
     planned = [check for job in plan.jobs for check in job.checks]
     unjudged = unjudged_metrics(settings, catalog(), planned, gpus, baseline)
-    return (*no_gpu_lines, *known_references.unjudged_lines(unjudged, gpus, settings.cluster.nodes))
+    return (*no_gpu_lines, *inventory.unjudged_lines(unjudged, gpus, settings.cluster.nodes))

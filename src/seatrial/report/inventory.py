@@ -1,4 +1,4 @@
-"""Text output of the commands `discover`, `checks` and `explain`."""
+"""The tables of the commands `discover`, `checks`, `skus` and `explain`, and the note before a run."""
 
 from __future__ import annotations
 
@@ -9,39 +9,36 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
 
 from seatrial.checks.check import Check
+from seatrial.hardware.references import Sku
 from seatrial.judge.insights.power import CERTAINTY, samples_table
-from seatrial.model import Finding, Rule, format_bytes, format_value
+from seatrial.model import Finding, Phase, ReferenceValue, Rule, Scope, format_value
 from seatrial.model.rule import BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
-from seatrial.report.text import clean
+from seatrial.report.reference_metrics import ReferenceMetric, UnjudgedMetric, values_by_metric
+from seatrial.report.tables import Table, fact_tables, print_tables
+from seatrial.util.text import plural
 
 # Mounted filesystems that `discover` prints; a container host can have hundreds
 MAX_MOUNTS = 12
 # Filesystem types of containers and of memory. An overlay reports the size of the disk below it
 _CONTAINER_TYPES = ("overlay", "tmpfs", "squashfs")
-SCOPES = (
-    "Scopes: CONTROL = once, on this host; NODE = once per node; GPU = one process per GPU, without communication; "
-    "CLUSTER = all ranks in one process group; if the title says one GPU, the other ranks wait."
-)
+SCOPES = {
+    Scope.CONTROL: "once, on this host",
+    Scope.NODE: "once per node",
+    Scope.GPU: "one process per GPU, without communication",
+    Scope.CLUSTER: "all ranks in one process group; if the title says one GPU, the other ranks wait",
+}
+NO_VALUE = "–"
 
 
 def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
-    """Print facts, one line per component.
-
-    Instead of a list of records inside a record, its length is printed. If there are more than MAX_MOUNTS mounted
-    filesystems, only this many are printed. ``--json`` prints all records.
-    """
+    """Print the facts of each component in tables. ``--json`` prints all filesystems and inner lists."""
     mounts = facts.get("host", {}).get("mounts", {})
     if len(mounts.get("filesystems", ())) > MAX_MOUNTS:
         facts = {**facts, "host": {**facts["host"], "mounts": _shortened_mounts(mounts)}}
-    for depth, key, text in _lines(facts, 0):
-        heading = f"[bold]{escape(clean(key))}[/]" if key else ""
-        line = f"{'  ' * depth}{heading}{'  ' if key and text else ''}{escape(clean(text))}"
-        console.print(line, highlight=False, soft_wrap=True)
+    for component, values in facts.items():
+        print_tables(fact_tables(values, component), console)
 
 
 def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,81 +61,42 @@ def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
     ordered = sorted(filesystems, key=priority)
     shown, others = ordered[:MAX_MOUNTS], ordered[MAX_MOUNTS:]
     counts = Counter(mount["type"] for mount in others).most_common()
-    text = f"and {len(others)} more ({', '.join(f'{count} {kind}' for kind, count in counts)})"
+    more = f"{len(others)} more ({', '.join(f'{count} {kind}' for kind, count in counts)})"
     if hung := sum(not mount["responding"] for mount in others):
-        text += f"; {hung} of them do not respond"
-    more = f"{text}; all: seatrial discover --json"
-    return {**mounts, "filesystems": [*sorted(shown, key=lambda mount: str(mount["target"])), more]}
-
-
-def _lines(facts: Mapping[str, Any], depth: int) -> Iterator[tuple[int, str, str]]:
-    """Indentation, heading and text of each line."""
-    for key, value in facts.items():
-        if isinstance(value, dict) and value:
-            yield depth, key, _pairs({name: inner for name, inner in value.items() if not _is_nested(inner)})
-            yield from _lines({name: inner for name, inner in value.items() if _is_nested(inner)}, depth + 1)
-        elif _is_nested(value):
-            yield depth, key, ""
-            for item in value:
-                yield depth + 1, "", _pairs(item) if isinstance(item, dict) else _short(item)
-
-
-def _is_nested(value: Any) -> bool:
-    return (isinstance(value, dict) and bool(value)) or (
-        isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
-    )
-
-
-def _pairs(facts: Mapping[str, Any]) -> str:
-    """``key value`` pairs on one line, without empty values; values of ``*_bytes`` in binary units."""
-    return ", ".join(
-        f"{key.removesuffix('_bytes')} {format_bytes(value) if key.endswith('_bytes') else _short(value)}"
-        for key, value in facts.items()
-        if value not in (None, "", [], {})
-    )
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"({_pairs(value)})"
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        return str(len(value))
-    if isinstance(value, list):
-        return " ".join(_short(item) for item in value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
+        more += f"; {hung} of them do not respond"
+    shown = sorted(shown, key=lambda mount: str(mount["target"]))
+    return {**mounts, "filesystems": shown, "filesystems not listed": f"{more}; all: seatrial discover --json"}
 
 
 def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
-    """Print name, scope and title of each check on one line."""
-    console.print(f"{SCOPES}\nRules of a check: seatrial checks NAME\n", highlight=False)
-    name_width = max((len(check.name) for check in checks.values()), default=0)
-    scope_width = max((len(check.scope) for check in checks.values()), default=0)
-    for check in checks.values():
-        line = f"{check.name:<{name_width}}  {check.scope:<{scope_width}}  {check.title}"
-        console.print(escape(line), highlight=False, soft_wrap=True)
+    """Print name, scope and title of each check, by phase."""
+    for phase in Phase:
+        rows = [(check.name, str(check.scope), check.title) for check in checks.values() if check.phase is phase]
+        print_tables([Table(str(phase), rows)] if rows else [], console)
+    _print_scopes(console)
+    console.print("Rules of a check: seatrial checks NAME", highlight=False)
+
+
+def _print_scopes(console: Console) -> None:
+    print_tables([Table("Scopes", [(str(scope), text) for scope, text in SCOPES.items()])], console)
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
     """Print each check with its title, scope, needs, rules, and the metrics without a rule."""
-    console.print(f"{SCOPES}\n", highlight=False)
     for check in checks.values():
-        console.print(f"[bold]{check.name}[/]  {escape(check.title)}", highlight=False)
-        scope = f"{check.phase}, scope {check.scope}, {_needs(check)}, at most {check.limit_s:.0f} s"
-        console.print(scope if check.rules else f"{scope}, no rules", highlight=False)
-        for rule in check.rules:
-            console.print(Padding(f"[bold]{rule.metric}[/]  {rule_text(rule)}", (0, 0, 0, 2)), highlight=False)
-            console.print(Padding(escape(rule.meaning), (0, 0, 0, 6)), highlight=False)
+        names = {"needs GPUs": check.needs.gpus, f"needs {check.needs.min_ranks} ranks": check.needs.min_ranks > 1}
+        needs = ", ".join(name for name, is_needed in names.items() if is_needed) or "no requirements"
+        text = f"{check.phase}, scope {check.scope}, {needs}, at most {check.limit_s:.0f} s"
+        rules = [(rule.metric, rule_text(rule), rule.meaning) for rule in check.rules]
         judged = {rule.metric for rule in check.rules}
         recorded = [
-            f"{name} ({unit})" if unit else name
+            (name, f"no rule; in {unit}" if unit else "no rule", "")
             for name, unit in check.units.items()
             if name not in judged and not any(fnmatchcase(metric, name) for metric in judged)
         ]
-        if recorded:
-            console.print(Padding(escape(f"no rule: {', '.join(recorded)}"), (0, 0, 0, 2)), highlight=False)
-        console.print()
+        title = f"{check.name}: {check.title} ({text})"
+        print_tables([Table(title, [*rules, *recorded], ("metric", "rule", "meaning of a violation"))], console)
+    _print_scopes(console)
 
 
 def print_power(check: Check, console: Console) -> None:
@@ -148,20 +106,17 @@ def print_power(check: Check, console: Console) -> None:
         if (share := rule.share(REFERENCE)) is not None:
             metrics_by_limit.setdefault(share, []).append(rule.metric)
     if not metrics_by_limit:
-        console.print(f"[bold]{check.name}[/]: no limit relative to a reference value", highlight=False)
+        print_tables([Table(f"{check.name}: no limit relative to a reference value", [])], console)
     for limit, metrics in metrics_by_limit.items():
-        text = f"[bold]{check.name}[/]: FAIL below {limit:.0%} of the reference: {', '.join(metrics)}"
-        console.print(text, highlight=False)
-        text = f"samples per measurement to reject a slowdown in {CERTAINTY:.0%} of trials; noise: standard deviation"
-        console.print(text, highlight=False)
         counts_by_noise = samples_table(limit)  # noise → slowdown → number of samples, None above the highest number
-        table = Table(box=None, padding=(0, 2, 0, 2))
-        table.add_column("noise", justify="right")
-        for slowdown in next(iter(counts_by_noise.values())):
-            table.add_column(f"{slowdown:.0%} slower", justify="right")
-        for noise, counts in counts_by_noise.items():
-            table.add_row(f"{noise:.1%}", *(f"{count:,}" if count else "> 100,000" for count in counts.values()))
-        console.print(table, highlight=False)
+        header = ["noise", *(f"{slowdown:.0%} slower" for slowdown in next(iter(counts_by_noise.values())))]
+        rows = [
+            [f"{noise:.1%}", *(f"{count:,}" if count else "> 100,000" for count in counts.values())]
+            for noise, counts in counts_by_noise.items()
+        ]
+        title = f"{check.name}: FAIL below {limit:.0%} of the reference: {', '.join(metrics)}"
+        note = f"samples per measurement to reject a slowdown in {CERTAINTY:.0%} of trials; noise: standard deviation"
+        print_tables([Table(title, []), Table(note, rows, header)], console)
 
 
 def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
@@ -187,17 +142,9 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
     """Print the findings in logs."""
     for finding in findings:
         subject = f"{finding.subject}; " if finding.subject else ""
-        source = escape(clean(f"({subject}{finding.source}; confidence: {finding.confidence})"))
-        console.print(f"[bold]{escape(clean(finding.title))}[/]  {source}", highlight=False, soft_wrap=True)
-        texts = (("cause", finding.evidence), ("run first", finding.first_command), ("fix", finding.fix))
-        for title, text in filter(lambda row: row[1], texts):
-            console.print(f"  {title:<11}{escape(clean(text))}", highlight=False, soft_wrap=True)
-
-
-def _needs(check: Check) -> str:
-    parts = ["GPUs"] if check.needs.gpus else []
-    parts += [f"{check.needs.min_ranks} ranks"] if check.needs.min_ranks > 1 else []
-    return f"requires {' and '.join(parts)}" if parts else "no requirements"
+        title = f"{finding.title}  ({subject}{finding.source}; confidence: {finding.confidence})"
+        rows = [("cause", finding.evidence), ("run first", finding.first_command), ("fix", finding.fix)]
+        print_tables([Table(title, [row for row in rows if row[1]])], console)
 
 
 def rule_text(rule: Rule) -> str:
@@ -226,3 +173,89 @@ _BASES = {
     GEMM: "the speed at the matrix multiplication rate that this run measured",
     OPPOSITE: "the opposite direction",
 }
+
+
+def print_models(models: Sequence[Sku], metrics: Sequence[ReferenceMetric], console: Console) -> None:
+    """Print a line for each GPU model: the number of metrics with a value, and the numbers of GPUs that have values."""
+    rows = []
+    for sku in models:
+        by_metric = values_by_metric(sku, metrics)
+        count = sum(map(bool, by_metric.values()))
+        on = shapes([value for values in by_metric.values() for value in values]) or NO_VALUE
+        rows.append((sku.name, f"{count} of {len(metrics)}", on))
+    print_tables([Table("", rows, ("GPU model", "metrics with a value", "on"))], console)
+    console.print("The values of one model: seatrial skus MODEL", highlight=False)
+
+
+def print_model(sku: Sku, metrics: Sequence[ReferenceMetric], console: Console) -> None:
+    """Print the reference values of a GPU model with their sources, and the metrics without one."""
+    by_metric = values_by_metric(sku, metrics)
+    rows = [
+        (f"{metric.check} {metric.name}", shape(value), value_text(value), value.source)
+        for metric, values in by_metric.items()
+        for value in values
+    ]
+    rows += [
+        (f"{metric.check} {metric.name}", NO_VALUE, NO_VALUE, "SKIP" if metric.is_optional else "UNJUDGED")
+        for metric, values in by_metric.items()
+        if not values
+    ]
+    title = f"{sku.name}  NVML name: {', '.join(sku.nvml_names)}"
+    print_tables([Table(title, rows, ("metric", "on", "value", "source, or outcome without a value"))], console)
+
+
+def models_as_json(models: Sequence[Sku], metrics: Sequence[ReferenceMetric]) -> list[dict[str, Any]]:
+    """The reference values of all models for ``--json``."""
+    return [
+        {
+            "name": sku.name,
+            "nvml_names": list(sku.nvml_names),
+            "metrics": [
+                {
+                    "check": metric.check,
+                    "metric": metric.name,
+                    "without_value": "SKIP" if metric.is_optional else "UNJUDGED",
+                    "values": [value.model_dump(mode="json", exclude={"gpu", "runs"}) for value in values],
+                }
+                for metric, values in values_by_metric(sku, metrics).items()
+            ],
+        }
+        for sku in models
+    ]
+
+
+def unjudged_lines(unjudged: Sequence[UnjudgedMetric], gpus: Sequence[str], nodes: int) -> Iterator[str]:
+    """Lines that name, before a run, the metrics without a reference value on these GPUs."""
+    if not unjudged:
+        return
+    model = " + ".join(sorted(set(gpus)))
+    metrics_by_check: dict[str, list[str]] = {}
+    for each in unjudged:
+        exception = f" (except over {' or '.join(each.fabrics)})" if each.fabrics else ""
+        metrics_by_check.setdefault(each.check, []).append(f"{each.metric}{exception}")
+    where = f"{plural(nodes, 'node')} with {len(gpus)} × {model}"
+    counts = f"{plural(len(unjudged), 'metric')} of {plural(len(metrics_by_check), 'check')}"
+    yield f"UNJUDGED on {where}, no reference value: {counts}"
+    for check, metrics in metrics_by_check.items():
+        yield f"  {check}: {', '.join(metrics)}"
+    yield "  to judge them: --set 'checks.CHECK.expect.METRIC=>= VALUE UNIT', or a baseline (seatrial baseline learn)"
+
+
+def shapes(values: Sequence[ReferenceValue]) -> str:
+    """The numbers of GPUs and nodes of some values: ``1, 8 GPUs; 2×8 GPUs (efa)``."""
+    one_node = sorted({value.gpus for value in values if value.nodes == 1})
+    texts = [f"{', '.join(map(str, one_node))} {'GPU' if one_node == [1] else 'GPUs'}"] if one_node else []
+    return "; ".join([*texts, *dict.fromkeys(shape(value) for value in values if value.nodes > 1)])
+
+
+def shape(value: ReferenceValue) -> str:
+    """The number of GPUs and nodes of a value, the network between the nodes, and NCCL's algorithm."""
+    gpus = plural(value.gpus, "GPU") if value.nodes == 1 else f"{value.nodes}×{value.gpus // value.nodes} GPUs"
+    conditions = ", ".join(filter(None, (value.fabric if value.nodes > 1 else "", value.algorithm)))
+    return f"{gpus} ({conditions})" if conditions else gpus
+
+
+def value_text(value: ReferenceValue) -> str:
+    """The value with its unit, and the minimum if one is published."""
+    required = f", at least {format_value(value.required, value.unit)}" if value.required is not None else ""
+    return f"{format_value(value.value, value.unit)}{required}"
