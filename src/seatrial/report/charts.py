@@ -4,69 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
 from seatrial.model import Series, format_bytes, format_value
-from seatrial.report.formatting import family, print_value, unit_text
+from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge
+from seatrial.report.formatting import family, natural_key, print_value, unit_text
 
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460.0, 250.0, 58.0, 446.0, 24.0, 210.0  # SVG units; the last four: axes
 # Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit. The width is that of
 # the font on narrow screens, which is larger
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
-CHARACTER_WIDTH = 7.0  # mean width of the characters of a label such as "256 KiB", with the font of narrow screens
 STYLES = 8  # colours and dash patterns of curves: .s0 to .s7 in style.css
 MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
 MAX_POINTS = 400  # points of a curve: about one per SVG unit of width
 MAX_MARKS = 40  # a curve with more points has no marks that show values on hovering
+MAX_LABELS = 6  # labels of a logarithmic axis
 # Beyond these limits the steps of an axis would exceed the range of a float; measured values are far smaller
 LARGEST, SMALLEST = 1e300, 1e-300
+# A telemetry curve is interrupted if there is no sample for GAP_STEPS steps and for GAP_S seconds. Shorter gaps are
+# late samples, or GPUs that the sampler reads in turn
+GAP_STEPS, GAP_S = 3, 10.0
+_GIB = 2.0**30
 
 Points = Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The size of a chart in SVG units, its margins, font size, and decimals of a path."""
-
-    width: float
-    height: float
-    left: float
-    right: float
-    top: float
-    bottom: float
-    font: float
-    decimals: int
-
-    @property
-    def x_range(self) -> tuple[float, float]:
-        """Start and end of the x axis."""
-        return self.left, self.width - self.right
-
-    @property
-    def y_range(self) -> tuple[float, float]:
-        """Start and end of the y axis."""
-        return self.height - self.bottom, self.top
-
-    def path(self, points: Points) -> str:
-        """An SVG path: the first point, then relative moves; a horizontal part is one move."""
-        rounded = [(round(x, self.decimals), round(y, self.decimals)) for x, y in points]
-        bends = [
-            point
-            for before, point, after in zip(rounded, rounded[1:], rounded[2:], strict=False)
-            if not before[1] == point[1] == after[1]
-        ]
-        points = [rounded[0], *bends, *rounded[-1:]] if len(rounded) > 1 else rounded
-        moves = (f"l{round(x2 - x1, 1):g} {round(y2 - y1, 1):g}" for (x1, y1), (x2, y2) in pairwise(points))
-        return f"M{points[0][0]:g} {points[0][1]:g}" + "".join(moves)
-
-    def area(self, low: Points, high: Points) -> str:
-        """An SVG path around the area between two curves."""
-        return self.path([*low, *reversed(high)]) + "Z"
-
-
-FRAME = Frame(width=460, height=250, left=58, right=14, top=24, bottom=40, font=11.5, decimals=1)
 
 
 @dataclass(frozen=True)
@@ -78,13 +41,13 @@ class Axis:
     start: float
     end: float
     ticks: tuple[tuple[float, str], ...] = ()  # position, label
-    log: bool = False
+    is_log: bool = False
 
     def position(self, value: float) -> float:
         """The position of ``value`` in SVG units."""
-        low, high = (math.log2(self.low), math.log2(self.high)) if self.log else (self.low, self.high)
-        fraction = ((math.log2(value) if self.log else value) - low) / ((high - low) or 1.0)
-        return round(self.start + fraction * (self.end - self.start), 1)
+        scale = math.log2 if self.is_log else float
+        low, high = scale(self.low), scale(self.high)
+        return round(self.start + (scale(value) - low) / ((high - low) or 1.0) * (self.end - self.start), 1)
 
     def with_ticks(self, values: Iterable[float], unit: str) -> Axis:
         """The same axis with a tick at each value."""
@@ -97,7 +60,7 @@ class Curve:
 
     label: str
     style: int
-    path: str = ""
+    path: str
     marks: tuple[tuple[float, float, str], ...] = ()
 
 
@@ -105,19 +68,16 @@ class Curve:
 class Chart:
     """Axes and curves; with more than MAX_CURVES curves, a band around all of them."""
 
-    frame: Frame
     title: str
     x: Axis
     y: Axis
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
-    band: str = ""  # an SVG path
-    band_label: str = ""
-    legend: tuple[Curve, ...] = ()
-    range_text: str = ""  # minimum and maximum of the values
-    limits: tuple[tuple[float, float], ...] = ()  # points
-    expected: tuple[tuple[float, float], ...] = ()  # points
+    band: str  # an SVG path; empty without a band
+    band_label: str
+    limits: tuple[tuple[float, float], ...]  # points
+    expected: tuple[tuple[float, float], ...]  # points
 
     @property
     def caption(self) -> str:
@@ -136,6 +96,15 @@ class Limit:
     expected: float | None
 
 
+@dataclass(frozen=True)
+class Line:
+    """The values of a curve before they are drawn; at a point with a NaN the curve is interrupted."""
+
+    label: str
+    points: Points
+    is_bad: bool = False
+
+
 def charts(all_series: Iterable[Series], not_passed: frozenset[str], limits: Sequence[Limit] = ()) -> list[Chart]:
     """One chart per family of names: ``loss.all_ranks`` and ``loss.one_process`` share a chart.
 
@@ -145,13 +114,28 @@ def charts(all_series: Iterable[Series], not_passed: frozenset[str], limits: Seq
     families: dict[tuple[str, str, str], list[Series]] = {}
     for series in all_series:
         if series.x and series.y:
-            values = {"x": tuple(map(drawable, series.x)), "y": tuple(map(drawable, series.y))}
-            key = (family(series.name), series.x_unit, series.y_unit)
-            families.setdefault(key, []).append(series.model_copy(update=values))
-    return [
-        _chart(group, not_passed, [limit for limit in limits if limit.family == name])
-        for (name, _x_unit, _y_unit), group in families.items()
-    ]
+            families.setdefault((family(series.name), series.x_unit, series.y_unit), []).append(series)
+    drawn = []
+    for (name, x_unit, y_unit), group in families.items():
+        label_of = _label_function(group)
+        lines = [Line(label_of(each), _points(each.x, each.y), each.subject in not_passed) for each in group]
+        title = name if len({series.name for series in group}) > 1 else group[0].name
+        drawn.append(_chart(title, lines, x_unit, y_unit, [limit for limit in limits if limit.family == name]))
+    return drawn
+
+
+def telemetry_charts(dashboard: Dashboard) -> list[Chart]:
+    """One chart for each gauge with a curve of at least two values; x is the time in the phase in seconds."""
+    gauges = (*GAUGES[dashboard.kind], Gauge(THROTTLED, "", "Number of GPUs throttled, by reason"))
+    drawn = []
+    for gauge in gauges:
+        scale, unit = (_GIB, "GiB") if gauge.unit == "B" else (1.0, gauge.unit)
+        tracks = [track for track in dashboard.tracks if track.gauge == gauge.name]
+        lines = [Line(each.label, [*_unbroken(each.values, dashboard, scale)]) for each in tracks]
+        if any(len(line.points) > 1 for line in lines):
+            ordered = sorted((line for line in lines if line.points), key=lambda line: natural_key(line.label))
+            drawn.append(_chart(gauge.title, ordered, "s", unit, ()))
+    return drawn
 
 
 def drawable(value: float) -> float:
@@ -159,64 +143,72 @@ def drawable(value: float) -> float:
     return 0.0 if abs(value) < SMALLEST else min(max(value, -LARGEST), LARGEST)
 
 
-def _chart(group: list[Series], not_passed: frozenset[str], limits: Sequence[Limit]) -> Chart:
-    """The chart of ``group``, the series of one family with the same units."""
-    first = group[0]
+def _points(xs: Iterable[float], ys: Iterable[float]) -> Points:
+    return [(drawable(x), drawable(y)) for x, y in zip(xs, ys, strict=False)]
+
+
+def _unbroken(values: Sequence[float | None], dashboard: Dashboard, scale: float) -> Iterator[tuple[float, float]]:
+    """(time, value) of each step with a value, with a NaN at long gaps and where a pause was cut out."""
+    max_gap_s, last = max(GAP_STEPS * dashboard.step_s, GAP_S), math.inf
+    for step, value in enumerate(values):
+        if value is not None:
+            time = drawable((step + 0.5) * dashboard.step_s)
+            if time - last > max_gap_s or any(last < cut <= time for cut in dashboard.cuts):
+                yield time, math.nan
+            yield time, drawable(value) / scale
+            last = time
+
+
+def _chart(title: str, lines: Sequence[Line], x_unit: str, y_unit: str, limits: Sequence[Limit]) -> Chart:
     ys_by_x: dict[float, list[float]] = {}
-    for series in group:
-        for x, y in zip(series.x, series.y, strict=False):
-            ys_by_x.setdefault(x, []).append(y)
+    for line in lines:
+        for x, y in line.points:
+            if not math.isnan(y):
+                ys_by_x.setdefault(x, []).append(y)
     xs = sorted(ys_by_x)
-    over_sizes = first.x_unit == "B" and xs[0] > 0
+    over_sizes = x_unit == "B" and xs[0] > 0
     limits = [limit for limit in limits if limit.size in ys_by_x]
     marked = [drawable(y) for each in limits for y in (each.limit, each.expected) if y is not None]
-    y_axis = _y_axis(first, [y for ys in ys_by_x.values() for y in ys] + marked, over_sizes)
-    tick_digits = max(len(label) for _position, label in y_axis.ticks)
-    frame = replace(FRAME, left=max(FRAME.left, TICK_MARGIN + DIGIT_WIDTH * tick_digits))
-    x_axis = (_size_axis if over_sizes else linear)(xs, first.x_unit, *frame.x_range)
-    label_of = _label_function(group)
+    y_axis = _y_axis(title, y_unit, [y for ys in ys_by_x.values() for y in ys] + marked, over_sizes)
+    left = max(LEFT, TICK_MARGIN + DIGIT_WIDTH * max(len(label) for _position, label in y_axis.ticks))
+    x_axis = logarithmic(xs, 2, x_unit, left, RIGHT) if over_sizes else linear(xs, x_unit, left, RIGHT)
 
-    def to_svg(points: Points) -> Points:
-        return [(x_axis.position(x), y_axis.position(y)) for x, y in points]
+    def to_svg(points: Iterable[tuple[float, float]]) -> Points:
+        return [(x_axis.position(x), y if math.isnan(y) else y_axis.position(y)) for x, y in points]
 
     def combined(combine: Callable[[list[float]], float]) -> Points:
         return to_svg(_thin([(x, combine(ys_by_x[x])) for x in xs]))
 
-    def curve(series: Series, style: int) -> Curve:
-        pairs = _thin(list(zip(series.x, series.y, strict=False)))
-        points, label = to_svg(pairs), label_of(series)
-        notes = [f"{label}: {tick_label(x, series.x_unit)}, {print_value(y, series.y_unit)}" for x, y in pairs]
-        marks = [(*point, note) for point, note in zip(points, notes, strict=True)] if len(pairs) <= MAX_MARKS else []
-        return Curve(label, style, frame.path(points), tuple(marks))
+    def curve(line: Line, style: int) -> Curve:
+        shown = _thin(line.points)
+        texts = [f"{line.label}: {tick_label(x, x_unit)}, {print_value(y, y_unit)}" for x, y in shown]
+        points = to_svg(shown)
+        marks = [(x, y, text) for (x, y), text in zip(points, texts, strict=True) if not math.isnan(y)]
+        return Curve(line.label, style % STYLES, path(points), tuple(marks) if len(marks) <= MAX_MARKS else ())
 
-    chart = Chart(
-        frame=frame,
-        title=family(first.name) if len({series.name for series in group}) > 1 else first.name,
+    has_band = len(lines) > MAX_CURVES
+    drawn = [line for line in lines if line.is_bad][: MAX_CURVES - 2] if has_band else lines
+    median_curve = [Curve(f"median of {len(lines)}", 0, path(combined(median)))] if has_band else []
+    return Chart(
+        title=title,
         x=x_axis,
         y=y_axis,
-        x_label={"B": "message size", "s": "time in s"}.get(first.x_unit) or unit_text(first.x_unit),
-        y_label=unit_text(first.y_unit),
-        curves=tuple(curve(series, style) for style, series in enumerate(group)) if len(group) <= MAX_CURVES else (),
-        limits=tuple(to_svg([(each.size, drawable(each.limit)) for each in limits])),
-        expected=tuple(to_svg([(each.size, drawable(each.expected)) for each in limits if each.expected is not None])),
-    )
-    if chart.curves:
-        return chart
-    highlighted = [series for series in group if series.subject in not_passed][: MAX_CURVES - 2]
-    median_curve = Curve(f"median of {len(group)}", 0, frame.path(combined(median)))
-    return replace(
-        chart,
-        curves=(median_curve, *(curve(series, style) for style, series in enumerate(highlighted, 1))),
-        band=frame.area(combined(min), combined(max)),
-        band_label=f"all {len(group)}",
+        x_label={"B": "message size", "s": "time in s"}.get(x_unit) or unit_text(x_unit),
+        y_label=unit_text(y_unit),
+        curves=(*median_curve, *(curve(line, style) for style, line in enumerate(drawn, len(median_curve)))),
+        band=path([*combined(min), *reversed(combined(max))]) + "Z" if has_band else "",
+        band_label=f"all {len(lines)}" if has_band else "",
+        limits=tuple(to_svg((each.size, drawable(each.limit)) for each in limits)),
+        expected=tuple(to_svg((each.size, drawable(each.expected)) for each in limits if each.expected is not None)),
     )
 
 
-def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
+def _y_axis(title: str, unit: str, values: list[float], over_sizes: bool) -> Axis:
     """A logarithmic axis for durations by message size, else a linear axis; it includes zero except for a loss."""
-    if over_sizes and first.y_unit in ("us", "ms", "s") and min(values) > 0:
-        return _decade_axis(values, *FRAME.y_range)
-    return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.y_range)
+    if over_sizes and unit in ("us", "ms", "s") and min(values) > 0:
+        return logarithmic(values, 10, "", BOTTOM, TOP)
+    ends = [] if "loss" in title.lower() else [0.0, 100.0] if unit == "%" and max(values) <= 100 else [0.0]
+    return linear([*values, *ends], unit, BOTTOM, TOP)
 
 
 def _label_function(group: list[Series]) -> Callable[[Series], str]:
@@ -229,6 +221,23 @@ def _label_function(group: list[Series]) -> Callable[[Series], str]:
     if len({series.subject for series in group}) == 1:
         return lambda series: series.name.partition(".")[2] or series.name
     return lambda series: f"{series.name.partition('.')[2] or series.name}, {series.subject}"
+
+
+def path(points: Points) -> str:
+    """An SVG path: the first point, then relative moves; a horizontal part is one move, and a NaN an interruption."""
+    text, start = "", 0
+    for end in [n for n, (_, y) in enumerate(points) if math.isnan(y)] + [len(points)]:
+        part = points[start:end]
+        middle = [
+            point
+            for before, point, after in zip(part, part[1:], part[2:], strict=False)
+            if not before[1] == point[1] == after[1]
+        ]
+        bends = [*part[:1], *middle, *part[1:][-1:]]
+        text += "".join(f"M{x:g} {y:g}" + ("" if len(bends) > 1 else "h2") for x, y in bends[:1])
+        text += "".join(f"l{round(x2 - x1, 1):g} {round(y2 - y1, 1):g}" for (x1, y1), (x2, y2) in pairwise(bends))
+        start = end + 1
+    return text
 
 
 def _thin(points: Points) -> Points:
@@ -254,45 +263,12 @@ def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis
     return Axis(low_n * distance, high_n * distance, start, end).with_ticks(ticks, unit)
 
 
-def _decade_axis(values: Sequence[float], start: float, end: float) -> Axis:
-    """A logarithmic axis over whole powers of ten with at most nine labels."""
-    low_power, high_power = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    high_power = max(high_power, low_power + 1)
-    ticks = (10.0**power for power in range(low_power, high_power + 1, math.ceil((high_power - low_power) / 8)))
-    return Axis(10.0**low_power, 10.0**high_power, start, end, log=True).with_ticks(ticks, "")
-
-
-def _size_axis(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
-    """A log2 axis with a label at each measured size; with more than six sizes, at powers of two."""
-    low, high = values[0], values[-1] if values[-1] > values[0] else values[0] * 2
-    low_power, high_power = math.ceil(math.log2(low)), math.floor(math.log2(high))
-    step = max(1, math.ceil((high_power - low_power) / 6))
-    powers_of_two = [2.0**power for power in range(low_power, high_power + 1, step)]
-    axis = Axis(low, high, start, end, log=True).with_ticks(values if len(values) <= 6 else powers_of_two, unit)
-    return replace(axis, ticks=_without_overlaps(axis.ticks, end))
-
-
-def _without_overlaps(ticks: Sequence[tuple[float, str]], end: float) -> tuple[tuple[float, str], ...]:
-    """The ticks, without the labels that would overlap a neighbour; the first and the last label stay.
-
-    ``end``: end of the axis, at which the last label ends.
-    """
-    if len(ticks) < 3:
-        return tuple(ticks)
-    last_position, last_label = ticks[-1]
-    last_position = min(last_position, end - len(last_label) * CHARACTER_WIDTH / 2)
-    shown = [ticks[0]]
-    for position, label in ticks[1:-1]:
-        position_before, label_before = next(tick for tick in reversed(shown) if tick[1])
-        overlaps = position - position_before < _label_distance(label_before, label)
-        overlaps = overlaps or last_position - position < _label_distance(label, last_label)
-        shown.append((position, "" if overlaps else label))
-    return (*shown, ticks[-1])
-
-
-def _label_distance(a: str, b: str) -> float:
-    """The minimum distance between the centres of two labels of an x axis, in SVG units."""
-    return (len(a) + len(b) + 1) / 2 * CHARACTER_WIDTH
+def logarithmic(values: Sequence[float], base: int, unit: str, start: float, end: float) -> Axis:
+    """A logarithmic axis over whole powers of ``base``, at most MAX_LABELS of them with a label."""
+    low, high = math.floor(math.log(min(values), base) + 1e-9), math.ceil(math.log(max(values), base) - 1e-9)
+    high = max(high, low + 1)
+    ticks = (float(base) ** power for power in range(low, high + 1, math.ceil((high - low + 1) / MAX_LABELS)))
+    return Axis(float(base) ** low, float(base) ** high, start, end, is_log=True).with_ticks(ticks, unit)
 
 
 def tick_distance(span: float) -> float:
@@ -309,22 +285,19 @@ def tick_label(value: float, unit: str) -> str:
 
 
 @dataclass(frozen=True)
-class Rug:
-    """The distribution of values: a strip with one tick per value, or a histogram of many, as SVG path data."""
+class Distribution:
+    """A histogram of values as SVG path data, with the limit and the expected value as vertical lines."""
 
-    base: str  # the horizontal line
     passed: str
     not_passed: str
     limit: str
     expected: str
 
 
-RUG_WIDTH, RUG_HEIGHT = 96.0, 16.0  # SVG units
-MAX_TICKS = 40  # with more ticks of passed values, a histogram replaces them
-BIN_WIDTH = 3.0  # width of a bin of the histogram in SVG units
+BINS, BIN_WIDTH, BAR_HEIGHT = 32, 3.0, 16.0  # width and height in SVG units
 
 
-def rug(values: Sequence[float], limit: float | None, expected: float | None, op: str) -> Rug:
+def distribution(values: Sequence[float], limit: float | None, expected: float | None, op: str) -> Distribution:
     """The distribution of ``values``, on an axis that includes the limit and spans at least 10 % around the median.
 
     Values that do not meet ``op limit`` are drawn as not passed.
@@ -334,35 +307,25 @@ def rug(values: Sequence[float], limit: float | None, expected: float | None, op
     margin = abs(middle) * 0.1
     others = [drawable(value) for value in (limit, expected) if value is not None]
     low, high = min(*values, *others, middle - margin), max(*values, *others, middle + margin)
-    scale = (RUG_WIDTH - 4) / ((high - low) or 1.0)
 
-    def position(value: float) -> float:
-        return 2 + (drawable(value) - low) * scale
+    def position(value: float) -> int:
+        """The number of the bin of ``value``."""
+        return min(int((drawable(value) - low) / ((high - low) or 1.0) * BINS), BINS - 1)
 
-    is_bad = [limit is not None and _violates(value, op, limit) for value in values]
-    passed = [position(value) for value, bad in zip(values, is_bad, strict=True) if not bad]
-    uses_histogram = len(passed) > MAX_TICKS
-    return Rug(
-        base=f"M0 {14.5 if uses_histogram else 8}H{RUG_WIDTH:g}",
-        passed=_histogram(passed) if uses_histogram else _ticks(passed, 4, 12),
-        not_passed=_ticks([position(value) for value, bad in zip(values, is_bad, strict=True) if bad], 1, 15),
-        limit="" if limit is None else _ticks([position(limit)], 0, RUG_HEIGHT),
-        expected="" if expected is None else _ticks([position(expected)], 0, RUG_HEIGHT),
-    )
+    bad = Counter(position(value) for value in values if limit is not None and _violates(value, op, limit))
+    good = Counter(map(position, values)) - bad
+    highest = max((*bad.values(), *good.values()))
+
+    def bars(counts: Counter[int]) -> str:
+        """One bar per bin: 4 to 16 SVG units high, in proportion to the number of values."""
+        heights = {n: 4 + (BAR_HEIGHT - 4) * count / highest for n, count in sorted(counts.items())}
+        return "".join(f"M{(n + 0.5) * BIN_WIDTH:g} {BAR_HEIGHT:g}v-{height:.3g}" for n, height in heights.items())
+
+    def line(value: float | None) -> str:
+        return "" if value is None else f"M{(position(value) + 0.5) * BIN_WIDTH:g} 0V{BAR_HEIGHT:g}"
+
+    return Distribution(bars(good), bars(bad), line(limit), line(expected))
 
 
 def _violates(value: float, op: str, limit: float) -> bool:
     return value < limit if op in (">", ">=") else value > limit if op in ("<", "<=") else value != limit
-
-
-def _ticks(positions: Sequence[float], top: float, bottom: float) -> str:
-    return "".join(f"M{x:g} {top:g}V{bottom:g}" for x in sorted({round(x, 1) for x in positions}))
-
-
-def _histogram(positions: Sequence[float]) -> str:
-    """One bar per bin, on a base at y = 14: 3 to 13 SVG units high, in proportion to the number of positions in it."""
-    counts = Counter(int(x / BIN_WIDTH) for x in positions)
-    highest = max(counts.values())
-    return "".join(
-        f"M{(n + 0.5) * BIN_WIDTH:g} 14v{-3 - 10 * count / highest:.1f}" for n, count in sorted(counts.items())
-    )

@@ -6,38 +6,32 @@ import csv
 import io
 
 from seatrial.model import Outcome, Trial
-from seatrial.report.figures import figures
-from seatrial.report.identity import Gpu, gpus_of
+from seatrial.report.figures import figures, outcome_rank
 from seatrial.report.text import clean, single_line
 
-COLUMNS = (
-    *("outcome", "check", "metric", "subject", "value", "unit", "expected", "share", "op", "limit", "source"),
-    *("serial", "uuid", "slot", "message"),
-)
+COLUMNS = ("outcome", "check", "metric", "subject", "value", "unit", "limit", "expected")
 # A spreadsheet would take a text that starts with one of these characters for a formula
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def render(trial: Trial) -> str:
-    """One row for each verdict that has a value, is bad or could not be measured."""
-    gpus, file = gpus_of(trial), io.StringIO()
+    """One row for each verdict that has a value, is bad or could not be measured; worst outcome first.
+
+    A value of a rule without a number, such as "== 0 errors", has a row only if it did not pass.
+    """
+    file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for verdict in trial.verdicts:
-        if verdict.outcome is Outcome.SKIP:
-            continue
+    for verdict in sorted(trial.verdicts, key=lambda verdict: outcome_rank(verdict.outcome)):
         (row,) = figures((verdict,))
-        gpu = gpus.get(verdict.subject, Gpu())
-        value, expected, share, limit = map(_number, (row.measured, row.expected, row.share, row.limit))
+        if verdict.outcome is Outcome.SKIP or (verdict.outcome is Outcome.PASS and row.margin is None):
+            continue
         names = map(_cell, (verdict.outcome, verdict.check, verdict.metric, verdict.subject))
-        message = "" if row.limit is not None else verdict.message
-        rest = map(_cell, (row.source, gpu.serial, gpu.uuid, gpu.slot, message))
-        writer.writerow([*names, value, _cell(row.unit), expected, share, _cell(row.op), limit, *rest])
+        value = "" if row.measured is None else f"{row.measured:.6g}"
+        limit = "" if row.limit is None else f"{row.op} {row.limit:.6g}"
+        expected = "" if row.expected is None else f"{row.expected:.6g}"
+        writer.writerow([*names, value, _cell(row.unit), limit, expected])
     return file.getvalue()
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
 
 
 def _cell(text: str) -> str:

@@ -79,6 +79,12 @@ class Figure:
             return self.metrics[0].samples or (self.metrics[0].value,)
         return tuple(metric.value for metric in self.metrics)
 
+    def worst_values(self, limit: int) -> list[tuple[str, str]]:
+        """(subject, value as text) of at most ``limit`` subjects, the value closest to its limit or beyond it first."""
+        sign = -1 if self.op in ("<", "<=") else 1
+        ordered = sorted(self.metrics, key=lambda metric: sign * metric.value)
+        return [(metric.subject, print_value(metric.value, metric.unit)) for metric in ordered[:limit]]
+
     @property
     def expected_text(self) -> str:
         return "" if self.expected is None else print_value(self.expected, self.unit)

@@ -15,23 +15,25 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
-from seatrial.report import charts, dashboards, sections
-from seatrial.report.figures import headline
-from seatrial.report.identity import gpus_of, serial_digest, versions
+from seatrial.report import charts
+from seatrial.report.appendix import appendix, telemetry_notes
+from seatrial.report.figures import NOT_PASSED, Figure, headline
+from seatrial.report.formatting import family, size_in_name
+from seatrial.report.identity import gpus_of, serial_digest, variable_lines, versions
+from seatrial.report.node_map import node_groups
 from seatrial.report.parts import cause_text, failing_text, parts, problems
-from seatrial.report.scaling import scaling_table
+from seatrial.report.tables import Table, shared_facts
 from seatrial.report.text import clean, split_code, utc
-from seatrial.report.variables import variable_lines
 from seatrial.report.view import (
-    MAX_SUBJECTS,
-    chapters,
+    METHOD,
+    CheckView,
+    check_views,
     coverage,
     decision_style,
     decision_title,
     launchers,
     machine_size,
     metrics_without_threshold,
-    outcome_counts,
 )
 from seatrial.report.why_not import next_step
 from seatrial.util.text import and_more, plural
@@ -55,17 +57,14 @@ SYMBOLS: dict[str, str] = {
     DecisionValue.REJECTED: "✗",  # the name of a job state too
     DecisionValue.INCOMPLETE: "!",
 }
-MEANINGS: dict[str, str] = {
-    Outcome.PASS: "measured; meets the threshold",
-    Outcome.WARN: "measured; usable, but needs attention. The trial can be accepted",
-    Outcome.FAIL: "measured; violates the threshold: the trial is rejected",
-    Outcome.ERROR: "could not be measured: the trial cannot be accepted, if the check is required",
-    Outcome.UNJUDGED: "no reference value, or inconclusive: the trial cannot be accepted, if the check is required",
-    Outcome.SKIP: "not applicable; the reason is shown",
+LIMITS = {
+    "parts": 8,  # parts on the first screen
+    "figures": 9,  # figures on the first screen
+    "problems": 40,  # problems with details; of more, the page has only the names
+    "values": 10,  # subjects of a figure, worst first; figures.csv has all
+    "artifacts": 20,
+    "reasons": 8,
 }
-MAX_LISTED = 8  # parts and figures on the first screen
-MAX_HEADLINE = 9
-MAX_PROBLEMS = 40  # problems with details; of more, the page has only the names
 
 
 def render(trial: Trial, record_sha256: str = "") -> str:
@@ -78,6 +77,7 @@ def render(trial: Trial, record_sha256: str = "") -> str:
     found = problems(bad_parts)
     return template.render(
         trial=trial,
+        decision=trial.decision,
         title=decision_title(trial),
         failing=failing_text(bad_parts),
         causes=cause_text(bad_parts),
@@ -93,14 +93,36 @@ def render(trial: Trial, record_sha256: str = "") -> str:
         metrics_without_threshold=metrics_without_threshold(trial.decision),
         launcher=launchers(trial),
         machine_size=machine_size(trial),
-        counts=outcome_counts(trial.verdicts),
-        time=sections.time_bar(trial),
-        node_groups=sections.node_groups(trial),
-        scaling=scaling_table(trial),
-        chapters=chapters(trial),
+        node_groups=node_groups(trial),
+        checks=check_views(trial),
         variables=variable_lines(trial),
-        settings=list(sections.settings(trial.config, trial.origins)),
+        dashboards=trial.telemetry.dashboards if trial.telemetry else (),
+        appendix=appendix(trial, gpus),
+        telemetry_notes=list(telemetry_notes(trial.telemetry)) if trial.telemetry else [],
     )
+
+
+def _charts(check: CheckView) -> list[charts.Chart]:
+    """The charts of a check; subjects that did not pass are highlighted. Limits are marked at their sizes."""
+    not_passed = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in NOT_PASSED)
+    marks = [
+        charts.Limit(family(figure.metric), float(size), figure.limit, figure.expected)
+        for figure in check.figures
+        if figure.limit is not None and (size := size_in_name(figure.metric))
+    ]
+    all_series = [series for measurement in check.measurements for series in measurement.series]
+    return charts.charts(all_series, not_passed, marks)
+
+
+def _distribution(figure: Figure) -> charts.Distribution | None:
+    """The distribution of a figure with its limit; None for booleans, and for values that are equal."""
+    if len(set(figure.values)) < 2 or figure.unit == "bool":
+        return None
+    return charts.distribution(figure.values, figure.limit, figure.expected, figure.op)
+
+
+def _facts(check: CheckView) -> list[Table]:
+    return shared_facts(check.measurements, METHOD)
 
 
 @cache
@@ -120,21 +142,13 @@ def _environment() -> Environment:
         plural=plural,
         utc=_utc,
         href=href,
-        pretty=sections.pretty,
         command=shlex.join,
+        charts=_charts,
+        distribution=_distribution,
+        facts=_facts,
+        telemetry_charts=charts.telemetry_charts,
     )
-    environment.globals.update(
-        SYMBOLS=SYMBOLS,
-        MEANINGS=MEANINGS,
-        WORST_FIRST=WORST_FIRST,
-        MAX_HEADLINE=MAX_HEADLINE,
-        MAX_LISTED=MAX_LISTED,
-        MAX_PROBLEMS=MAX_PROBLEMS,
-        MAX_SUBJECTS=MAX_SUBJECTS,
-        sections=sections,
-        charts=charts,
-        dashboards=dashboards,
-    )
+    environment.globals.update(SYMBOLS=SYMBOLS, WORST_FIRST=WORST_FIRST, BAD=NOT_PASSED, LIMITS=LIMITS, plot=charts)
     return environment
 
 

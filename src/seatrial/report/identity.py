@@ -1,4 +1,4 @@
-"""The hardware and software of a record: serial numbers of GPUs, versions, and the hosts that differ."""
+"""The hardware and software of a record: serial numbers, versions, environment variables, hosts that differ."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from seatrial.checks import catalog
+from seatrial.diagnose.causes import SET_BY_SEATRIAL, variable_values
+from seatrial.discover.environment_variables import variables
 from seatrial.model import Trial
 from seatrial.report.formatting import natural_key
 from seatrial.util.text import and_more
 
 NO_SERIAL = "no serial number recorded"
-_MAX_NAMED = 3  # hosts with another version that are named
+_MAX_NAMED = 3  # hosts with another version or variable that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,23 @@ def _versions(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     nccl = software.get("nccl")
     for source, version in nccl.items() if isinstance(nccl, dict) else ():
         yield "NCCL of the system" if source.startswith("/") else "NCCL of torch", version
+
+
+def variable_lines(trial: Trial) -> list[str]:
+    """One line for each variable with a known effect that is set: value, nodes, effect, and who set it if known."""
+    of_trial = trial.config.get("env")
+    lines = []
+    for name, text, nodes, is_on_some, _ in sorted(variable_values(trial.measurements, catalog())):
+        value = text.removesuffix(SET_BY_SEATRIAL).rstrip()
+        effect, default = variables()[name].effect, variables()[name].default
+        line = f"{name}={value}" + (f" on {and_more(nodes, _MAX_NAMED)} only" if is_on_some else "")
+        line += f": {effect} (default: {default})" if variables()[name].has_effect(value) else ": like the default"
+        if value != text:
+            line += ", set by seatrial"
+        elif isinstance(of_trial, Mapping) and of_trial.get(name) == value:
+            line += f", set by env of the trial ({trial.origins.get(f'env.{name}', 'origin not recorded')})"
+        lines.append(line)
+    return lines
 
 
 def _recorded(trial: Trial) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,4 +1,4 @@
-"""JUnit XML for CI systems: one suite per check, one case per subject.
+"""JUnit XML for CI systems: one suite per check, one case per subject; of many subjects, one per subject not passed.
 
 FAIL is a failure; ERROR and UNJUDGED are errors with different types; SKIP is skipped; WARN passes, with its text in
 system-out. If the trial has causes, the text of each verdict has its cause, or "unexplained". No check is omitted: an
@@ -16,8 +16,10 @@ from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.formatting import natural_key
 from seatrial.report.identity import Gpu, gpus_of
 from seatrial.report.text import clean, single_line, utc
-from seatrial.report.view import CheckView, chapters, lax_thresholds
+from seatrial.report.view import CheckView, check_views, lax_thresholds
 
+MAX_SUBJECTS = 64  # of a check with more subjects, those that passed are one case
+_PASSED = (Outcome.PASS, Outcome.SKIP)
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
 
 
@@ -30,10 +32,7 @@ def render(trial: Trial) -> str:
     if trial.decision.reason_code:
         root.append(_decision(trial.decision))
     causes, gpus = _causes(trial), gpus_of(trial)
-    for chapter in chapters(trial):
-        root.extend(
-            _suite(check, chapter.title, trial.decision.tested_hardware, causes, gpus) for check in chapter.checks
-        )
+    root.extend(_suite(check, trial.decision.tested_hardware, causes, gpus) for check in check_views(trial))
     root.extend(_excluded(check, reason) for check, reason in trial.excluded_checks.items())
     _set_totals(root)
     for element in root.iter():
@@ -63,11 +62,11 @@ def _decision(decision: Decision) -> ET.Element:
 
 
 def _suite(
-    check: CheckView, phase: str, tested_hardware: str, causes: Mapping[VerdictKey, str], gpus: Mapping[str, Gpu]
+    check: CheckView, tested_hardware: str, causes: Mapping[VerdictKey, str], gpus: Mapping[str, Gpu]
 ) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
     properties = ET.SubElement(suite, "properties")
-    ET.SubElement(properties, "property", name="phase", value=phase)
+    ET.SubElement(properties, "property", name="phase", value=check.phase)
     ET.SubElement(properties, "property", name="title", value=single_line(check.title))
     ET.SubElement(properties, "property", name="tested", value=single_line(tested_hardware))
     if check.key_figure and check.key_figure.limit is not None:
@@ -81,6 +80,10 @@ def _suite(
     for verdict in check.verdicts or (no_verdict,):
         by_subject.setdefault(verdict.subject, []).append(verdict)
     seconds = {measurement.subject: measurement.seconds for measurement in check.measurements}
+    passed = [subject for subject, verdicts in by_subject.items() if all(v.outcome in _PASSED for v in verdicts)]
+    if len(by_subject) > MAX_SUBJECTS and passed:
+        ET.SubElement(suite, "testcase", classname=check.name, name=f"{len(passed)} subjects without a problem", time=_seconds(0))
+        by_subject = {subject: by_subject[subject] for subject in by_subject.keys() - passed}
     for subject in sorted(by_subject, key=natural_key):
         suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0), causes, gpus))
     _set_totals(suite)

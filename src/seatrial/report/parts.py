@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -108,6 +108,29 @@ class Problem:
         if len(self.parts) == 1:
             return self.first.identity
         return and_more([p.name + (f" (serial {p.gpu.serial})" if p.gpu.serial else "") for p in self.parts], limit)
+
+    @property
+    def text(self) -> str:
+        """The cause and the worst figure on one line, with the number of the other figures."""
+        more = f" (and {plural(len(self.figures) - 1, 'more figure')})" if len(self.figures) > 1 else ""
+        return "; ".join(filter(None, (self.first.cause, self.figures[0].text if self.figures else ""))) + more
+
+    def details(self, max_parts: int, max_lines: int) -> Iterator[tuple[str, str]]:
+        """(label, text) of parts, causes, figures with their evidence, and fixes; evidence can have several lines."""
+        if len(self.parts) > 1:
+            yield "parts", self.identity(max_parts)
+        for finding in self.first.findings:
+            yield "cause", f"{finding.title} on {finding.subject} ({finding.confidence} confidence)"
+            yield "evidence", finding.evidence
+            yield "run first", f"`{finding.first_command}`" if finding.first_command else ""
+        for figure in self.figures:
+            message = figure.verdict.message if figure.verdict else ""
+            of_all = f" (worst of {figure.n}: {figure.worst_part})" if figure.n > 1 else ""
+            yield str(figure.outcome), f"{', '.join(figure.checks)} {figure.metric}".rstrip() + f": {message}{of_all}"
+            lines = figure.verdict.evidence.strip().splitlines() if figure.verdict else []
+            hidden = f"… {plural(len(lines) - max_lines, 'more line')} in the report"
+            yield "", "\n".join(lines[:max_lines] + ([hidden] if len(lines) > max_lines else []))
+        yield from (("fix", fix) for fix in self.first.fixes)
 
 
 def parts(trial: Trial) -> list[Part]:

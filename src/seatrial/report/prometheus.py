@@ -1,21 +1,23 @@
 """Prometheus text exposition of a trial, for node_exporter's textfile collector or a push gateway.
 
-Measured values are in base units, one family per unit (``seatrial_measured_bytes_per_second``), so that one panel shows
-all bandwidths. Labels are identifiers only; reasons and evidence are in the other reports.
+The decision, the outcome of each check, the bad parts and the headline figures. Measured values are in base units, one
+family per unit (``seatrial_measured_bytes_per_second``), so that one panel shows all bandwidths. Labels are identifiers
+only; reasons and evidence are in the other reports.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from seatrial.model import DecisionValue, Trial, Verdict
-from seatrial.report.figures import headline
+from seatrial.model import DecisionValue, Trial
+from seatrial.report.figures import badness, headline
 from seatrial.report.parts import parts
 from seatrial.report.text import clean
-from seatrial.report.view import chapters, lax_thresholds, outcome_counts
+from seatrial.report.view import check_views, lax_thresholds, outcome_counts
 
 # Unit of a metric → base unit in the name, and conversion factor.
 # https://prometheus.io/docs/practices/naming/#base-units; 1 GB = 1e9 B, as everywhere in the records.
@@ -36,6 +38,9 @@ _BASE_UNITS: Mapping[str, tuple[str, float]] = {
     "°C": ("celsius", 1.0),
     "W": ("watts", 1.0),
 }
+
+
+MAX_PARTS = 100  # parts with a sample: of bad parts, and of each headline figure; the worst ones
 
 
 @dataclass
@@ -59,7 +64,7 @@ class _Family:
 
 def render(trial: Trial) -> str:
     """The trial as gauges. The format requires a newline at the end."""
-    families = [*_run_families(trial), _verdicts(trial), _durations(trial), *_headline(trial), *_measured(trial)]
+    families = [*_run_families(trial), *_checks(trial), _bad_parts(trial), *_headline(trial)]
     return "\n".join(line for family in families for line in family.lines()) + "\n"
 
 
@@ -74,70 +79,49 @@ def _run_families(trial: Trial) -> Iterator[_Family]:
         decision.add(value is trial.decision.value, trial=trial.name, decision=value)
     cpu_only = _Family("seatrial_cpu_only", "1 if no GPU was tested.")
     cpu_only.add(trial.decision.cpu_only, trial=trial.name)
-    time = _Family("seatrial_time_seconds", "Time spent in checks, and in seatrial itself (overhead).")
-    for kind in ("check", "overhead"):
-        time.add(sum(timing.seconds for timing in trial.timings if timing.kind == kind), trial=trial.name, kind=kind)
-    findings = _Family("seatrial_findings", "Findings by confidence.")
-    for confidence in ("high", "medium", "low"):
-        count = sum(finding.confidence == confidence for finding in trial.findings)
-        findings.add(count, trial=trial.name, confidence=confidence)
     lax = _Family("seatrial_lax_thresholds", "Number of thresholds that a much slower cluster would still meet.")
     lax.add(len(lax_thresholds(trial.verdicts)), trial=trial.name)
-    yield from (ended, duration, decision, cpu_only, time, findings, lax)
+    yield from (ended, duration, decision, cpu_only, lax)
 
 
-def _verdicts(trial: Trial) -> _Family:
-    family = _Family(
-        "seatrial_verdict",
-        "Number of verdicts of a check on a subject; an outcome without verdicts has no sample.",
-    )
-    by_subject: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in trial.verdicts:
-        by_subject.setdefault((verdict.check, verdict.subject), []).append(verdict)
-    for (check, subject), verdicts in by_subject.items():
-        for outcome, count in outcome_counts(verdicts):
-            family.add(count, trial=trial.name, check=check, subject=subject, outcome=outcome)
+def _checks(trial: Trial) -> tuple[_Family, _Family]:
+    verdicts = _Family("seatrial_verdicts", "Number of verdicts of a check; an outcome without verdicts has no sample.")
+    durations = _Family("seatrial_check_duration_seconds", "Wall time of a check on its slowest process.")
+    for check in check_views(trial):
+        for outcome, count in outcome_counts(check.verdicts):
+            verdicts.add(count, trial=trial.name, check=check.name, outcome=outcome)
+        if check.measurements:
+            durations.add(check.seconds, trial=trial.name, check=check.name)
+    return verdicts, durations
+
+
+def _bad_parts(trial: Trial) -> _Family:
+    family = _Family("seatrial_part_bad", f"1 for each part that did not pass, the {MAX_PARTS} worst at most.")
+    for part in [part for part in parts(trial) if part.outcome][:MAX_PARTS]:
+        labels = {"kind": part.kind, "subject": part.name, "serial": part.gpu.serial, "outcome": str(part.outcome)}
+        family.add(1, trial=trial.name, **labels)
     return family
 
 
-def _headline(trial: Trial) -> tuple[_Family, ...]:
-    """The headline figures and the bad parts."""
+def _headline(trial: Trial) -> Iterator[_Family]:
+    """The headline figures: worst value against limit and expected value, and the values of the worst parts."""
     margins = _Family("seatrial_headline_margin_ratio", "Worst value relative to its limit; below 1: violated.")
     shares = _Family("seatrial_headline_expected_ratio", "Worst value relative to the expected value.")
+    measured: dict[str, _Family] = {}
     for row in headline(trial):
-        labels = {"check": row.checks[0], "metric": row.metric, "subject": row.worst_part}
+        labels = {"trial": trial.name, "check": row.checks[0], "metric": row.metric}
         for family, value in ((margins, row.margin), (shares, row.share)):
             if value is not None:
-                family.add(value, trial=trial.name, **labels)
-    bad = _Family("seatrial_part_bad", "1 for each part that did not pass.")
-    for part in parts(trial):
-        if part.outcome:
-            labels = {"kind": part.kind, "subject": part.name, "serial": part.gpu.serial, "outcome": part.outcome}
-            bad.add(1, trial=trial.name, **labels)
-    return margins, shares, bad
-
-
-def _durations(trial: Trial) -> _Family:
-    family = _Family("seatrial_check_duration_seconds", "Wall time of a check on its slowest process.")
-    for check in (check for chapter in chapters(trial) for check in chapter.checks):
-        if check.measurements:
-            family.add(check.seconds, trial=trial.name, check=check.name)
-    return family
-
-
-def _measured(trial: Trial) -> list[_Family]:
-    families: dict[str, _Family] = {}
-    for measurement in (*trial.measurements, *trial.retries):
-        for metric in measurement.metrics:
-            base_unit, factor = _base_unit(metric.unit)
-            prefix = "seatrial_retry_measured" if measurement.retry else "seatrial_measured"
-            name = f"{prefix}_{base_unit}" if base_unit else prefix
-            unit = (base_unit.replace("_", " ") or "no unit") + (" (retry)" if measurement.retry else "")
-            family = families.setdefault(name, _Family(name, f"Measured values in {unit}."))
-            labels = {"check": measurement.check, "subject": metric.subject, "metric": metric.name}
-            labels |= {"retry": str(measurement.retry)} if measurement.retry else {}
-            family.add(metric.value * factor, trial=trial.name, **labels)
-    return [families[name] for name in sorted(families)]
+                family.add(value, **labels, subject=row.worst_part)
+        base_unit, factor = _base_unit(row.unit)
+        name = f"seatrial_measured_{base_unit}".rstrip("_")
+        help_text = f"Headline figures in {base_unit.replace('_', ' ') or 'no unit'}, of the {MAX_PARTS} worst parts."
+        family = measured.setdefault(name, _Family(name, help_text))
+        of_figure = (v for v in trial.verdicts if (v.check, v.metric) == (row.checks[0], row.metric))
+        for verdict in heapq.nsmallest(MAX_PARTS, of_figure, key=badness):
+            if verdict.value is not None:
+                family.add(verdict.value * factor, **labels, subject=verdict.subject)
+    yield from (margins, shares, *(measured[name] for name in sorted(measured)))
 
 
 def _base_unit(unit: str) -> tuple[str, float]:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from seatrial.model import BasisKind, DecisionValue, Outcome, Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.figures import Figure, headline
+from seatrial.report.identity import variable_lines
 from seatrial.report.parts import (
     Problem,
     cause_text,
@@ -22,24 +23,12 @@ from seatrial.report.parts import (
     run_values,
     with_real_values,
 )
-from seatrial.report.scaling import scaling_table
+from seatrial.report.tables import STYLES, Table, print_tables
 from seatrial.report.text import clean, single_line
-from seatrial.report.variables import variable_lines
-from seatrial.report.view import chapters, coverage, launchers, lax_thresholds, machine_size, outcome_counts
+from seatrial.report.view import check_views, coverage, launchers, lax_thresholds, machine_size, outcome_counts
 from seatrial.report.why_not import next_step
 from seatrial.util.text import and_more, plural
 
-STYLES = {
-    Outcome.PASS: "green",
-    Outcome.WARN: "yellow",
-    Outcome.FAIL: "bold red",
-    Outcome.SKIP: "dim",
-    Outcome.UNJUDGED: "bold cyan",
-    Outcome.ERROR: "bold magenta",
-    DecisionValue.ACCEPTED: "bold green",
-    DecisionValue.REJECTED: "bold red",
-    DecisionValue.INCOMPLETE: "bold yellow",
-}
 CPU_ONLY_STYLE = "bold blue"  # not the green of a decision on GPUs
 # Limits of the short summary, which has at most 25 lines for one bad GPU
 MAX_PARTS = 4
@@ -65,11 +54,11 @@ def summary(trial: Trial, console: Console, run_dir: Path | None = None, *, verb
         _short_problems(found, console)
     _figures(headline(trial), console, verbose=verbose)
     measured = not all(measurement.skipped for measurement in trial.measurements)
-    for group in coverage(trial):
+    for title, checks in coverage(trial).items():
         # if nothing was measured, the decision says so
-        if group.title.startswith("Excluded") or (group.title.startswith("Not measured") and measured):
-            names = ", ".join(group.checks) if verbose else and_more(group.checks, MAX_NAMED)
-            console.print(Text(_line(f"{group.title}: {plural(len(group.checks), 'check')} ({names})"), "yellow"))
+        if title.startswith("Excluded") or (title.startswith("Not measured") and measured):
+            names = ", ".join(checks) if verbose else and_more(checks, MAX_NAMED)
+            console.print(Text(_line(f"{title}: {plural(len(checks), 'check')} ({names})"), "yellow"))
     lines = variable_lines(trial)
     for line in lines if verbose else lines[:MAX_VARIABLES]:
         console.print(Text(f"Environment variable {_line(line)}", "dim"))
@@ -94,11 +83,8 @@ def _short_problems(found: Sequence[Problem], console: Console) -> None:
     if bad:
         console.print()
     for problem in bad[:MAX_PARTS]:
-        part = problem.first
         console.print(_title(problem))
-        more = f" (and {plural(len(problem.figures) - 1, 'more figure')})" if len(problem.figures) > 1 else ""
-        text = "; ".join(filter(None, (part.cause, problem.figures[0].text if problem.figures else ""))) + more
-        console.print(Text(f"      {_line(text)}"), overflow="ellipsis", no_wrap=True)
+        console.print(Text(f"      {_line(problem.text)}"), overflow="ellipsis", no_wrap=True)
     if len(found) > len(bad[:MAX_PARTS]):
         rest = plural(len(found) - len(bad[:MAX_PARTS]), "more problem")
         console.print(Text(f"and {rest} (-v prints all)", "dim"))
@@ -112,38 +98,15 @@ def _title(problem: Problem) -> Text:
 
 def _full_problem(problem: Problem, console: Console) -> None:
     """Print a problem with its causes, all its parts and figures, evidence and fixes."""
-    part = problem.first
     console.print()
     console.print(_title(problem))
-    if len(problem.parts) > MAX_NAMED:
-        _field("parts", problem.identity(len(problem.parts)), console)
-    for finding in part.findings:
-        _field("cause", f"{finding.title} on {finding.subject} ({finding.confidence} confidence)", console)
-        _field("evidence", finding.evidence, console)
-        _field("run first", finding.first_command, console)
-    for figure in problem.figures:
-        text = figure.verdict.message if figure.verdict else ""
-        of_all = f" (worst of {figure.n}: {figure.worst_part})" if figure.n > 1 else ""
-        checks = ", ".join(figure.checks)
-        _field(str(figure.outcome), f"{checks} {figure.metric}".rstrip() + f": {text}{of_all}", console)
-        if figure.verdict and figure.verdict.evidence.strip():
-            lines = figure.verdict.evidence.strip().splitlines()
-            hidden = (
-                f"\n… {plural(len(lines) - MAX_LINES, 'more line')} in the report" if len(lines) > MAX_LINES else ""
-            )
-            _field("", "\n".join(lines[:MAX_LINES]) + hidden, console)
-    for fix in part.fixes:
-        _field("fix", fix, console)
-
-
-def _field(label: str, text: str, console: Console) -> None:
-    """Print a labelled, indented paragraph; print nothing for empty text."""
-    if text.strip():
-        grid = Table.grid()
-        grid.add_column(width=13, no_wrap=True)
-        grid.add_column(overflow="fold")
-        grid.add_row(Text(f"   {label}", "dim"), Text(clean(text.strip())))
-        console.print(grid)
+    grid = Grid.grid()
+    grid.add_column(width=13, no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in problem.details(len(problem.parts), MAX_LINES):
+        if text.strip():
+            grid.add_row(Text(f"   {label}", "dim"), Text(clean(text.strip())))
+    console.print(grid)
 
 
 def _figures(rows: Sequence[Figure], console: Console, *, verbose: bool) -> None:
@@ -151,56 +114,39 @@ def _figures(rows: Sequence[Figure], console: Console, *, verbose: bool) -> None
     if not rows:
         return
     shown = rows if verbose else rows[:MAX_FIGURES]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column("figure", overflow="fold")
-    for heading in ("worst value", "share", "limit"):
-        table.add_column(heading, no_wrap=True, justify="right")
-    if console.width >= NARROW:
-        table.add_column("expected", no_wrap=True, justify="right")
-    table.add_column("part", overflow="fold")
-    for row in shown:
-        outcome = row.outcome or Outcome.PASS
-        texts = [row.name, row.measured_text, row.share_text, row.limit_text]
-        texts += [row.expected_text] if console.width >= NARROW else []
-        table.add_row(Text(outcome, STYLES[outcome]), *(Text(_line(text)) for text in (*texts, row.worst_part)))
+    has_expected = console.width >= NARROW
+    cells = [
+        [
+            *(str(row.outcome), row.name, row.measured_text, row.share_text, row.limit_text),
+            *([row.expected_text] if has_expected else []),
+            row.worst_part,
+        ]
+        for row in shown
+    ]
+    header = ["", "figure", "worst value", "share", "limit", *(["expected"] if has_expected else []), "part"]
     console.print()
-    console.print(table)
+    print_tables([Table("", cells, header)], console)
     if len(rows) > len(shown):
         console.print(Text(f"and {plural(len(rows) - len(shown), 'more figure')} of other checks", "dim"))
 
 
 def _all_checks(trial: Trial, console: Console) -> None:
-    """Print each check with its outcome and key figure, the scaling, and the number of verdicts."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)  # not wrapped, so that it can be copied
-    table.add_column()
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for chapter in chapters(trial):
-        table.add_row(Text(chapter.title, "bold"))
-        for check in chapter.checks:
-            outcome, subjects = Text(check.outcome, STYLES[check.outcome]), Text(_line(check.subjects_text), "dim")
-            table.add_row(Text(f"  {_line(check.name)}"), subjects, outcome, Text(_line(check.overview_text)))
+    """Print each check with its outcome and key figure, and the number of verdicts."""
+    views = check_views(trial)
     console.print()
-    console.print(table)
-    if scaling := scaling_table(trial):
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for heading in ("Scaling", scaling.node, scaling.cluster, "ratio"):
-            table.add_column(heading, no_wrap=True)
-        for row in scaling.rows:
-            table.add_row(Text(row.name), row.node or "–", row.cluster or "–", row.ratio or "–")
-        console.print(table)
-    counts = [Text(f"{count:,} {outcome}", STYLES[outcome]) for outcome, count in outcome_counts(trial.verdicts)]
-    line = Text("verdicts: ") + Text(" · ").join(counts) if counts else Text("no verdict")
+    for phase in dict.fromkeys(view.phase for view in views):
+        rows = [(view.name, str(view.outcome), view.overview_text) for view in views if view.phase == phase]
+        print_tables([Table(phase, rows)], console)
+    counts = [f"{count:,} {outcome}" for outcome, count in outcome_counts(trial.verdicts)]
+    line = f"verdicts: {' · '.join(counts)}" if counts else "no verdict"
     if trial.baseline:
         bases = (verdict.basis for verdict in trial.verdicts)
         count = sum(basis is not None and basis.kind is BasisKind.SITE for basis in bases)
-        line += Text(_line(f"; {count:,} judged by the site's baseline {trial.baseline.name}"))
-    console.print(Text("\n") + line)
+        line += f"; {count:,} judged by the site's baseline {trial.baseline.name}"
+    console.print(Text(f"\n{_line(line)}"))
 
 
-def _decision(trial: Trial, failing: str, causes: str) -> Table:
+def _decision(trial: Trial, failing: str, causes: str) -> Grid:
     """The decision, its reason, the causes and the tested hardware."""
     decision = trial.decision
     text = Text(_line(f"{failing}: {decision.reason}" if failing else decision.reason))
@@ -213,7 +159,7 @@ def _decision(trial: Trial, failing: str, causes: str) -> Table:
         if decision.value is DecisionValue.ACCEPTED:
             value.stylize(CPU_ONLY_STYLE)
         value.append(" (CPU ONLY)", CPU_ONLY_STYLE)
-    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid = Grid.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(value, text)

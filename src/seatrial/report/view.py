@@ -1,11 +1,10 @@
-"""The structure of all reports: chapters, checks with their figures, coverage, and texts about the decision.
+"""The checks of a trial with their figures, its coverage, and texts about the decision, for all reports.
 
 Reports compute no verdicts. Where they show one outcome for several verdicts, it is the worst one (``model.worst``).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -29,15 +28,13 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.verdict_text import LAX_THRESHOLD
-from seatrial.report.figures import NOT_PASSED, Figure, badness, figures, key_figure, outcome_rank
-from seatrial.report.formatting import count_text, family, merge_similar, natural_key, size_in_name
+from seatrial.report.figures import NOT_PASSED, Figure, figures, key_figure, outcome_rank
+from seatrial.report.formatting import family, merge_similar, size_in_name
 from seatrial.util.text import plural
 
-OTHER = "Other"  # chapter of checks that this version does not have, such as those of an old run
-MAX_OVERVIEW = 72  # characters of a reason in the table of checks
+OTHER = "Other"  # phase of checks that this version does not have, such as those of an old run
+MAX_OVERVIEW = 72  # characters of a reason in the list of checks
 METHOD = "method"  # fact: the measured quantity, path, number of samples and precision, as text
-MAX_SUBJECTS = 32  # a check with more subjects shows only WORST_SUBJECTS of them; figures.csv has all
-WORST_SUBJECTS = 10
 
 
 @dataclass(frozen=True)
@@ -51,34 +48,9 @@ class CheckView:
     measurements: tuple[Measurement, ...]
     insights: tuple[Insight, ...] = ()
 
-    @property
+    @cached_property
     def outcome(self) -> Outcome:
         return worst(verdict.outcome for verdict in self.verdicts)
-
-    @cached_property
-    def subjects(self) -> set[str]:
-        """All subjects of the check."""
-        return self._measured_subjects | {verdict.subject for verdict in self.verdicts}
-
-    @cached_property
-    def _measured_subjects(self) -> set[str]:
-        return {metric.subject for measurement in self.measurements for metric in measurement.metrics}
-
-    @cached_property
-    def shown_subjects(self) -> list[str]:
-        """The subjects whose values the page shows: all, or of more than MAX_SUBJECTS those with the worst verdicts."""
-        if len(self.subjects) <= MAX_SUBJECTS:
-            return sorted(self.subjects, key=natural_key)
-        names: dict[str, None] = {}
-        for verdict in heapq.nsmallest(WORST_SUBJECTS * len(self.figures), self.verdicts, key=badness):
-            names[verdict.subject] = None
-        return list(names)[:WORST_SUBJECTS]
-
-    @property
-    def subjects_text(self) -> str:
-        """The number of subjects by kind: ``cluster + 2 ranks``. A subject with only SKIP counts if all are SKIP."""
-        evaluated = {verdict.subject for verdict in self.verdicts if verdict.outcome is not Outcome.SKIP}
-        return count_text(evaluated | self._measured_subjects or self.subjects)
 
     @property
     def methods(self) -> list[str]:
@@ -124,7 +96,7 @@ class CheckView:
         """The different reasons why metrics, or the whole check, do not apply."""
         return list(dict.fromkeys(v.message for v in self.verdicts if v.outcome is Outcome.SKIP))
 
-    @property
+    @cached_property
     def key_figure(self) -> Figure | None:
         """The most important speed; if no speed has a limit, the worst figure."""
         of_speeds = (key_figure(self.name, self.figures, with_lax=lax) for lax in (False, True))
@@ -134,7 +106,7 @@ class CheckView:
 
     @property
     def overview_text(self) -> str:
-        """One line for a table of checks: why the check was skipped or not measured, or its key figure."""
+        """One line for a list of checks: why the check was skipped or not measured, or its key figure."""
         if self.outcome is Outcome.SKIP:
             return shorten("; ".join(self.skip_reasons), MAX_OVERVIEW, placeholder=" …")
         figure = self.key_figure
@@ -146,15 +118,7 @@ class CheckView:
         return f"{figure.metric} {figure.measured_text}{share}"
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """One phase of the trial and its checks."""
-
-    title: str
-    checks: tuple[CheckView, ...]
-
-
-def chapters(trial: Trial) -> list[Chapter]:
+def check_views(trial: Trial) -> list[CheckView]:
     """All checks that were planned, measured or judged, by phase, in the order of the catalog.
 
     Checks that were only excluded are omitted: reports list ``trial.excluded_checks`` separately.
@@ -164,7 +128,6 @@ def chapters(trial: Trial) -> list[Chapter]:
     judged = (name for name in verdicts if name not in trial.excluded_checks)
     names = dict.fromkeys((*planned, *measurements, *judged))
     checks = catalog()
-    ordered = [name for name in checks if name in names] + [name for name in names if name not in checks]
     views = [
         CheckView(
             name=name,
@@ -174,34 +137,27 @@ def chapters(trial: Trial) -> list[Chapter]:
             measurements=tuple(measurements.get(name, ())),
             insights=tuple(insight for insight in trial.insights if insight.check == name),
         )
-        for name in ordered
+        for name in (*(name for name in checks if name in names), *(name for name in names if name not in checks))
     ]
-    by_phase = [(phase, tuple(view for view in views if view.phase == phase)) for phase in (*Phase, OTHER)]
-    return [Chapter(str(phase), checks_of_phase) for phase, checks_of_phase in by_phase if checks_of_phase]
+    return sorted(views, key=lambda view: [*map(str, Phase), OTHER].index(view.phase))
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """Checks with one kind of result, for the first page."""
-
-    title: str
-    checks: tuple[str, ...]
-
-
-def coverage(trial: Trial) -> list[Coverage]:
-    """The checks that were judged, those that were not, and those that an option excluded."""
-    verdicts = {name: [verdict.outcome for verdict in of_check] for name, of_check in _by_check(trial.verdicts).items()}
-    outcomes = {name: worst(of_check) for name, of_check in verdicts.items() if name not in trial.excluded_checks}
+def coverage(trial: Trial) -> dict[str, list[str]]:
+    """Kind of result → checks: those that were judged, those that were not, and those that an option excluded."""
+    outcomes = {name: worst(v.outcome for v in of_check) for name, of_check in _by_check(trial.verdicts).items()}
     titles = {
         "Covered": (Outcome.PASS, Outcome.WARN, Outcome.FAIL),
         "Not measured": (Outcome.ERROR,),
         "Without a verdict": (Outcome.UNJUDGED,),
         "Does not apply here": (Outcome.SKIP,),
     }
-    groups = {title: [name for name in outcomes if outcomes[name] in of_title] for title, of_title in titles.items()}
+    groups: dict[str, list[str]] = {title: [] for title in titles}
+    for name, outcome in outcomes.items():
+        if name not in trial.excluded_checks:
+            groups[next(title for title in titles if outcome in titles[title])].append(name)
     for name, option in trial.excluded_checks.items():
         groups.setdefault(f"Excluded by {option}", []).append(name)
-    return [Coverage(title, tuple(names)) for title, names in groups.items() if names or title == "Covered"]
+    return {title: names for title, names in groups.items() if names or title == "Covered"}
 
 
 def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
