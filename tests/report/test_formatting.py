@@ -4,22 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.report.formatting import count_text, format_range, natural_key, print_value, size_in_name
-
-
-@pytest.mark.parametrize(
-    ("subjects", "expected"),
-    [
-        (["n/rank0", "cluster", "n/rank1"], "cluster + 2 ranks"),
-        (["n", "n/gpu0"], "1 node + 1 GPU"),
-        (["a->b", "b->a"], "2 links"),
-        (["rail0", "rail1", "cluster"], "cluster + 2 rails"),
-        (["rank 0", "rank 1 (node0, pid 4711)"], "2 ranks"),  # that failed before they were known by their devices
-        ([], "none"),
-    ],
-)
-def test_subjects_are_counted_by_kind(subjects: list[str], expected: str) -> None:
-    assert count_text(subjects) == expected
+from seatrial.report.formatting import format_range, natural_key, print_value, size_in_name
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Plain text output of discover, checks and explain."""
+"""Plain text output of discover, checks, skus and explain, and the note before a run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
+from tools import references_page
 
 from seatrial.checks import catalog
-from seatrial.model import Finding
-from seatrial.report.inventory import MAX_MOUNTS, checks_as_json, print_checks, print_findings, print_inventory
+from seatrial.hardware.references import Sku
+from seatrial.model import Finding, ReferenceValue
+from seatrial.report import inventory as inventory_module
+from seatrial.report.inventory import (
+    MAX_MOUNTS,
+    checks_as_json,
+    print_check_list,
+    print_checks,
+    print_findings,
+    print_inventory,
+)
+from seatrial.report.reference_metrics import ReferenceMetric, UnjudgedMetric
 
 
 def console() -> tuple[Console, io.StringIO]:
@@ -24,27 +35,28 @@ def inventory(**facts: Any) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_each_component_has_a_line_with_its_parts_below() -> None:
-    assert inventory(host={"kernel": "6.8", "memory_bytes": 2**30, "numa": {"nodes": 2}}, empty={}) == [
-        "host  kernel 6.8, memory 1 GiB",
-        "  numa  nodes 2",
+def test_each_component_has_a_table_of_its_parts() -> None:
+    facts = {"kernel": "6.8", "memory_bytes": 2**30, "cpu": {"threads": 2, "numa": {"nodes": {"count": 2}}}}
+    assert inventory(host=facts, empty={}) == [
+        "host",
+        "  kernel  6.8",
+        "  memory  1 GiB",
+        "  cpu     threads 2",
+        "host cpu numa",
+        "  nodes  count 2",
     ]
-
-
-def test_each_record_of_a_list_has_a_line_and_an_inner_list_its_length() -> None:
-    links = [{"link": 0}, {"link": 1}]
-    lines = inventory(gpu={"gpus": [{"index": 0, "ecc": True, "mig": False, "links": links}, {"index": 1}]})
-    assert lines == ["gpu", "  gpus", "    index 0, ecc yes, mig no, links 2", "    index 1"]
 
 
 def test_empty_values_are_omitted_but_zero_is_not() -> None:
     assert inventory(a={"none": None, "text": "", "list": [], "dict": {}, "zero": 0, "no": False}) == [
-        "a  zero 0, no no"
+        "a",
+        "  zero  0",
+        "  no    no",
     ]
 
 
 def test_terminal_sequences_in_facts_are_removed() -> None:
-    assert inventory(a={"name": "\x1b[31mred [bold]x[/bold]"}) == ["a  name red [bold]x[/bold]"]
+    assert inventory(a={"name": "\x1b[31mred [bold]x[/bold]"}) == ["a", "  name  red [bold]x[/bold]"]
 
 
 def mount(target: str, kind: str, size: int, responding: bool = True) -> dict[str, Any]:
@@ -65,11 +77,12 @@ def test_of_many_mounts_the_relevant_ones_are_printed_and_the_others_counted() -
     paths = {"shm": "/dev/shm", "tmp": "/tmp", "home": "/home/user", "root": "/"}
     directories = {name: {"path": path} for name, path in paths.items()}
     lines = inventory(host={"mounts": {"filesystems": overlays + volumes + disks + relevant, **directories}})
-    targets = [line.split()[1].rstrip(",") for line in lines if line.strip().startswith("target")]
+    table = lines[lines.index("host mounts filesystems") + 2 :]
+    targets = [line.split()[0] for line in table]
     assert len(targets) == MAX_MOUNTS
     assert {row["target"] for row in relevant} < set(targets)
     assert not any("overlay2" in target or "volumes" in target for target in targets)
-    (rest,) = (line for line in lines if line.strip().startswith("and "))
+    (rest,) = (line for line in lines if "filesystems not listed" in line)
     assert "103 more (60 overlay, 30 tmpfs, 13 xfs)" in rest
 
 
@@ -88,8 +101,17 @@ def test_metrics_without_a_rule_are_printed_with_their_units() -> None:
     target, out = console()
     without_rules = tuple(replace(each, text="recorded", warn=(), also=()) for each in check.declared)
     print_checks({name: replace(check, declared=without_rules)}, target)
-    _, _, recorded = " ".join(out.getvalue().split()).partition("no rule: ")
-    assert recorded.split(", ") == [f"{metric} ({unit})" if unit else metric for metric, unit in check.units.items()]
+    rows = [line.split("no rule") for line in out.getvalue().splitlines() if "no rule" in line]
+    expected = {metric: f"; in {unit}" if unit else "" for metric, unit in check.units.items()}
+    assert {metric.strip(): unit.strip() for metric, unit in rows} == expected
+
+
+def test_checks_are_listed_by_phase() -> None:
+    target, out = console()
+    print_check_list(catalog(), target)
+    titles = [line for line in out.getvalue().splitlines() if not line.startswith(" ")]
+    assert titles[0] == str(next(iter(catalog().values())).phase)
+    assert sum(line.split()[0] in catalog() for line in out.getvalue().splitlines()) == len(catalog())
 
 
 def test_checks_as_json_has_every_field_of_a_check() -> None:
@@ -118,3 +140,52 @@ def test_findings_are_printed_with_cause_command_and_fix() -> None:
     assert lines[0][:2] == ["lost", "[GPU]"]
     assert "(n0; log:1; confidence: high)" in out.getvalue()
     assert lines[1:] == [["cause", "Xid", "79"], ["run", "first", "lspci"], ["fix", "reseat"]]
+
+
+GEMM = ReferenceMetric("device.gemm", "tflops.bf16", "gemm.bf16", is_optional=False, is_per_node=False)
+REDUCE = ReferenceMetric("collectives.reduce", "busbw.1GiB", "reduce.busbw.1GiB", is_optional=True, is_per_node=False)
+VALUES = tuple(
+    ReferenceValue(gpus=gpus, nodes=nodes, fabric=fabric, value=300, required=250, unit="GB/s", source="a paper")
+    for gpus, nodes, fabric in ((2, 1, ""), (8, 1, ""), (16, 2, "efa"))
+)
+SKU = Sku(name="NVIDIA Test", nvml_names=("NVIDIA T",), expected={REDUCE.key: VALUES, "reduce.busbw.8GiB": VALUES})
+
+
+def test_the_note_names_each_check_and_the_networks_with_a_value() -> None:
+    unjudged = [UnjudgedMetric("a", "x"), UnjudgedMetric("a", "y", ("efa", "ib-8x400")), UnjudgedMetric("b", "z")]
+    first, *checks, _fix = inventory_module.unjudged_lines(unjudged, ["NVIDIA T"] * 8, nodes=2)
+    assert "2 nodes with 8 × NVIDIA T" in first
+    assert "3 metrics of 2 checks" in first
+    assert checks == ["  a: x, y (except over efa or ib-8x400)", "  b: z"]
+    assert list(inventory_module.unjudged_lines([], ["NVIDIA T"], nodes=1)) == []
+
+
+def test_shapes_list_the_numbers_of_gpus_of_a_node_once() -> None:
+    assert inventory_module.shapes(VALUES) == "2, 8 GPUs; 2×8 GPUs (efa)"
+    assert inventory_module.shapes(()) == ""
+
+
+def test_a_model_is_listed_with_sources_and_metrics_without_a_value() -> None:
+    out = io.StringIO()
+    inventory_module.print_model(SKU, [GEMM, REDUCE], Console(file=out, width=200))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2 + len(VALUES) + 1
+    assert all(text in lines[4] for text in ("2×8 GPUs (efa)", "300 GB/s, at least 250 GB/s", "a paper"))
+    assert lines[-1].split() == ["device.gemm", "tflops.bf16", "–", "–", "UNJUDGED"]
+
+
+def test_json_has_every_metric_and_value() -> None:
+    (model,) = inventory_module.models_as_json([SKU], [GEMM, REDUCE])
+    gemm, reduce = model["metrics"]
+    assert (gemm["without_value"], gemm["values"]) == ("UNJUDGED", [])
+    assert reduce["without_value"] == "SKIP"
+    assert [value["gpus"] for value in reduce["values"]] == [2, 8, 16]
+
+
+def test_the_page_has_a_column_for_each_model_with_values_and_names_the_others() -> None:
+    other = Sku(name="NVIDIA None", nvml_names=("NVIDIA N",))
+    page = references_page.page([SKU, other], [GEMM, REDUCE])
+    assert "| metric | Test |\n" in page
+    assert r"| `collectives.reduce` `busbw.1GiB` \* | 2, 8 GPUs; 2×8 GPUs (efa) |" in page
+    assert "on: NVIDIA None." in page
+    assert "in `expect`: `reduce.busbw.8GiB`." in page

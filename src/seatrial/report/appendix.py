@@ -22,17 +22,17 @@ MEANINGS: Mapping[str, str] = {
 
 def appendix(trial: Trial, gpus: Mapping[str, Gpu]) -> list[tuple[str, str, list[Table]]]:
     """(anchor, title, tables) of each section."""
-    kinds = {kind: sum(t.seconds for t in trial.timings if t.kind == kind) for kind in ("check", "overhead")}
-    total = sum(kinds.values())
-    title = f"Time: {kinds['check']:.1f} s in checks, {kinds['overhead']:.1f} s overhead"
-    title += f" ({kinds['overhead'] / total:.1%} of the total)" if total else ""
-    config = list(settings(trial.config, trial.origins))
+    in_checks = sum(timing.seconds for timing in trial.timings if timing.kind == "check")
+    overhead = max(trial.seconds - in_checks, 0.0)
+    title = f"Time: {in_checks:.1f} s in checks, {overhead:.1f} s overhead"
+    title += f" ({overhead / trial.seconds:.1%} of the total)" if trial.seconds else ""
+    config = Table("", list(settings(trial.config, trial.origins)), ("name", "value", "origin"))
     return [
         ("serials", f"Serial numbers of {plural(len(gpus), 'GPU')}", [_serials(gpus)]),
         ("time", title, [_time(trial)]),
         ("jobs", "Jobs", list(_jobs(trial))),
         *([("loads", "Load of each GPU during each check", [_loads(trial)])] if trial.telemetry else []),
-        ("config", f"Configuration: {plural(len(config), 'setting')}", [Table("", config, ("name", "value", "origin"))]),
+        ("config", f"Configuration: {plural(len(config.rows), 'setting')}", [config]),
         ("discovered", "Discovered before the run", list(fact_tables(trial.environment))),
         ("outcomes", "Outcomes", [Table("", [*MEANINGS.items()])]),
     ]
@@ -62,8 +62,11 @@ def _jobs(trial: Trial) -> Iterator[Table]:
     ]
     yield Table("planned", planned, ("job", "nodes × processes", "device", "limit", "checks"))
     results = [
-        (r.job, str(r.attempt), r.launcher, str(r.state), f"{r.startup_s:.1f} s", f"{r.seconds:.1f} s", r.failed_subject)
-        for r in trial.results
+        (
+            *(each.job, f"{each.attempt}", each.launcher, each.state),
+            *(f"{each.startup_s:.1f} s", f"{each.seconds:.1f} s", each.failed_subject),
+        )
+        for each in trial.results
     ]
     yield Table("run", results, ("job", "attempt", "launcher", "state", "start-up", "duration", "first failure"))
     for result in trial.results:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from seatrial.model import CLUSTER, parse_bytes, value_parts
@@ -11,23 +10,6 @@ from seatrial.util.text import plural
 
 _NUMBER = re.compile(r"\d[\d.,]*")
 _UNIT_TEXTS = {"count": "", "us": "µs"}
-# Kinds of subjects, singular and plural, in the order of ``count_text``
-_KINDS = (
-    ("node", "nodes"),
-    ("rank", "ranks"),
-    ("GPU", "GPUs"),
-    ("link", "links"),
-    ("rail", "rails"),
-    ("port", "ports"),
-)
-
-
-def count_text(subjects: Iterable[str]) -> str:
-    """The number of subjects by kind: ``cluster + 2 ranks``, ``1 node + 8 GPUs``."""
-    kinds = Counter(subject_kind(subject) for subject in subjects)
-    parts = [CLUSTER] if kinds[CLUSTER] else []
-    parts += [plural(kinds[kind], kind, plural_kind) for kind, plural_kind in _KINDS if kinds[kind]]
-    return " + ".join(parts) or "none"
 
 
 def merge_similar(texts: Iterable[str]) -> Iterator[str]:

@@ -82,7 +82,9 @@ def _suite(
     seconds = {measurement.subject: measurement.seconds for measurement in check.measurements}
     passed = [subject for subject, verdicts in by_subject.items() if all(v.outcome in _PASSED for v in verdicts)]
     if len(by_subject) > MAX_SUBJECTS and passed:
-        ET.SubElement(suite, "testcase", classname=check.name, name=f"{len(passed)} subjects without a problem", time=_seconds(0))
+        ET.SubElement(
+            suite, "testcase", classname=check.name, name=f"{len(passed)} subjects without a problem", time=_seconds(0)
+        )
         by_subject = {subject: by_subject[subject] for subject in by_subject.keys() - passed}
     for subject in sorted(by_subject, key=natural_key):
         suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0), causes, gpus))

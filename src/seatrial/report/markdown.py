@@ -48,9 +48,7 @@ def render(trial: Trial) -> str:
     texts = [
         _head(trial, bad_parts, found),
         _table(("outcome", "part", "serial, UUID, slot", "worst figure", "cause"), bad),
-        _table(
-            ("outcome", "figure", "worst value", "limit", "expected", "share", "part", "n", "source"), figures
-        ),
+        _table(("outcome", "figure", "worst value", "limit", "expected", "share", "part", "n", "source"), figures),
         _table(("check", "outcome", "key figure"), [*checks, *excluded]),
         *map(_problem, found[:MAX_PROBLEMS]),
     ]

@@ -28,6 +28,7 @@ STYLES: Mapping[str, str] = {
     DecisionValue.INCOMPLETE: "bold yellow",
 }
 MAX_VALUES = 8  # different values of a fact in one table
+_EMPTY = (None, "", [], {})
 _MAX_NAMED = 3  # subjects of a value of a fact
 
 
@@ -56,7 +57,9 @@ def print_tables(tables: Iterable[Table], console: Console) -> None:
         indent = "  " if table.title else ""
         grid = rich_table.Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         for row in filter(None, (table.header, *table.rows)):
-            cells = [Text(single_line(clean(cell)), "dim" if row is table.header else STYLES.get(cell, "")) for cell in row]
+            cells = [
+                Text(single_line(clean(cell)), "dim" if row is table.header else STYLES.get(cell, "")) for cell in row
+            ]
             grid.add_row(Text(indent) + cells[0], *cells[1:])
         if table.rows:
             console.print(grid)
@@ -76,7 +79,7 @@ def fact_tables(facts: Mapping[str, Any], title: str = "") -> Iterator[Table]:
             if text := _pairs(plain):
                 rows.append((key, text))
             inner.extend(fact_tables(nested, name))
-        elif value not in (None, "", []):
+        elif value not in _EMPTY:
             rows.append((key.removesuffix("_bytes"), fact_text(value, key)))
     if rows:
         yield Table(title, rows)
@@ -134,9 +137,7 @@ def fact_text(value: Any, name: str = "") -> str:
 def _pairs(facts: Mapping[str, Any]) -> str:
     """``key value`` pairs on one line, without empty values."""
     return ", ".join(
-        f"{key.removesuffix('_bytes')} {fact_text(value, key)}"
-        for key, value in facts.items()
-        if value not in (None, "", [], {})
+        f"{key.removesuffix('_bytes')} {fact_text(value, key)}" for key, value in facts.items() if value not in _EMPTY
     )
 
 
@@ -151,12 +152,15 @@ def _records(value: Any) -> list[dict[str, Any]]:
     if isinstance(value, dict) and set(value) == {"gpus", "gb_s"}:
         names, rates = value["gpus"], value["gb_s"]
         if isinstance(names, list) and isinstance(rates, list) and all(isinstance(row, list) for row in rates):
-            return [{"GB/s": name, **dict(zip(names, row, strict=False))} for name, row in zip(names, rates, strict=False)]
+            return [
+                {"GB/s": name, **dict(zip(names, row, strict=False))} for name, row in zip(names, rates, strict=False)
+            ]
     return []
 
 
 def _record_table(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
     """One row for each record, without columns that are empty in all of them."""
-    keys = dict.fromkeys(key for record in records for key, value in record.items() if value not in (None, "", [], {}))
+    filled = {key for record in records for key, value in record.items() if value not in _EMPTY}
+    keys = [key for key in dict.fromkeys(key for record in records for key in record) if key in filled]
     rows = [[fact_text(record.get(key, ""), key) for key in keys] for record in records]
     return Table(title, rows, [key.removesuffix("_bytes") for key in keys])

@@ -1,10 +1,13 @@
-"""Nodes by switch and rack, and the switches of slow paths."""
+"""The map of nodes by switch and rack, and the switches of slow paths."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from seatrial.model import Outcome
 from seatrial.report import html_page
+from seatrial.report.node_map import node_groups
 from seatrial.report.parts import parts
-from seatrial.report.sections import node_groups
 from tests.report import samples
 
 
@@ -39,3 +42,23 @@ def test_html_has_both() -> None:
     page = html_page.render(samples.four_nodes())
     assert "<h3>switch leaf1, rack A</h3>" in page
     assert "crosses spine" in page
+
+
+def test_the_map_shows_the_worst_outcome_of_nodes_and_devices() -> None:
+    (group,) = node_groups(samples.large_cluster())
+    nodes = {node.name: node for node in group.nodes}
+    assert len(nodes) == 64
+    assert list(nodes)[:2] == ["node01", "node02"]
+    devices = nodes["node17"].devices
+    assert (len(devices), devices["5"], devices["4"]) == (8, Outcome.FAIL, Outcome.PASS)
+    assert nodes["node41"].outcome is Outcome.WARN
+    assert nodes["node51"].devices["7"] is Outcome.ERROR
+
+
+def test_the_map_of_many_nodes_shows_the_bad_ones() -> None:
+    trial = samples.large_cluster()
+    renamed = [replace(v, subject=f"x{v.subject}") for v in trial.verdicts if v.subject.startswith("node0")]
+    (group,) = node_groups(trial.model_copy(update={"verdicts": (*trial.verdicts, *renamed)}))
+    assert "node17" in {node.name for node in group.nodes}
+    assert "xnode01" not in {node.name for node in group.nodes}
+    assert group.rest == f"{64 + 9 - len(group.nodes)} nodes without a problem"

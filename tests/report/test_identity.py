@@ -1,4 +1,4 @@
-"""The environment variables of the ranks on the first page of reports."""
+"""The environment variables of the ranks, and the identity of hosts, on the first page of reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from seatrial import report
 from seatrial.model import Measurement, Trial
-from seatrial.report.variables import variable_lines
+from seatrial.report.identity import variable_lines
 from tests.report import samples
 from tests.report.test_terminal import printed
 
