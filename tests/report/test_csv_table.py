@@ -10,15 +10,17 @@ import pytest
 
 from seatrial.model import Outcome
 from seatrial.report.csv_table import COLUMNS, render
+from seatrial.report.figures import outcome_rank
 from tests.report import samples
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)
-def test_every_verdict_except_skip_has_a_row(sample: str) -> None:
+def test_every_value_with_a_numerical_limit_and_every_bad_one_has_a_row_worst_first(sample: str) -> None:
     trial = samples.SAMPLES[sample]()
     rows = list(csv.DictReader(io.StringIO(render(trial))))
-    judged = [verdict for verdict in trial.verdicts if verdict.outcome is not Outcome.SKIP]
-    assert [row["outcome"] for row in rows] == [verdict.outcome for verdict in judged]
+    bad = [verdict.outcome for verdict in trial.verdicts if verdict.outcome not in (Outcome.PASS, Outcome.SKIP)]
+    assert [row["outcome"] for row in rows[: len(bad)]] == sorted(bad, key=outcome_rank)
+    assert all(row["outcome"] == "PASS" and row["limit"] for row in rows[len(bad) :])
     assert all(set(row) == set(COLUMNS) for row in rows)
     assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "@", "\t"))]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seatrial.model import Outcome, Trial, Verdict
-from seatrial.report.junit import render
+from seatrial.report.junit import MAX_SUBJECTS, render
 from tests.report import samples
 from tests.report.conftest import assert_golden
 
@@ -81,6 +81,13 @@ def test_a_planned_check_without_a_verdict_is_an_error() -> None:
     trial = samples.accepted().model_copy(update={"verdicts": (), "measurements": ()})
     errors = ET.fromstring(render(trial)).findall("testsuite/testcase/error")
     assert [error.get("type") for error in errors] == ["UNJUDGED"] * 5
+
+
+def test_of_many_subjects_those_without_a_problem_are_one_case() -> None:
+    trial = with_verdicts(Outcome.FAIL)
+    passed = [replace(trial.verdicts[0], subject=f"n{n}", outcome=Outcome.PASS) for n in range(MAX_SUBJECTS)]
+    cases = ET.fromstring(render(trial.model_copy(update={"verdicts": (*trial.verdicts, *passed)}))).iter("testcase")
+    assert [case.get("name") for case in cases] == [f"{MAX_SUBJECTS} subjects without a problem", "node1/gpu0"]
 
 
 def test_hostile_text_is_escaped() -> None:

@@ -124,7 +124,7 @@ def test_the_same_error_of_several_checks_is_shown_once() -> None:
     assert [figure.checks for figure in problem.figures] == [("a.one", "b.two")]
     screen = io.StringIO()
     summary(rejected, Console(file=screen, width=100))
-    assert "ERROR a.one, b.two: sbatch: no account" in markdown.render(rejected)
+    assert "a.one, b.two: sbatch: no account" in markdown.render(rejected)
     assert screen.getvalue().count("sbatch: no account") == 1
     assert "2 checks: sbatch: no account" in screen.getvalue()
 

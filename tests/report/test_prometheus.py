@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
+from tools.records import record_path
 
 from seatrial.checks import catalog
-from seatrial.model import Measurement, Metric, Trial
-from seatrial.report.prometheus import render
+from seatrial.model import Trial
+from seatrial.pipeline.run_directory import load_trial
+from seatrial.report import figures, view
+from seatrial.report.prometheus import MAX_PARTS, _base_unit, _escaped, _number, render
 from tests.report import samples
 from tests.report.conftest import assert_golden, tool
 
 LINE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (\S+)')
 
 
-def measured(*metrics: Metric) -> Trial:
-    measurement = Measurement(check="x", subject="n", metrics=metrics)
-    return samples.accepted().model_copy(update={"measurements": (measurement,), "jobs": (), "verdicts": ()})
+@pytest.fixture
+def busy_gpu(monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """A real record with two GPUs, and the real catalog."""
+    for module in (figures, view):
+        monkeypatch.setattr(module, "catalog", catalog)
+    return load_trial(record_path("2026-11-23-2xh200/busy-gpu"))
 
 
 def values(trial: Trial) -> dict[tuple[str, str], float]:
@@ -57,17 +65,33 @@ def test_infinity_has_the_notation_of_prometheus() -> None:
     trial = samples.accepted().model_copy(update={"seconds": float("inf")})
     text = render(trial)
     assert re.search(r"^seatrial_last_run_duration_seconds\{.*\} \+Inf$", text, re.MULTILINE)
-    huge = render(measured(Metric(name="m", value=1e308, unit="GB/s", subject="n")))
-    assert re.search(r"^seatrial_measured_bytes_per_second\{.*\} \+Inf$", huge, re.MULTILINE)
-    assert re.search(r"\} -Inf$", render(measured(Metric(name="m", value=-1e308, unit="GB/s", subject="n"))), re.M)
-    assert promtool(text) == promtool(huge) == ""
+    assert promtool(text) == ""
+    assert (_number(-math.inf), _number(math.nan)) == ("-Inf", "NaN")
 
 
 def test_promtool_accepts_the_unit_of_every_check() -> None:
     units = {unit for check in catalog().values() for unit in check.units.values()}
     assert units
-    trial = measured(*(Metric(name=f"m{i}", value=1, unit=unit, subject="n") for i, unit in enumerate(sorted(units))))
-    assert promtool(render(trial)) == ""
+    names = [f"seatrial_measured_{_base_unit(unit)[0]}".rstrip("_") for unit in sorted(units)]
+    assert promtool("".join(f"# HELP {name} x\n# TYPE {name} gauge\n{name} 1\n" for name in dict.fromkeys(names))) == ""
+
+
+def test_headline_figures_have_the_values_of_their_parts_worst_first(busy_gpu: Trial) -> None:
+    of_copy = {labels: value for (_, labels), value in values(busy_gpu).items() if 'metric="copy"' in labels}
+    measured = [line for line in render(busy_gpu).splitlines() if 'metric="copy",subject="vm/' in line]
+    assert len(of_copy) == 2
+    assert measured[0].startswith("seatrial_headline_margin_ratio{") or "vm/gpu1" in measured[0]
+    worst, other = (line for line in measured if line.startswith("seatrial_measured_bytes_per_second"))
+    assert ("vm/gpu1" in worst, "vm/gpu0" in other) == (True, True)
+
+
+def test_of_thousands_of_parts_the_worst_have_samples(busy_gpu: Trial) -> None:
+    copy = next(verdict for verdict in busy_gpu.verdicts if verdict.metric == "copy" and verdict.outcome == "FAIL")
+    many = tuple(replace(copy, subject=f"n{n}/gpu0", value=1000.0 + n) for n in range(3000))
+    text = render(busy_gpu.model_copy(update={"verdicts": many}))
+    assert text.count("seatrial_part_bad{") == text.count("seatrial_measured_bytes_per_second{") == MAX_PARTS
+    assert 'subject="n99/gpu0"' in text
+    assert 'subject="n100/gpu0"' not in text
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)
@@ -92,35 +116,25 @@ def test_exactly_one_decision_is_1(sample: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "name", "expected"),
+    ("unit", "name", "factor"),
     [
-        (356.5, "GB/s", "seatrial_measured_bytes_per_second", 356.5e9),
-        (1.5, "GiB", "seatrial_measured_bytes", 1.5 * 2**30),
-        (98.7, "%", "seatrial_measured_ratio", 0.987),
-        (24.77, "us", "seatrial_measured_seconds", 24.77e-6),
-        (2, "ms", "seatrial_measured_seconds", 0.002),
-        (7, "count", "seatrial_measured", 7),
-        (1, "bool", "seatrial_measured", 1),
-        (0.5, "ratio", "seatrial_measured_ratio", 0.5),
-        (9000, "tokens/s/GPU", "seatrial_measured_tokens_per_second_per_gpu", 9000),
-        (12, "images/s", "seatrial_measured_images_per_second", 12),
-        (4096, "files", "seatrial_measured_files", 4096),
+        ("GB/s", "bytes_per_second", 1e9),
+        ("GiB", "bytes", 2**30),
+        ("%", "ratio", 0.01),
+        ("us", "seconds", 1e-6),
+        ("count", "", 1),
+        ("bool", "", 1),
+        ("ratio", "ratio", 1),
+        ("tokens/s/GPU", "tokens_per_second_per_gpu", 1),
+        ("images/s", "images_per_second", 1),
     ],
 )
-def test_values_are_in_base_units(value: float, unit: str, name: str, expected: float) -> None:
-    trial = measured(Metric(name="m", value=value, unit=unit, subject="n"))
-    labels = 'trial="acceptance",check="x",subject="n",metric="m"'
-    assert values(trial)[name, labels] == pytest.approx(expected, rel=1e-11)
-
-
-def test_of_two_values_with_the_same_labels_the_last_counts() -> None:
-    trial = measured(*(Metric(name="m", value=value, unit="s", subject="n") for value in (1, 2)))
-    assert [value for (name, _), value in values(trial).items() if name == "seatrial_measured_seconds"] == [2]
+def test_values_are_in_base_units(unit: str, name: str, factor: float) -> None:
+    assert _base_unit(unit) == (name, factor)
 
 
 def test_labels_are_escaped() -> None:
-    trial = measured(Metric(name='a"b\\c\nd', value=1, unit="s", subject="n"))
-    assert r'metric="a\"b\\c\nd"' in render(trial)
+    assert _escaped('a"b\\c\nd') == r"a\"b\\c\nd"
 
 
 def test_messages_are_not_in_labels() -> None:
@@ -130,10 +144,8 @@ def test_messages_are_not_in_labels() -> None:
         "trial",
         "check",
         "subject",
-        "metric",
         "outcome",
         "decision",
         "kind",
-        "confidence",
         "serial",
     }

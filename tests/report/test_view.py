@@ -15,9 +15,8 @@ from seatrial.report import html_page, junit, markdown, prometheus
 from seatrial.report.terminal import summary
 from seatrial.report.view import (
     MAX_OVERVIEW,
-    WORST_SUBJECTS,
     CheckView,
-    chapters,
+    check_views,
     coverage,
     decision_title,
     launchers,
@@ -37,24 +36,24 @@ def verdict(subject: str, outcome: Outcome, metric: str = "", detail: str = "bec
     return Verdict(check="x", subject=subject, outcome=outcome, metric=metric, detail=detail, meaning=meaning)
 
 
-def test_chapters_are_the_phases_in_order() -> None:
-    names = [(chapter.title, [view.name for view in chapter.checks]) for chapter in chapters(samples.accepted())]
-    assert names == [
-        ("Environment", ["gpu.inventory", "host.inventory"]),
-        ("Interconnect", ["collectives.all_reduce"]),
-        ("Single-GPU training", ["train.cnn"]),
-        ("Distributed training", ["train.ddp"]),
+def test_checks_are_in_the_order_of_the_phases() -> None:
+    assert [(view.phase, view.name) for view in check_views(samples.accepted())] == [
+        ("Environment", "gpu.inventory"),
+        ("Environment", "host.inventory"),
+        ("Interconnect", "collectives.all_reduce"),
+        ("Single-GPU training", "train.cnn"),
+        ("Distributed training", "train.ddp"),
     ]
 
 
-def test_a_check_outside_the_catalog_is_in_the_chapter_other() -> None:
+def test_a_check_outside_the_catalog_comes_last() -> None:
     trial = samples.accepted().model_copy(update={"verdicts": (verdict("n", Outcome.FAIL),)})
-    assert [view.name for chapter in chapters(trial) if chapter.title == "Other" for view in chapter.checks] == ["x"]
+    assert (check_views(trial)[-1].name, check_views(trial)[-1].phase) == ("x", "Other")
 
 
 def test_a_planned_check_without_a_verdict_is_unjudged() -> None:
     trial = samples.accepted().model_copy(update={"verdicts": (), "measurements": ()})
-    views = [view for chapter in chapters(trial) for view in chapter.checks]
+    views = check_views(trial)
     assert len(views) == 5
     assert {view.outcome for view in views} == {Outcome.UNJUDGED}
 
@@ -83,25 +82,11 @@ def test_the_overview_says_why_a_check_is_unjudged() -> None:
     assert "no SKU" in check(("m", 2.0, "GB/s", "n"), verdicts=(unjudged,)).overview_text
 
 
-def test_a_large_check_shows_its_worst_subjects() -> None:
-    verdicts = tuple(verdict(f"n{n}", Outcome.WARN if n == 77 else Outcome.PASS, "m") for n in range(100))
-    view = check(verdicts=verdicts)
-    assert len(view.subjects) == 100
-    assert len(view.shown_subjects) == WORST_SUBJECTS
-    assert view.shown_subjects[0] == "n77"
-
-
 def test_coverage_lists_what_an_option_excluded() -> None:
-    groups = {group.title: group.checks for group in coverage(samples.rejected())}
-    assert groups["Excluded by --skip"] == ("train.ddp",)
+    groups = coverage(samples.rejected())
+    assert groups["Excluded by --skip"] == ["train.ddp"]
     assert set(groups["Covered"]) == {"host.inventory", "gpu.inventory", "collectives.all_reduce"}
-    assert groups["Without a verdict"] == ("train.cnn",)
-
-
-def test_subjects_with_only_skips_are_not_counted_beside_others() -> None:
-    node, host = verdict("n0", Outcome.PASS, "x"), verdict("login", Outcome.SKIP, "y")
-    assert check(verdicts=(node, host)).subjects_text == "1 node"
-    assert check(verdicts=(host,)).subjects_text == "1 node"
+    assert groups["Without a verdict"] == ["train.cnn"]
 
 
 def test_a_method_that_several_processes_share_is_shown_once() -> None:

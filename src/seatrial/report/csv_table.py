@@ -7,9 +7,10 @@ import io
 
 from seatrial.model import Outcome, Trial
 from seatrial.report.figures import figures, outcome_rank
+from seatrial.report.identity import Gpu, gpus_of
 from seatrial.report.text import clean, single_line
 
-COLUMNS = ("outcome", "check", "metric", "subject", "value", "unit", "limit", "expected")
+COLUMNS = ("outcome", "check", "metric", "subject", "value", "unit", "limit", "expected", "serial")
 # A spreadsheet would take a text that starts with one of these characters for a formula
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -17,9 +18,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def render(trial: Trial) -> str:
     """One row for each verdict that has a value, is bad or could not be measured; worst outcome first.
 
-    A value of a rule without a number, such as "== 0 errors", has a row only if it did not pass.
+    A value of a rule without a number, such as "== 0 errors", has a row only if it did not pass. Rows that passed have
+    no serial number: the page lists those of all GPUs.
     """
-    file = io.StringIO()
+    gpus, file = gpus_of(trial), io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
     for verdict in sorted(trial.verdicts, key=lambda verdict: outcome_rank(verdict.outcome)):
@@ -30,7 +32,8 @@ def render(trial: Trial) -> str:
         value = "" if row.measured is None else f"{row.measured:.6g}"
         limit = "" if row.limit is None else f"{row.op} {row.limit:.6g}"
         expected = "" if row.expected is None else f"{row.expected:.6g}"
-        writer.writerow([*names, value, _cell(row.unit), limit, expected])
+        serial = gpus.get(verdict.subject, Gpu()).serial if verdict.outcome is not Outcome.PASS else ""
+        writer.writerow([*names, value, _cell(row.unit), _cell(limit), expected, _cell(serial)])
     return file.getvalue()
 
 

@@ -81,8 +81,14 @@ class Figure:
 
     def worst_values(self, limit: int) -> list[tuple[str, str]]:
         """(subject, value as text) of at most ``limit`` subjects, the value closest to its limit or beyond it first."""
-        sign = -1 if self.op in ("<", "<=") else 1
-        ordered = sorted(self.metrics, key=lambda metric: sign * metric.value)
+
+        def distance(metric: Metric) -> float:
+            """A key that is lowest for the worst value."""
+            if self.op == "==":
+                return -abs(metric.value - (self.limit or 0.0))
+            return -metric.value if self.op in ("<", "<=") else metric.value
+
+        ordered = sorted(self.metrics, key=distance)
         return [(metric.subject, print_value(metric.value, metric.unit)) for metric in ordered[:limit]]
 
     @property

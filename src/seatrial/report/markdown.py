@@ -86,7 +86,8 @@ def _problem(problem: Problem) -> str:
     lines = [f"### {problem.first.outcome or 'Finding'}: {_text(problem.title)}", ""]
     for label, text in problem.details(MAX_SUBJECTS, MAX_LINES):
         if label:
-            lines += [f"- {label}: {_text(text)}"] if text else []
+            shown = _code(text) if label == "run first" else _text(text)
+            lines += [f"- **{label}** {shown}"] if text else []
         elif text:
             lines += ["", _fenced(clean(text)), ""]
     return "\n".join(lines)

@@ -122,7 +122,7 @@ class Problem:
         for finding in self.first.findings:
             yield "cause", f"{finding.title} on {finding.subject} ({finding.confidence} confidence)"
             yield "evidence", finding.evidence
-            yield "run first", f"`{finding.first_command}`" if finding.first_command else ""
+            yield "run first", finding.first_command
         for figure in self.figures:
             message = figure.verdict.message if figure.verdict else ""
             of_all = f" (worst of {figure.n}: {figure.worst_part})" if figure.n > 1 else ""
