@@ -43,7 +43,7 @@ def test_each_component_has_a_table_of_its_parts() -> None:
         "  memory  1 GiB",
         "  cpu     threads 2",
         "host cpu numa",
-        "  nodes  count 2",
+        "  nodes   count 2",
     ]
 
 

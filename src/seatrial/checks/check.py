@@ -132,19 +132,6 @@ class Implementations:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingMetrics:
-    """Names of the metrics of one quantity on a GPU, a node, two nodes and all nodes, for reports; "": not measured.
-
-    ``{nodes}`` in a name stands for the fact ``nodes``.
-    """
-
-    gpu: str = ""
-    node: str
-    two_nodes: str = ""
-    cluster: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Needs:
     """What a check needs; without it the outcome is SKIP, or ERROR if the trial expects that hardware.
 
@@ -195,8 +182,6 @@ class Check:
     timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
     # Returns the default sizes in bytes that are not timed because the TCP network is too slow for them
     omitted_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None
-    # Quantities that should be the same on several nodes as on one: name in reports → their metrics
-    scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
     # Several implementations of the same work: if one is slow, its software is at fault; if all are slow, the machine
     # is at fault
     implementations: Implementations | None = None

@@ -23,12 +23,15 @@ from seatrial.util.text import plural
 MAX_MOUNTS = 12
 # Filesystem types of containers and of memory. An overlay reports the size of the disk below it
 _CONTAINER_TYPES = ("overlay", "tmpfs", "squashfs")
-SCOPES = {
-    Scope.CONTROL: "once, on this host",
-    Scope.NODE: "once per node",
-    Scope.GPU: "one process per GPU, without communication",
-    Scope.CLUSTER: "all ranks in one process group; if the title says one GPU, the other ranks wait",
-}
+SCOPES = Table(
+    "Scopes",
+    [
+        (Scope.CONTROL, "once, on this host"),
+        (Scope.NODE, "once per node"),
+        (Scope.GPU, "one process per GPU, without communication"),
+        (Scope.CLUSTER, "all ranks in one process group; if the title says one GPU, the other ranks wait"),
+    ],
+)
 NO_VALUE = "–"
 
 
@@ -38,7 +41,7 @@ def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
     if len(mounts.get("filesystems", ())) > MAX_MOUNTS:
         facts = {**facts, "host": {**facts["host"], "mounts": _shortened_mounts(mounts)}}
     for component, values in facts.items():
-        print_tables(fact_tables(values, component), console)
+        print_tables(list(fact_tables(values, component)), console)
 
 
 def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,15 +73,10 @@ def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
 
 def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
     """Print name, scope and title of each check, by phase."""
-    for phase in Phase:
-        rows = [(check.name, str(check.scope), check.title) for check in checks.values() if check.phase is phase]
-        print_tables([Table(str(phase), rows)] if rows else [], console)
-    _print_scopes(console)
+    rows = [(check.phase, (check.name, str(check.scope), check.title)) for check in checks.values()]
+    tables = [Table(str(phase), [row for its, row in rows if its is phase]) for phase in Phase]
+    print_tables([*(table for table in tables if table.rows), SCOPES], console)
     console.print("Rules of a check: seatrial checks NAME", highlight=False)
-
-
-def _print_scopes(console: Console) -> None:
-    print_tables([Table("Scopes", [(str(scope), text) for scope, text in SCOPES.items()])], console)
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
@@ -96,7 +94,7 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
         ]
         title = f"{check.name}: {check.title} ({text})"
         print_tables([Table(title, [*rules, *recorded], ("metric", "rule", "meaning of a violation"))], console)
-    _print_scopes(console)
+    print_tables([SCOPES], console)
 
 
 def print_power(check: Check, console: Console) -> None:

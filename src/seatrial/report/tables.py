@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,9 @@ STYLES: Mapping[str, str] = {
     DecisionValue.REJECTED: "bold red",
     DecisionValue.INCOMPLETE: "bold yellow",
 }
+MAX_ALIGNED = 32  # characters of a column that is aligned with those of other tables
 MAX_VALUES = 8  # different values of a fact in one table
+_NUMBER = re.compile(r"[<>=≥≤]*\s?-?[\d.,]+( ?\S+)?|–?")  # a value, a limit or an empty cell
 _EMPTY = (None, "", [], {})
 _MAX_NAMED = 3  # subjects of a value of a fact
 
@@ -49,17 +52,27 @@ class Table:
         return "\n".join(line.rstrip() for line in ([clean(self.title)] if self.title else []) + lines)
 
 
-def print_tables(tables: Iterable[Table], console: Console) -> None:
-    """Print tables with aligned columns; a terminal wraps the cells, and shows outcomes in colour."""
+def print_tables(tables: Sequence[Table], console: Console) -> None:
+    """Print tables with aligned columns; a terminal wraps the cells, and shows outcomes in colour.
+
+    The columns of tables with the same number of columns and no heading have the same width, except the last one.
+    """
+    widths: dict[tuple[int, int], int] = {}
+    for row in (row for table in tables if not table.header for row in table.rows):
+        for n, cell in enumerate(row[:-1]):
+            widths[len(row), n] = min(max(len(cell), widths.get((len(row), n), 0)), MAX_ALIGNED)
     for table in tables:
         if table.title:
-            console.print(Text(single_line(clean(table.title)), "bold"), soft_wrap=True)
+            console.print(Text(" ".join(clean(table.title).splitlines()), "bold"), soft_wrap=True)
         indent = "  " if table.title else ""
         grid = rich_table.Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+        for n, column in enumerate(zip(*table.rows, strict=True)):
+            width = widths.get((len(table.rows[0]), n), 0) + (0 if n else len(indent))
+            is_number = bool(table.header) and all(_NUMBER.fullmatch(cell) for cell in column)
+            grid.add_column(min_width=width, justify="right" if is_number else "left", overflow="fold")
         for row in filter(None, (table.header, *table.rows)):
-            cells = [
-                Text(single_line(clean(cell)), "dim" if row is table.header else STYLES.get(cell, "")) for cell in row
-            ]
+            is_header = row is table.header
+            cells = [Text(single_line(clean(cell)), "dim" if is_header else STYLES.get(cell, "")) for cell in row]
             grid.add_row(Text(indent) + cells[0], *cells[1:])
         if table.rows:
             console.print(grid)

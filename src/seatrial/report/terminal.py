@@ -134,9 +134,9 @@ def _all_checks(trial: Trial, console: Console) -> None:
     """Print each check with its outcome and key figure, and the number of verdicts."""
     views = check_views(trial)
     console.print()
-    for phase in dict.fromkeys(view.phase for view in views):
-        rows = [(view.name, str(view.outcome), view.overview_text) for view in views if view.phase == phase]
-        print_tables([Table(phase, rows)], console)
+    rows = [(view.phase, (view.name, str(view.outcome), view.overview_text)) for view in views]
+    phases = dict.fromkeys(phase for phase, _ in rows)
+    print_tables([Table(phase, [row for its, row in rows if its == phase]) for phase in phases], console)
     counts = [f"{count:,} {outcome}" for outcome, count in outcome_counts(trial.verdicts)]
     line = f"verdicts: {' · '.join(counts)}" if counts else "no verdict"
     if trial.baseline:

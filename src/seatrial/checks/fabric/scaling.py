@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from seatrial.checks.check import Check, Context, Needs, ScalingMetrics, SkipIf, facts, ratios
+from seatrial.checks.check import Check, Context, Needs, SkipIf, facts, ratios
 from seatrial.checks.declare import Answer, NoValue, Value, absent, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, transport_text
@@ -280,13 +280,6 @@ CHECK = Check(
         ),
     ),
     measure=measure,
-    scaling={
-        "all-reduce busbw": ScalingMetrics(
-            node="busbw.1node",
-            two_nodes="busbw.2nodes",
-            cluster="busbw.{nodes}nodes",
-        )
-    },
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=GroupOptions,

@@ -11,7 +11,7 @@ from statistics import median
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, ScalingMetrics
+from seatrial.checks.check import Check, Context
 from seatrial.checks.declare import Answer, absent, metric
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
@@ -181,13 +181,6 @@ CHECK = Check(
     facts_from_options=lambda options: _results.facts_from_options(
         options, NAME, *STAGES, check_overrides=layers_override(options)
     ),
-    scaling={
-        "training speed": ScalingMetrics(
-            gpu=f"{TOKENS_PER_GPU}.{GPU}",
-            node=f"{TOKENS_PER_GPU}.{NODE}",
-            cluster=f"{TOKENS_PER_GPU}.{ALL}",
-        )
-    },
     limit_s=900.0,
     options=ThroughputOptions,
     child_tasks=("gpu", "all"),
