@@ -122,7 +122,7 @@ def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | 
     with ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             stack.callback(signal.signal, number, signal.getsignal(number))
-        stack.enter_context(patch.dict(os.environ, {**(env or {}), "COLUMNS": "200"}))
+        stack.enter_context(patch.dict(os.environ, {"COLUMNS": "200", **(env or {})}))
         stack.enter_context(patch.object(sys, "argv", ["seatrial", *map(str, arguments)]))
         stack.enter_context(contextlib.chdir(cwd or Path.cwd()))
         stack.enter_context(redirect_stdout(out))

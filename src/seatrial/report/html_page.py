@@ -62,6 +62,7 @@ LIMITS = {
     "figures": 9,  # figures on the first screen
     "problems": 40,  # problems with details; of more, the page has only the names
     "values": 10,  # subjects of a figure, worst first; figures.csv has all
+    "rows": 200,  # figures in a table
     "artifacts": 20,
     "reasons": 8,
 }

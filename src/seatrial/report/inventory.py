@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 from typing import Any
 
 from rich.console import Console
@@ -47,27 +46,18 @@ def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
 def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
     """``mounts`` with MAX_MOUNTS filesystems, and the number of the others by type.
 
-    Filesystems that do not respond come first, then those that contain /dev/shm, /, the home directory and the
-    directory for temporary files. The remaining ones follow in order of size, those of _CONTAINER_TYPES last.
+    Filesystems that do not respond come first, then the largest; those of _CONTAINER_TYPES come last.
     """
-    filesystems = mounts["filesystems"]
-    containing: set[str] = set()
-    for name in ("shm", "tmp", "home", "root"):
-        path = PurePosixPath(mounts[name]["path"])
-        targets = (mount["target"] for mount in filesystems if path.is_relative_to(mount["target"]))
-        containing.add(max(targets, key=len, default=""))
 
-    def priority(mount: Mapping[str, Any]) -> tuple[bool, bool, bool, int]:
-        is_of_container = mount["type"] in _CONTAINER_TYPES
-        return mount["responding"], mount["target"] not in containing, is_of_container, -(mount["size_bytes"] or 0)
+    def priority(mount: Mapping[str, Any]) -> tuple[bool, bool, int]:
+        return mount["responding"], mount["type"] in _CONTAINER_TYPES, -(mount["size_bytes"] or 0)
 
-    ordered = sorted(filesystems, key=priority)
+    ordered = sorted(mounts["filesystems"], key=priority)
     shown, others = ordered[:MAX_MOUNTS], ordered[MAX_MOUNTS:]
     counts = Counter(mount["type"] for mount in others).most_common()
     more = f"{len(others)} more ({', '.join(f'{count} {kind}' for kind, count in counts)})"
     if hung := sum(not mount["responding"] for mount in others):
         more += f"; {hung} of them do not respond"
-    shown = sorted(shown, key=lambda mount: str(mount["target"]))
     return {**mounts, "filesystems": shown, "filesystems not listed": f"{more}; all: seatrial discover --json"}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from xml.etree import ElementTree as ET
 
-from seatrial.model import CLUSTER, WORST_FIRST, Decision, Outcome, Trial, Verdict, VerdictKey, worst
+from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, VerdictKey, worst
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.formatting import natural_key
 from seatrial.report.identity import Gpu, gpus_of
@@ -29,11 +29,12 @@ def render(trial: Trial) -> str:
     root = ET.Element("testsuites", name=name, time=_seconds(trial.seconds))
     if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
         root.set("timestamp", started)
-    if trial.decision.reason_code:
-        root.append(_decision(trial.decision))
+    if code := trial.decision.reason_code:  # a reason that is not in any verdict
+        _single(root, "decision", "error", message=single_line(trial.decision.reason), type=str(code))
     causes, gpus = _causes(trial), gpus_of(trial)
     root.extend(_suite(check, trial.decision.tested_hardware, causes, gpus) for check in check_views(trial))
-    root.extend(_excluded(check, reason) for check, reason in trial.excluded_checks.items())
+    for check, reason in trial.excluded_checks.items():
+        _single(root, check, "skipped", message=f"excluded: {single_line(reason)}")
     _set_totals(root)
     for element in root.iter():
         element.text = element.text and clean(element.text)
@@ -52,29 +53,18 @@ def _causes(trial: Trial) -> dict[VerdictKey, str]:
     }
 
 
-def _decision(decision: Decision) -> ET.Element:
-    """The suite for a decision that is INCOMPLETE for a reason that is not in any verdict."""
-    suite = ET.Element("testsuite", name="decision", time=_seconds(0))
-    case = ET.SubElement(suite, "testcase", classname="decision", name=CLUSTER, time=_seconds(0))
-    ET.SubElement(case, "error", message=single_line(decision.reason), type=str(decision.reason_code))
-    _set_totals(suite)
-    return suite
-
-
 def _suite(
     check: CheckView, tested_hardware: str, causes: Mapping[VerdictKey, str], gpus: Mapping[str, Gpu]
 ) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
-    properties = ET.SubElement(suite, "properties")
-    ET.SubElement(properties, "property", name="phase", value=check.phase)
-    ET.SubElement(properties, "property", name="title", value=single_line(check.title))
-    ET.SubElement(properties, "property", name="tested", value=single_line(tested_hardware))
+    texts = [("phase", check.phase), ("title", check.title), ("tested", tested_hardware)]
     if check.key_figure and check.key_figure.limit is not None:
-        ET.SubElement(properties, "property", name="headline", value=single_line(check.key_figure.text))
-    for insight in check.insights:
-        ET.SubElement(properties, "property", name=insight.title, value=single_line(insight.text))
-    for _, text in lax_thresholds(check.verdicts):
-        ET.SubElement(properties, "property", name=LAX_THRESHOLD, value=single_line(text))
+        texts.append(("headline", check.key_figure.text))
+    texts += [(insight.title, insight.text) for insight in check.insights]
+    texts += [(LAX_THRESHOLD, text) for _, text in lax_thresholds(check.verdicts)]
+    properties = ET.SubElement(suite, "properties")
+    for name, text in texts:
+        ET.SubElement(properties, "property", name=name, value=single_line(text))
     by_subject: dict[str, list[Verdict]] = {}
     no_verdict = Verdict(check.name, CLUSTER, Outcome.UNJUDGED, detail="no verdict was recorded")
     for verdict in check.verdicts or (no_verdict,):
@@ -82,9 +72,8 @@ def _suite(
     seconds = {measurement.subject: measurement.seconds for measurement in check.measurements}
     passed = [subject for subject, verdicts in by_subject.items() if all(v.outcome in _PASSED for v in verdicts)]
     if len(by_subject) > MAX_SUBJECTS and passed:
-        ET.SubElement(
-            suite, "testcase", classname=check.name, name=f"{len(passed)} subjects without a problem", time=_seconds(0)
-        )
+        name = f"{len(passed)} subjects without a problem"
+        ET.SubElement(suite, "testcase", classname=check.name, name=name, time=_seconds(0))
         by_subject = {subject: by_subject[subject] for subject in by_subject.keys() - passed}
     for subject in sorted(by_subject, key=natural_key):
         suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0), causes, gpus))
@@ -125,12 +114,12 @@ def _verdict_text(verdict: Verdict, causes: Mapping[VerdictKey, str], gpus: Mapp
     return "\n".join([f"{head}: {verdict.message}", *(f"{name}: {text}" for name, text in fields.items() if text)])
 
 
-def _excluded(check: str, reason: str) -> ET.Element:
-    suite = ET.Element("testsuite", name=check, time=_seconds(0))
-    case = ET.SubElement(suite, "testcase", classname=check, name=CLUSTER, time=_seconds(0))
-    ET.SubElement(case, "skipped", message=f"excluded: {single_line(reason)}")
+def _single(root: ET.Element, name: str, tag: str, **attributes: str) -> None:
+    """Add a suite with one case, which has the element ``tag``."""
+    suite = ET.SubElement(root, "testsuite", name=name, time=_seconds(0))
+    case = ET.SubElement(suite, "testcase", classname=name, name=CLUSTER, time=_seconds(0))
+    ET.SubElement(case, tag, attributes)
     _set_totals(suite)
-    return suite
 
 
 def _set_totals(element: ET.Element) -> None:

@@ -69,19 +69,23 @@ def render(trial: Trial) -> str:
 
 
 def _run_families(trial: Trial) -> Iterator[_Family]:
-    ended = _Family("seatrial_last_run_timestamp_seconds", "Unix time at which the trial ended.")
     last = trial.sessions[-1] if trial.sessions else trial  # a resumed trial ended with its last session
-    ended.add(last.started + last.seconds, trial=trial.name)
-    duration = _Family("seatrial_last_run_duration_seconds", "Wall time of the whole trial.")
-    duration.add(trial.seconds, trial=trial.name)
+    values = {
+        ("last_run_timestamp_seconds", "Unix time at which the trial ended."): last.started + last.seconds,
+        ("last_run_duration_seconds", "Wall time of the whole trial."): trial.seconds,
+        ("cpu_only", "1 if no GPU was tested."): trial.decision.cpu_only,
+        ("lax_thresholds", "Number of thresholds that a much slower cluster would still meet."): len(
+            lax_thresholds(trial.verdicts)
+        ),
+    }
+    for (name, text), value in values.items():
+        family = _Family(f"seatrial_{name}", text)
+        family.add(value, trial=trial.name)
+        yield family
     decision = _Family("seatrial_decision", "1 for the decision of the trial, 0 for the others.")
-    for value in DecisionValue:
-        decision.add(value is trial.decision.value, trial=trial.name, decision=value)
-    cpu_only = _Family("seatrial_cpu_only", "1 if no GPU was tested.")
-    cpu_only.add(trial.decision.cpu_only, trial=trial.name)
-    lax = _Family("seatrial_lax_thresholds", "Number of thresholds that a much slower cluster would still meet.")
-    lax.add(len(lax_thresholds(trial.verdicts)), trial=trial.name)
-    yield from (ended, duration, decision, cpu_only, lax)
+    for each in DecisionValue:
+        decision.add(each is trial.decision.value, trial=trial.name, decision=each)
+    yield decision
 
 
 def _checks(trial: Trial) -> tuple[_Family, _Family]:

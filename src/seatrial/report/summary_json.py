@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from seatrial.model import Trial
@@ -11,7 +12,7 @@ from seatrial.report.parts import Part, parts
 
 
 def render(trial: Trial) -> str:
-    """One JSON document with a stable form; text is as recorded."""
+    """One JSON document with a stable form; text is as recorded, and a value that is not finite is null."""
     decision = {"value": trial.decision.value, "reason": trial.decision.reason}
     rows = {"headline": list(map(_figure, headline(trial))), "parts": list(map(_part, parts(trial)))}
     return json.dumps({"trial": trial.name, "decision": decision, **rows}, indent=1) + "\n"
@@ -21,7 +22,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
     return {
         "checks": figure.checks,
         "metric": figure.metric,
-        "measured": figure.measured,
+        "measured": figure.measured if figure.measured is None or math.isfinite(figure.measured) else None,
         "unit": figure.unit,
         "expected": figure.expected,
         "share": figure.share,
