@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from seatrial.checks.check import Check
 from seatrial.hardware.references import Sku
@@ -16,6 +17,7 @@ from seatrial.model import Finding, Phase, ReferenceValue, Rule, Scope, format_v
 from seatrial.model.rule import BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
 from seatrial.report.reference_metrics import ReferenceMetric, UnjudgedMetric, values_by_metric
 from seatrial.report.tables import Table, fact_tables, print_tables
+from seatrial.report.text import clean
 from seatrial.util.text import plural
 
 # Mounted filesystems that `discover` prints; a container host can have hundreds
@@ -127,12 +129,15 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:
-    """Print the findings in logs."""
+    """Print the findings in logs. Lines are not wrapped, so that commands can be copied."""
     for finding in findings:
         subject = f"{finding.subject}; " if finding.subject else ""
-        title = f"{finding.title}  ({subject}{finding.source}; confidence: {finding.confidence})"
-        rows = [("cause", finding.evidence), ("run first", finding.first_command), ("fix", finding.fix)]
-        print_tables([Table(title, [row for row in rows if row[1]])], console)
+        print_tables(
+            [Table(f"{finding.title}  ({subject}{finding.source}; confidence: {finding.confidence})", [])], console
+        )
+        for title, text in (("cause", finding.evidence), ("run first", finding.first_command), ("fix", finding.fix)):
+            if text:
+                console.print(Text(f"  {title:<11}{clean(text)}"), soft_wrap=True)
 
 
 def rule_text(rule: Rule) -> str:

@@ -7,10 +7,18 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from seatrial.model import Trial
+from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.figures import headline
 from seatrial.report.parts import Part, Problem, cause_text, failing_text, parts, problems
 from seatrial.report.text import clean, single_line, split_code, utc
-from seatrial.report.view import check_views, decision_title, launchers, machine_size, metrics_without_threshold
+from seatrial.report.view import (
+    check_views,
+    decision_title,
+    launchers,
+    lax_thresholds,
+    machine_size,
+    metrics_without_threshold,
+)
 from seatrial.report.why_not import next_step
 from seatrial.util.text import plural
 
@@ -72,6 +80,8 @@ def _head(trial: Trial, bad_parts: Sequence[Part], found: Sequence[Problem]) -> 
         lines += ["", f"Tested: {_text(trial.decision.tested_hardware)}"]
     if metric_lines := metrics_without_threshold(trial.decision):
         lines += ["", "Metrics without a threshold:", *(f"- {_text(line)}" for line in metric_lines)]
+    for check, text in lax_thresholds(trial.verdicts):
+        lines += ["", f"{LAX_THRESHOLD}: {_text(f'{check} {text}')}"]
     return "\n".join([*lines, "", f"Command: {_code(shlex.join(trial.command))}"])
 
 
