@@ -31,7 +31,7 @@ STYLES: Mapping[str, str] = {
 MAX_ALIGNED = 32  # characters of a column that is aligned with those of other tables
 MAX_VALUES = 8  # different values of a fact in one table
 _NUMBER = re.compile(r"[<>=≥≤]*\s?-?[\d.,]+( ?\S+)?|–?")  # a value, a limit or an empty cell
-_EMPTY = (None, "", [], {})
+_EMPTY: tuple[object, ...] = (None, "", [], {})
 _MAX_NAMED = 3  # subjects of a value of a fact
 
 
