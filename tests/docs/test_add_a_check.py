@@ -54,7 +54,9 @@ def test_following_the_page_adds_checks(tmp_path: Path) -> None:
         ("nodes.messages", ""): Outcome.SKIP,  # one node
     }
     for check in (free_memory.CHECK, messages.CHECK):
-        shown = subprocess.run([*program, "checks", check.name], env=env, capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            [*program, "show", "checks", check.name], env=env, capture_output=True, text=True, check=True
+        )
         assert check.title in shown.stdout
 
 

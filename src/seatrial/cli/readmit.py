@@ -154,8 +154,10 @@ def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str
 
         return KubernetesCandidates(options.nodes, options.flags, run_id, config.kubernetes)
     from seatrial.discover.slurm import NotConfigured
+    from seatrial.launch.slurm import require_sbatch
     from seatrial.operate.slurm_nodes import SlurmCandidates
 
+    require_sbatch()  # before a node is reserved
     try:
         return SlurmCandidates(
             options.nodes,

@@ -112,7 +112,7 @@ def _short(value: Any) -> str:
 
 def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
     """Print name, scope and title of each check on one line."""
-    console.print(f"{SCOPES}\nRules of a check: seatrial checks NAME\n", highlight=False)
+    console.print(f"{SCOPES}\nRules of a check: seatrial show checks NAME\n", highlight=False)
     name_width = max((len(check.name) for check in checks.values()), default=0)
     scope_width = max((len(check.scope) for check in checks.values()), default=0)
     for check in checks.values():

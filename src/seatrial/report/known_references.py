@@ -1,4 +1,4 @@
-"""Text of the reference values of GPU models: `seatrial skus`, and the note before a run."""
+"""Text of the reference values of GPU models: `seatrial show skus`, and the note before a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def print_models(models: Sequence[Sku], metrics: Sequence[ReferenceMetric], cons
             str(len(metrics) - judged_count),
         )
     console.print(table, highlight=False)
-    console.print("The values of one model: seatrial skus MODEL", highlight=False)
+    console.print("The values of one model: seatrial show skus MODEL", highlight=False)
 
 
 def print_model(sku: Sku, metrics: Sequence[ReferenceMetric], console: Console) -> None:
