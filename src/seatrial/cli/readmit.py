@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seatrial.cli.options import (
-    DRAIN_SHARE_HELP,
+    DRAIN_SHARE,
+    DRAIN_WINDOW_MIN,
     EXIT_CODES,
     EXIT_INTERRUPTED,
     AsJson,
+    BaselineOption,
+    DrainShareOption,
+    DrainWindowOption,
     GpusOption,
     SetOption,
     collect_overrides,
@@ -29,8 +33,6 @@ if TYPE_CHECKING:
     from seatrial.operate.readmit import Options, Readmission
     from seatrial.pipeline.preview import Preview
     from seatrial.pipeline.results import Display
-
-DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # as in `seatrial hook`, whose drains count in the same record
 
 PartnerOption = Annotated[
     list[str] | None, typer.Option(metavar="NODE", help="A known-good partner; by default idle nodes are chosen.")
@@ -52,10 +54,6 @@ ReasonPrefixOption = Annotated[
 StateDirOption = Annotated[
     str | None, typer.Option(help="Shared directory that records drained nodes (docs/node-states.md).")
 ]
-DrainShareOption = Annotated[float, typer.Option(min=0, max=1, help=DRAIN_SHARE_HELP)]
-DrainWindowOption = Annotated[
-    float, typer.Option(min=1, metavar="MINUTES", help="Only drains of the last MINUTES count towards --drain-share.")
-]
 OutOption = Annotated[Path | None, typer.Option(help="Directory of the record: new or empty, on a shared filesystem.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print partners, plan and changes of node states; change nothing.")
@@ -66,7 +64,7 @@ def readmit(
     nodes: Annotated[
         list[str], typer.Argument(metavar="NODE...", help="Repaired or new nodes, also as a hostlist: n[1-2].")
     ],
-    baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
+    baseline: BaselineOption = None,
     partner: PartnerOption = None,
     launcher: Annotated[str, typer.Option(help="slurm or kubernetes.")] = "slurm",
     gpus_per_node: GpusOption = None,

@@ -27,8 +27,6 @@ from seatrial.cli.options import (
     NodesOption,
     NoLocalizeOption,
     OnlyOption,
-    OtherTrialOption,
-    RunPath,
     SetOption,
     SkipOption,
     TimeLimitOption,
@@ -284,13 +282,13 @@ def judge(
         ),
     ],
     baseline: BaselineOption = None,
-    trial: OtherTrialOption = None,
-    set_: Annotated[
-        list[str] | None,
+    trial: Annotated[
+        str | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Judge by this key of the trial, as for run --set; may be repeated."
+            metavar="FILE", help="Judge by thresholds and required checks of this trial, such as those of a contract."
         ),
     ] = None,
+    set_: SetOption = None,
     format: Annotated[
         str | None,
         typer.Option(
@@ -347,16 +345,29 @@ def judge(
         )
     if format and (why_not or as_json):
         raise UsageError("--format prints a whole report: use neither --why-not nor --json with it")
+    from seatrial import report as reports
+
     result, run_dir = _judged(run, baseline, trial, collect_overrides(None, None, None, set_))
-    _write_judged(result, run, run_dir, html, out)
+    file = run / "trial.json" if run.is_dir() else run
+    record = file.read_bytes() if file.is_file() else b""  # the page shows its SHA-256
+    if out:
+        create_out_folder(out)
+        reports.write_all(result, out)
+    if html:
+        page = reports.render(result, "html", run_dir, record)
+        try:
+            html.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write --html {html}: {error.strerror or error}") from error
     if why_not:
         from seatrial.report.why_not import lines, paragraphs
 
-        print_json(lines(result, run_dir)) if as_json else print_lines(paragraphs(result, run_dir))
+        if as_json:
+            print_json(lines(result, run_dir))
+        else:
+            print_lines(paragraphs(result, run_dir))
     elif format:
-        from seatrial import report as reports
-
-        print(reports.render(result, format, run_dir, _record(run)), end="")
+        print(reports.render(result, format, run_dir, record), end="")
     else:
         print_result(result, as_json, run_dir, verbose=verbose)
     raise typer.Exit(EXIT_CODES[result.decision.value])
@@ -374,27 +385,6 @@ def _judged(
 
     judged = rejudge(load_trial(run), baseline, trial or "", overrides)  # raises UsageError if ``run`` cannot be read
     return judged, run if run.is_dir() else run.parent if run.name == "trial.json" else None
-
-
-def _record(run: Path) -> bytes:
-    """Return the content of the file of the record; empty for standard input."""
-    file = run / "trial.json" if run.is_dir() else run
-    return file.read_bytes() if file.is_file() else b""
-
-
-def _write_judged(result: Trial, run: Path, run_dir: Path | None, html: Path | None, out: Path | None) -> None:
-    """Write the files of --html and --out. Raises UsageError for a file that cannot be written."""
-    from seatrial import report as reports
-
-    if out:
-        create_out_folder(out)
-        reports.write_all(result, out)
-    if html:
-        page = reports.render(result, "html", run_dir, _record(run))
-        try:
-            html.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write --html {html}: {error.strerror or error}") from error
 
 
 def learn(
@@ -432,7 +422,7 @@ def learn(
 
 
 def ticket(
-    run: RunPath,
+    run: Annotated[Path, typer.Argument(help="A run directory or a trial.json.")],
     part: Annotated[
         str | None, typer.Argument(help="The part, such as node3/gpu5; by default the worst part that fails.")
     ] = None,
