@@ -90,11 +90,11 @@ DrainWindowOption = Annotated[
 
 
 def collect_overrides(
-    launcher: str | None,
-    nodes: int | None,
-    gpus_per_node: int | None,
     assignments: list[str] | None,
     *,
+    launcher: str | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
     nodelist: str | None = None,
     exclude: str | None = None,
     topology: str | None = None,

@@ -92,7 +92,7 @@ def readmit(
 
     flags = Flags(comment=comment, drain=drain, undrain=undrain, condition=condition)
     _require_consistent(launcher, flags, reason_prefix, state_dir)
-    overrides = collect_overrides(None, None, gpus_per_node, set_)
+    overrides = collect_overrides(set_, gpus_per_node=gpus_per_node)
     overrides += [("--baseline", "baseline", str(baseline.absolute()))] if baseline else []
     options = Options(
         nodes=_expanded(nodes),

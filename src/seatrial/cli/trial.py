@@ -79,10 +79,10 @@ def run(
     from seatrial.report.progress import Live
 
     overrides = collect_overrides(
-        launcher,
-        nodes,
-        gpus_per_node,
         set_,
+        launcher=launcher,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
         min_nodes=min_nodes,
         nodelist=nodelist,
         exclude=exclude,
@@ -257,7 +257,14 @@ def render(
     if launcher in ("jobset", "trainjob"):
         launcher, set_ = "kubernetes", [*(set_ or ()), f"kubernetes.workload={launcher}"]
     overrides = collect_overrides(
-        launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology, group=group
+        set_,
+        launcher=launcher,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        nodelist=nodelist,
+        exclude=exclude,
+        topology=topology,
+        group=group,
     )
     resolved = resolve(trial, overrides)
     request = _request(resolved, only, skip)
@@ -266,7 +273,7 @@ def render(
     if out:
         from seatrial.pipeline.preview import prepare
 
-        rendered = prepare(request, out).rendered
+        rendered = prepare(request, out)
     else:
         plan = plan_request(request, planning_host(request.config))
         rendered = rendered_jobs(request.config, plan.jobs)
@@ -347,7 +354,7 @@ def judge(
         raise UsageError("--format prints a whole report: use neither --why-not nor --json with it")
     from seatrial import report as reports
 
-    result, run_dir = _judged(run, baseline, trial, collect_overrides(None, None, None, set_))
+    result, run_dir = _judged(run, baseline, trial, collect_overrides(set_))
     file = run / "trial.json" if run.is_dir() else run
     record = file.read_bytes() if file.is_file() else b""  # the page shows its SHA-256
     if out:

@@ -53,10 +53,10 @@ def preview(request: Request) -> Preview:
     return Preview(plan, rendered_jobs(settings, plan.jobs), notes, search, runs_as_root(settings))
 
 
-def prepare(request: Request, path: Path) -> Preview:
-    """Create a run directory for jobs that the user starts, with their job files and scripts. Raises UsageError.
+def prepare(request: Request, path: Path) -> tuple[tuple[Job, str], ...]:
+    """Create a run directory for jobs that the user starts, with job files and scripts; return the jobs as text.
 
-    ``run --resume`` on the directory then collects their results.
+    ``run --resume`` on the directory then collects their results. Raises UsageError.
     """
     from seatrial.launch.torchrun import write_scripts  # `seatrial run --dry-run` needs no scripts
 
@@ -67,7 +67,7 @@ def prepare(request: Request, path: Path) -> Preview:
     run_dir.save_machine(this_host.machine(settings))
     by_user = [job for job in plan.jobs if job.placement != "control"]
     write_scripts(settings, plan.jobs, run_dir.path)
-    return Preview(plan, rendered_jobs(settings, by_user, run_dir.path))
+    return rendered_jobs(settings, by_user, run_dir.path)
 
 
 def planned_notes(settings: Config, plan: Plan, this_host: ThisHost, baseline: Baseline | None) -> tuple[str, ...]:
