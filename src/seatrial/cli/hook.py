@@ -51,9 +51,6 @@ StateOption = Annotated[
     ),
 ]
 TimeLimitOption = Annotated[
-    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends within this time.")
-]
-WholeTimeLimitOption = Annotated[
     int, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="Each hook ends within this time.")
 ]
 FailClosedOption = Annotated[
@@ -155,7 +152,7 @@ def install(
     state_dir: StateOption = None,
     share: DrainShareOption = DRAIN_SHARE,
     window_min: DrainWindowOption = DRAIN_WINDOW_MIN,
-    time_limit_s: WholeTimeLimitOption = 8,
+    time_limit_s: TimeLimitOption = 8,
     fail_closed: FailClosedOption = False,
     records: RecordsOption = _RECORDS,
     soperator_cluster: Annotated[

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from seatrial.operate.node_changes import Candidates, Flags, Partner
     from seatrial.operate.readmit import Options, Readmission
     from seatrial.pipeline.preview import Preview
-    from seatrial.pipeline.results import Display
 
 PartnerOption = Annotated[
     list[str] | None, typer.Option(metavar="NODE", help="A known-good partner; by default idle nodes are chosen.")
@@ -89,6 +87,7 @@ def readmit(
     """
     from seatrial.operate.node_changes import Flags
     from seatrial.operate.readmit import Options, Session, choose_partners, preview_trial
+    from seatrial.report.progress import Live
 
     flags = Flags(comment=comment, drain=drain, undrain=undrain, condition=condition)
     _require_consistent(launcher, flags, reason_prefix, state_dir)
@@ -116,7 +115,7 @@ def readmit(
     if dry_run:
         _print_dry_run(options, candidates, pool, preview, as_json)
         return
-    result = Session(options, candidates, folder, pool, _display, _note).run()
+    result = Session(options, candidates, folder, pool, lambda: Live(stderr()), _note).run()
     _print_result(result, folder, as_json)
     raise typer.Exit(EXIT_INTERRUPTED if result.interrupted else EXIT_CODES[result.decision])
 
@@ -195,12 +194,6 @@ def _new_folder(out: Path | None) -> Path:
 def _note(text: str) -> None:
     with contextlib.suppress(OSError):  # a closed terminal does not end the readmission
         print(text, file=sys.stderr)
-
-
-def _display() -> AbstractContextManager[Display]:
-    from seatrial.report.progress import Live
-
-    return Live(stderr())
 
 
 def _print_dry_run(
