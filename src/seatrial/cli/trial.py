@@ -361,11 +361,7 @@ def judge(
         create_out_folder(out)
         reports.write_all(result, out)
     if html:
-        page = reports.render(result, "html", run_dir, record)
-        try:
-            html.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write --html {html}: {error.strerror or error}") from error
+        _write_page(html, reports.render(result, "html", run_dir, record))
     if why_not:
         from seatrial.report.why_not import lines, paragraphs
 
@@ -378,6 +374,13 @@ def judge(
     else:
         print_result(result, as_json, run_dir, verbose=verbose)
     raise typer.Exit(EXIT_CODES[result.decision.value])
+
+
+def _write_page(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write --html {path}: {error.strerror or error}") from error
 
 
 def _judged(
