@@ -4,8 +4,8 @@
     python benchmarks/training.py --only 'seq 4096' --variant base --variant 'cudnn*' --gpus 4 --set max_steps=20
     python benchmarks/training.py --only 'LoRA r=8, seq 512' --variant base --variant hf --gpus 1
 
-Each run is a new process of `seatrial train`, with torchrun for several GPUs. The result is a Markdown table. A failed
-run has its error in the table, and the exit code is 1. Runs that differ only in the stack are compared below it.
+Each run is a new process of `seatrial train run`, with torchrun for several GPUs. The result is a Markdown table. A
+failed run has its error in the table, and the exit code is 1. Runs that differ only in the stack are compared below it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure(run: Run, overrides: Sequence[str], out: Path) -> dict[str, Any]:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(run.gpus)]
     command = [
         *(sys.executable, *(torchrun if run.gpus > 1 else [])),
-        *("-m", "seatrial", "train", str(run.config), "--out", str(folder)),
+        *("-m", "seatrial", "train", "run", str(run.config), "--out", str(folder)),
         *(argument for setting in settings for argument in ("--set", setting)),
     ]
     folder.mkdir(parents=True)

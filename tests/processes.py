@@ -112,7 +112,9 @@ def run(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | N
     return Program(*arguments, env=env, cwd=cwd).finish()
 
 
-def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
+def call(
+    *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, columns: int = 200
+) -> tuple[int, str, str]:
     """Run seatrial's main in this process, which saves the start of a new one; return the same as ``run``.
 
     Its workers are real processes. Use ``Program`` for trials that are killed, that test the encoding or start time, or
@@ -122,7 +124,7 @@ def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | 
     with ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             stack.callback(signal.signal, number, signal.getsignal(number))
-        stack.enter_context(patch.dict(os.environ, {"COLUMNS": "200", **(env or {})}))
+        stack.enter_context(patch.dict(os.environ, {**(env or {}), "COLUMNS": str(columns)}))
         stack.enter_context(patch.object(sys, "argv", ["seatrial", *map(str, arguments)]))
         stack.enter_context(contextlib.chdir(cwd or Path.cwd()))
         stack.enter_context(redirect_stdout(out))

@@ -341,7 +341,7 @@ def test_path_with_non_utf8_bytes(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} >= set(FILES)
     (tmp_path / "out").rename(path.parent / "out")
     for format in FORMATS:
-        assert call("report", path.parent / "out", "--format", format)[0] == 0
+        assert call("judge", path.parent / "out", "--format", format)[0] == 0
     code, out, err = run("run", "--resume", path.parent / "out", env={"PYTHONIOENCODING": "utf-8"})
     assert code == 0, (out, err)
     assert r"Universit\udce9/out/report.html" in out

@@ -18,6 +18,7 @@ from seatrial.checks.fabric._sizes import CollectiveOptions
 from seatrial.cli.examples import EXAMPLES
 from seatrial.config.layers import resolve
 from seatrial.drill import catalog as drills
+from seatrial.model import DecisionValue, Outcome
 from tests.paths import ROOT
 
 FOLDERS = [ROOT / "docs", ROOT / "deploy"]
@@ -47,12 +48,21 @@ def test_commands_pick_checks_that_their_trial_has(document: Path) -> None:
             assert fnmatch.filter(has, pattern), f"{document.name}: {trial} has no {pattern}"
 
 
-def test_the_readme_names_every_command_and_outcome() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_every_command_is_on_a_page_and_every_outcome_on_that_of_verdicts() -> None:
+    pages = "".join(document.read_text() for document in DOCUMENTS)
     for command in EXAMPLES:
-        assert f"seatrial {command}" in text or command in ("seatrial", "learn"), command
-    for outcome in ("PASS", "WARN", "FAIL", "SKIP", "UNJUDGED", "ERROR", "ACCEPTED", "REJECTED", "INCOMPLETE"):
-        assert outcome in text
+        assert f"seatrial {command}" in pages or command in ("seatrial", "schema"), command
+    text = (ROOT / "docs" / "verdicts.md").read_text()
+    for name in (*Outcome, *DecisionValue):
+        assert f"| {name} |" in text
+
+
+def test_the_readme_is_one_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= 100
+    assert len(re.findall(r"^\| --- ", text, re.MULTILINE)) <= 2
+    for decision in DecisionValue:
+        assert decision in text
     for target in ("make trial", "make test"):
         assert target in text
         assert re.search(rf"^{target.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)

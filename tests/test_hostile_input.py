@@ -44,11 +44,10 @@ def _large(path: Path) -> None:
 
 FILES = {
     "judge": "trial.json",
-    "report": "trial.json",
     "baseline learn --out OUT": "trial.json",
     "judge RECORD --baseline": "site.yaml",
     "run --dry-run": "trial.yaml",
-    "train": "config.yaml",
+    "train run": "config.yaml",
     "run --resume": "run.json",
 }
 
@@ -179,11 +178,10 @@ def test_truncated_record(share: int, tmp_path: Path) -> None:
 )
 def test_record_of_another_version_or_edited_by_hand(changes: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "trial.json").write_text(record(**changes))
-    for command in ("judge", "report"):
-        code, output, err = call(command, tmp_path)
-        assert (code, output) == (2, "")
-        assert f"trial.json is not a trial.json of this version: {next(iter(changes))}" in err
-        assert len(err.strip().splitlines()) == 1
+    code, output, err = call("judge", tmp_path)
+    assert (code, output) == (2, "")
+    assert f"trial.json is not a trial.json of this version: {next(iter(changes))}" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 SECRETS = {
@@ -212,7 +210,7 @@ def test_secrets_are_only_where_the_job_needs_them(tmp_path: Path) -> None:
     assert json.loads(job.read_text())["env"] == SECRETS, "the resumed job has the values"
     _check_files(out)
     for format in ("html", "json", "markdown", "junit", "prometheus"):
-        assert not _secrets_in(call("report", out, "--format", format)[1])
+        assert not _secrets_in(call("judge", out, "--format", format)[1])
     assert load(out).config["env"]["PROXY"] == "http://REDACTED@proxy:8080"
 
 

@@ -101,7 +101,7 @@ def test_no_secret_in_files_and_output(finished: tuple[Path, list[str], str]) ->
     assert {name: found for name, found in leaks.items() if found} == {}
     assert secrets_in(output.encode(), secrets) == []
     for format in FORMATS:
-        assert secrets_in(call("report", folder, "--format", format)[1].encode(), secrets) == []
+        assert secrets_in(call("judge", folder, "--format", format)[1].encode(), secrets) == []
 
 
 def test_the_secrets_reached_the_command(finished: tuple[Path, list[str], str]) -> None:

@@ -17,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
-from tools import drills_page, metrics_page, references_page, troubleshooting_page
+from tools import drills_page, known_failures_page, metrics_page, references_page
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -31,7 +31,7 @@ CODE_OR_LINK = re.compile(
 @cache
 def generated_pages() -> dict[str, str]:
     """The text of each page that is made from data, by its path in the site."""
-    makers = (metrics_page, references_page, troubleshooting_page, drills_page)
+    makers = (metrics_page, references_page, known_failures_page, drills_page)
     return {path: text for each in makers for path, text in each.pages().items()}
 
 

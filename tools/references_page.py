@@ -11,7 +11,7 @@ from seatrial.report.reference_metrics import ReferenceMetric, reference_metrics
 
 HEAD = """# Reference values of GPU models
 
-Look up which metrics have a reference value on your GPUs. `seatrial skus MODEL` prints the values of one model.
+Look up which metrics have a reference value on your GPUs. `seatrial show skus MODEL` prints the values of one model.
 
 A metric without a reference value is UNJUDGED, or SKIP where the value is optional (\\*). To judge it, set a threshold
 ([trials](trials.md)) or learn a baseline ([step 10](10-acceptance.md)). `seatrial run` names these metrics before it

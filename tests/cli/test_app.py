@@ -11,47 +11,44 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.cli.examples import EXAMPLES
 from tests.processes import call
 
-COMMANDS = [
-    "run",
-    "discover",
-    "checks",
-    "skus",
-    "render",
-    "train",
-    "preprocess",
-    "evaluate",
-    "judge",
-    "report",
-    "ticket",
-    "explain",
-    "drill",
-    "schema",
-    "init",
-    "watch",
-    "readmit",
-    "baseline",
-    "hook",
-]
+COMMANDS = {
+    "Run": ["run", "judge", "explain", "drill"],
+    "Look": ["discover", "render", "watch", "ticket", "show"],
+    "Operate": ["init", "readmit", "baseline", "hook"],
+    "Train": ["train"],
+}
+OLD_NAMES = ("checks", "skus", "preprocess", "evaluate", "report")
 
 
-def test_the_list_of_commands() -> None:
+def test_commands_by_heading() -> None:
     _, out, _ = call("--help")
-    assert re.findall(r"^│ ([a-z]+) ", out.partition(" Commands ")[2], re.MULTILINE) == COMMANDS
+    for heading, commands in COMMANDS.items():
+        _, _, panel = out.partition(f"╭─ {heading} ─")
+        assert re.findall(r"^│ ([a-z]+) ", panel.partition("╰")[0], re.MULTILINE) == commands
+    assert len(re.findall(r"^│ [a-z]+ ", out, re.MULTILINE)) == sum(map(len, COMMANDS.values())), "schema is hidden"
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS if name != "baseline"), ("baseline", "learn")])
-def test_every_help_text_has_an_example_that_starts_with_its_command(command: tuple[str, ...]) -> None:
-    code, out, _ = call(*command, "-h")
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_old_names_are_refused(name: str) -> None:
+    code, _, err = call(name)
+    assert (code, f"No such command '{name}'" in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_every_help_text_has_an_example_that_starts_with_its_command(command: str) -> None:
+    words = command.split()[command.startswith("seatrial") :]
+    code, out, _ = call(*words, "-h")
     assert code == 0
     examples = re.findall(r"^ \$ seatrial (.*)", out.partition("Example")[2], re.MULTILINE)
     assert examples
-    assert all(example.startswith(" ".join(command)) for example in examples)
+    assert all(example.startswith(" ".join(words)) for example in examples)
 
 
 def test_the_shell_completes_commands() -> None:
-    environment = {"_SEATRIAL_COMPLETE": "complete_bash", "COMP_WORDS": "seatrial sch", "COMP_CWORD": "1"}
+    environment = {"_SEATRIAL_COMPLETE": "complete_bash", "COMP_WORDS": "seatrial show s", "COMP_CWORD": "2"}
     done = subprocess.run(
         [Path(sys.executable).with_name("seatrial")],
         env={**os.environ, **environment},
@@ -59,7 +56,7 @@ def test_the_shell_completes_commands() -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["schema"]
+    assert done.stdout.split() == ["skus"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,6 @@ COMMANDS = [text for texts in EXAMPLES.values() for text in re.findall(r"^\$ (.*
 @pytest.mark.parametrize("example", [text for text in COMMANDS if "COMMAND" not in text])
 def test_every_option_of_an_example_exists(example: str) -> None:
     words = shlex.split(example)[1:]
-    command = words[:2] if words[0] == "baseline" else words[:1]
+    command = words[:2] if " ".join(words[:2]) in EXAMPLES else words[:1]
     _, out, _ = call(*command, "-h")
     assert all(option in out for option in words if option.startswith("--"))

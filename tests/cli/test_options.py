@@ -22,7 +22,9 @@ def test_check_names_are_separated_by_commas_or_options(values: list[str] | None
 
 
 def test_flags_come_after_set_and_each_value_has_its_origin() -> None:
-    overrides = collect_overrides("local", 2, 0, ["cluster.nodes=4", "limits.heartbeat_timeout_s=12"])
+    overrides = collect_overrides(
+        ["cluster.nodes=4", "limits.heartbeat_timeout_s=12"], launcher="local", nodes=2, gpus_per_node=0
+    )
     assert overrides == [
         ("--set", "cluster.nodes", 4),
         ("--set", "limits.heartbeat_timeout_s", 12),
@@ -30,11 +32,11 @@ def test_flags_come_after_set_and_each_value_has_its_origin() -> None:
         ("--nodes", "cluster.nodes", 2),
         ("--gpus-per-node", "cluster.gpus_per_node", 0),
     ]
-    assert collect_overrides(None, None, None, None) == []
+    assert collect_overrides(None) == []
 
 
 def test_choice_of_nodes_and_topology() -> None:
-    overrides = collect_overrides(None, None, None, None, nodelist="n[1-4]", exclude="n9", topology="racks.yaml")
+    overrides = collect_overrides(None, nodelist="n[1-4]", exclude="n9", topology="racks.yaml")
     assert overrides == [
         ("--nodelist", "slurm.nodelist", "n[1-4]"),
         ("--exclude", "slurm.exclude", "n9"),

@@ -25,6 +25,10 @@ def test_kubernetes_objects_are_one_file_of_documents(workload: str, tmp_path: P
     documents = list(yaml.safe_load_all(out))
     assert [each["kind"] for each in documents] == KINDS[workload] * 2
     assert "# job control runs on the host of `seatrial run`: slurm.controller" in out
+    launcher = "--launcher=kubernetes", f"--set=kubernetes.workload={'job' if workload == 'kubernetes' else workload}"
+    _, plan, _ = call("run", trial, *launcher, *OPTIONS, "--dry-run", env={"PATH": "/usr/bin:/bin"})
+    assert plan.endswith(out)
+    assert list(yaml.safe_load_all(plan)) == documents
     assert len({(each["kind"], each["metadata"]["name"]) for each in documents}) == len(documents)
 
 
@@ -52,7 +56,8 @@ import sys
 from seatrial.cli import app, main
 from seatrial.discover import gpu, host
 gpu.read_with_timeout = host.read = None
-app.app.registered_groups = None  # of all commands
+for group in app.app.registered_groups:
+    group.typer_instance = None
 try:
     main()
 finally:
@@ -64,14 +69,12 @@ finally:
     trial = {f"seatrial.checks.{name}" for name in ("host.load", "fabric.collectives", "host.nodes_reachable")}
     print(*sorted(heavy & set(sys.modules)), *sorted(loaded ^ trial), file=sys.stderr)
 """
-    (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "sbatch").chmod(0o755)
     other = {"slurm": "launch.kubernetes", "kubernetes": "launch.slurm"}[launcher]
     program = program.replace("OTHER", repr(other))
     trial = tmp_path / "t.yaml"
     trial.write_text("checks: {host.load: , collectives.all_reduce: , nodes.reachable: }\n")
     argv = [sys.executable, "-c", program, "render", launcher, str(trial), *OPTIONS]
-    done = subprocess.run(argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (0, "")
 
 

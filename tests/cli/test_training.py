@@ -1,4 +1,4 @@
-"""Commands that train or evaluate: train, evaluate."""
+"""Commands that train or evaluate: train run, train evaluate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_evaluate_prints_a_table_or_json(
     monkeypatch.setattr("seatrial.train.hf.evaluate", lambda _config, _out: evaluation)
 
     def out(*flags: str) -> str:
-        code = app(["evaluate", "tiny/function-calling-qwen2-7b", "--out", "o", *flags], standalone_mode=False)
+        code = app(["train", "evaluate", "tiny/function-calling-qwen2-7b", "--out", "o", *flags], standalone_mode=False)
         return f"{code} {capsys.readouterr().out}"
 
     lines = out().splitlines()
@@ -34,8 +34,8 @@ def test_train_passes_its_options_and_exits_without_teardown(monkeypatch: pytest
     monkeypatch.setattr("seatrial.train.command.train", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr("seatrial.bench.group.exit_without_teardown", lambda: calls.append("exited"))
     flags = ["--set", "bsz=2", "--set", "max_steps=1", "--out", str(tmp_path), "--json"]
-    app(["train", "throughput", *flags], standalone_mode=False)
-    app(["train", "throughput"], standalone_mode=False)
+    app(["train", "run", "throughput", *flags], standalone_mode=False)
+    app(["train", "run", "throughput"], standalone_mode=False)
     assert calls == [
         *((Path("throughput"), ["bsz=2", "max_steps=1"], tmp_path, True), "exited"),
         *((Path("throughput"), [], None, False), "exited"),

@@ -13,7 +13,7 @@ from tools.records import record_path
 
 from seatrial import report
 from seatrial.cli import trial
-from seatrial.model import DecisionValue, ReasonCode, Trial, UsageError
+from seatrial.model import DecisionValue, Outcome, ReasonCode, Trial, UsageError
 from seatrial.pipeline import run as pipeline_run
 from seatrial.pipeline.rejudge import rejudge
 from tests.processes import CPU_ONLY, HOST_ONLY, call, load, run, run_host_only
@@ -133,17 +133,17 @@ def test_judge_changes_no_file(finished_run: Path) -> None:
         ("summary", "{"),
     ],
 )
-def test_report_prints_every_format(finished_run: Path, name: str, start: str) -> None:
-    code, out, err = call("report", finished_run, "--format", name)
+def test_judge_prints_every_format(finished_run: Path, name: str, start: str) -> None:
+    code, out, err = call("judge", finished_run, "--format", name)
     assert code == 0, err
     assert out.lower().startswith(start.lower())
 
 
-def test_report_judges_the_record(finished_run: Path, tmp_path: Path) -> None:
+def test_a_format_has_the_new_verdicts(finished_run: Path, tmp_path: Path) -> None:
     written = json.loads((finished_run / "trial.json").read_text())
     written["decision"] = {**written["decision"], "value": "REJECTED", "reason": "an old verdict"}
     (tmp_path / "trial.json").write_text(json.dumps(written))
-    assert "an old verdict" not in call("report", tmp_path)[1]
+    assert "an old verdict" not in call("judge", tmp_path, "--format", "markdown")[1]
 
 
 def test_judge_files_a_page_and_a_record(finished_run: Path, tmp_path: Path) -> None:
@@ -168,6 +168,24 @@ def test_judge_by_another_trial(finished_run: Path, tmp_path: Path) -> None:
     assert Trial.model_validate_json(out).name == "contract"
 
 
+def test_judge_by_other_settings(finished_run: Path) -> None:
+    """`judge --set` is `run --set` after the run: a threshold, a check that was not run, another option, a size."""
+    key = "checks.host.inventory.expect.nofile_soft"
+    code, out, err = call("judge", finished_run, "--set", f"{key}=>= 9999999999 files", "--json")
+    assert code == 1, err
+    judged = Trial.model_validate_json(out)
+    assert (judged.name, judged.origins[key]) == (load(finished_run).name, "--set")
+    for setting in ("checks.host.load.required=true", "cluster.nodes=2"):
+        assert call("judge", finished_run, "--set", setting)[0] == 3
+    record = record_path("2026-11-23-2xh200/busy-gpu")
+    code, out, _ = call("judge", record, "--set", "checks.collectives.all_reduce.options.sizes=[1GiB]", "--json")
+    (verdict,) = [each for each in Trial.model_validate_json(out).verdicts if each.detail.endswith("['1GiB']")]
+    assert (verdict.check, verdict.outcome) == ("collectives.all_reduce", Outcome.UNJUDGED)
+    for setting in ("slurm.partition=x", "launcher=slurm", "nodes=2", "checks.host.inventry.required=false"):
+        code, out, err = call("judge", finished_run, "--set", setting)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+
+
 def test_ticket_names_the_part_and_hides_private_text() -> None:
     record = record_path("2026-11-23-2xh200/busy-gpu")
     code, out, err = call("ticket", record)
@@ -188,13 +206,14 @@ def test_a_record_with_an_invalid_config_is_not_judged(finished_run: Path, tmp_p
     assert (code, out) == (2, "")
     assert "config.limits: " in err
     assert "Traceback" not in err
-    assert call("report", tmp_path)[0] == 2, "a report never shows old verdicts"
 
 
 def test_the_error_of_an_unknown_format_lists_the_formats(finished_run: Path) -> None:
-    code, _, err = call("report", finished_run, "--format", "pdf")
+    code, _, err = call("judge", finished_run, "--format", "pdf")
     assert code == 2
     assert "html, junit, prometheus, json, markdown, csv, summary" in err
+    for other in ("--json", "--why-not"):
+        assert call("judge", finished_run, "--format", "csv", other)[:2] == (2, "")
 
 
 def test_json_puts_one_document_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
@@ -221,8 +240,7 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(tmp_path: Path) -> None:
     assert code == 0
     assert "torch.distributed.run" in out
     assert list(tmp_path.iterdir()) == []
-    rendered = call("render", "local", "quick", cwd=tmp_path)[1]
-    assert all(line in out for line in rendered.splitlines())
+    assert out.endswith(call("render", "local", "quick", cwd=tmp_path)[1])
 
 
 def test_checks_beyond_the_time_limit_are_announced_and_prevent_acceptance(tmp_path: Path) -> None:

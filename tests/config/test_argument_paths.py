@@ -12,7 +12,6 @@ from seatrial.config.argument_paths import is_folder, path_exists
 from tests.processes import call
 
 COMMANDS = [
-    ("report", "PATH"),
     ("judge", "PATH"),
     ("baseline", "learn", "PATH", "--out", "x.yaml"),
     ("explain", "PATH"),
@@ -53,9 +52,8 @@ def test_a_path_without_access_is_a_usage_error(command: tuple[str, ...], locked
 
 
 def test_a_folder_without_access_to_its_files(locked: Path) -> None:
-    for command in ("report", "judge"):
-        code, _, err = call(command, locked)
-        assert (code, "Permission denied\n" in err, err.count("\n")) == (2, True, 1), err
+    code, _, err = call("judge", locked)
+    assert (code, "Permission denied\n" in err, err.count("\n")) == (2, True, 1), err
     assert call("watch", locked)[::2] == (2, f"seatrial: cannot read {locked / 'run.json'}: Permission denied\n")
 
 

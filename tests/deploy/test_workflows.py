@@ -179,7 +179,7 @@ def test_an_accepted_cluster_passes_and_arguments_are_kept_apart(tmp_path: Path)
     assert json.loads((tmp_path / "run/trial.json").read_text())["config"]["description"] == "two words; exit 1"
 
 
-# run TRIAL --launcher L --nodes N --gpus-per-node G --out RUN [--dry-run], and report RUN --format markdown
+# run TRIAL --launcher L --nodes N --gpus-per-node G --out RUN [--dry-run], and judge RUN --format markdown
 FAKE = """#!/bin/bash
 case "$1 $3 $5 $7 $9" in
 "run --launcher --nodes --gpus-per-node --out")
@@ -187,7 +187,7 @@ case "$1 $3 $5 $7 $9" in
     mkdir "${10}"
     echo '{"decision": {"value": "DECISION"}}' > "${10}/trial.json"
     exit CODE ;;
-"report --format   ") echo DECISION ;;
+"judge --format   ") echo DECISION ;;
 *) exit 64 ;;
 esac
 """

@@ -100,4 +100,4 @@ def test_explain_names_a_wrong_row_and_uses_the_others(tmp_path: Path) -> None:
     assert (code, json.loads(out)[0]["action"], "Traceback" in err) == (0, "replace-hardware", False)
     assert f"{tmp_path}/a.yaml, row 1 (site.storage): pattern" in err
     assert f"{tmp_path}/b.yaml: not valid YAML" in err
-    assert call("checks")[0] == 0
+    assert call("show", "checks")[0] == 0

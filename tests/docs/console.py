@@ -101,7 +101,7 @@ def run_here(page_blocks: Iterable[Block], folder: Path) -> None:
             if command == "echo $?":
                 output = str(code)
             elif command.startswith("seatrial ") and not set("|>&;$*") & set(command):
-                code, out, err = call(*shlex.split(command)[1:], cwd=folder, env={"COLUMNS": "100"})
+                code, out, err = call(*shlex.split(command)[1:], cwd=folder, columns=100)
                 output = err + out
             else:
                 done = subprocess.run(

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Outcome
-from seatrial.pipeline.run_directory import load_trial
+from seatrial.model import Measurement, Outcome, Trial
 from tests.bench.cluster import ONE, THREE, Scenario, run
 from tests.docs.add_a_check import driver, free_memory, messages
 from tests.paths import ROOT
@@ -43,18 +42,20 @@ def test_following_the_page_adds_checks(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(trial_file)
     program = [sys.executable, "-m", "seatrial"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
-    command = [*program, "run", "mine.yaml", "--gpus-per-node", "0"]
+    command = [*program, "run", "mine.yaml", "--gpus-per-node", "0", "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (record,) = tmp_path.glob("seatrial-runs/*/trial.json")
-    verdicts = {(verdict.check, verdict.metric): verdict.outcome for verdict in load_trial(record).verdicts}
+    record = Trial.model_validate_json(done.stdout)
+    verdicts = {(verdict.check, verdict.metric): verdict.outcome for verdict in record.verdicts}
     assert verdicts == {
         ("device.free_memory", "free_memory"): Outcome.SKIP,  # no GPU
         ("device.free_memory", "fits"): Outcome.PASS,
         ("nodes.messages", ""): Outcome.SKIP,  # one node
     }
     for check in (free_memory.CHECK, messages.CHECK):
-        shown = subprocess.run([*program, "checks", check.name], env=env, capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            [*program, "show", "checks", check.name], env=env, capture_output=True, text=True, check=True
+        )
         assert check.title in shown.stdout
 
 

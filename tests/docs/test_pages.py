@@ -24,11 +24,12 @@ from tests.paths import ROOT
 DOCS = ROOT / "docs"
 FENCED = re.compile(r"^ *```.*?^ *```", re.M | re.S)
 PAGES = sorted(DOCS.rglob("*.md"))
-RUN_HERE = [page for page in PAGES if any(block.marker == "run" for block in blocks(page))]
+README = ROOT / "README.md"
+RUN_HERE = [page for page in [README, *PAGES] if any(block.marker == "run" for block in blocks(page))]
 
 
 def name(page: Path) -> str:
-    return page.relative_to(DOCS).as_posix()
+    return os.path.relpath(page, DOCS)
 
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=name)
@@ -53,7 +54,7 @@ def test_commands_are_run_or_the_page_says_why_not() -> None:
 def test_commands_and_their_options_exist() -> None:
     options = _options_of_commands()
     wrong = []
-    for page in [*PAGES, ROOT / "README.md"]:
+    for page in [README, *PAGES]:
         for line in _lines_of_code(page):
             for words in re.findall(r"(?:^|[ /(])seatrial ([a-z][^|>;&#`]*)", line):
                 command = next((known for known in options if f"{words} ".startswith(f"{known} ")), None)

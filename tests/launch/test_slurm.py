@@ -15,7 +15,7 @@ import pytest
 
 from seatrial.config.schema import Cluster, Config, Container, Environment, Slurm
 from seatrial.discover.slurm import ControllerDown, NotConfigured, SlurmUnavailable
-from seatrial.launch import check_access, node_prefix
+from seatrial.launch import check_access, node_prefix, select_launcher
 from seatrial.launch.slurm import SlurmLauncher, require_client
 from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import Job, Preflight, UsageError
@@ -195,6 +195,16 @@ def test_a_host_without_slurm_conf_is_refused_and_a_controller_that_is_down_is_n
     monkeypatch.setattr("seatrial.discover.slurm.ping", fail)
     with pytest.raises(UsageError, match="no slurm") if refused else nullcontext():
         require_client()
+
+
+def test_sbatch_is_required_to_start_a_job_and_not_to_render_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    settings = Config(name="t", checks={}, launcher="slurm")
+    assert "#SBATCH" in select_launcher(settings, "nodes").render(NODES, tmp_path).text
+    with pytest.raises(UsageError, match="sbatch is not in PATH"):
+        check_access(settings)
 
 
 @pytest.mark.parametrize(("launcher", "names_the_choice"), [("auto", True), ("slurm", False)])

@@ -58,8 +58,8 @@ def devices(*names: str) -> str:
         ((H100, "Tesla V100-SXM2-32GB"), "run again on GPUs of one model", "--baseline"),
         (("NVIDIA A100-SXM4-80GB MIG 3g.40gb",) * 2, "nvidia-smi -i INDEX -mig 0", "--baseline"),
         (("AMD Instinct MI300X",) * 2, "the figures of AMD", "--baseline"),  # rccl-tests prints the same table
-        (("NVIDIA H300",) * 2, "--baseline", "seatrial skus"),
-        (("NVIDIA A100 80GB PCIe",) * 8, "seatrial skus 'A100 PCIe 80GB'", "models with reference values"),
+        (("NVIDIA H300",) * 2, "--baseline", "seatrial show skus"),
+        (("NVIDIA A100 80GB PCIe",) * 8, "seatrial show skus 'A100 PCIe 80GB'", "models with reference values"),
     ],
 )
 def test_the_next_step_fits_the_reason(names: tuple[str, ...], step: str, other_step: str) -> None:
@@ -75,7 +75,7 @@ def test_the_next_step_of_an_unknown_network_is_its_kind() -> None:
     result = only_result(judged(log + table(100), gpus="8xH100", nodes=2))
     fixes = [verdict.fix for verdict in result.verdicts if verdict.fix]
     assert fixes
-    assert all("give --fabric" in fix and "--nics" not in fix and "seatrial skus" not in fix for fix in fixes)
+    assert all("give --fabric" in fix and "--nics" not in fix and "seatrial show skus" not in fix for fix in fixes)
 
 
 def test_the_next_step_of_a_value_above_the_links_is_to_check_the_options() -> None:

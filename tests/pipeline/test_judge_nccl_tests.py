@@ -100,9 +100,9 @@ def test_unknown_model_is_not_sent_to_other_sizes() -> None:
     (unknown, known) = (judged(table(100), gpus=gpus) for gpus in ("2xRTX 5090", "2xH200"))
     steps = [verdict.fix for verdict in only_result(unknown).verdicts if verdict.outcome is Outcome.UNJUDGED]
     assert steps
-    assert all("--baseline" in step and "seatrial skus" not in step for step in steps)
+    assert all("--baseline" in step and "seatrial show skus" not in step for step in steps)
     steps = [verdict.fix for verdict in only_result(known).verdicts if verdict.outcome is Outcome.UNJUDGED]
-    assert all("seatrial skus" in step for step in steps)
+    assert all("seatrial show skus" in step for step in steps)
 
 
 def test_wrong_elements_fail_whatever_the_bandwidth() -> None:

@@ -9,7 +9,7 @@ import pytest
 from seatrial.config.kubernetes import Kubernetes
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.pipeline import planned_jobs
-from seatrial.pipeline.planned_jobs import planning_host, rendered_jobs
+from seatrial.pipeline.planned_jobs import plan_request, planning_host, rendered_jobs
 from seatrial.pipeline.run_directory import Request
 from tests.pipeline.test_this_host import this_host
 
@@ -34,7 +34,8 @@ def test_this_host_is_read_only_if_jobs_run_on_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_jobs_are_rendered_without_secrets() -> None:
-    rendered = rendered_jobs(Request(config=CONFIG, origins={}, only=(), skip=(), command=("seatrial",), started=0.0))
+    request = Request(config=CONFIG, origins={}, only=(), skip=(), command=("seatrial",), started=0.0)
+    rendered = rendered_jobs(CONFIG, plan_request(request, planning_host(CONFIG)).jobs)
     assert [(job.placement, job.nodes) for job, _ in rendered] == [("nodes", 2), ("ranks", 2)]
     for job, text in rendered:
         assert "kind: Job" in text

@@ -43,10 +43,22 @@ def lines(out: io.StringIO) -> list[str]:
     return [line[7:] for line in out.getvalue().splitlines()]
 
 
-def test_a_log_gets_a_line_only_for_a_new_text(live: Live, out: io.StringIO) -> None:
-    for text in ("starting", "a.one", "a.one", "a.one: 3 of 4", "closing"):
-        live.show_status(text)
-    assert lines(out) == ["running a.one", "running a.one: 3 of 4"]
+def test_a_log_gets_the_step_only_after_30_s_without_a_line(out: io.StringIO) -> None:
+    """A status is shown 10 times a second; a log has no line for each step, and never a silence of minutes."""
+    now = 1000.0
+    live = Live(Console(file=out, width=60), lambda: now)
+    live.show_plan((JOB,), Path("runs/x"), {}, (), as_root=False)
+    live.job_started(JOB, 1)
+    out.truncate(0)
+    for tenth in range(700):
+        now = 1000.0 + tenth / 10
+        if tenth == 450:
+            live.show_outcome("a.one", Outcome.PASS, "", 20)
+        live.show_status(f"a.two: step {tenth}" if tenth else "starting")
+    assert [line.partition("running ")[2] for line in out.getvalue().lstrip("\0").splitlines()] == [
+        "job pair: a.two: step 300, 0 of 2 checks, about 3 min left",
+        "",  # PASS: the next line follows 30 s later
+    ]
 
 
 def test_a_log_gets_each_state_of_the_scheduler_once_then_once_a_minute(live: Live, out: io.StringIO) -> None:
@@ -186,7 +198,7 @@ def test_remaining_time_follows_the_running_check() -> None:
     for elapsed_s, text in ((50, "about 2 min left"), (140, "about 60 s left"), (195, "about 10 s left")):
         remaining.start("a.two", 1000 + elapsed_s)
         assert remaining.text(1000 + elapsed_s) == f"1 of 2 checks, {text}"
-    assert remaining.text(1300) == "1 of 2 checks, longer than expected"
+    assert remaining.text(1300) == "1 of 2 checks, a.two takes 1 min 40 s longer than expected"
     remaining.finish("a.two", 300)
     assert remaining.text(1300) == "2 of 2 checks"
 
@@ -196,7 +208,14 @@ def test_short_checks_are_not_late_from_the_start() -> None:
     assert remaining.text(1000) == "0 of 2 checks, about 10 s left"
     remaining.start(JOB.checks[0], 1000)
     assert remaining.text(1005) == "0 of 2 checks, about 10 s left"
-    assert remaining.text(1050) == "0 of 2 checks, longer than expected"
+    assert remaining.text(1050) == "0 of 2 checks, a.one takes 50 s longer than expected"
+
+
+def test_an_exceeded_estimate_is_shown_while_other_checks_remain() -> None:
+    remaining = Remaining([JOB])
+    remaining.start("a.one", 1000)
+    assert remaining.text(1029) == "0 of 2 checks, about 3 min left"
+    assert remaining.text(1050) == "0 of 2 checks, about 3 min left, a.one takes 30 s longer than expected"
 
 
 def test_checks_that_cannot_run_are_one_line(live: Live, out: io.StringIO) -> None:

@@ -1,4 +1,4 @@
-"""The command `seatrial train`."""
+"""The command `seatrial train run`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_training_on_two_ranks_with_torchrun(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     config = TINY / "lora-mistral-7b-ddp.yaml"
     done = subprocess.run(
-        [*torchrun, "-m", "seatrial", "train", config, "--max_steps", "3", "--use_lora", "--json"],
+        [*torchrun, "-m", "seatrial", "train", "run", config, "--max_steps", "3", "--use_lora", "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -41,7 +41,9 @@ def test_training_on_two_ranks_with_torchrun(tmp_path: Path) -> None:
 
 
 def test_an_invalid_config_is_a_usage_error(tmp_path: Path) -> None:
-    code, out, err = call("train", str(TINY / "throughput.yaml"), "--set", "bsz=none", "--out", str(tmp_path / "out"))
+    code, out, err = call(
+        "train", "run", str(TINY / "throughput.yaml"), "--set", "bsz=none", "--out", str(tmp_path / "out")
+    )
     assert (code, out) == (2, "")
     assert "--set bsz=none: Input should be a valid integer" in err
     assert not (tmp_path / "out").exists()

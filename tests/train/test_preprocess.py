@@ -34,12 +34,12 @@ def arguments(rows: Path, cache: Path) -> list[str]:
 def test_a_killed_preprocess_leaves_nothing_that_is_used_and_two_at_once_are_safe(rows: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     slow = "import time\nfrom seatrial.train import blocks\nblocks.write_json = lambda *_: time.sleep(600)"
-    killed = Program("preprocess", *arguments(rows, cache), first=slow)
+    killed = Program("train", "preprocess", *arguments(rows, cache), first=slow)
     until(lambda: list(cache.glob("*.incomplete-*/blocks.npy")))  # the tokens are written, the folder is not renamed
     killed.process.kill()
     assert killed.finish()[0] == -9
     (partial,) = names(cache)
-    both = [Program("preprocess", *arguments(rows, cache)) for _ in range(2)]
+    both = [Program("train", "preprocess", *arguments(rows, cache)) for _ in range(2)]
     results = [program.finish() for program in both]
     assert [code for code, _, _ in results] == [0, 0], results
     (folder,) = set(names(cache)) - {partial}
@@ -51,7 +51,7 @@ def test_a_killed_preprocess_leaves_nothing_that_is_used_and_two_at_once_are_saf
 
 def test_a_full_disk_is_named_and_leaves_nothing(rows: Path, tmp_path: Path) -> None:
     first = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))"  # simulates a full disk
-    code, _, err = Program("preprocess", *arguments(rows, tmp_path / "cache"), first=first).finish()
+    code, _, err = Program("train", "preprocess", *arguments(rows, tmp_path / "cache"), first=first).finish()
     assert code == 3
     assert "File too large. On " in err
     assert disk.REMEDY in err
@@ -59,7 +59,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(rows: Path, tmp_path: Path) -> 
 
 
 def test_stack_native_needs_no_torch(rows: Path, tmp_path: Path) -> None:
-    program = Program("preprocess", *arguments(rows, tmp_path / "cache"), "--json", first=WITHOUT_TORCH)
+    program = Program("train", "preprocess", *arguments(rows, tmp_path / "cache"), "--json", first=WITHOUT_TORCH)
     code, out, err = program.finish()
     assert code == 0, err
     assert Path(json.loads(out)["folder"], "blocks.npy").is_file()
@@ -70,7 +70,7 @@ def test_stack_hf_needs_no_torch_and_the_training_uses_its_tokens(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config, cache = "tiny/function-calling-qwen2-7b", f"data.cache={tmp_path}/cache"
-    code, out, err = Program("preprocess", config, "--set", cache, "--json", first=WITHOUT_TORCH).finish()
+    code, out, err = Program("train", "preprocess", config, "--set", cache, "--json", first=WITHOUT_TORCH).finish()
     assert code == 0, err
     assert "7 of 200 rows are not used: duplicate (7)" in err
     from seatrial.train.hf import data as hf_data
@@ -97,5 +97,5 @@ def test_settings_that_cannot_be_prepared(rows: Path, tmp_path: Path, monkeypatc
     with pytest.raises(UsageError, match="HF_HOME: /proc/none is not writable"):
         hub.require_writable_cache()
     assert preprocess(train_config.load("tiny/throughput")) is None
-    code, _, err = call("preprocess", "throughputt")
+    code, _, err = call("train", "preprocess", "throughputt")
     assert (code, "did you mean throughput" in err) == (2, True)

@@ -91,11 +91,11 @@ def test_run_args_that_cannot_be_used(tmp_path: Path, text: str, message: str) -
 def test_command_line_has_priority_over_run_args(tmp_path: Path) -> None:
     path = tmp_path / "run_args.json"
     path.write_text(json.dumps({"max_steps": "none"}))
-    code, _, err = call("train", "tiny/ddp", "--run_args", str(path), "--seq_len", "512")
+    code, _, err = call("train", "run", "tiny/ddp", "--run_args", str(path), "--seq_len", "512")
     assert (code, "--set max_steps=" in err) == (2, True)
-    code, _, err = call("train", "tiny/ddp", "--run_args", str(path), "--max_steps", "two")
+    code, _, err = call("train", "run", "tiny/ddp", "--run_args", str(path), "--max_steps", "two")
     assert (code, "--set max_steps=two" in err) == (2, True)
-    code, _, err = call("train", "--max_steps", "3", "tiny/ddp")
+    code, _, err = call("train", "run", "--max_steps", "3", "tiny/ddp")
     assert (code, "--max_steps: the config comes before its arguments" in err) == (2, True)
-    code, _, err = call("train", "tiny/ddp", "--max_steps", "two", "--set", "max_steps=three")
+    code, _, err = call("train", "run", "tiny/ddp", "--max_steps", "two", "--set", "max_steps=three")
     assert (code, "--set max_steps=three" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""The speed of a training from the end of its steps.jsonl, as `seatrial train tiny/throughput` wrote it."""
+"""The speed of a training from the end of its steps.jsonl, as `seatrial train run tiny/throughput` wrote it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-baseline = typer.Typer(no_args_is_help=True, help="Reference values of this site, learned from accepted runs.")
 
 
 def _print_version(requested: bool) -> None:
@@ -55,41 +54,39 @@ def _root(
     del version
 
 
-@baseline.callback()
-def _baseline() -> None:
-    """Without a callback typer would merge this group into its only command, ``learn``."""
+def _command(group: typer.Typer, command: Callable[..., None], name: str, panel: str | None = None) -> None:
+    """Add a command. Its help is its docstring with one line per paragraph: typer would print the source's line breaks.
+
+    ``name``: the words of the command line, such as ``train run``.
+    """
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in (inspect.getdoc(command) or "").split("\n\n"))
+    # `train run` also accepts the flags of training scripts, such as --max_steps 10: they set keys of the config
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True} if name == "train run" else None
+    options: Any = {"hidden": name == "schema", "rich_help_panel": panel, "context_settings": settings}
+    group.command(name.split()[-1], help=text, epilog=EXAMPLES[name], **options)(command)
 
 
-def _help(command: Callable[..., None]) -> str:
-    """Return the command's docstring with one line per paragraph: typer would print the line breaks of the source."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (inspect.getdoc(command) or "").split("\n\n"))
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {  # by heading in the help
+    "Run": (trial.run, trial.judge, explain, drill),
+    "Look": (machine.discover, trial.render, watch, trial.ticket, trial.schema),
+    "Operate": (site.init, readmit),
+}
+GROUPS: dict[str, tuple[str, str, tuple[Callable[..., None], ...]]] = {  # name → heading, help, commands
+    "show": ("Look", "Print the checks with their rules, or the reference values of GPU models.", machine.SHOW),
+    "baseline": ("Operate", "Reference values of this site, learned from accepted runs.", (trial.learn,)),
+    "train": ("Train", "Train a model by hand: prepare rows, train, and compare scores.", training.TRAIN),
+}
 
-
-for command in (
-    trial.run,
-    machine.discover,
-    machine.checks,
-    machine.skus,
-    trial.render,
-    training.train,
-    training.preprocess,
-    training.evaluate,
-    trial.judge,
-    trial.report,
-    trial.ticket,
-    explain,
-    drill,
-    trial.schema,
-    site.init,
-    watch,
-    readmit,
-):
-    # `train` also accepts the flags of training scripts, such as --max_steps 10: they set keys of the training config
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True} if command is training.train else None
-    app.command(help=_help(command), epilog=EXAMPLES[command.__name__], context_settings=settings)(command)
-baseline.command(epilog=EXAMPLES["learn"])(trial.learn)
-app.add_typer(baseline, name="baseline")
-app.add_typer(hook, name="hook", epilog=EXAMPLES["hook"])
+for heading, commands in COMMANDS.items():
+    for command in commands:
+        _command(app, command, command.__name__, heading)
+for name, (heading, text, commands) in GROUPS.items():
+    group = typer.Typer(no_args_is_help=True, help=text)
+    group.callback()(lambda: None)  # otherwise typer would merge a group into its only command
+    for command in commands:
+        _command(group, command, f"{name} {command.__name__}")
+    app.add_typer(group, name=name, rich_help_panel=heading)
+app.add_typer(hook, name="hook", epilog=EXAMPLES["hook"], rich_help_panel="Operate")
 
 
 def _add_rejected_value(error: Any) -> None:
@@ -137,17 +134,15 @@ def _discard_unwritable_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _app_with_only(command: str | None) -> typer.Typer:
-    """Return ``app`` with only this command, since typer takes 25 ms for the options of all commands.
+def _app_with_only(name: str | None) -> typer.Typer:
+    """Return ``app`` with only this command or group, since typer takes 25 ms for the options of all commands.
 
-    Return ``app`` unchanged if ``command`` is not a single command: a group, an option, an unknown word or None.
+    Return ``app`` unchanged if ``name`` is neither: an option, an unknown word or None.
     """
-    selected = [info for info in app.registered_commands if info.callback and info.callback.__name__ == command]
-    if not selected:
-        return app
     single = copy.copy(app)
-    single.registered_commands, single.registered_groups = selected, []
-    return single
+    single.registered_commands = [info for info in app.registered_commands if info.name == name]
+    single.registered_groups = [info for info in app.registered_groups if info.name == name]
+    return single if single.registered_commands or single.registered_groups else app
 
 
 def main() -> None:

@@ -66,7 +66,12 @@ def drill(
     if list_:
         rows = [(item, unmet_need(item.needs)) for item in selected]
         if as_json:
-            print_json([_as_json(item, reason) for item, reason in rows])
+            print_json(
+                [
+                    {"name": item.name, "title": item.title, "machine": item.machine, "could_not_run": reason}
+                    for item, reason in rows
+                ]
+            )
         else:
             print_list(rows, stdout())
         return
@@ -133,7 +138,3 @@ def _selected(names: list[str], all_drills: bool) -> list[Drill]:
         hint = nearest(unknown[0], (item.name for item in drills))
         raise UsageError(f"no drill matches {', '.join(unknown)}{hint}; list all drills: seatrial drill --list")
     return [item for item in drills if any(matches(item, name) for name in names)]
-
-
-def _as_json(item: Drill, reason: str) -> dict[str, str]:
-    return {"name": item.name, "title": item.title, "machine": item.machine, "could_not_run": reason}

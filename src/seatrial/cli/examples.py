@@ -18,32 +18,37 @@ EXAMPLES = {
         "run --resume seatrial-runs/RUN",
     ),
     "discover": _examples("discover", "discover --json"),
-    "checks": _examples("checks", "checks device.gemm", "checks device.gemm --power", "checks --json"),
-    "skus": _examples("skus", "skus H200", "skus --json"),
+    "show checks": _examples(
+        "show checks", "show checks device.gemm", "show checks device.gemm --power", "show checks --json"
+    ),
+    "show skus": _examples("show skus", "show skus H200", "show skus --json"),
     "render": _examples(
         "render slurm acceptance --nodes 4 --gpus-per-node 8",
         "render slurm acceptance --nodes 4 --gpus-per-node 8 --only 'collectives.*'",
         "render torchrun quick --nodes 2 --gpus-per-node 8 --out /shared/RUN",
         "render kubernetes quick --nodes 2 --gpus-per-node 8 --set kubernetes.image=registry.example/seatrial:0.1.0",
     ),
-    "train": _examples(
-        "train throughput --set max_steps=20 --out /tmp/throughput",
-        "train configs/sft-smollm-135m.yaml --set data.path=rows.jsonl",
+    "train run": _examples(
+        "train run throughput --set max_steps=20 --out /tmp/throughput",
+        "train run configs/sft-smollm-135m.yaml --set data.path=rows.jsonl",
     ),
-    "preprocess": _examples(
-        "preprocess function-calling-qwen2-7b --set data.cache=/shared/tokens",
-        "preprocess mine.yaml --set data.path=rows.jsonl --set data.cache=/shared/tokens",
+    "train preprocess": _examples(
+        "train preprocess function-calling-qwen2-7b --set data.cache=/shared/tokens",
+        "train preprocess mine.yaml --set data.path=rows.jsonl --set data.cache=/shared/tokens",
     ),
-    "evaluate": _examples("evaluate function-calling-qwen2-7b --out RUN"),
+    "train evaluate": _examples("train evaluate function-calling-qwen2-7b --out RUN"),
     "judge": _examples(
         "judge seatrial-runs/RUN",
         "judge seatrial-runs/RUN --why-not",
+        "judge seatrial-runs/RUN --format junit",
         "judge seatrial-runs/RUN --baseline baseline.yaml",
+        "judge seatrial-runs/RUN --set 'checks.collectives.all_reduce.expect.busbw.8GiB=> 460 GB/s'",
         "judge provider/trial.json --trial contract.yaml --html acceptance.html",
         "judge nccl-tests.out --gpus 8xH200 --nodes 2 --nics 8x400",
     ),
-    "learn": _examples("baseline learn seatrial-runs/RUN1 seatrial-runs/RUN2 seatrial-runs/RUN3 --out baseline.yaml"),
-    "report": _examples("report seatrial-runs/RUN --format junit"),
+    "baseline learn": _examples(
+        "baseline learn seatrial-runs/RUN1 seatrial-runs/RUN2 seatrial-runs/RUN3 --out baseline.yaml"
+    ),
     "explain": _examples(
         "explain slurm-123.out", "explain seatrial-runs/RUN", "explain - < dmesg.txt", "explain --follow train.log"
     ),

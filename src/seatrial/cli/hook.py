@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from seatrial.cli.options import DRAIN_SHARE_HELP
+from seatrial.cli.options import DRAIN_SHARE, DRAIN_WINDOW_MIN, AsJson, DrainShareOption, DrainWindowOption
 from seatrial.cli.output import print_json
 from seatrial.model import SeatrialError, UsageError
 
@@ -50,20 +50,7 @@ StateOption = Annotated[
         "it. Without it, no hook takes a node out of service."
     ),
 ]
-ShareOption = Annotated[
-    float,
-    typer.Option("--drain-share", min=0, max=1, help=DRAIN_SHARE_HELP),
-]
-WindowOption = Annotated[
-    float,
-    typer.Option(
-        "--drain-window", metavar="MINUTES", min=1, help="Only drains of the last MINUTES count towards --drain-share."
-    ),
-]
 TimeLimitOption = Annotated[
-    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends within this time.")
-]
-WholeTimeLimitOption = Annotated[
     int, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="Each hook ends within this time.")
 ]
 FailClosedOption = Annotated[
@@ -74,7 +61,6 @@ StatusOption = Annotated[
     str | None, typer.Option(help="File that gets the result for node-problem-detector: its exit code and the reason.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Write no record, and no entry into --state-dir.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the record as JSON.")]
 
 
 def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: str, text: str) -> None:
@@ -86,14 +72,14 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         gpu_model: ModelOption = None,
         nodes: NodesOption = None,
         state_dir: StateOption = None,
-        share: ShareOption = 0.1,
-        window_min: WindowOption = 60,
+        share: DrainShareOption = DRAIN_SHARE,
+        window_min: DrainWindowOption = DRAIN_WINDOW_MIN,
         time_limit_s: TimeLimitOption = 8,
         fail_closed: FailClosedOption = False,
         records: RecordsOption = _RECORDS,
         status: StatusOption = None,
         dry_run: DryRunOption = False,
-        as_json: JsonOption = False,
+        as_json: AsJson = False,
     ) -> None:
         from seatrial.operate.hook import Request
         from seatrial.util import processes
@@ -164,9 +150,9 @@ def install(
     gpu_model: ModelOption = None,
     nodes: NodesOption = None,
     state_dir: StateOption = None,
-    share: ShareOption = 0.1,
-    window_min: WindowOption = 60,
-    time_limit_s: WholeTimeLimitOption = 8,
+    share: DrainShareOption = DRAIN_SHARE,
+    window_min: DrainWindowOption = DRAIN_WINDOW_MIN,
+    time_limit_s: TimeLimitOption = 8,
     fail_closed: FailClosedOption = False,
     records: RecordsOption = _RECORDS,
     soperator_cluster: Annotated[

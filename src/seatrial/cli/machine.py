@@ -1,4 +1,4 @@
-"""Commands about this machine, the checks and GPU models: discover, checks, skus."""
+"""Commands about this machine, the checks and GPU models: discover, show checks, show skus."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def checks(
     unknown = [pattern for pattern in names or () if not any(fnmatch(name, pattern) for name in selected)]
     if unknown:
         hint = nearest(unknown[0], catalog())
-        raise UsageError(f"no check matches {', '.join(unknown)}{hint}; list all checks: seatrial checks")
+        raise UsageError(f"no check matches {', '.join(unknown)}{hint}; list all checks: seatrial show checks")
     if as_json:
         print_json(checks_as_json(selected))
     elif power:
@@ -84,3 +84,6 @@ def skus(
     else:
         for sku in selected:
             inventory.print_model(sku, all_metrics, stdout())
+
+
+SHOW = (checks, skus)

@@ -10,7 +10,7 @@ import typer
 
 from seatrial.model import DecisionValue, Outcome, UsageError
 
-DRAIN_SHARE_HELP = "At most this share of the nodes is taken out of service; one node is always allowed."
+DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # defaults; drains of `hook` and `readmit` count in the same record
 
 EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
 # Exit codes of `judge` for the output of a benchmark, which has no decision
@@ -32,13 +32,6 @@ VerboseOption = Annotated[
     bool, typer.Option("-v", "--verbose", help="Print all problems with evidence and fixes, and all checks.")
 ]
 BaselineOption = Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")]
-OtherTrialOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="Judge by the thresholds and required checks of this trial, such as those of a contract."
-    ),
-]
-RunPath = Annotated[Path, typer.Argument(help="A run directory or a trial.json.")]
 TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training, readmit, hook or a YAML file.")]
 NodesOption = Annotated[int | None, typer.Option(help="Expected number of nodes.")]
 NodelistOption = Annotated[
@@ -79,14 +72,29 @@ LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm, ku
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the trial; may be repeated.")
 ]
+DrainShareOption = Annotated[
+    float,
+    typer.Option(
+        "--drain-share",
+        min=0,
+        max=1,
+        help="At most this share of the nodes is taken out of service; one node is always allowed.",
+    ),
+]
+DrainWindowOption = Annotated[
+    float,
+    typer.Option(
+        "--drain-window", metavar="MINUTES", min=1, help="Only drains of the last MINUTES count towards --drain-share."
+    ),
+]
 
 
 def collect_overrides(
-    launcher: str | None,
-    nodes: int | None,
-    gpus_per_node: int | None,
     assignments: list[str] | None,
     *,
+    launcher: str | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
     nodelist: str | None = None,
     exclude: str | None = None,
     topology: str | None = None,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seatrial.cli.options import (
-    DRAIN_SHARE_HELP,
+    DRAIN_SHARE,
+    DRAIN_WINDOW_MIN,
     EXIT_CODES,
     EXIT_INTERRUPTED,
     AsJson,
+    BaselineOption,
+    DrainShareOption,
+    DrainWindowOption,
     GpusOption,
     SetOption,
     collect_overrides,
@@ -28,9 +31,6 @@ if TYPE_CHECKING:
     from seatrial.operate.node_changes import Candidates, Flags, Partner
     from seatrial.operate.readmit import Options, Readmission
     from seatrial.pipeline.preview import Preview
-    from seatrial.pipeline.results import Display
-
-DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # as in `seatrial hook`, whose drains count in the same record
 
 PartnerOption = Annotated[
     list[str] | None, typer.Option(metavar="NODE", help="A known-good partner; by default idle nodes are chosen.")
@@ -52,10 +52,6 @@ ReasonPrefixOption = Annotated[
 StateDirOption = Annotated[
     str | None, typer.Option(help="Shared directory that records drained nodes (docs/node-states.md).")
 ]
-DrainShareOption = Annotated[float, typer.Option(min=0, max=1, help=DRAIN_SHARE_HELP)]
-DrainWindowOption = Annotated[
-    float, typer.Option(min=1, metavar="MINUTES", help="Only drains of the last MINUTES count towards --drain-share.")
-]
 OutOption = Annotated[Path | None, typer.Option(help="Directory of the record: new or empty, on a shared filesystem.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print partners, plan and changes of node states; change nothing.")
@@ -66,7 +62,7 @@ def readmit(
     nodes: Annotated[
         list[str], typer.Argument(metavar="NODE...", help="Repaired or new nodes, also as a hostlist: n[1-2].")
     ],
-    baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
+    baseline: BaselineOption = None,
     partner: PartnerOption = None,
     launcher: Annotated[str, typer.Option(help="slurm or kubernetes.")] = "slurm",
     gpus_per_node: GpusOption = None,
@@ -91,10 +87,11 @@ def readmit(
     """
     from seatrial.operate.node_changes import Flags
     from seatrial.operate.readmit import Options, Session, choose_partners, preview_trial
+    from seatrial.report.progress import Live
 
     flags = Flags(comment=comment, drain=drain, undrain=undrain, condition=condition)
     _require_consistent(launcher, flags, reason_prefix, state_dir)
-    overrides = collect_overrides(None, None, gpus_per_node, set_)
+    overrides = collect_overrides(set_, gpus_per_node=gpus_per_node)
     overrides += [("--baseline", "baseline", str(baseline.absolute()))] if baseline else []
     options = Options(
         nodes=_expanded(nodes),
@@ -118,7 +115,7 @@ def readmit(
     if dry_run:
         _print_dry_run(options, candidates, pool, preview, as_json)
         return
-    result = Session(options, candidates, folder, pool, _display, _note).run()
+    result = Session(options, candidates, folder, pool, lambda: Live(stderr()), _note).run()
     _print_result(result, folder, as_json)
     raise typer.Exit(EXIT_INTERRUPTED if result.interrupted else EXIT_CODES[result.decision])
 
@@ -154,8 +151,10 @@ def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str
 
         return KubernetesCandidates(options.nodes, options.flags, run_id, config.kubernetes)
     from seatrial.discover.slurm import NotConfigured
+    from seatrial.launch.slurm import require_sbatch
     from seatrial.operate.slurm_nodes import SlurmCandidates
 
+    require_sbatch()  # before a node is reserved
     try:
         return SlurmCandidates(
             options.nodes,
@@ -195,12 +194,6 @@ def _new_folder(out: Path | None) -> Path:
 def _note(text: str) -> None:
     with contextlib.suppress(OSError):  # a closed terminal does not end the readmission
         print(text, file=sys.stderr)
-
-
-def _display() -> AbstractContextManager[Display]:
-    from seatrial.report.progress import Live
-
-    return Live(stderr())
 
 
 def _print_dry_run(

@@ -1,4 +1,4 @@
-"""Commands that train: train, preprocess, evaluate."""
+"""Commands that train: train run, preprocess, evaluate."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from seatrial.cli.options import EXIT_CODES, AsJson
 from seatrial.cli.output import print_json
 from seatrial.model import DecisionValue, UsageError
 
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
+]
 
-def train(
+
+def run(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(help="A shipped training config, such as throughput, or a .yaml file.")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
-    ] = None,
+    set_: SetOption = None,
     run_args: Annotated[
         Path | None, typer.Option("--run-args", "--run_args", help="Set the keys in a run_args.json.")
     ] = None,
@@ -32,7 +34,7 @@ def train(
     from seatrial.train import command, script_flags
 
     if str(config).startswith("--"):
-        raise UsageError(f"{config}: the config comes before its arguments: seatrial train CONFIG {config} VALUE")
+        raise UsageError(f"{config}: the config comes before its arguments: seatrial train run CONFIG {config} VALUE")
     overrides = script_flags.overrides_from_run_args(run_args) if run_args else []
     overrides += [*script_flags.overrides_from_flags(context.args), *(set_ or ())]
     command.train(config, overrides, out, as_json)
@@ -44,9 +46,7 @@ def train(
 
 def preprocess(
     config: Annotated[Path, typer.Argument(help="A shipped training config with rows, or a .yaml file.")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
-    ] = None,
+    set_: SetOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Convert rows to tokens before training, without a GPU; runs with the same config and data use these tokens."""
@@ -67,9 +67,7 @@ def evaluate(
         Path, typer.Argument(help="A shipped training config, such as function-calling-qwen2-7b, or a .yaml file.")
     ],
     out: Annotated[Path, typer.Option(help="Output directory of the training run (its --out).")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
-    ] = None,
+    set_: SetOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare function-calling scores before and after training. Exit code 1: no significant improvement."""
@@ -84,3 +82,6 @@ def evaluate(
     raise typer.Exit(
         EXIT_CODES[DecisionValue.ACCEPTED if evaluation["sign_test"]["passed"] else DecisionValue.REJECTED]
     )
+
+
+TRAIN = (run, preprocess, evaluate)

@@ -1,4 +1,4 @@
-"""Commands that write or read the record of a trial: run, render, judge, baseline learn, report, schema."""
+"""Commands that write or read the record of a trial: run, render, judge, baseline learn, ticket, schema."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import itertools
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,8 +27,6 @@ from seatrial.cli.options import (
     NodesOption,
     NoLocalizeOption,
     OnlyOption,
-    OtherTrialOption,
-    RunPath,
     SetOption,
     SkipOption,
     TimeLimitOption,
@@ -44,7 +43,7 @@ from seatrial.util.gc_pause import gc_ignores_imports
 
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
-    from seatrial.model import Trial
+    from seatrial.model import Job, Trial
     from seatrial.pipeline.preview import Preview
     from seatrial.pipeline.run_directory import Request, RunDir
 
@@ -80,10 +79,10 @@ def run(
     from seatrial.report.progress import Live
 
     overrides = collect_overrides(
-        launcher,
-        nodes,
-        gpus_per_node,
         set_,
+        launcher=launcher,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
         min_nodes=min_nodes,
         nodelist=nodelist,
         exclude=exclude,
@@ -100,7 +99,7 @@ def run(
     else:
         request = _request(resolve(trial, overrides), only, skip, time_limit)
         if dry_run:
-            _print_plan(preview(request), as_json)
+            _print_plan(preview(request), request.config.launcher, as_json)
             return
         run_dir = RunDir.create(out or new_run_folder(request.config.name), request)
     report = run_dir.path / "report.html"
@@ -182,7 +181,8 @@ def _file_identity(path: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def _print_plan(preview: Preview, as_json: bool) -> None:
+def _print_plan(preview: Preview, launcher: str, as_json: bool) -> None:
+    """Print the plan as comments, and the jobs as `seatrial render` does."""
     from seatrial.checks import catalog
     from seatrial.report.plan_text import plan_lines
 
@@ -190,22 +190,29 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
         print_json([job.model_dump(mode="json") for job, _ in preview.rendered])
         return
     plan = preview.plan
-    for line in plan_lines(plan.jobs, plan.excluded_checks, catalog(), preview.not_run, as_root=preview.as_root):
-        print(f"# {line}")
-    for measurement in plan.not_run:
-        print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")
-    for name, flag in plan.excluded_checks.items():
-        if flag != TIME_LIMIT:  # plan_lines names those that the time limit excludes
-            print(f"# excluded by {flag}: {name}")
-    for line in preview.notes:
-        print(f"# {line}")
+    lines = [*plan_lines(plan.jobs, plan.excluded_checks, catalog(), preview.not_run, as_root=preview.as_root)]
+    lines += [
+        f"not run: {measurement.check}: {measurement.skipped or measurement.error}" for measurement in plan.not_run
+    ]
+    # plan_lines names those that the time limit excludes
+    lines += [f"excluded by {flag}: {name}" for name, flag in plan.excluded_checks.items() if flag != TIME_LIMIT]
+    lines += preview.notes
     if job := preview.localization:
-        print(
-            f"# not counted: job {job.name}, about {job.expected_s:.0f} s, at most {job.limit_s:.0f} s: "
-            f"{job.checks[0]}, only if a multi-node metric violates a threshold; --no-localize turns it off"
+        lines.append(
+            f"not counted: job {job.name}, about {job.expected_s:.0f} s, at most {job.limit_s:.0f} s: {job.checks[0]}, "
+            "only if a multi-node metric violates a threshold; --no-localize turns it off"
         )
-    for job, text in preview.rendered:
-        print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")
+    lines += [f"job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}" for job, _ in preview.rendered]
+    print(*(f"# {line}" for line in lines), sep="\n")
+    _print_jobs(preview.rendered, launcher)
+
+
+def _print_jobs(rendered: Iterable[tuple[Job, str]], launcher: str) -> None:
+    for job, text in rendered:
+        if job.placement == "control" and launcher == "kubernetes":  # a script between objects is no YAML
+            print(f"# job {job.name} runs on the host of `seatrial run`: {', '.join(job.checks)}")
+        else:
+            print(text)
 
 
 @gc_ignores_imports()  # no collection when the process exits
@@ -245,12 +252,19 @@ def render(
         from seatrial.config.expect import nearest
 
         raise UsageError(f"unknown LAUNCHER {launcher!r}{nearest(launcher, RENDERED)}; expected {', '.join(RENDERED)}")
-    from seatrial.pipeline.planned_jobs import rendered_jobs, resolve
+    from seatrial.pipeline.planned_jobs import plan_request, planning_host, rendered_jobs, resolve
 
     if launcher in ("jobset", "trainjob"):
         launcher, set_ = "kubernetes", [*(set_ or ()), f"kubernetes.workload={launcher}"]
     overrides = collect_overrides(
-        launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology, group=group
+        set_,
+        launcher=launcher,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        nodelist=nodelist,
+        exclude=exclude,
+        topology=topology,
+        group=group,
     )
     resolved = resolve(trial, overrides)
     request = _request(resolved, only, skip)
@@ -259,14 +273,11 @@ def render(
     if out:
         from seatrial.pipeline.preview import prepare
 
-        rendered = prepare(request, out).rendered
+        rendered = prepare(request, out)
     else:
-        rendered = rendered_jobs(request)
-    for job, text in rendered:
-        if job.placement == "control" and launcher == "kubernetes":  # a script between objects is no YAML
-            print(f"# job {job.name} runs on the host of `seatrial run`: {', '.join(job.checks)}")
-        else:
-            print(text)
+        plan = plan_request(request, planning_host(request.config))
+        rendered = rendered_jobs(request.config, plan.jobs)
+    _print_jobs(rendered, launcher)
 
 
 def judge(
@@ -278,7 +289,19 @@ def judge(
         ),
     ],
     baseline: BaselineOption = None,
-    trial: OtherTrialOption = None,
+    trial: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Judge by thresholds and required checks of this trial, such as those of a contract."
+        ),
+    ] = None,
+    set_: SetOption = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT", help="Print html, junit, prometheus, json, markdown, csv or summary (JSON) instead."
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as an HTML page.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write the record with the new verdicts, and all reports.")
@@ -312,9 +335,10 @@ def judge(
 
     options = HardwareOptions(gpus, nodes, nics, fabric, algorithm)
     if benchmark := open_benchmark(run):
-        if why_not or trial or html or out:
+        if why_not or trial or set_ or format or html or out:
             raise UsageError(
-                "--why-not, --trial, --html and --out are for a run of seatrial: a benchmark has no decision"
+                "--why-not, --trial, --set, --format, --html and --out are for a run of seatrial: a benchmark has no "
+                "decision"
             )
         judgement = benchmark.judge(options, operation or "", baseline)
         if as_json:
@@ -326,61 +350,51 @@ def judge(
         raise UsageError(
             "--gpus to --algorithm are for the output of nccl-tests or nvbandwidth: a record has its hardware"
         )
-    _judge_record(run, baseline, trial, html, out, why_not=why_not, verbose=verbose, as_json=as_json)
-
-
-def _judge_record(
-    run: Path,
-    baseline: Path | None,
-    trial: str | None,
-    html: Path | None,
-    out: Path | None,
-    *,
-    why_not: bool,
-    verbose: bool,
-    as_json: bool,
-) -> None:
-    from seatrial.report.why_not import lines, paragraphs
-
-    result, run_dir = _judged(run, baseline, trial)
-    _write_judged(result, run, run_dir, html, out)
-    if not why_not:
-        print_result(result, as_json, run_dir, verbose=verbose)
-    elif as_json:
-        print_json(lines(result, run_dir))
-    else:
-        print_lines(paragraphs(result, run_dir))
-    raise typer.Exit(EXIT_CODES[result.decision.value])
-
-
-def _judged(run: Path, baseline: Path | None = None, trial: str | None = None) -> tuple[Trial, Path | None]:
-    """Return the record with the verdicts of this version, and its run directory, if it is in one."""
-    from seatrial.pipeline.rejudge import rejudge
-    from seatrial.pipeline.run_directory import load_trial
-
-    judged = rejudge(load_trial(run), baseline, trial or "")  # raises UsageError if ``run`` cannot be read
-    return judged, run if run.is_dir() else run.parent if run.name == "trial.json" else None
-
-
-def _record(run: Path) -> bytes:
-    """Return the content of the file of the record; empty for standard input."""
-    file = run / "trial.json" if run.is_dir() else run
-    return file.read_bytes() if file.is_file() else b""
-
-
-def _write_judged(result: Trial, run: Path, run_dir: Path | None, html: Path | None, out: Path | None) -> None:
-    """Write the files of --html and --out. Raises UsageError for a file that cannot be written."""
+    if format and (why_not or as_json):
+        raise UsageError("--format prints a whole report: use neither --why-not nor --json with it")
     from seatrial import report as reports
 
+    result, run_dir = _judged(run, baseline, trial, collect_overrides(set_))
+    file = run / "trial.json" if run.is_dir() else run
+    record = file.read_bytes() if file.is_file() else b""  # the page shows its SHA-256
     if out:
         create_out_folder(out)
         reports.write_all(result, out)
     if html:
-        page = reports.render(result, "html", run_dir, _record(run))
-        try:
-            html.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write --html {html}: {error.strerror or error}") from error
+        _write_page(html, reports.render(result, "html", run_dir, record))
+    if why_not:
+        from seatrial.report.why_not import lines, paragraphs
+
+        if as_json:
+            print_json(lines(result, run_dir))
+        else:
+            print_lines(paragraphs(result, run_dir))
+    elif format:
+        print(reports.render(result, format, run_dir, record), end="")
+    else:
+        print_result(result, as_json, run_dir, verbose=verbose)
+    raise typer.Exit(EXIT_CODES[result.decision.value])
+
+
+def _write_page(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write --html {path}: {error.strerror or error}") from error
+
+
+def _judged(
+    run: Path,
+    baseline: Path | None = None,
+    trial: str | None = None,
+    overrides: Sequence[tuple[str, str, Any]] = (),
+) -> tuple[Trial, Path | None]:
+    """Return the record with the verdicts of this version, and its run directory, if it is in one."""
+    from seatrial.pipeline.rejudge import rejudge
+    from seatrial.pipeline.run_directory import load_trial
+
+    judged = rejudge(load_trial(run), baseline, trial or "", overrides)  # raises UsageError if ``run`` cannot be read
+    return judged, run if run.is_dir() else run.parent if run.name == "trial.json" else None
 
 
 def learn(
@@ -417,23 +431,8 @@ def learn(
         )
 
 
-def report(
-    run: RunPath,
-    format: Annotated[
-        str, typer.Option(help="html, junit, prometheus, json, markdown, csv or summary (JSON).")
-    ] = "markdown",
-    baseline: BaselineOption = None,
-    trial: OtherTrialOption = None,
-) -> None:
-    """Judge a finished run as ``seatrial judge`` does, and print the report in one of the formats."""
-    from seatrial import report as reports
-
-    result, run_dir = _judged(run, baseline, trial)
-    print(reports.render(result, format, run_dir, _record(run)), end="")
-
-
 def ticket(
-    run: RunPath,
+    run: Annotated[Path, typer.Argument(help="A run directory or a trial.json.")],
     part: Annotated[
         str | None, typer.Argument(help="The part, such as node3/gpu5; by default the worst part that fails.")
     ] = None,

@@ -19,7 +19,7 @@ def watch(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="JOBID|DIR", help="A job ID of Slurm, a run directory, or a directory of seatrial train."
+            metavar="JOBID|DIR", help="A job ID of Slurm, a run directory, or a directory of seatrial train run."
         ),
     ],
     once: Annotated[bool, typer.Option("--once", help="Print the status once, also on a terminal.")] = False,

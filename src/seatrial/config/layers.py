@@ -99,18 +99,18 @@ class ResolvedTrial:
 
 
 def resolve(
-    trial: str,
+    trial: str | Tree,
     *,
     overrides: Iterable[tuple[str, str, Any]] = (),
     environ: Mapping[str, str],
     schemas: Mapping[str, CheckSchema],
 ) -> ResolvedTrial:
-    """Return the config of ``trial``, which is the name of a shipped trial or a file.
+    """Return the config of ``trial``: the name of a shipped trial, a file, or the config of a record.
 
     ``overrides``: (origin, dotted key, value) in rising priority. Raises UsageError, with origin and key, for an
     invalid trial.
     """
-    tree, file = _read_trial(trial)
+    tree, file = _read_trial(trial) if isinstance(trial, str) else (trial, "the record")
     origins: dict[str, str] = {}
     _record_origins(tree, file, (), origins)
     # Slurm may have allocated fewer GPUs than the trial expects: the number of the trial stays
@@ -316,7 +316,7 @@ def _validate_trial(tree: Tree, source: Source, schemas: Mapping[str, CheckSchem
 def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[str, CheckSchema]) -> Tree:
     """Return the settings of a check unchanged. Raises UsageError if they do not fit the schema of the check."""
     if name not in schemas:
-        hint = f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
+        hint = f"{nearest(name, schemas)}; `seatrial show checks` lists all checks"
         raise UsageError(f"{source.origin(['checks', name])}: unknown check {name!r}{hint}")
     path = ("checks", name)
     option_model, metrics = schemas[name].options, schemas[name].units

@@ -17,7 +17,7 @@ _THRESHOLD = "`--set 'checks.{check}.expect.{metric}=>= VALUE {unit}'`"
 _NO_REFERENCE = f"set a threshold in the trial: {_THRESHOLD}; or {_BASELINE}"
 _FIXES: Mapping[Reason, str] = {
     Reason.INCONCLUSIVE: "measure again, longer: `seatrial run TRIAL --only {check}` with more seconds or samples in "
-    "the check's options; `seatrial checks {check} --power` lists how many samples a limit needs",
+    "the check's options; `seatrial show checks {check} --power` lists how many samples a limit needs",
     Reason.NO_THIRD_MEASUREMENT: "`seatrial run --resume RUN` measures the metric a third time",
     Reason.UNIT_MISMATCH: "set the threshold in {unit}, the unit of {metric}",
     Reason.IMPLAUSIBLY_HIGH: f"measure it with another tool; if the value is correct, {_BASELINE}",

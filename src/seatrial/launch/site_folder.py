@@ -48,9 +48,9 @@ class Workload(NamedTuple):
     nodes: int  # 0: all nodes of the site
     gpus: int  # GPUs per node; 0: all
     minutes: int
-    config: str = ""  # config of `seatrial train`
+    config: str = ""  # config of `seatrial train run`
     template: str = "train"
-    evaluated: bool = False  # whether `seatrial evaluate` runs after the training
+    evaluated: bool = False  # whether `seatrial train evaluate` runs after the training
     whole_nodes: bool = True  # whether the job gets all CPUs, GPUs and memory of its nodes
 
 

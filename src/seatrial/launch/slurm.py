@@ -25,11 +25,20 @@ from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
 
 
+def require_sbatch() -> None:
+    """Raise UsageError if no job can be submitted from this machine."""
+    if not shutil.which("sbatch"):
+        raise UsageError(
+            "sbatch is not in PATH; run on a login node, or without a scheduler use: seatrial render torchrun"
+        )
+
+
 def require_client() -> None:
     """Raise UsageError if Slurm's client cannot work on this machine, for example without slurm.conf.
 
     A controller that does not respond is no error here: a check reports it, with the controller's host.
     """
+    require_sbatch()
     try:
         slurm.ping()
     except slurm.ControllerDown:
@@ -48,8 +57,6 @@ class SlurmLauncher:
 
     def unavailable_reason(self, nodes: int) -> str | None:
         del nodes  # checked by Slurm
-        if not shutil.which("sbatch"):
-            return "sbatch is not in PATH; run on a login node, or without a scheduler use: seatrial render torchrun"
         # containers of docker and podman run outside the job's cgroups: Slurm neither confines nor ends them
         return container.unsupported_reason(self._settings, ("apptainer", "pyxis"))
 

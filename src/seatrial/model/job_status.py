@@ -22,7 +22,7 @@ class GpuUse(Frozen):
 
 
 class TrainingSpeed(Frozen):
-    """The last steps of ``seatrial train``. Rates are means over ``steps`` steps; tokens are counted on all ranks."""
+    """The last steps of ``seatrial train run``. Rates are means over ``steps`` steps; tokens are of all ranks."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 

@@ -152,7 +152,7 @@ class BenchmarkRun:
 
     def _size_step(self, sizes: Sequence[str], needs_ports: bool) -> str:
         names = [sku.name.removeprefix("NVIDIA ") for sku in skus() if self.facts.get("gpu") in sku.nvml_names]
-        command = f"`seatrial skus {shlex.quote(names[0])}`"
+        command = f"`seatrial show skus {shlex.quote(names[0])}`"
         step = f"{command} lists the sizes and numbers of GPUs with a reference value: run again with one of them"
         if sizes:
             options = " or ".join(f"-e {size.removesuffix('iB')}" for size in sizes)

@@ -7,7 +7,7 @@ starts fast.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,8 @@ def planning_host(settings: Config) -> ThisHost:
     return ThisHost({}, GpuFacts()) if runs_remotely(settings) else discover()
 
 
-def rendered_jobs(request: Request) -> tuple[tuple[Job, str], ...]:
-    """Return each job of a run with its command as text, both without secrets. Raises UsageError."""
-    plan = plan_request(request, planning_host(request.config))
-    return tuple(rendered_job(request.config, job, Path("RUN")) for job in plan.jobs)
-
-
-def rendered_job(settings: Config, job: Job, run_dir: Path) -> tuple[Job, str]:
-    """Return a job and its command as text, both without secrets."""
-    shown = job.without_secrets()
-    return shown, redacted(select_launcher(settings, job.placement).render(shown, run_dir).text, secret_values())
+def rendered_jobs(settings: Config, jobs: Iterable[Job], run_dir: Path = Path("RUN")) -> tuple[tuple[Job, str], ...]:
+    """Return each job with its command as text, both without secrets; needs no cluster tool. Raises UsageError."""
+    shown = [job.without_secrets() for job in jobs]
+    texts = [select_launcher(settings, job.placement).render(job, run_dir).text for job in shown]
+    return tuple((job, redacted(text, secret_values())) for job, text in zip(shown, texts, strict=True))

@@ -11,7 +11,7 @@ from seatrial.judge import plausibility
 from seatrial.launch import runs_as_root, runs_remotely
 from seatrial.model import Baseline, Job
 from seatrial.pipeline.plan import Plan, localization_job
-from seatrial.pipeline.planned_jobs import plan_request, planning_host, rendered_job
+from seatrial.pipeline.planned_jobs import plan_request, planning_host, rendered_jobs
 from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.pipeline.tested_hardware import cpu_only
@@ -48,16 +48,15 @@ def preview(request: Request) -> Preview:
     gpus, baseline = this_host.gpu_models(settings), load_baseline(settings)
     plausibility.validate_thresholds(settings, catalog(), gpus, baseline)
     plan = plan_request(request, this_host)
-    rendered = tuple(rendered_job(settings, job, Path("RUN")) for job in plan.jobs)
     search = localization_job(settings, catalog(), plan.jobs, request.time_limit_s)
     notes = planned_notes(settings, plan, this_host, baseline)
-    return Preview(plan, rendered, notes, search, runs_as_root(settings))
+    return Preview(plan, rendered_jobs(settings, plan.jobs), notes, search, runs_as_root(settings))
 
 
-def prepare(request: Request, path: Path) -> Preview:
-    """Create a run directory for jobs that the user starts, with their job files and scripts. Raises UsageError.
+def prepare(request: Request, path: Path) -> tuple[tuple[Job, str], ...]:
+    """Create a run directory for jobs that the user starts, with job files and scripts; return the jobs as text.
 
-    ``run --resume`` on the directory then collects their results.
+    ``run --resume`` on the directory then collects their results. Raises UsageError.
     """
     from seatrial.launch.torchrun import write_scripts  # `seatrial run --dry-run` needs no scripts
 
@@ -67,9 +66,8 @@ def prepare(request: Request, path: Path) -> Preview:
     plan = plan_request(request, this_host)
     run_dir.save_machine(this_host.machine(settings))
     by_user = [job for job in plan.jobs if job.placement != "control"]
-    rendered = tuple(rendered_job(settings, job, run_dir.path) for job in by_user)
     write_scripts(settings, plan.jobs, run_dir.path)
-    return Preview(plan, rendered)
+    return rendered_jobs(settings, by_user, run_dir.path)
 
 
 def planned_notes(settings: Config, plan: Plan, this_host: ThisHost, baseline: Baseline | None) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
@@ -36,23 +37,32 @@ from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_
 from seatrial.util.gc_pause import gc_paused
 from seatrial.util.text import and_more
 
+_SIZES = ("nodes", "gpus_per_node")  # keys of cluster that another trial may set, beside checks
 _MAX_NAMED = 8  # nodes or checks listed in the text of a decision
 
 
 @gc_paused()
-def rejudge(trial: Trial, baseline_file: Path | None = None, other_trial: str = "") -> Trial:
+def rejudge(
+    trial: Trial,
+    baseline_file: Path | None = None,
+    other_trial: str = "",
+    overrides: Sequence[tuple[str, str, Any]] = (),
+) -> Trial:
     """Return the trial judged by the rules of this version. ``baseline_file`` replaces the site baseline of the trial.
 
-    ``other_trial``: name or file of a trial whose thresholds and required checks count, see ``_with_checks_of``.
+    ``other_trial``: name or file of a trial whose thresholds and required checks count; ``overrides``: (origin, key,
+    value) of settings that count instead of those of the trial: see ``_with_checks_of``.
     Raises UsageError if the config is not valid in this version, or if the new baseline cannot be read, exceeds
     physical limits or is of other GPU models.
     """
     settings = _settings(trial)
     other_options: tuple[Verdict, ...] = ()
-    if other_trial:
-        settings, other_options = _with_checks_of(other_trial, settings)
+    if other_trial or overrides:
+        settings, other_options = _with_checks_of(other_trial, settings, overrides)
         config = settings.model_dump(mode="json")
-        trial = trial.model_copy(update={"name": settings.name, "config": config, "origins": {"checks": other_trial}})
+        origins = {"checks": other_trial} if other_trial else dict(trial.origins)
+        origins |= {key: origin for origin, key, _ in overrides}
+        trial = trial.model_copy(update={"name": settings.name, "config": config, "origins": origins})
     baseline = site_baseline.load(baseline_file, catalog()) if baseline_file else trial.baseline
     if baseline_file and baseline:
         plausibility.validate_baseline(baseline, catalog())
@@ -95,28 +105,33 @@ def rejudge(trial: Trial, baseline_file: Path | None = None, other_trial: str = 
     )
 
 
-def _with_checks_of(other_trial: str, recorded: Config) -> tuple[Config, tuple[Verdict, ...]]:
+def _with_checks_of(
+    other_trial: str, recorded: Config, overrides: Sequence[tuple[str, str, Any]]
+) -> tuple[Config, tuple[Verdict, ...]]:
     """Return the recorded config with thresholds and required checks of another trial, and verdicts on other options.
 
+    Without ``other_trial``, those of the record itself with ``overrides``.
     Checks that only the other trial has were not measured. Checks that only the record has keep their settings. A check
     that was measured with other options than the other trial sets is UNJUDGED.
     """
-    resolved = layers.resolve(other_trial, environ={}, schemas=catalog())
+    for origin, key, _ in overrides:
+        if not key.startswith("checks.") and key.removeprefix("cluster.") not in _SIZES:
+            expected = " or ".join(["checks.NAME.KEY", *(f"cluster.{size}" for size in _SIZES)])
+            raise UsageError(f"{origin} {key}: a finished run is not changed by this key; expected {expected}")
+    base: str | dict[str, Any] = other_trial or recorded.model_dump(mode="json")
+    resolved = layers.resolve(base, overrides=overrides, environ={}, schemas=catalog())
     other, checks, verdicts = resolved.config, dict(recorded.checks), []
+    source = f"trial {other.name}" if other_trial else "--set"
     for name, settings in other.checks.items():
         measured = recorded.checks.get(name)
         options = measured.options if measured else settings.options
         checks[name] = settings.model_copy(update={"options": options})
         if differing := {key for key, value in settings.options.items() if options.get(key) != value}:
             text = ", ".join(f"{key}={options.get(key)!r}, not {settings.options[key]!r}" for key in sorted(differing))
-            detail = f"measured with other options than trial {other.name} sets: {text}"
-            fix = f"run the trial {other_trial}"
+            detail = f"measured with other options than {source} sets: {text}"
+            fix = "run the trial with these options"
             verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, detail=detail, fix=fix))
-    sizes = {
-        key: getattr(other.cluster, key)
-        for key in ("nodes", "gpus_per_node")
-        if resolved.origins[f"cluster.{key}"] != "default"
-    }
+    sizes = {key: getattr(other.cluster, key) for key in _SIZES if resolved.origins[f"cluster.{key}"] != "default"}
     changes = {"name": other.name, "checks": checks, "cluster": recorded.cluster.model_copy(update=sizes)}
     return recorded.model_copy(update=changes), tuple(verdicts)
 

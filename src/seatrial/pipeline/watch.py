@@ -45,7 +45,7 @@ _SILENT_STEPS = 5
 
 @dataclass
 class Watcher:
-    """Reads the status of ``target``: a job ID of Slurm, a folder of `seatrial train`, or a run directory.
+    """Reads the status of ``target``: a job ID of Slurm, a folder of `seatrial train run`, or a run directory.
 
     ``interval_s``: seconds between two reads of GPU use; 0 for one read. Use a Watcher as a context: the exit from the
     context ends the srun step that reads the GPU use.
@@ -103,7 +103,7 @@ class Watcher:
         has_files = any((folder / name).exists() for name in (STEPS_FILE, CONFIG_FILE))
         if not has_files and any(folder.iterdir()):
             raise UsageError(
-                f"{folder}: neither a run directory (run.json) nor a directory of seatrial train ({CONFIG_FILE})"
+                f"{folder}: neither a run directory (run.json) nor a directory of seatrial train run ({CONFIG_FILE})"
             )
         if job:
             return self._slurm_job_status(job, folder, log)

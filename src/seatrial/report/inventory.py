@@ -1,4 +1,4 @@
-"""The tables of the commands `discover`, `checks`, `skus` and `explain`, and the note before a run."""
+"""The tables of the commands `discover`, `show` and `explain`, and the note before a run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
     rows = [(check.phase, (check.name, str(check.scope), check.title)) for check in checks.values()]
     tables = [Table(str(phase), [row for its, row in rows if its is phase]) for phase in Phase]
     print_tables([*(table for table in tables if table.rows), SCOPES], console)
-    console.print("Rules of a check: seatrial checks NAME", highlight=False)
+    console.print("Rules of a check: seatrial show checks NAME", highlight=False)
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
@@ -177,7 +177,7 @@ def print_models(models: Sequence[Sku], metrics: Sequence[ReferenceMetric], cons
         on = shapes([value for values in by_metric.values() for value in values]) or NO_VALUE
         rows.append((sku.name, f"{count} of {len(metrics)}", on))
     print_tables([Table("", rows, ("GPU model", "metrics with a value", "on"))], console)
-    console.print("The values of one model: seatrial skus MODEL", highlight=False)
+    console.print("The values of one model: seatrial show skus MODEL", highlight=False)
 
 
 def print_model(sku: Sku, metrics: Sequence[ReferenceMetric], console: Console) -> None:

@@ -28,7 +28,7 @@ _GPU = re.compile(r"(?P<node>[^/>]+)/gpu(?P<index>\d+)")
 NEXT_STEPS = {  # outcome → the fix of a verdict that has none
     Outcome.FAIL: "read the evidence: `seatrial judge RUN -v`",
     Outcome.ERROR: "read the logs in RUN/jobs, then `seatrial run --resume RUN`",
-    Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` shows the rules of a check",
+    Outcome.UNJUDGED: "set a threshold in the trial: `seatrial show checks NAME` shows the rules of a check",
 }
 _DIGITS = re.compile(r"[0-9a-fA-F:.]*\d[0-9a-fA-F:.]*")  # indices and PCI addresses
 _PLACEHOLDER = re.compile(r"(-i |-s |\bjudge |--resume |\bin )(INDEX|PCI|RUN)\b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ STYLES = {
 MIN_TYPICAL_DONE_S = 10.0
 SECONDS_BELOW_S = 90.0  # an estimate below this is shown in seconds, rounded up to tens
 LATE_S = 10.0  # a check that exceeds its typical duration by more than this takes "longer than expected"
+HEARTBEAT_S = 30.0  # a log gets a line with the current step if it got no line for this time
 WAITING_LINE_S = 60.0  # seconds between log lines about the same state of the scheduler
 
 _MAX_NAMED = 4  # checks listed in one line
@@ -41,12 +42,11 @@ _MAX_NAMED = 4  # checks listed in one line
 class Live:
     """Prints the progress of a trial. A closed terminal or a full log file does not end the trial."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._started = time.monotonic()
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._started = self._last_line = clock()
         self._status = Status("discover", console=console)
         self._heading = ""  # the job and its attempt
-        self._current = ""  # the last status that was printed into a log
         self._printed_waits: dict[str, float] = {}  # state → seconds waited when its line was printed
         self._last_outcome: tuple[str, Outcome, str] | None = None
         self._remaining = Remaining()
@@ -95,7 +95,6 @@ class Live:
 
     def job_started(self, job: Job, attempt: int) -> None:
         self._heading = f"job {job.name}{f', attempt {attempt}' if attempt > 1 else ''}"
-        self._current = ""
         self._printed_waits.clear()
         self._line(f"start   {self._heading}")
         self._update_status("starting")
@@ -105,13 +104,13 @@ class Live:
             self._line(f"retry   {check} in job {job.name} (below threshold: {reasons[check]})")
 
     def show_status(self, text: str) -> None:
-        """Show ``text``, the current check and step. Called many times a second; a log gets each text once."""
-        self._remaining.start(text.partition(": ")[0], time.monotonic())
+        """Show ``text``, the current check and step. Called many times a second; a log gets it after HEARTBEAT_S."""
+        now = self._clock()
+        self._remaining.start(text.partition(": ")[0], now)
         if self._console.is_terminal:
             self._update_status(text)
-        elif text not in (self._current, "starting", "closing"):
-            self._line(f"running {text}")
-            self._current = text
+        elif now - self._last_line >= HEARTBEAT_S:
+            self._line(", ".join(filter(None, [f"running {self._heading}: {text}", self._remaining.text(now)])))
 
     def show_waiting(self, state: str, seconds: float) -> None:
         """Show what the job waits for, and for how long. A log gets each state once, then at most once a minute."""
@@ -128,7 +127,7 @@ class Live:
         self._last_outcome = (check, outcome, reason)
         detail = "" if outcome is Outcome.PASS else f": {reason}"
         # on a terminal the status line has the remaining time
-        estimate = "" if self._console.is_terminal else self._remaining.estimate(time.monotonic())
+        estimate = "" if self._console.is_terminal else self._remaining.estimate(self._clock())
         position = f"{self._remaining.position(check)}{estimate}".removeprefix(", ")
         progress = escape(f"[{position}] ") if position and self._remaining.check_count else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
@@ -145,8 +144,8 @@ class Live:
         self._print(f"[bold red]{escape(clean(text))}[/]")
 
     def _update_status(self, text: str) -> None:
-        now = time.monotonic()
-        progress = f"{_clock(now - self._started)}  {self._remaining.text(now)}"
+        now = self._clock()
+        progress = f"{_clock_text(now - self._started)}  {self._remaining.text(now)}"
         with _errors_ignored():
             self._status.update(f"{progress}  {self._heading}: {escape(clean(text))}")
 
@@ -155,7 +154,8 @@ class Live:
 
     def _print(self, markup: str) -> None:
         """Print a line with the elapsed time. A terminal wraps it between words; a log file keeps it on one line."""
-        stamp = f"{_clock(time.monotonic() - self._started)}  "
+        self._last_line = self._clock()
+        stamp = f"{_clock_text(self._last_line - self._started)}  "
         with _errors_ignored():
             self._console.print(stamp + markup, soft_wrap=not self._console.is_terminal, highlight=False)
 
@@ -202,10 +202,11 @@ class Remaining:
             expected[self._running] = max(0.0, expected[self._running] - (now - self._running_since))
         return sum(expected.values())
 
-    def _is_late(self, now: float) -> bool:
-        """Whether the running check has exceeded its typical duration by more than LATE_S."""
-        typical = self._typical.get(self._running, 0.0)
-        return self._running in self._unfinished and now - self._running_since > typical + LATE_S
+    def _late_text(self, now: float) -> str:
+        """By how much the running check takes longer than expected; empty up to LATE_S."""
+        late_s = now - self._running_since - self._typical.get(self._running, math.inf)
+        is_late = self._running in self._unfinished and late_s > LATE_S
+        return f"{self._running} takes {duration_text(late_s)} longer than expected" if is_late else ""
 
     def text(self, now: float) -> str:
         """The number of finished checks and the remaining time: ``3 of 11 checks, about 4 min left``."""
@@ -216,17 +217,13 @@ class Remaining:
     def estimate(self, now: float) -> str:
         """The expected remaining time as text; empty after the last check."""
         unknown = [check for check in self._unfinished if check not in self._typical]
-        parts = []
-        if len(unknown) < len(self._unfinished):
-            seconds = self.seconds(now)
-            if seconds >= SECONDS_BELOW_S:
-                parts = [f"about {round(seconds / 60)} min left"]
-            elif seconds or not self._is_late(now):
-                parts = [f"about {10 * math.ceil(max(seconds, 1) / 10)} s left"]
-            else:
-                parts = ["longer than expected"]
+        seconds, late_text, parts = self.seconds(now), self._late_text(now), list[str]()
+        if seconds >= SECONDS_BELOW_S:
+            parts = [f"about {round(seconds / 60)} min left"]
+        elif len(unknown) < len(self._unfinished) and (seconds or not late_text):
+            parts = [f"about {10 * math.ceil(max(seconds, 1) / 10)} s left"]
         parts += [f"{plural(len(unknown), 'check')} of unknown duration"] if unknown else []
-        return f", {' and '.join(parts)}" if parts else ""
+        return "".join(f", {part}" for part in (" and ".join(parts), late_text) if part)
 
 
 def _errors_ignored() -> AbstractContextManager[None]:
@@ -242,5 +239,5 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min {int(seconds) % 60} s" if minutes else f"{int(seconds)} s"
 
 
-def _clock(seconds: float) -> str:
+def _clock_text(seconds: float) -> str:
     return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"

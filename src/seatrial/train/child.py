@@ -1,6 +1,6 @@
 """One rank of a training run that a check starts: ``python -m seatrial.train.child TASK`` (see bench/child_ranks.py).
 
-The rank trains as ``seatrial train`` does. A single rank trains as if it was started without torchrun (one visible
+The rank trains as ``seatrial train run`` does. A single rank trains as if it was started without torchrun (one visible
 GPU, RANK not set), unless its config needs a process group.
 """
 

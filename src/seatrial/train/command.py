@@ -1,4 +1,4 @@
-"""The command ``seatrial train`` on one rank."""
+"""The command ``seatrial train run`` on one rank."""
 
 from __future__ import annotations
 

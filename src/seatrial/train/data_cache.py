@@ -1,8 +1,8 @@
 """Prepared data on disk: one folder per key. A key is everything that determines the tokens; its hash names the folder.
 
 ``key.json`` in the folder holds the key (SHA-256 of data and tokenizer, and the options), and size and SHA-256 of each
-other file. A folder gets its name when it is complete, so that no process reads a partial folder. If a
-cache is configured, a training run compares the sizes of the files with key.json; `seatrial preprocess` compares the
+other file. A folder gets its name when it is complete, so that no process reads a partial folder. If a cache is
+configured, a training run compares the sizes of the files with key.json; `seatrial train preprocess` compares the
 SHA-256 too. This module does not import torch, which a login node may not have.
 """
 
@@ -23,8 +23,8 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import open_file, read_json
 
-# The environment variable with the cache folder, used if data.cache is not set. `seatrial preprocess` writes to this
-# folder; training runs only read it
+# The environment variable with the cache folder, used if data.cache is not set. `seatrial train preprocess` writes to
+# this folder; training runs only read it
 CACHE_VARIABLE = "SEATRIAL_DATA_CACHE"
 KEY_FILE = "key.json"
 FORMAT = 2  # part of every key; increase it if seatrial computes other tokens from the same rows, or writes other files
@@ -129,7 +129,7 @@ def _miss_reason(cache: Path, prefix: str, key: Key) -> str:
     all_differences = [_key_difference(path, key) for path in cache.glob(f"{prefix}-*")]
     differences = [difference for difference in all_differences if difference is not None]
     if not differences:
-        return "no prepared data of this kind (written by `seatrial preprocess CONFIG`)"
+        return "no prepared data of this kind (written by `seatrial train preprocess CONFIG`)"
     most_similar = min(differences, key=lambda difference: len(difference.fields))
     return f"{most_similar.folder_name} differs in {', '.join(most_similar.fields)}"
 

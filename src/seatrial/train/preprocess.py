@@ -1,4 +1,4 @@
-"""The command ``seatrial preprocess``: converts rows to tokens before training; needs neither a GPU nor torch."""
+"""The command ``seatrial train preprocess``: converts rows to tokens before training; needs neither a GPU nor torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of other training scripts that ``seatrial train`` accepts: ``--seq_len 512``, or a run_args.json file."""
+"""Arguments of other training scripts for ``seatrial train run``: ``--seq_len 512``, or a run_args.json file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seatrial.util.input_files import read_json
 
 RUN_ARGS_FILE = "run_args.json"
 _SCALARS = (bool, int, float, str)
-_OPTIONS = ("set", "out", "run_args", "json")  # options of seatrial train that are not config keys
+_OPTIONS = ("set", "out", "run_args", "json")  # options of seatrial train run that are not config keys
 _HELP = "other keys are set with --set KEY=VALUE; docs/training.md has a table of names"
 
 
@@ -35,7 +35,7 @@ def overrides_from_flags(arguments: Sequence[str]) -> list[str]:
     while remaining:
         argument = remaining.pop(0)
         if not argument.startswith("--"):
-            raise UsageError(f"unexpected argument {argument!r}: expected seatrial train CONFIG [--KEY VALUE]...")
+            raise UsageError(f"unexpected argument {argument!r}: expected seatrial train run CONFIG [--KEY VALUE]...")
         name, separator, value = argument.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         if name not in types:

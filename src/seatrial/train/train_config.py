@@ -196,7 +196,7 @@ class Checkpoint(Frozen):
 
 
 class Evaluation(_Finite):
-    """Function calling evaluation by `seatrial evaluate`, before and after training."""
+    """Function calling evaluation by `seatrial train evaluate`, before and after training."""
 
     cases: int = Field(default=200, gt=0, description="maximum number of cases per split")
     bsz: int = Field(default=16, gt=0)

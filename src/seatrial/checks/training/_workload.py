@@ -1,4 +1,4 @@
-"""Runs ``seatrial train CONFIG`` in child processes of the ranks and collects the results.
+"""Runs ``seatrial train run CONFIG`` in child processes of the ranks and collects the results.
 
 A failed training run is a measured result (metric ``exit_code``). It is an ERROR of the check only if the config is
 invalid, a library is missing or the disk is full.
@@ -37,7 +37,7 @@ class WorkloadOptions(Options):
     """Options of checks that train. ``overrides`` come after the check's own, and the last value of a key wins."""
 
     config: str = Field(default="", description="another training config: name of a shipped config, or a .yaml file")
-    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
+    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train run --set")
     limit_s: float = Field(default=LIMIT_S, gt=0, allow_inf_nan=False, description="time limit per training, seconds")
 
 

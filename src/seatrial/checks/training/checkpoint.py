@@ -46,7 +46,7 @@ class CheckpointOptions(Options):
     """Options of train.checkpoint. The last value of a key in ``overrides`` wins."""
 
     config: str = Field(default="checkpoint", description="another config: name of a shipped config, or a .yaml file")
-    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
+    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train run --set")
     rate_config: str = Field(default="checkpoint-rate", description="another config whose saves and loads are timed")
     rate_overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE for rate_config")
     limit_s: float = Field(

@@ -279,8 +279,8 @@ CHECK = Check(
             "evaluation_exit_code",
             "== 0",
             "The evaluation of the trained model failed.",
-            "The evidence has the end of its log. Run the evaluation manually: seatrial evaluate CONFIG --out DIR. Out "
-            "of memory: reduce evaluation.bsz",
+            "The evidence has the end of its log. Run the evaluation manually: "
+            "seatrial train evaluate CONFIG --out DIR. Out of memory: reduce evaluation.bsz",
             when=_results.TRAINED,
             log_evidence=True,
         ),

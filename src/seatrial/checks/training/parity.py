@@ -40,7 +40,7 @@ class ParityOptions(Options):
     """Options of train.parity. The last value of a key in ``overrides`` wins."""
 
     config: str = Field(default="parity", description="another config: name of a shipped config, or a .yaml file")
-    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
+    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train run --set")
     limit_s: float = Field(
         default=600.0, gt=0, allow_inf_nan=False, description="time limit in seconds of each of two starts"
     )

@@ -78,7 +78,7 @@ def _require_supported(config: TrainConfig) -> None:
     if effective_strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
         raise UsageError(
             f"parallel.strategy={config.parallel.strategy} needs torchrun, but WORLD_SIZE is not set: run "
-            "torchrun --standalone --nproc-per-node=N -m seatrial train CONFIG, or use --set parallel.strategy=ddp"
+            "torchrun --standalone --nproc-per-node=N -m seatrial train run CONFIG, or use --set parallel.strategy=ddp"
         )
     if config.checkpoint.asynchronous:
         raise UsageError(

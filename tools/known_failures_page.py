@@ -1,4 +1,4 @@
-"""The pages troubleshooting.md and troubleshooting/ of the site: all signatures, causes and Xids."""
+"""The pages known-failures.md and known-failures/ of the site: all signatures, causes and Xids."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ COMPONENTS: dict[str, tuple[str, str]] = {
     "containers": ("Containers: Docker, enroot, pyxis, Apptainer", "output of a job"),
     "kubernetes": ("Kubernetes", "kubectl describe, kubectl get events"),
 }
-HEAD = """# Troubleshooting
+HEAD = """# Known failures
 
 Find the cause of a line in a log. `seatrial explain PATH…` does this automatically for whole logs ([how](explain.md)).
 
 | you have | look at |
 | --- | --- |
 | a line of a log | the page of the component that wrote it, in the table below |
-| a line with a number after `Xid` | the [list of all Xids](troubleshooting/xid-catalog.md) |
-| a report of seatrial that names a cause | the [causes of bad verdicts](troubleshooting/causes.md) |
+| a line with a number after `Xid` | the [list of all Xids](known-failures/xid-catalog.md) |
+| a report of seatrial that names a cause | the [causes of bad verdicts](known-failures/causes.md) |
 
 The table of each page has an example line for each failure. Its link leads to the meaning, the first command to run,
 the fix and the action. A failure marked *consequence* follows from another one: first look for that one, in other lines
@@ -85,17 +85,17 @@ def pages() -> dict[str, str]:
     if unlisted:
         raise ValueError(f"COMPONENTS has no title for {', '.join(sorted(unlisted))}")
     return {
-        "troubleshooting.md": _index(rows),
-        **{f"troubleshooting/{name}.md": _component_page(name, rows[name]) for name in COMPONENTS},
-        "troubleshooting/xid-catalog.md": _xid_page(),
-        "troubleshooting/causes.md": _causes_page(),
+        "known-failures.md": _index(rows),
+        **{f"known-failures/{name}.md": _component_page(name, rows[name]) for name in COMPONENTS},
+        "known-failures/xid-catalog.md": _xid_page(),
+        "known-failures/causes.md": _causes_page(),
     }
 
 
 def _index(rows: Mapping[str, list[Signature]]) -> str:
     lines = [HEAD, "| component | log locations | failures |", "| --- | --- | --- |"]
     lines += [
-        f"| [{title}](troubleshooting/{name}.md) | {place} | {len(rows[name])} |"
+        f"| [{title}](known-failures/{name}.md) | {place} | {len(rows[name])} |"
         for name, (title, place) in COMPONENTS.items()
     ]
     return "\n".join([*lines, ""])
@@ -110,7 +110,7 @@ def _index_line(row: Signature) -> str:
 def _component_page(name: str, rows: list[Signature]) -> str:
     title, place = COMPONENTS[name]
     lines = [f"# {title}", "", "Find the cause of a log line, the first command to run and the fix."]
-    lines += [*_placeholders(rows), f"Log locations: {place}. [All components](../troubleshooting.md)."]
+    lines += [*_placeholders(rows), f"Log locations: {place}. [All components](../known-failures.md)."]
     lines += ["", "| line | failure |", "| --- | --- |"]
     lines += [_index_line(row) for row in rows if row.role != "advice"]
     for row in rows:
@@ -161,7 +161,7 @@ def _xid_page() -> str:
         "",
         "Look up an Xid, an error number of the NVIDIA driver in lines of the kernel log such as",
         "`NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.`",
-        "[All components](../troubleshooting.md).",
+        "[All components](../known-failures.md).",
         "",
         f"The columns of NVIDIA are from its catalog ({catalog['source']}). The columns of seatrial are advice,",
         "which a site can change ([how](../explain.md#signatures-of-your-site)).",
@@ -209,7 +209,7 @@ def _causes_page() -> str:
         "Look up a cause that a report names: its evidence, fix and first command. The report lists",
         "a cause above the failures that it explains. It fills in `{gpu}` (index), `{port}` (RDMA device, such as",
         "mlx5_0), `{node}`, `{paths}`, `{names}`, `{namespace}` and `{pod}`.",
-        "[All components](../troubleshooting.md).",
+        "[All components](../known-failures.md).",
     ]
     for cause in causes():
         evidence = [
