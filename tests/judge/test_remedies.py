@@ -27,7 +27,6 @@ def measured(gpu: str) -> Measurement:
     [
         (Reason.NO_REFERENCE, "--set 'checks.c.expect.speed=>= VALUE GB/s'"),
         (Reason.NO_REFERENCE, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
-        (Reason.NO_ABSOLUTE_REFERENCE, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
         (Reason.IMPLAUSIBLY_HIGH, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
         (Reason.INCONCLUSIVE, "seatrial run TRIAL --only c"),
         (Reason.ALGORITHM_UNKNOWN, "seatrial run TRIAL` without --only and --skip"),

@@ -223,7 +223,7 @@ def test_baseline_learned_from_a_run_does_not_accept_that_run(renamed: Trial, tm
     by_site = [verdict for verdict in itself.verdicts if verdict.basis and verdict.basis.kind is BasisKind.SITE]
     assert len(by_site) > 20
     assert {verdict.outcome for verdict in by_site} == {Outcome.UNJUDGED}
-    assert {verdict.reasons[-1] for verdict in by_site} == {Reason.BASELINE_OF_THIS_RUN}
+    assert {verdict.reasons[-1] for verdict in by_site} == {Reason.WEAK_BASELINE}
     for copy in ({"host": "other", "name": "copy"}, {"started": 1.0}):
         assert pipeline.rejudge(renamed.model_copy(update=copy), file).decision.value is DecisionValue.INCOMPLETE
 

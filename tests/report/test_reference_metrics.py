@@ -15,7 +15,7 @@ from seatrial.pipeline.rejudge import rejudge
 from seatrial.report.reference_metrics import reference_metrics, unjudged_metrics, values_by_metric
 from seatrial.util.input_files import read_text
 
-NO_REFERENCE = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
+NO_REFERENCE = {Reason.NO_REFERENCE, Reason.NO_REFERENCE}
 
 
 def unjudged(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from seatrial.checks.check import Check
 from seatrial.config.schema import CheckSettings, Config
@@ -26,6 +27,8 @@ from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
+
+_UNKNOWN_CHECK = "this version of seatrial does not have this check; not evaluated"
 
 
 @gc_paused()
@@ -59,7 +62,7 @@ def judge(
             reasons, detail = (Reason.EXCLUDED,), excluded_checks[name]
             verdicts.append(Verdict(name, CLUSTER, Outcome.SKIP, reasons=reasons, detail=detail))
         elif name not in checks:
-            verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
+            verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,), detail=_UNKNOWN_CHECK))
         else:
             check, measured = checks[name], by_check.get(name, ())
             judge_measurements = _judge_of(check, settings, config.name, references)
@@ -76,8 +79,8 @@ def judge(
             else:
                 verdicts += retry.combined_verdicts(check, measured, check_retries, judge_measurements)
     verdicts += dict.fromkeys(identity_errors([*measurements, *(retries or ())]))
-    retried_checks = (measurement.check for measurement in retries or ())
-    verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried_checks)
+    recorded_checks = chain(*(job.checks for job in jobs), by_check, (each.check for each in retries or ()))
+    verdicts += unplanned_checks(config, excluded_checks, recorded_checks)
     return tuple(with_remedies(verdicts))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, filterfalse, islice
+from itertools import filterfalse, islice
 from operator import attrgetter
 
 from seatrial.checks.check import Check
@@ -35,24 +35,30 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
 
     A check without measurements, or with an error, gets no further ERROR.
     """
-    if not measured or any(measurement.error for measurement in measured):
-        return
-    job, is_skipped = plan.job_by_check.get(check.name), all(measurement.skipped for measurement in measured)
-    incomplete = [*_misplaced_metrics(check, plan, measured)]
-    mismatches = [*_metrics_beside_skip(measured)]
+    if measured and not any(measurement.error for measurement in measured):
+        yield from (_error(check.name, problem) for problem in _problems(check, plan, measured))
+
+
+def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
+    job, skipped = plan.job_by_check.get(check.name), [measurement for measurement in measured if measurement.skipped]
+    yield from _misplaced_metrics(check, plan, measured)
     if job:
-        incomplete += [*_rank_errors(job, measured), *_partly_skipped(measured)]
-        incomplete += [*_subject_errors(job, plan, measured), *_world_size_errors(check, job, measured)]
-        mismatches += plan.problems(job)
-        if job.placement != _PLACEMENTS[check.scope]:
-            mismatches.append(f"in job {job.name} with placement {job.placement}, expected {_PLACEMENTS[check.scope]}")
-    elif not is_skipped:
-        incomplete.append("measured, but no job of the plan contains the check")
-    if is_skipped and not plan.allows_skip(check):
-        mismatches.append(f"skipped, although the plan can run it: {measured[0].skipped}")
-    for reason, problems in ((Reason.INCOMPLETE_COVERAGE, incomplete), (Reason.PLAN_MISMATCH, mismatches)):
-        for problem in problems:
-            yield _error(check.name, reason, problem)
+        yield from _rank_errors(job, measured)
+        yield from _subject_errors(job, plan, measured)
+        yield from _world_size_errors(check, job, measured)
+        yield from plan.problems(job)
+        if job.placement != (expected := _PLACEMENTS[check.scope]):
+            yield f"in job {job.name} with placement {job.placement}, expected {expected}"
+        if skipped and len(skipped) < len(measured):  # the nodes and GPUs of a job should be identical
+            subjects = and_more([measurement.subject for measurement in skipped], _MAX_NAMED)
+            count = len(measured) - len(skipped)
+            yield f"measured on {count} of {len(measured)} subjects; skipped on {subjects}: {skipped[0].skipped}"
+    elif len(skipped) < len(measured):
+        yield "measured, but no job of the plan contains the check"
+    if len(skipped) == len(measured) and not plan.allows_skip(check):
+        yield f"skipped, although the plan can run it: {skipped[0].skipped}"
+    if ignored := next((each for each in skipped if each.metrics), None):
+        yield f"{ignored.subject} has {len(ignored.metrics)} metrics, but was skipped: {ignored.skipped}"
 
 
 def retry_errors(check: str, first: Sequence[Measurement], retries: Sequence[Measurement]) -> Iterator[Verdict]:
@@ -62,7 +68,7 @@ def retry_errors(check: str, first: Sequence[Measurement], retries: Sequence[Mea
     if new_subjects:
         names = and_more(sorted(new_subjects), _MAX_NAMED)
         detail = f"retried on {names}, which the first measurement did not measure"
-        yield _error(check, Reason.PLAN_MISMATCH, detail)
+        yield _error(check, detail)
 
 
 def identity_errors(measurements: Iterable[Measurement]) -> Iterator[Verdict]:
@@ -79,34 +85,20 @@ def identity_errors(measurements: Iterable[Measurement]) -> Iterator[Verdict]:
         first_uuid, first_check = uuids.setdefault(subject, (uuid, check))
         if first_uuid != uuid:
             detail = f"{subject} is GPU {uuid}, but in {first_check} it was {first_uuid}: measure both checks again"
-            yield _error(check, Reason.PLAN_MISMATCH, detail)
+            yield _error(check, detail)
         if (other := subjects.setdefault(uuid, subject)) != subject:
-            yield _error(check, Reason.PLAN_MISMATCH, f"{subject} and {other} are one GPU, {uuid}")
+            yield _error(check, f"{subject} and {other} are one GPU, {uuid}")
 
 
 def unplanned_checks(
-    config: Config,
-    excluded_checks: Mapping[str, str],
-    jobs: Iterable[Job],
-    measured_checks: Iterable[str],
-    retried_checks: Iterable[str],
+    config: Config, excluded_checks: Mapping[str, str], recorded_checks: Iterable[str]
 ) -> Iterator[Verdict]:
     """An ERROR for each check that was planned or measured, although it is not in the configuration or was excluded."""
-    recorded: dict[str, list[str]] = {}
-    for part, names in (
-        ("jobs", chain.from_iterable(job.checks for job in jobs)),
-        ("measurements", measured_checks),
-        ("retries", retried_checks),
-    ):
-        for name in dict.fromkeys(names):
-            recorded.setdefault(name, []).append(part)
-    for name, parts in recorded.items():
+    for name in dict.fromkeys(recorded_checks):
         if name not in config.checks:
-            detail = f"in the {' and '.join(parts)} of the record, but not in config.checks"
-            yield _error(name, Reason.PLAN_MISMATCH, f"{detail}; add it there, or measure again: seatrial run")
+            yield _error(name, "in the record, but not in config.checks; add it there, or measure again: seatrial run")
         elif name in excluded_checks:
-            detail = f"excluded by {excluded_checks[name]}, but in the {' and '.join(parts)} of the record"
-            yield _error(name, Reason.PLAN_MISMATCH, detail)
+            yield _error(name, f"excluded by {excluded_checks[name]}, but planned or measured in the record")
 
 
 def unevaluated_thresholds(
@@ -128,8 +120,8 @@ def unevaluated_thresholds(
         )
 
 
-def _error(check: str, reason: Reason, detail: str) -> Verdict:
-    return Verdict(check, CLUSTER, Outcome.ERROR, reasons=(reason,), detail=detail)
+def _error(check: str, detail: str) -> Verdict:
+    return Verdict(check, CLUSTER, Outcome.ERROR, reasons=(Reason.PLAN_MISMATCH,), detail=detail)
 
 
 def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
@@ -142,35 +134,15 @@ def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
         others = f" and {missing - len(ranks)} more" if missing > len(ranks) else ""
         yield f"no measurement of {missing} of {job.process_count} ranks: {', '.join(ranks)}{others}"
         return
-    if len(measured) > job.process_count:
-        yield f"{len(measured)} measurements of {job.process_count} ranks: expected one of each rank"
-        return
-    subjects = list(subject_by_rank.values())
-    ranks_by_node = Counter(subject.partition("/")[0] for subject in subjects)
-    if len(ranks_by_node) != job.nodes:
-        yield f"expected {job.nodes} nodes, measured {len(ranks_by_node)}: {', '.join(sorted(ranks_by_node))}"
-        return
-    if len(set(subjects)) < len(subjects):
-        duplicates = [subject for subject, count in Counter(subjects).items() if count > 1]
-        names = and_more(duplicates, _MAX_NAMED)
-        yield f"expected {job.process_count} different subjects, but several ranks used {names}"
-    elif uneven := [node for node, count in ranks_by_node.items() if count != job.ranks_per_node]:
-        yield f"expected {job.ranks_per_node} processes on each node, but not on {and_more(uneven, _MAX_NAMED)}"
-
-
-def _partly_skipped(measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if only some subjects skipped the check: the nodes and GPUs of a job should be identical."""
-    skipped = [measurement for measurement in measured if measurement.skipped]
-    if skipped and len(skipped) < len(measured):
-        subjects = and_more([measurement.subject for measurement in skipped], _MAX_NAMED)
-        count = len(measured) - len(skipped)
-        yield f"measured on {count} of {len(measured)} subjects; skipped on {subjects}: {skipped[0].skipped}"
-
-
-def _metrics_beside_skip(measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if a skipped measurement has metrics: they would not be evaluated."""
-    if with_metrics := next((item for item in measured if item.skipped and item.metrics), None):
-        yield f"{with_metrics.subject} has {len(with_metrics.metrics)} metrics, but was skipped: {with_metrics.skipped}"
+    counts = Counter(measurement.subject for measurement in measured)
+    nodes = Counter(subject.partition("/")[0] for subject in counts)
+    if {*counts.values()} != {1} or len(nodes) != job.nodes or {*nodes.values()} != {job.ranks_per_node}:
+        several = [f"{subject} ({count} times)" for subject, count in counts.items() if count > 1]
+        text = and_more(several or [f"{count} on {node}" for node, count in sorted(nodes.items())], _MAX_NAMED)
+        yield (
+            f"expected {job.ranks_per_node} ranks on each of {job.nodes} nodes, each on a subject of its own; "
+            f"measured {text}"
+        )
 
 
 def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:

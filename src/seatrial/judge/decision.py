@@ -134,7 +134,7 @@ def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[s
     return [
         verdict.message
         for verdict in verdicts
-        if verdict.outcome is outcome and verdict.basis and Reason.ABOVE_PHYSICAL_LIMIT not in verdict.reasons
+        if verdict.outcome is outcome and verdict.basis and Reason.MEASUREMENT_ERROR not in verdict.reasons
     ]
 
 

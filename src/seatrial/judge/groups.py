@@ -132,7 +132,8 @@ class MeasurementGroup:
         for name in names:
             if name not in self._disagreements:
                 self._disagreements[name] = _disagreement(name, self._measurements)
-        return "; ".join(filter(None, map(self._disagreements.__getitem__, names)))
+        differing = "; ".join(filter(None, map(self._disagreements.__getitem__, names)))
+        return differing and f"ranks report different values of {differing}"
 
     def missing_subjects(self, metric: str) -> str:
         """The required subjects without a value of ``metric``, as text; empty if there are none."""

@@ -59,7 +59,7 @@ _FAIL, _ERROR, _UNJUDGED = Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED
 _PASS, _SKIP, _WARN = Outcome.PASS, Outcome.SKIP, Outcome.WARN  # looked up once, since enum member access is slow
 _RANK = {outcome: rank for rank, outcome in enumerate(WORST_FIRST)}
 _DECIDED = (_FAIL, _ERROR, _PASS)  # a later limit with the same outcome changes nothing
-_TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.ABOVE_PHYSICAL_LIMIT})
+_TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.MEASUREMENT_ERROR})
 _NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units; rates are not negative either, see metric.signed
 _MAX_FACT_CHARS = 600  # a longer fact is truncated in the evidence; the record has the whole fact
 Comparison = Callable[[Metric], Verdict]
@@ -214,10 +214,10 @@ class _Limits:
         if value > self._highest and self._bound:
             return above_physical_limit(self._of.check, metric, self._bound)
         if value < 0 and (self._never_negative or (threshold and not signed and threshold.is_met_by(value))):
-            return self._make(metric, _ERROR, Reason.NEGATIVE_VALUE)
+            return self._make(metric, _ERROR, Reason.MEASUREMENT_ERROR, detail="the value cannot be negative")
         if (abs(value) if signed else value) not in self._plausible:
-            detail = f"{self._plausible} {metric.unit}".rstrip()
-            return self._make(metric, _ERROR, Reason.OUTSIDE_PLAUSIBLE_RANGE, detail=detail)
+            detail = f"expected {self._plausible} {metric.unit}".rstrip()
+            return self._make(metric, _ERROR, Reason.MEASUREMENT_ERROR, detail=detail)
         return None
 
     def _hardware_bound(self) -> Bound | None:
@@ -453,7 +453,7 @@ class _Limits:
             ratio = value / reference.value
             below_peers = (Reason.BELOW_PEERS,) if peers.is_low_outlier(value) else ()
             if reference.kind is BasisKind.PEERS and (ratio >= fail_below or not below_peers):
-                reasons = (*below_peers, Reason.NO_ABSOLUTE_REFERENCE)
+                reasons = (*below_peers, Reason.NO_REFERENCE)
                 return self._make(metric, _UNJUDGED, *reasons, basis=basis, ratio=ratio, detail=reference.source)
             if ratio > highest:
                 return self._make(metric, _UNJUDGED, Reason.IMPLAUSIBLY_HIGH, basis=basis, ratio=ratio)
@@ -485,11 +485,15 @@ class _Limits:
             if len(verdicts) > 1:
                 return verdict
             if includes_run and verdict.outcome in (_PASS, _WARN):
-                reasons = (*verdict.reasons, Reason.BASELINE_OF_THIS_RUN)
-                return replace(verdict, outcome=_UNJUDGED, reasons=reasons, fix=_LEARN_FROM_OTHERS)
+                reasons, detail = (
+                    (*verdict.reasons, Reason.WEAK_BASELINE),
+                    "the only reference value was learned from this run",
+                )
+                return replace(verdict, outcome=_UNJUDGED, reasons=reasons, detail=detail, fix=_LEARN_FROM_OTHERS)
             if applied[0].runs < MIN_BASELINE_RUNS and verdict.outcome is _PASS:
-                reasons = (Reason.BASELINE_OF_FEW_RUNS,)
-                return replace(verdict, outcome=_WARN, reasons=reasons, detail=few, fix=_LEARN_FROM_OTHERS)
+                return replace(
+                    verdict, outcome=_WARN, reasons=(Reason.WEAK_BASELINE,), detail=few, fix=_LEARN_FROM_OTHERS
+                )
             return verdict
 
         return compare
@@ -515,7 +519,8 @@ class _Limits:
         outcome: Outcome = Outcome.FAIL,
     ) -> Verdict:
         """The verdict on a value beyond a limit: UNJUDGED if its samples are not conclusive."""
-        outcome, reasons, interval = violation(metric, limit, is_met_by, outcome)
+        outcome, interval = violation(metric, limit, is_met_by, outcome)
+        reasons = (Reason.THRESHOLD_VIOLATED, Reason.INCONCLUSIVE) if interval else (Reason.THRESHOLD_VIOLATED,)
         return self._make(metric, outcome, *reasons, basis=basis, ratio=ratio, interval=interval)
 
     def _make(
@@ -578,8 +583,8 @@ def above_physical_limit(check: str, metric: Metric, bound: Bound) -> Verdict:
         subject=metric.subject,
         outcome=_ERROR,
         metric=metric.name,
-        reasons=(Reason.ABOVE_PHYSICAL_LIMIT,),
-        detail=bound.derivation,
+        reasons=(Reason.MEASUREMENT_ERROR,),
+        detail=f"above the physical limit: {bound.derivation}",
         value=metric.value,
         unit=metric.unit,
         basis=Basis(BasisKind.PHYSICAL_LIMIT, "the hardware", bound.value, bound.unit, "<="),

@@ -24,7 +24,6 @@ _FIXES: Mapping[Reason, str] = {
     Reason.ALGORITHM_UNKNOWN: "`seatrial run TRIAL` without --only and --skip: other checks read the rate of the ports "
     "and NCCL's algorithm at each size",
     Reason.NO_REFERENCE: _NO_REFERENCE,
-    Reason.NO_ABSOLUTE_REFERENCE: _NO_REFERENCE,
 }
 
 
@@ -44,8 +43,7 @@ def unknown_gpus(measurements: Iterable[Measurement], verdicts: Sequence[Verdict
     checks = {
         verdict.check
         for verdict in verdicts
-        if verdict.outcome is Outcome.UNJUDGED
-        and (Reason.NO_REFERENCE in verdict.reasons or Reason.NO_ABSOLUTE_REFERENCE in verdict.reasons)
+        if verdict.outcome is Outcome.UNJUDGED and Reason.NO_REFERENCE in verdict.reasons
     }
     models = {
         model

@@ -87,7 +87,7 @@ def combined_verdicts(
     failed = {key: each for retry in (third, second) for key, each in retry.verdicts.items() if each.outcome is _FAIL}
     for key, verdict in failed.items():
         if key not in bad_first and not is_performance[verdict.metric]:
-            yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
+            yield replace(verdict, evidence=f"only in the retry: {verdict.evidence}")
 
 
 class PerformanceMetrics(dict[str, bool]):
@@ -141,9 +141,8 @@ def _not_retried(verdict: Verdict, problem: str) -> Verdict:
     """The verdict with the reason why there is no retry of it; a verdict that is not bad is returned unchanged."""
     if not is_bad(verdict):
         return verdict
-    reason = Reason.RETRY_FAILED if problem else Reason.NOT_RETRIED
     evidence = f"{verdict.evidence}; retry: {problem}" if problem else verdict.evidence
-    return replace(verdict, reasons=(*verdict.reasons, reason), evidence=evidence)
+    return replace(verdict, reasons=(*verdict.reasons, Reason.NOT_RETRIED), evidence=evidence)
 
 
 def _combined(
@@ -180,7 +179,7 @@ def _combined(
     same_rank = retry.verdicts.get((key[0], retry.same_rank_subjects.get(key[1], ""), key[2]))
     if bad is first and same_rank and is_bad(same_rank):
         # the fault follows the rank to another device: a fault of the host (cores, memory, settings)
-        return combined(first, _FAIL, Reason.REPRODUCED_ON_OTHER_DEVICE, same_rank)
+        return combined(first, _FAIL, Reason.REPRODUCED, same_rank)
     if good.outcome is _UNJUDGED:
         return combined(bad, _UNJUDGED, Reason.NOT_REPRODUCED)
     if good.outcome not in _GOOD and Reason.NO_THRESHOLD not in good.reasons:
@@ -189,7 +188,7 @@ def _combined(
         return combined(bad, _UNJUDGED, Reason.NO_THIRD_MEASUREMENT)
     if is_bad(third):
         return combined(bad, _FAIL, Reason.REPRODUCED)
-    return combined(bad, Outcome.WARN, Reason.NOT_REPRODUCED if bad is first else Reason.FAILED_IN_RETRY_ONLY)
+    return combined(bad, Outcome.WARN, Reason.NOT_REPRODUCED)
 
 
 def _pooled_verdict(
@@ -241,7 +240,7 @@ def _moved_faults(
             bad,
             subject=key[1],
             outcome=_FAIL,
-            reasons=(*bad.reasons, Reason.MOVED),
+            reasons=(*bad.reasons, Reason.REPRODUCED),
             evidence=f"{bad.evidence}; {second.label}: {elsewhere.evidence}",
             retry=Retry(bad.value, elsewhere.value, elsewhere.subject),
         )

@@ -39,7 +39,8 @@ from seatrial.model import (
 from seatrial.model.rule import OPPOSITE, Limit
 
 # Reasons of verdicts for which there is no absolute reference value
-_WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE, Reason.NO_THRESHOLD})
+_NO_RULE = "measured, but no rule evaluates it"
+_WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_THRESHOLD})
 
 
 def judge_check(
@@ -100,7 +101,7 @@ def judge_check(
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
     if expect:  # where a metric is missing, a rule and a threshold on it give the same verdict
         verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _is_only_missing_reference(verdict, expect)]
-    return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,))]
+    return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,), detail=_NO_RULE)]
 
 
 def _at_measured_size(rule: Rule, instead: Mapping[str, str]) -> Rule:
@@ -241,7 +242,7 @@ class _RuleEvaluation:
         """
         when, facts = self._rule.when.facts, group.facts
         if group.has_several_ranks and (disagreement := group.rank_disagreement(self._shared_facts)):
-            self._add_verdict(group.subject, Outcome.ERROR, Reason.RANKS_DISAGREE, disagreement)
+            self._add_verdict(group.subject, Outcome.ERROR, Reason.FACT_INVALID, disagreement)
             return True
         if invalid := self._invalid_fact(group):
             self.verdicts.append(_invalid_fact_error(self._check.name, group.subject, self._rule.metric, invalid))
@@ -258,9 +259,9 @@ class _RuleEvaluation:
         """Add ``outcome``; an ERROR if the rule applies to an equal GPU."""
         if peer := self._applicable_peer(group):
             detail = f"{reason}, but the rule applies to {peer}"
-            self._add_verdict(subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
+            self._add_verdict(subject, Outcome.ERROR, Reason.FACT_INVALID, detail)
         else:
-            code = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_UNREADABLE
+            code = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_INVALID
             self._add_verdict(subject, outcome, code, reason)
 
     def _applicable_peer(self, group: MeasurementGroup) -> str:

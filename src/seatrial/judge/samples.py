@@ -32,24 +32,22 @@ _HEALTHY_RUN = f"a healthy run has at most {MAX_SLOW_SHARE:.0%} of its windows b
 
 def violation(
     metric: Metric, threshold: float, is_met_by: Callable[[float], bool], outcome_if_violated: Outcome = Outcome.FAIL
-) -> tuple[Outcome, tuple[Reason, ...], tuple[float, float] | None]:
-    """Outcome, reasons and interval of a metric whose value violates ``threshold``.
+) -> tuple[Outcome, tuple[float, float] | None]:
+    """The outcome of a metric whose value violates ``threshold``; if UNJUDGED, the interval that reaches it.
 
     The outcome is ``outcome_if_violated`` if the whole interval violates the threshold, if significantly many samples
     violate it clearly (see MAX_BEYOND_SHARE), or if ``outcome_if_violated`` is WARN. Otherwise it is UNJUDGED.
     """
-    if not any(map(is_met_by, metric.samples)):
-        return outcome_if_violated, (Reason.THRESHOLD_VIOLATED,), None
-    interval, interval_reason = _interval(metric)
+    if outcome_if_violated is Outcome.WARN or not any(map(is_met_by, metric.samples)):
+        return outcome_if_violated, None
+    interval = _interval(metric)
     if interval is None or not any(map(is_met_by, interval)):
-        return outcome_if_violated, (Reason.THRESHOLD_VIOLATED,), None
-    if outcome_if_violated is Outcome.WARN:
-        return Outcome.WARN, (Reason.THRESHOLD_VIOLATED, interval_reason), interval
+        return outcome_if_violated, None
     margin = CLEAR_MARGIN * abs(threshold)
     beyond = sum(not is_met_by(sample - margin) and not is_met_by(sample + margin) for sample in metric.samples)
     if binomial_tail(beyond, len(metric.samples), MAX_BEYOND_SHARE) < SIGNIFICANCE:
-        return outcome_if_violated, (Reason.THRESHOLD_VIOLATED, Reason.MANY_SAMPLES_BEYOND), interval
-    return Outcome.UNJUDGED, (Reason.THRESHOLD_VIOLATED, interval_reason, Reason.INCONCLUSIVE), interval
+        return outcome_if_violated, None
+    return Outcome.UNJUDGED, interval
 
 
 def slow_windows(check: str, metric: Metric) -> Verdict | None:
@@ -110,15 +108,13 @@ def _speed(sample: float, middle: float, is_time: bool) -> float:
     return sample / middle
 
 
-def _interval(metric: Metric) -> tuple[tuple[float, float] | None, Reason]:
-    """The 95 % confidence interval of the median, or with too few samples their range; and the reason to report.
+def _interval(metric: Metric) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the median, or with too few samples their range.
 
     None if the value is outside the range of the samples: then they are samples of another quantity. Slow operations
     have few samples; without the range as interval, each of their values beyond the threshold would FAIL.
     """
     samples = metric.samples
     if len(samples) < 2 or not min(samples) <= metric.value <= max(samples):
-        return None, Reason.WITHIN_SAMPLE_RANGE
-    if interval := median_interval(samples):
-        return interval, Reason.WITHIN_CONFIDENCE_INTERVAL
-    return (min(samples), max(samples)), Reason.WITHIN_SAMPLE_RANGE
+        return None
+    return median_interval(samples) or (min(samples), max(samples))

@@ -23,8 +23,7 @@ from seatrial.model.benchmark import BenchmarkBound
 from seatrial.pipeline.benchmark_hardware import FABRICS, known_models
 
 NODE = "node"  # the node's name in verdicts, since most tools do not print it
-_TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.ABOVE_PHYSICAL_LIMIT})
-_NO_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE})
+_TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.MEASUREMENT_ERROR})
 _LINK_FACTS: Mapping[links.FactRole, str] = {
     "transports": "transports",
     "stated_ports": "stated_ports",
@@ -123,7 +122,7 @@ class BenchmarkRun:
             step = f"{_PORTS_STEP}, and {_ALGORITHM_STEP}" if needs_ports else _ALGORITHM_STEP
         elif reasons & _TOO_HIGH:
             step = "check the options on the hardware, and run the benchmark again"
-        elif verdict.outcome is Outcome.UNJUDGED and reasons & _NO_REFERENCE:
+        elif verdict.outcome is Outcome.UNJUDGED and Reason.NO_REFERENCE in reasons:
             step = self._model_step or self._network_step or self._size_step(sizes, needs_ports)
         else:
             return verdict
