@@ -6,6 +6,7 @@ Thousands of ranks report counters. So only problems become verdicts; an insight
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import AfterValidator, JsonValue, StrictInt, ValidationError
@@ -56,13 +57,26 @@ class _Counters(Frozen):
     permission_denied: dict[str, tuple[str, ...]] = {}  # reason → counters
     not_supported: dict[str, tuple[str, ...]] = {}
 
+    @cached_property
+    def are_healthy(self) -> bool:
+        """Whether counters were read, none increased and none was unreadable."""
+        return self.counters_read > 0 and not (self.increased or self.xids or self.unreadable or self.permission_denied)
 
-def _read(fact: JsonValue) -> _Counters | None:
-    """The counters in a fact; None if it is malformed."""
-    try:
-        return _Counters.model_validate(fact)
-    except ValidationError:
-        return None
+
+def _read(measurements: Iterable[Measurement]) -> Iterator[tuple[Measurement, JsonValue, _Counters | None]]:
+    """Each measurement with its fact; None for the counters of a missing or malformed fact.
+
+    Thousands of GPUs have few different facts: equal ones are read once.
+    """
+    read: dict[str, _Counters | None] = {}
+    for measurement in measurements:
+        fact = measurement.facts.get(ERROR_COUNTERS)
+        if (text := repr(fact)) not in read:
+            try:
+                read[text] = _Counters.model_validate(fact)
+            except ValidationError:
+                read[text] = None
+        yield measurement, fact, read[text]
 
 
 def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]:
@@ -72,18 +86,19 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
     """
     has_error = any(measurement.error for measurement in measured)
     unavailable: dict[str, dict[str, None]] = {}  # reason → counters
-    for measurement in measured:
+    for measurement, fact, counters in _read(measured):
         subject, problem = measurement.subject, ""
-        if (fact := measurement.facts.get(ERROR_COUNTERS)) is None:
-            is_needed = check.reads_error_counters and "/gpu" in subject and not measurement.skipped
-            problem = f"{_NO_COUNTERS}: run the trial again" if is_needed and not has_error else ""
-        elif counters := _read(fact):
+        if counters:
+            if counters.are_healthy:
+                continue
             yield from _increases(check.name, measurement, counters)
             problem = "" if has_error else _unreadable(counters)
             for reason, names in [] if has_error else _unavailable(counters):
                 unavailable.setdefault(reason, {}).update(dict.fromkeys(names))
-        else:
+        elif fact is not None:
             problem = f"malformed fact {ERROR_COUNTERS}: {fact!s:.200}"
+        elif check.reads_error_counters and "/gpu" in subject and not measurement.skipped and not has_error:
+            problem = f"{_NO_COUNTERS}: run the trial again"
         if problem:
             yield Verdict(check.name, subject, Outcome.ERROR, reasons=(Reason.ERROR_COUNTERS,), detail=problem)
     for reason, named in unavailable.items():
@@ -149,9 +164,8 @@ def _increases(check: str, measurement: Measurement, counters: _Counters) -> Ite
 def insights(measurements: Iterable[Measurement]) -> Iterator[Insight]:
     """For each check with error counters: the number of counters and GPUs, and the counters that increased."""
     by_check: dict[str, list[tuple[str, _Counters]]] = {}  # → subject and counters of each GPU
-    for measurement in measurements:
-        fact = measurement.facts.get(ERROR_COUNTERS)
-        if fact is not None and (counters := _read(fact)):
+    for measurement, _, counters in _read(measurements):
+        if counters:
             by_check.setdefault(measurement.check, []).append((measurement.subject, counters))
     for check, of_gpus in by_check.items():
         yield Insight(check=check, title="Error counters", text=_summary(of_gpus))

@@ -136,7 +136,7 @@ class RuleLimits:
         if self._peer_groups:
             peers = self._peer_groups.peer_group(group.model, metric.subject)
             if self._by_peers:
-                node_peers = self._peer_groups.node_peer_group(group.model, metric.subject)
+                node_peers = self._peer_groups.peer_group(group.model, metric.subject, of_node=True)
         key = shape, peers.node, node_peers.node, metric.unit
         if (limits := self._shared.get(key)) is None:
             limits = self._shared[key] = _Limits(self, group.facts, metric.unit, peers, node_peers)
@@ -171,10 +171,9 @@ class _Limits:
         self._never_negative = "/s" in unit or unit in _NEVER_NEGATIVE
         self._bases: list[Basis] = []  # of all limits that apply to every value
         self._first, *self._more = self._absolute_limits()
-        share = self._rule.share(PEERS)
-        self._among_peers = [
-            self._peers_basis(each, share) for each in (node_peers, peers) if share and each.gives_reference
-        ]
+        share = self._rule.share(PEERS) or 0.0
+        among = [each for each in (node_peers, peers) if share and each.gives_reference]
+        self._among_peers = [(share * each.median, self._peers_basis(each, share)) for each in among]
 
     def verdict(self, metric: Metric, single_limit: float | None) -> Verdict:
         """The worst verdict of all limits; an ERROR if the value cannot be true."""
@@ -184,8 +183,10 @@ class _Limits:
         for compare in self._more:
             decided = _worse(decided, compare(metric))
         if decided.outcome is not _FAIL and decided.outcome is not _ERROR:
-            low = (self._by_share(metric, basis) for basis in self._among_peers)
-            worse = next((verdict for verdict in low if verdict.outcome is not _PASS), None)
+            worse = None
+            for limit, basis in self._among_peers:
+                if metric.value < limit and worse is None:
+                    worse = self._by_share(metric, basis)
             # the limits of windows come from GPU nodes
             if worse is None and metric.samples and not self._of.references.cpu_only:
                 on_average = self._slow_on_average(metric) if decided.outcome in (_PASS, _WARN) else None
@@ -319,13 +320,13 @@ class _Limits:
 
     def _by_share(self, metric: Metric, basis: Basis) -> Verdict:
         """Comparison with the shares of an expected value below which ``basis`` fails and warns."""
-        expected, share = basis.expected or 0.0, basis.fail_below or 0.0
-        ratio = metric.value / expected
+        expected, share, value, unit = basis.expected or 0.0, basis.fail_below or 0.0, metric.value, metric.unit
+        ratio = value / expected
         if ratio < share:
             return self._violated(metric, share * expected, (share * expected).__le__, basis, ratio)
         if ratio < (basis.warn_below or 0.0):
             return self._make(metric, _WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
-        return self._make(metric, _PASS, basis=basis, ratio=ratio)
+        return Verdict(self._of.check, metric.subject, _PASS, metric.name, (), "", value, unit, basis, ratio)
 
     def _gemm_share(self) -> Comparison | None:
         """Comparison of a training with the GEMM rate that this run measured on the same GPU, or on all GPUs.

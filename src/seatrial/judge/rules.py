@@ -14,11 +14,11 @@ from seatrial.hardware.references import NO_REFERENCES, References
 from seatrial.judge.groups import (
     SHAPE_FACTS,
     MeasurementGroup,
+    PeerGroups,
     fact_text,
     gpu_model,
     invalid_common_facts,
     measurement_groups,
-    peer_groups,
 )
 from seatrial.judge.limits import RuleLimits
 from seatrial.judge.plausibility import metric_shape, reference_key, weakened_rule
@@ -81,7 +81,7 @@ def judge_check(
     all_rules = [*check_rules, *_trial_rules(declared_rules, expect, trial)]
     names = {rule.metric for rule in all_rules} | {rule.single.single_metric for rule in all_rules if rule.single}
     groups = measurement_groups(check, [each for each in measurements if not each.skipped], names)
-    peers = peer_groups([rule.metric for rule in all_rules if rule.reference or not rule.threshold], groups)
+    peers = {rule.metric: PeerGroups(rule.metric, groups) for rule in all_rules if rule.reference or not rule.threshold}
     evaluations = []
     for rule in all_rules:
         rule_trial = "" if rule in check_rules else trial
