@@ -9,13 +9,13 @@ import pytest
 from seatrial.checks.check import Check, Needs, SkipIf
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge.coverage import (
+    RecordedPlan,
     coverage_errors,
     identity_errors,
     retry_errors,
     unevaluated_thresholds,
     unplanned_checks,
 )
-from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.model import (
     CLUSTER,
     GPUS_USED,
@@ -143,8 +143,8 @@ def test_two_ranks_on_the_same_gpu_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("settings", "planned", "key"),
     [
-        (config(nodes=4), "2 nodes", "cluster.nodes is 4"),
-        (config(gpus_per_node=8), "None GPUs", "cluster.gpus_per_node is 8"),
+        (config(nodes=4), "expected_nodes 2", "expected 4"),
+        (config(gpus_per_node=8), "expected_gpus None", "expected 8 by cluster.gpus_per_node"),
     ],
 )
 def test_configuration_changed_after_the_plan_is_an_error(settings: Config, planned: str, key: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.checks.check import Needs, SkipIf
 from seatrial.config.schema import Config
-from seatrial.judge.recorded_plan import RecordedPlan
+from seatrial.judge.coverage import RecordedPlan
 from seatrial.model import GPUS_USED, Measurement
 from tests.judge.test_coverage import check, config, errors, gpu_job, job, on, on_gpus
 
@@ -14,10 +14,9 @@ from tests.judge.test_coverage import check, config, errors, gpu_job, job, on, o
 def test_fewer_ranks_than_expected_gpus_are_an_error() -> None:
     halved = (gpu_job(ranks_per_node=1),)
     (error,) = errors(*on_gpus(2, 1), jobs=halved)
-    assert "1 ranks per node" in error
-    assert "2 GPUs" in error
+    assert "ranks_per_node 1, expected 2" in error
     (error, _) = errors(*on_gpus(2, 1), jobs=halved, settings=config(gpus_per_node=8))
-    assert "cluster.gpus_per_node is 8" in error
+    assert "expected 8 by cluster.gpus_per_node" in error
     assert errors(*on_gpus(), jobs=(gpu_job(),), settings=config(gpus_per_node=2)) == []
 
 
@@ -38,9 +37,9 @@ def test_fewer_ranks_than_gpus_in_the_inventory_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "text"),
     [
-        ("ranks", {"nodes": 1, "ranks_per_node": 4}, "job ranks has 1 nodes, expected 2"),
-        ("nodes", {"ranks_per_node": 2, "nodes": 2}, "job nodes has 2 processes per node, expected 1"),
-        ("control", {"nodes": 2}, "job control has 2 nodes, expected 1"),
+        ("ranks", {"nodes": 1, "ranks_per_node": 4}, "job ranks has nodes 1, expected 2"),
+        ("nodes", {"ranks_per_node": 2, "nodes": 2}, "job nodes has ranks_per_node 2, expected 1"),
+        ("control", {"nodes": 2}, "job control has nodes 2, expected 1"),
     ],
 )
 def test_job_of_another_size_than_the_plan_is_an_error(name: str, changes: dict[str, int], text: str) -> None:
@@ -62,7 +61,7 @@ def test_device_of_a_job_is_compared_with_its_subjects() -> None:
     (error,) = errors(*on_gpus(), jobs=(job(),))
     assert "n1/gpu1" in error
     (error, _) = errors(*on_gpus(), jobs=(job().model_copy(update={"expected_gpus": 2}),))
-    assert "ran on cpu, but 2 GPUs per node are expected" in error
+    assert "device cpu, expected cuda" in error
 
 
 def test_skip_that_the_plan_contradicts_is_an_error() -> None:
@@ -78,10 +77,10 @@ def test_skip_that_the_plan_contradicts_is_an_error() -> None:
 def test_a_plan_for_fewer_nodes_needs_min_nodes() -> None:
     three = job("ranks", 3, 2)
     (error,) = RecordedPlan(config(launcher="slurm", nodes=4), (three,), {}).problems(three)
-    assert "planned for 3 nodes, but cluster.nodes is 4" in error
+    assert "expected_nodes 3, expected 4" in error
     assert RecordedPlan(config(launcher="slurm", nodes=4, min_nodes=3), (three,), {}).problems(three) == []
     (error,) = RecordedPlan(config(launcher="slurm", nodes=5, min_nodes=4), (three,), {}).problems(three)
-    assert "cluster.min_nodes 4" in error
+    assert "expected_nodes 3, expected 4" in error
 
 
 def test_after_the_loss_of_a_node_checks_may_run_on_the_others() -> None:

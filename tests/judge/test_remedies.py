@@ -46,6 +46,11 @@ def test_other_outcomes_keep_the_fix_of_the_rule(outcome: Outcome) -> None:
     assert list(with_remedies([verdict])) == [verdict]
 
 
+def test_an_error_of_a_fact_names_the_check_to_run_again() -> None:
+    (error,) = with_remedies([replace(UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.FACT_INVALID,), fix="")])
+    assert "seatrial run TRIAL --only c" in error.fix
+
+
 def test_judged_record_of_an_unknown_gpu() -> None:
     config, measurement = Config(name="t", checks={"c": CheckSettings()}), measured("NVIDIA X999")
     verdicts = judge(config, [], [measurement], {"c": check(SPEED)}, {})

@@ -15,6 +15,7 @@ from seatrial.hardware.references import References, select_references
 from seatrial.judge import error_counters, retry
 from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
 from seatrial.judge.coverage import (
+    RecordedPlan,
     coverage_errors,
     identity_errors,
     retry_errors,
@@ -22,7 +23,6 @@ from seatrial.judge.coverage import (
     unplanned_checks,
 )
 from seatrial.judge.limits import values_above_peak
-from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
@@ -111,6 +111,19 @@ def checks_to_retry(
             others = f", and {len(bad_verdicts) - 1} more" if len(bad_verdicts) > 1 else ""
             summary_by_check[name] = bad_verdicts[0].summary + others
     return summary_by_check
+
+
+def search_verdicts(searches: Sequence[Measurement], checks: Mapping[str, Check]) -> tuple[Verdict, ...]:
+    """A FAIL for each slow node that a search confirms by repeated measurements; this needs no reference value.
+
+    A search that finds nothing gives no verdict, since it is not a check of the trial.
+    """
+    verdicts: list[Verdict] = []
+    for name in dict.fromkeys(measurement.check for measurement in searches):
+        if name in checks:
+            measured = [measurement for measurement in searches if measurement.check == name]
+            verdicts += judge_check(checks[name], measured, expect={}, trial="")
+    return tuple(verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL)
 
 
 def _references(

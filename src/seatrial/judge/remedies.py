@@ -1,4 +1,4 @@
-"""The next step for UNJUDGED verdicts, by their reason."""
+"""The next step for UNJUDGED verdicts, and for ERRORs without one, by their reason."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _BASELINE = (
 _THRESHOLD = "`--set 'checks.{check}.expect.{metric}=>= VALUE {unit}'`"
 _NO_REFERENCE = f"set a threshold in the trial: {_THRESHOLD}; or {_BASELINE}"
 _FIXES: Mapping[Reason, str] = {
+    Reason.FACT_INVALID: "run the check again: `seatrial run TRIAL --only {check}`",
     Reason.INCONCLUSIVE: "measure again, longer: `seatrial run TRIAL --only {check}` with more seconds or samples in "
     "the check's options; `seatrial checks {check} --power` lists how many samples a limit needs",
     Reason.NO_THIRD_MEASUREMENT: "`seatrial run --resume RUN` measures the metric a third time",
@@ -29,8 +30,13 @@ _FIXES: Mapping[Reason, str] = {
 
 def with_remedies(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """The verdicts. An UNJUDGED verdict gets the fix for its reason instead of the rule's fix, which is for a fault."""
-    unjudged = Outcome.UNJUDGED  # looked up once, since enum member access is slow
-    return [_with_remedy(verdict) if verdict.outcome is unjudged else verdict for verdict in verdicts]
+    unjudged, error = Outcome.UNJUDGED, Outcome.ERROR  # looked up once, since enum member access is slow
+    return [
+        _with_remedy(verdict)
+        if verdict.outcome is unjudged or (verdict.outcome is error and not verdict.fix)
+        else verdict
+        for verdict in verdicts
+    ]
 
 
 def _with_remedy(verdict: Verdict) -> Verdict:
