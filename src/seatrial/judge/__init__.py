@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -13,7 +13,6 @@ from seatrial.hardware import links
 from seatrial.hardware.bounds import bounds_by_model
 from seatrial.hardware.references import References, select_references
 from seatrial.judge import error_counters, retry
-from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
 from seatrial.judge.coverage import (
     RecordedPlan,
     coverage_errors,
@@ -25,7 +24,7 @@ from seatrial.judge.coverage import (
 from seatrial.judge.limits import values_above_peak
 from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, Baseline, Basis, BasisKind, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
 
 _UNKNOWN_CHECK = "this version of seatrial does not have this check; not evaluated"
@@ -126,6 +125,24 @@ def search_verdicts(searches: Sequence[Measurement], checks: Mapping[str, Check]
     return tuple(verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL)
 
 
+def unexpected_rdma(check: Check, config: Config, trial_links: links.Links) -> Iterator[Verdict]:
+    """A FAIL of the check that reads NCCL's transports, if NCCL uses RDMA although the trial is configured for TCP."""
+    network = trial_links.network
+    if "transports" not in check.fact_roles or not config.cluster.fabric or network not in ("rdma", "efa"):
+        return
+    yield Verdict(
+        check.name,
+        CLUSTER,
+        Outcome.FAIL,
+        reasons=(Reason.FABRIC_MISMATCH,),
+        detail=f"the trial has cluster.fabric.kind tcp, and NCCL uses {trial_links.fabric or network} between nodes",
+        basis=Basis(BasisKind.TRIAL, config.name),
+        meaning="The limits of TCP are far below those of RDMA: a slow RDMA network would pass.",
+        fix="Remove cluster.fabric from the trial. If TCP is intended, set env.NCCL_NET=Socket and "
+        f"checks.{check.name}.options.sockets_expected=true.",
+    )
+
+
 def _references(
     config: Config,
     trial_links: links.Links,
@@ -150,7 +167,7 @@ def _references(
         site,
         site_includes_run=site_includes_run,
         cpu_only=config.cluster.gpus_per_node == 0,
-        tcp=tcp_fabric(config),
+        tcp=config.cluster.fabric,
     )
     inventories = links.role_facts("gpus", measurements, checks)
     gpus = [gpu for _, found in inventories if isinstance(found, list) for gpu in found if isinstance(gpu, dict)]

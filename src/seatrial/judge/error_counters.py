@@ -5,11 +5,10 @@ Thousands of ranks report counters. So only problems become verdicts; an insight
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated
 
-from pydantic import AfterValidator, JsonValue, StrictInt, ValidationError
+from pydantic import JsonValue, StrictInt, ValidationError, model_validator
 
 from seatrial.checks.check import NEW_ERRORS_PREFIX, Check
 from seatrial.hardware.error_counters import CounterDefinition, counter_definitions, increase
@@ -31,31 +30,26 @@ _MAX_NAMED = 6  # counters or subjects listed in one message
 _NO_COUNTERS = "the error counters of this GPU were not read; they may have increased"
 
 
-def _definition(device: str, name: str) -> CounterDefinition:
-    """The definition of a counter of a GPU or of a port such as ``mlx5_0/1``. Raises ValueError without one."""
-    definitions = counter_definitions().port if "/" in device else counter_definitions().gpu
-    if name not in definitions:
-        raise ValueError(f"unknown counter {name}")
-    return definitions[name]
-
-
-def _known(increased: dict[str, dict[str, tuple[int, int]]]) -> dict[str, dict[str, tuple[int, int]]]:
-    for device, counters in increased.items():
-        for name in counters:
-            _definition(device, name)
-    return increased
+def _definitions(device: str) -> Mapping[str, CounterDefinition]:
+    """Name → definition of the counters of a GPU, or of a port such as ``mlx5_0/1``."""
+    return counter_definitions().port if "/" in device else counter_definitions().gpu
 
 
 class _Counters(Frozen):
     """The fact ERROR_COUNTERS of one GPU, see telemetry/error_counts.py."""
 
     counters_read: StrictInt
-    # device → counter → its value before and after
-    increased: Annotated[dict[str, dict[str, tuple[int, int]]], AfterValidator(_known)] = {}
+    increased: dict[str, dict[str, tuple[int, int]]] = {}  # device → counter → its value before and after
     xids: tuple[int, ...] = ()
     unreadable: dict[str, str] = {}  # counter → reason
     permission_denied: dict[str, tuple[str, ...]] = {}  # reason → counters
     not_supported: dict[str, tuple[str, ...]] = {}
+
+    @model_validator(mode="after")
+    def _names_known_counters(self) -> _Counters:
+        if any(changes.keys() - _definitions(device).keys() for device, changes in self.increased.items()):
+            raise ValueError("unknown counters")
+        return self
 
     @cached_property
     def are_healthy(self) -> bool:
@@ -132,7 +126,7 @@ def _increases(check: str, measurement: Measurement, counters: _Counters) -> Ite
     for device, changes in counters.increased.items():
         subject = node if "/" in device else measurement.subject
         for name, (before, after) in changes.items():
-            counter, change = _definition(device, name), f"{before} → {after}"
+            counter, change = _definitions(device)[name], f"{before} → {after}"
             if counter.level == "info":
                 continue
             outcome = Outcome(counter.level)

@@ -58,11 +58,6 @@ def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
     except ValidationError as error:
         message = first_validation_error(error)
         raise UsageError(f"{path} is not a baseline written by `seatrial baseline learn`: {message}") from error
-    if unidentified_runs := [run for run in baseline.learned_from if isinstance(run, str)]:
-        raise UsageError(
-            f"{path}: learned_from names {unidentified_runs[0]} without host, start and digest of the run, as earlier "
-            "versions of seatrial wrote it. Learn the baseline again: seatrial baseline learn RUN... --out FILE"
-        )
     reference_keys = {rule.reference for check in checks.values() for rule in check.rules if rule.reference}
     for key, values in baseline.expected.items():
         if key not in reference_keys:

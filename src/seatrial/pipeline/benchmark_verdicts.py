@@ -15,7 +15,6 @@ from seatrial.checks.declare import metric
 from seatrial.config.schema import CheckSettings, Cluster, Config, Fabric
 from seatrial.hardware import links
 from seatrial.hardware.bounds import MetricLookup, hardware_bound
-from seatrial.hardware.fabric_model import TcpFabric
 from seatrial.hardware.references import MIG_INSTANCE, MODEL_SEPARATOR, References, Sku, select_references, skus
 from seatrial.judge import judge
 from seatrial.model import Baseline, Job, Measurement, Metric, Outcome, Phase, Reason, Verdict
@@ -103,7 +102,7 @@ class BenchmarkRun:
         """The reference values that the judge uses."""
         measurement = Measurement(check=self.check.name, subject=NODE, facts=dict(self.facts))
         known = links.read([measurement], {self.check.name: replace(self.check, fact_roles=_LINK_FACTS)})
-        return select_references(known, self.site, tcp=TcpFabric(self.fabric.rate) if self.fabric else None)
+        return select_references(known, self.site, tcp=self.fabric)
 
     def bound(self, reference_key: str, bounded_by: str) -> BenchmarkBound | None:
         """The largest value that the links of a node allow; None if unknown."""
