@@ -92,7 +92,7 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
         elif fact is not None:
             problem = f"malformed fact {ERROR_COUNTERS}: {fact!s:.200}"
         elif check.reads_error_counters and "/gpu" in subject and not measurement.skipped and not has_error:
-            problem = f"{_NO_COUNTERS}: run the trial again"
+            problem = _NO_COUNTERS
         if problem:
             yield Verdict(check.name, subject, Outcome.ERROR, reasons=(Reason.ERROR_COUNTERS,), detail=problem)
     for reason, named in unavailable.items():

@@ -16,6 +16,7 @@ _BASELINE = (
 _THRESHOLD = "`--set 'checks.{check}.expect.{metric}=>= VALUE {unit}'`"
 _NO_REFERENCE = f"set a threshold in the trial: {_THRESHOLD}; or {_BASELINE}"
 _FIXES: Mapping[Reason, str] = {
+    Reason.ERROR_COUNTERS: "run the trial again",
     Reason.FACT_INVALID: "run the check again: `seatrial run TRIAL --only {check}`",
     Reason.INCONCLUSIVE: "measure again, longer: `seatrial run TRIAL --only {check}` with more seconds or samples in "
     "the check's options; `seatrial checks {check} --power` lists how many samples a limit needs",
