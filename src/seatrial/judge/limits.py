@@ -13,14 +13,16 @@ from statistics import median
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check
-from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound, physical_base
+from seatrial.hardware.bounds import Bound, MetricLookup, physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References, Sku
 from seatrial.hardware.training_flops import BOUNDED_METRICS, training_work
 from seatrial.judge.groups import MeasurementGroup, PeerGroups, opposite_direction
 from seatrial.judge.plausibility import (
     above_reference,
+    bound_in_unit,
     lax_reference,
     metric_lookup,
+    reference_in_unit,
     reference_text,
     threshold_error,
     threshold_notes,
@@ -166,7 +168,10 @@ class _Limits:
     ) -> None:
         self._of, self._facts, self._unit, self._peers, self._rule = of, facts, unit, peers, of.rule
         self._plausible = plausible_range(unit, of.may_exceed_100)
-        self._bound = self._hardware_bound()
+        # Training metrics have their bound in ``values_above_peak``. On several nodes NCCL may use an algorithm that no
+        # model covers and that sends less data
+        is_bounded = of.lookup.bounded_by and facts.get("nodes") in (None, 1)
+        self._bound = bound_in_unit(of.lookup, unit, facts, of.references) if is_bounded else None
         self._highest = self._bound.value if self._bound else math.inf
         self._never_negative = "/s" in unit or unit in _NEVER_NEGATIVE
         self._bases: list[Basis] = []  # of all limits that apply to every value
@@ -208,17 +213,6 @@ class _Limits:
             detail = f"expected {self._plausible} {metric.unit}".rstrip()
             return self._make(metric, _ERROR, Reason.MEASUREMENT_ERROR, detail=detail)
         return None
-
-    def _hardware_bound(self) -> Bound | None:
-        """The hardware bound of the metric; None for training metrics, which ``values_above_peak`` evaluates.
-
-        Also None for several nodes: NCCL may use an algorithm that no model covers and that sends less data.
-        """
-        of = self._of
-        if not of.lookup.bounded_by or self._facts.get("nodes") not in (None, 1):
-            return None
-        bound = hardware_bound(of.lookup, self._facts, of.references)
-        return bound if bound and bound.unit == self._unit else None
 
     def _absolute_limits(self) -> Sequence[Comparison]:
         """The comparisons with the number, or with the reference, the GEMM rate and the peak of the rule.
@@ -282,11 +276,10 @@ class _Limits:
         basis = self._listed(Basis(BasisKind.TRIAL, of.trial, threshold.value, unit, threshold.op))
         error = threshold_error(threshold, unit, of.lookup, facts, of.references)
         too_strict = above_reference(threshold, unit, of.lookup, facts, of.references)
-        reference = of.references.site_or_sku_reference(rule.reference, facts) if rule.reference else ""
+        reference = reference_in_unit(of.lookup, unit, facts, of.references) if rule.reference else None
         is_lower_bound = bool(rule.reference) and threshold.op[0] == ">"
-        highest = math.inf
-        if is_lower_bound and rule.reference_when.items() <= facts.items() and isinstance(reference, Reference):
-            highest = MAX_PLAUSIBLE_RATIO * reference.value if reference.unit == unit else math.inf
+        is_comparable = is_lower_bound and rule.reference_when.items() <= facts.items()
+        highest = MAX_PLAUSIBLE_RATIO * reference.value if reference and is_comparable else math.inf
         bases: dict[tuple[str, str], Basis] = {("", ""): basis}  # (lax, exceeds) → basis with these notes
 
         def compare(metric: Metric) -> Verdict:
@@ -309,7 +302,7 @@ class _Limits:
                     reasons = (Reason.THRESHOLD_VIOLATED, Reason.IMPOSSIBLE_THRESHOLD)
                     return self._make(metric, _ERROR, *reasons, basis=noted, detail=too_strict)
                 return self._violated(metric, threshold.value, threshold.is_met_by, noted, outcome=threshold.outcome)
-            if value > highest and isinstance(reference, Reference):
+            if reference and value > highest:
                 ratio, detail = value / reference.value, reference_text(reference)
                 return self._make(metric, _UNJUDGED, Reason.IMPLAUSIBLY_HIGH, basis=noted, ratio=ratio, detail=detail)
             if is_lower_bound and self._peers.is_low_outlier(value):
@@ -520,8 +513,9 @@ def values_above_peak(check: Check, measured: Iterable[Measurement], references:
     for measurement in measured if bounded else ():
         for metric in measurement.metrics:
             if metric.name.partition(".")[0] in bounded:
-                bound = hardware_bound(MetricLookup(metric.name, metric.name), measurement.facts, references)
-                if bound and bound.unit == metric.unit and metric.value > bound.value:
+                lookup = MetricLookup(metric.name, metric.name)
+                bound = bound_in_unit(lookup, metric.unit, measurement.facts, references)
+                if bound and metric.value > bound.value:
                     yield _above_physical_limit(check.name, metric, bound)
 
 

@@ -80,10 +80,10 @@ def threshold_error(
         return f"{text} is always true: a rate is never negative"
     if not is_lower_bound:
         return ""
-    bound = _bound(lookup, unit, facts, references)
+    bound = bound_in_unit(lookup, unit, facts, references)
     if bound and threshold.value > bound.value:
         return f"{text} is above the hardware limit: {bound.derivation}"
-    reference = _reference(lookup, unit, facts, references)
+    reference = reference_in_unit(lookup, unit, facts, references)
     ratio = threshold.value / reference.value if reference else 1.0
     if reference is None or _UNIT_ERROR_RATIO <= ratio <= 1 / _UNIT_ERROR_RATIO:
         return ""
@@ -115,13 +115,15 @@ def _text(threshold: Threshold, unit: str) -> str:
     return f"{threshold.op} {format_value(threshold.value, unit)}"
 
 
-def _bound(lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References) -> Bound | None:
+def bound_in_unit(
+    lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
+) -> Bound | None:
     """The hardware limit in ``unit``, if known."""
     bound = hardware_bound(lookup, facts, references)
     return bound if bound and bound.unit == unit else None
 
 
-def _reference(
+def reference_in_unit(
     lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
 ) -> Reference | None:
     """The reference value in ``unit``, if known."""
@@ -255,7 +257,7 @@ def _value_errors(value: ReferenceValue, lookup: MetricLookup, references: Refer
     """Why a value of a site's baseline is impossible, too lax, in a wrong unit, or without a network class."""
     facts: dict[str, JsonValue] = {"gpu": value.gpu, "world_size": value.gpus, "nodes": value.nodes}
     text, highest = format_value(value.value, value.unit), max(value.value, value.required or 0)
-    bound = _bound(lookup, value.unit, facts, references)
+    bound = bound_in_unit(lookup, value.unit, facts, references)
     if bound and highest > bound.value:
         yield f"{format_value(highest, value.unit)} is above the hardware limit: {bound.derivation}"
     if value.required is not None and value.required < LAX_RATIO * value.value:
@@ -297,7 +299,7 @@ def _expected_value(
         return (known.value, reference_text(known)) if known.unit == unit else None
     if facts.get("nodes") != 1 or not lookup.bounded_by:  # the speed of training is far below its bound
         return None
-    bound = _bound(lookup, unit, facts, references)
+    bound = bound_in_unit(lookup, unit, facts, references)
     return (bound.value, f"the hardware limit ({bound.derivation})") if bound else None
 
 
@@ -305,7 +307,7 @@ def threshold_notes(
     threshold: Threshold,
     metric: Metric,
     check_threshold: Threshold | None,
-    reference: Reference | str,
+    reference: Reference | None,
     *,
     is_only: bool,
     is_unknown_model: bool,
@@ -325,14 +327,13 @@ def threshold_notes(
             return "", ""
         factor = threshold.value / max(value, 1e-9)
         return f"{measured} was measured; a {factor:,.3g}x slowdown would pass", ""
-    known = reference if isinstance(reference, Reference) and reference.unit == unit else None
-    if is_unknown_model and not known:
+    if is_unknown_model and not reference:
         return "", ""
-    best, best_text = (known.value, reference_text(known)) if known else (value, f"the measured {measured}")
+    best, best_text = (reference.value, reference_text(reference)) if reference else (value, f"the measured {measured}")
     ratio = threshold.value / best if best > 0 else 1.0
     if is_only and (lax := _lax_text(ratio, best_text)):
         return lax, ""
-    return "", best_text if isinstance(reference, Reference) and ratio > 1 else ""
+    return "", best_text if reference and ratio > 1 else ""
 
 
 def undetected_slowdown(ratio: float) -> str:
