@@ -15,9 +15,10 @@ _BASELINE = (
 )
 _THRESHOLD = "`--set 'checks.{check}.expect.{metric}=>= VALUE {unit}'`"
 _NO_REFERENCE = f"set a threshold in the trial: {_THRESHOLD}; or {_BASELINE}"
+_RUN_AGAIN = "run the check again: `seatrial run TRIAL --only {check}`"
 _FIXES: Mapping[Reason, str] = {
-    Reason.ERROR_COUNTERS: "run the trial again",
-    Reason.FACT_INVALID: "run the check again: `seatrial run TRIAL --only {check}`",
+    Reason.ERROR_COUNTERS: _RUN_AGAIN,
+    Reason.FACT_INVALID: _RUN_AGAIN,
     Reason.INCONCLUSIVE: "measure again, longer: `seatrial run TRIAL --only {check}` with more seconds or samples in "
     "the check's options; `seatrial checks {check} --power` lists how many samples a limit needs",
     Reason.NO_THIRD_MEASUREMENT: "`seatrial run --resume RUN` measures the metric a third time",
