@@ -46,7 +46,7 @@ def test_job_of_another_size_than_the_plan_is_an_error(name: str, changes: dict[
     nodes = 1 if name == "control" else 2
     changed = job(name, nodes, 2 if name == "ranks" else 1).model_copy(update=changes)
     plan = RecordedPlan(config(), (changed,), {})
-    assert text in plan.problems(changed)
+    assert text in plan.problems[changed.name]
 
 
 def test_jobs_on_different_devices_are_an_error() -> None:
@@ -76,10 +76,10 @@ def test_skip_that_the_plan_contradicts_is_an_error() -> None:
 
 def test_a_plan_for_fewer_nodes_needs_min_nodes() -> None:
     three = job("ranks", 3, 2)
-    (error,) = RecordedPlan(config(launcher="slurm", nodes=4), (three,), {}).problems(three)
+    (error,) = RecordedPlan(config(launcher="slurm", nodes=4), (three,), {}).problems[three.name]
     assert "expected_nodes 3, expected 4" in error
-    assert RecordedPlan(config(launcher="slurm", nodes=4, min_nodes=3), (three,), {}).problems(three) == []
-    (error,) = RecordedPlan(config(launcher="slurm", nodes=5, min_nodes=4), (three,), {}).problems(three)
+    assert RecordedPlan(config(launcher="slurm", nodes=4, min_nodes=3), (three,), {}).problems[three.name] == []
+    (error,) = RecordedPlan(config(launcher="slurm", nodes=5, min_nodes=4), (three,), {}).problems[three.name]
     assert "expected_nodes 3, expected 4" in error
 
 

@@ -45,7 +45,7 @@ def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement])
         yield from _rank_errors(job, measured)
         yield from _subject_errors(job, plan, measured)
         yield from _world_size_errors(check, job, measured)
-        yield from plan.problems(job)
+        yield from plan.problems[job.name]
         if job.placement != (expected := _PLACEMENTS[check.scope]):
             yield f"in job {job.name} with placement {job.placement}, expected {expected}"
         if skipped and len(skipped) < len(measured):  # the nodes and GPUs of a job should be identical
@@ -150,7 +150,7 @@ def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement
         return
     subjects = subject_names(measured)
     nodes = plan.nodes_of_ranks if subjects == plan.ranks else node_names(subjects)
-    if plan.ran_on_fewer_nodes(measured[0].check):
+    if measured[0].check in plan.on_fewer_nodes:
         if others := nodes - plan.nodes:
             yield f"measured on {', '.join(sorted(others))}, but {plan.nodes_check} on other nodes"
     elif nodes != plan.nodes:
@@ -229,26 +229,16 @@ class RecordedPlan:
         self.nodes = node_names(subjects)
         self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
         self.nodes_of_ranks = node_names(self.ranks)
+        on_nodes = {name: job.nodes for name, job in self.job_by_check.items() if job.placement != "control"}
+        fewer = {name for name, count in on_nodes.items() if count < max(on_nodes.values())}
+        self.on_fewer_nodes = fewer if config.cluster.min_nodes else set[str]()  # checks after the loss of a node
         # without GPUs, subjects are named after ranks, counted over all nodes: a job on fewer nodes has other subjects
-        self._on_fewer_nodes = self._checks_on_fewer_nodes()
         self._all_ranks = set(self.ranks)
-        for name in self._on_fewer_nodes:
+        for name in self.on_fewer_nodes:
             self._all_ranks |= {subject for subject in subject_names(measurements.get(name, ())) if "/" in subject}
         self._subjects = {CLUSTER} | self.nodes | self._all_ranks
-        self._problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
-
-    def problems(self, job: Job) -> list[str]:
-        """Differences between the job and the configuration, the other jobs, and the measured devices."""
-        return self._problems[job.name]
-
-    def ran_on_fewer_nodes(self, check: str) -> bool:
-        """Whether ``check`` ran on fewer nodes than the largest job, after the loss of a node."""
-        return check in self._on_fewer_nodes
-
-    def _checks_on_fewer_nodes(self) -> set[str]:
-        jobs = {name: job for name, job in self.job_by_check.items() if job.placement != "control"}
-        most = max((job.nodes for job in jobs.values()), default=0)
-        return {name for name, job in jobs.items() if job.nodes < most} if self._config.cluster.min_nodes else set()
+        # name of a job → differences from the configuration, the other jobs, and the measured devices
+        self.problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
 
     def has_subject(self, subject: str) -> bool:
         """Whether ``subject`` is the cluster, or a measured node, rank, rail, or pair of nodes or of ranks."""
