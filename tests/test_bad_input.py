@@ -261,7 +261,7 @@ def test_record_with_missing_measurement_or_larger_cluster_is_not_accepted(out: 
     (out / "trial.json").write_text(json.dumps(whole))
     code, output, _ = call("judge", out)
     assert code == 3
-    assert "planned for 1 nodes, but cluster.nodes is 4" in " ".join(output.split())
+    assert "expected_nodes 1, expected 4 by cluster.nodes" in " ".join(output.split())
 
 
 def test_expected_gpus_without_a_gpu_check_are_not_accepted(trial: Path, tmp_path: Path) -> None:

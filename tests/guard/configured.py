@@ -199,7 +199,6 @@ def baseline_shapes() -> Iterator[tuple[str, Trial]]:
         "of this run": good.model_copy(update={"learned_from": (itself,)}),
         "of this run, override": good.model_copy(update={"learned_from": (itself,), "override": True}),
         "of this run and others": good.model_copy(update={"learned_from": (itself, *learned_runs())}),
-        "of unknown runs": good.model_copy(update={"learned_from": ("runs/1", "runs/2", "runs/3")}),
     }
     slow = run.model_copy(
         update={"measurements": tuple(with_metrics(each, slowed(0.85, "*")) for each in run.measurements)}

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from seatrial.hardware.fabric_model import ModelValue, TcpFabric, model_value
+from seatrial.config.schema import Fabric
+from seatrial.hardware.fabric_model import ModelValue, model_value
 from seatrial.hardware.links import Links, RdmaPorts, TcpInterfaces
 from seatrial.hardware.references import Sku, skus
 
 IB = Links(network="rdma", ports=RdmaPorts("ib", 8, 400.0))
+TCP_25 = Fabric.model_validate({"kind": "tcp", "rate": "25 Gb/s"})
 TCP = Links(network="tcp", tcp=TcpInterfaces(("eth0",), 100.0))
 
 
@@ -22,7 +24,7 @@ def sku(name: str) -> Sku:
 H200, GB200 = sku("NVIDIA H200"), sku("NVIDIA GB200")
 
 
-def value(key: str, nodes: int = 2, links: Links = IB, tcp: TcpFabric | None = None, **more: Any) -> ModelValue | str:
+def value(key: str, nodes: int = 2, links: Links = IB, tcp: Fabric | None = None, **more: Any) -> ModelValue | str:
     model = more.pop("sku", H200)
     facts = {"world_size": 8 * nodes, "nodes": nodes, "backend_environment": {}, **more}
     return model_value(key, facts, [model], links, tcp)
@@ -87,16 +89,16 @@ def test_gb200_without_nvlink_between_nodes() -> None:
 @pytest.mark.parametrize(
     ("interfaces", "asked", "gigabits", "basis"),
     [
-        (TcpInterfaces(("eth0",), 100.0), TcpFabric(), 100, "read from the interface"),
-        (TcpInterfaces(("eth0",), 100.0), TcpFabric(25.0), 100, "read from the interface"),
-        (TcpInterfaces(("eth0",), 10.0), TcpFabric(25.0), 25, "the interface reports 10 Gb/s"),
-        (TcpInterfaces(("eth0",), 25.0), TcpFabric(25.0), 25, "rate from cluster.fabric.rate"),
-        (TcpInterfaces(("lo",), None), TcpFabric(25.0), 25, "cluster.fabric.rate"),
-        (None, TcpFabric(25.0), 25, "cluster.fabric.rate"),
+        (TcpInterfaces(("eth0",), 100.0), Fabric(kind="tcp"), 100, "read from the interface"),
+        (TcpInterfaces(("eth0",), 100.0), TCP_25, 100, "read from the interface"),
+        (TcpInterfaces(("eth0",), 10.0), TCP_25, 25, "the interface reports 10 Gb/s"),
+        (TcpInterfaces(("eth0",), 25.0), TCP_25, 25, "rate from cluster.fabric.rate"),
+        (TcpInterfaces(("lo",), None), TCP_25, 25, "cluster.fabric.rate"),
+        (None, TCP_25, 25, "cluster.fabric.rate"),
     ],
 )
 def test_sockets_are_judged_by_the_higher_rate_of_trial_and_interface(
-    interfaces: TcpInterfaces | None, asked: TcpFabric, gigabits: float, basis: str
+    interfaces: TcpInterfaces | None, asked: Fabric, gigabits: float, basis: str
 ) -> None:
     links = Links(network="tcp", tcp=interfaces)
     model = value("all_gather.busbw.1GiB", links=links, tcp=asked)
@@ -107,7 +109,7 @@ def test_sockets_are_judged_by_the_higher_rate_of_trial_and_interface(
 
 
 def test_sockets_without_any_rate_have_no_value() -> None:
-    model = value("all_gather.busbw.1GiB", links=Links(network="tcp"), tcp=TcpFabric())
+    model = value("all_gather.busbw.1GiB", links=Links(network="tcp"), tcp=Fabric(kind="tcp"))
     assert isinstance(model, str)
     assert "cluster.fabric.rate" in model
 

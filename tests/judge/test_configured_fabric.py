@@ -7,10 +7,8 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.hardware.fabric_model import TcpFabric
 from seatrial.hardware.links import Links
-from seatrial.judge import judge
-from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
+from seatrial.judge import judge, unexpected_rdma
 from seatrial.model import Absent, Job, Measurement, Metric, Outcome, Reason, Verdict, Why
 from seatrial.pipeline.rejudge import make_decision
 
@@ -67,11 +65,6 @@ def test_the_verdict_names_the_origin_of_the_rate() -> None:
     basis = tcp_run(1.1, {"kind": "tcp"}).basis
     assert basis
     assert "eth0, rate read from the interface" in basis.arithmetic
-
-
-def test_tcp_fabric_of_a_trial() -> None:
-    assert tcp_fabric(config()) is None
-    assert tcp_fabric(config(fabric={"kind": "tcp", "rate": "100 Gb/s"})) == TcpFabric(100.0)
 
 
 @pytest.mark.parametrize(("network", "count"), [("rdma", 1), ("efa", 1), ("tcp", 0), ("", 0)])

@@ -161,7 +161,7 @@ def test_failure_without_gpus_is_rejected() -> None:
 def test_unknown_check_is_unjudged() -> None:
     config = Config(name="old", checks={"gone.check": CheckSettings(), "lost.check": CheckSettings()})
     verdicts = judge(config, [], [], {}, {})
-    assert {(verdict.outcome, verdict.reasons) for verdict in verdicts} == {(Outcome.UNJUDGED, (Reason.UNKNOWN_CHECK,))}
+    assert {(verdict.outcome, verdict.reasons) for verdict in verdicts} == {(Outcome.UNJUDGED, (Reason.NO_RULE,))}
     assert [verdict.check for verdict in verdicts] == ["gone.check", "lost.check"]
 
 

@@ -129,7 +129,6 @@ def test_invalid_value_is_an_error_with_name_value_and_expected_values(value: An
     assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.FACT_INVALID,))
     assert "backend" in verdict.detail
     assert "nccl|gloo|cuda|cpu" in verdict.detail
-    assert verdict.fix
     missing = one(CONDITIONAL)
     assert (missing.reasons, missing.detail) == ((Reason.FACT_INVALID,), "the record has no fact backend")
 

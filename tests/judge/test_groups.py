@@ -136,7 +136,7 @@ def test_ranks_with_different_facts_are_an_error() -> None:
     first = rank(0, "collectives.all_gather", {"busbw.1GiB": 0.01}, backend="nccl")
     other = rank(3, "collectives.all_gather", {}, backend="gloo")
     (verdict,) = verdicts("collectives.all_gather", first, other, metric="busbw.1GiB")
-    assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.RANKS_DISAGREE,))
+    assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.FACT_INVALID,))
     for text in ("backend", "nccl on n0/gpu0", "gloo on n0/gpu3"):
         assert text in verdict.detail
 
@@ -150,7 +150,7 @@ def test_rule_applies_to_all_gpus_of_a_model(facts: dict[str, Any], outcome: Out
     other = rank(2, "device.memory", {"tested_share": 90}, unit="%", **facts)
     results = verdicts("device.memory", *ranks, other, metric="tested_share")
     assert [verdict.outcome for verdict in results] == [Outcome.PASS, Outcome.PASS, outcome]
-    assert (results[2].reasons == (Reason.APPLIES_TO_PEERS_ONLY,)) is (outcome is Outcome.ERROR)
+    assert (results[2].reasons == (Reason.FACT_INVALID,)) is (outcome is Outcome.ERROR)
 
 
 def test_rule_may_not_apply_to_another_model_or_without_an_nvlink_bridge() -> None:

@@ -344,9 +344,11 @@ def test_baseline_value_above_the_hardware_limit_is_rejected() -> None:
         return Baseline(name="lab", learned_from=(), expected={"memory.copy": (reference,)})
 
     assert not list(baseline_errors(site(3000), REFERENCES, LOOKUPS))
-    with pytest.raises(UsageError, match=r"baseline lab: memory\.copy is 3,400 GB/s.*NVIDIA H100 SXM has 3,350 GB/s"):
+    with pytest.raises(
+        UsageError, match=r"baseline lab: memory\.copy: 3,400 GB/s is above.*NVIDIA H100 SXM has 3,350 GB/s"
+    ):
         validate_thresholds(config("train.ddp", "scaling_efficiency", "> 90 %"), CHECKS, (), site(3400))
-    with pytest.raises(UsageError, match=r"baseline lab: memory\.copy is 9,999 GB/s"):
+    with pytest.raises(UsageError, match=r"baseline lab: memory\.copy: 9,999 GB/s is above"):
         validate_baseline(site(3000, required=9999), CHECKS)
 
 

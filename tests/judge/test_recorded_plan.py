@@ -6,19 +6,18 @@ import pytest
 
 from seatrial.checks.check import Needs, SkipIf
 from seatrial.config.schema import Config
-from seatrial.judge.recorded_plan import RecordedPlan
-from seatrial.model import GPUS_USED, Measurement, Reason
-from tests.judge.test_coverage import check, config, errors, gpu_job, job, mismatches, on, on_gpus
+from seatrial.judge.coverage import RecordedPlan
+from seatrial.model import GPUS_USED, Measurement
+from tests.judge.test_coverage import check, config, errors, gpu_job, job, on, on_gpus
 
 
 def test_fewer_ranks_than_expected_gpus_are_an_error() -> None:
     halved = (gpu_job(ranks_per_node=1),)
-    (error,) = mismatches(*on_gpus(2, 1), jobs=halved)
-    assert "1 ranks per node" in error
-    assert "2 GPUs" in error
-    (error, _) = mismatches(*on_gpus(2, 1), jobs=halved, settings=config(gpus_per_node=8))
-    assert "cluster.gpus_per_node is 8" in error
-    assert mismatches(*on_gpus(), jobs=(gpu_job(),), settings=config(gpus_per_node=2)) == []
+    (error,) = errors(*on_gpus(2, 1), jobs=halved)
+    assert "ranks_per_node 1, expected 2" in error
+    (error, _) = errors(*on_gpus(2, 1), jobs=halved, settings=config(gpus_per_node=8))
+    assert "expected 8 by cluster.gpus_per_node" in error
+    assert errors(*on_gpus(), jobs=(gpu_job(),), settings=config(gpus_per_node=2)) == []
 
 
 def test_fewer_ranks_than_gpus_in_the_inventory_are_an_error() -> None:
@@ -30,7 +29,7 @@ def test_fewer_ranks_than_gpus_in_the_inventory_are_an_error() -> None:
         Measurement(check="b", subject=f"n{rank}", rank=rank, facts={GPUS_USED: [0, 1]} if rank else {})
         for rank in (0, 1)
     ]
-    (error,) = mismatches(*inventory, *on_gpus(2, 1), jobs=jobs)
+    (error,) = errors(*inventory, *on_gpus(2, 1), jobs=jobs)
     assert "1 ranks per node" in error
     assert "b lists 2 usable GPUs on n1" in error
 
@@ -38,39 +37,37 @@ def test_fewer_ranks_than_gpus_in_the_inventory_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "text"),
     [
-        ("ranks", {"nodes": 1, "ranks_per_node": 4}, "job ranks has 1 nodes, expected 2"),
-        ("nodes", {"ranks_per_node": 2, "nodes": 2}, "job nodes has 2 processes per node, expected 1"),
-        ("control", {"nodes": 2}, "job control has 2 nodes, expected 1"),
+        ("ranks", {"nodes": 1, "ranks_per_node": 4}, "job ranks has nodes 1, expected 2"),
+        ("nodes", {"ranks_per_node": 2, "nodes": 2}, "job nodes has ranks_per_node 2, expected 1"),
+        ("control", {"nodes": 2}, "job control has nodes 2, expected 1"),
     ],
 )
 def test_job_of_another_size_than_the_plan_is_an_error(name: str, changes: dict[str, int], text: str) -> None:
     nodes = 1 if name == "control" else 2
     changed = job(name, nodes, 2 if name == "ranks" else 1).model_copy(update=changes)
     plan = RecordedPlan(config(), (changed,), {})
-    assert text in plan.problems(changed)
+    assert text in plan.problems[changed.name]
 
 
 def test_jobs_on_different_devices_are_an_error() -> None:
     on_cpu = job("nodes", 2, 1, "b")
-    (error,) = mismatches(*on_gpus(), jobs=(on_cpu, gpu_job()))
+    (error,) = errors(*on_gpus(), jobs=(on_cpu, gpu_job()))
     assert "nodes on cpu, ranks on cuda" in error
 
 
 def test_device_of_a_job_is_compared_with_its_subjects() -> None:
-    (error,) = mismatches(*(on(rank) for rank in range(4)), jobs=(gpu_job(),))
+    (error,) = errors(*(on(rank) for rank in range(4)), jobs=(gpu_job(),))
     assert "n0/rank0" in error
-    (error,) = mismatches(*on_gpus(), jobs=(job(),))
+    (error,) = errors(*on_gpus(), jobs=(job(),))
     assert "n1/gpu1" in error
-    (error, _) = mismatches(*on_gpus(), jobs=(job().model_copy(update={"expected_gpus": 2}),))
-    assert "ran on cpu, but 2 GPUs per node are expected" in error
+    (error, _) = errors(*on_gpus(), jobs=(job().model_copy(update={"expected_gpus": 2}),))
+    assert "device cpu, expected cuda" in error
 
 
 def test_skip_that_the_plan_contradicts_is_an_error() -> None:
     skipped = [on(rank, skipped="one node") for rank in range(4)]
     for condition in (SkipIf.ONE_NODE, SkipIf.ONE_RANK_PER_NODE, SkipIf.NO_SLURM):
-        (error,) = errors(
-            *skipped, judged=check(skip_if=(condition,)), settings=config("slurm"), reason=Reason.PLAN_MISMATCH
-        )
+        (error,) = errors(*skipped, judged=check(skip_if=(condition,)), settings=config("slurm"))
         assert "one node" in error
     assert errors(*skipped, judged=check(skip_if=(SkipIf.NO_SLURM,))) == []
     assert errors(*skipped, judged=check(skip_if=(SkipIf.NO_COMMAND,))) == []
@@ -79,11 +76,11 @@ def test_skip_that_the_plan_contradicts_is_an_error() -> None:
 
 def test_a_plan_for_fewer_nodes_needs_min_nodes() -> None:
     three = job("ranks", 3, 2)
-    (error,) = RecordedPlan(config(launcher="slurm", nodes=4), (three,), {}).problems(three)
-    assert "planned for 3 nodes, but cluster.nodes is 4" in error
-    assert RecordedPlan(config(launcher="slurm", nodes=4, min_nodes=3), (three,), {}).problems(three) == []
-    (error,) = RecordedPlan(config(launcher="slurm", nodes=5, min_nodes=4), (three,), {}).problems(three)
-    assert "cluster.min_nodes 4" in error
+    (error,) = RecordedPlan(config(launcher="slurm", nodes=4), (three,), {}).problems[three.name]
+    assert "expected_nodes 3, expected 4" in error
+    assert RecordedPlan(config(launcher="slurm", nodes=4, min_nodes=3), (three,), {}).problems[three.name] == []
+    (error,) = RecordedPlan(config(launcher="slurm", nodes=5, min_nodes=4), (three,), {}).problems[three.name]
+    assert "expected_nodes 3, expected 4" in error
 
 
 def test_after_the_loss_of_a_node_checks_may_run_on_the_others() -> None:
@@ -121,12 +118,12 @@ def test_a_shared_folder_is_missing_only_in_pods_without_claim_and_paths(
     )
     judged = check(needs=Needs(shared_folder=True))
     skipped = [on(rank, skipped="pods share no folder") for rank in range(4)]
-    found = errors(*skipped, judged=judged, settings=settings, reason=Reason.PLAN_MISMATCH)
+    found = errors(*skipped, judged=judged, settings=settings)
     assert (found == []) is is_allowed
 
 
 def test_no_slurm_is_an_error_if_slurm_starts_the_jobs() -> None:
     isolation = check(skip_if=(SkipIf.NO_SLURM,))
     skipped = [on(rank, skipped="no slurm.conf") for rank in range(4)]
-    assert errors(*skipped, judged=isolation, settings=config("slurm"), reason=Reason.PLAN_MISMATCH)
+    assert errors(*skipped, judged=isolation, settings=config("slurm"))
     assert errors(*skipped, judged=isolation, settings=config("local")) == []

@@ -27,7 +27,6 @@ def measured(gpu: str) -> Measurement:
     [
         (Reason.NO_REFERENCE, "--set 'checks.c.expect.speed=>= VALUE GB/s'"),
         (Reason.NO_REFERENCE, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
-        (Reason.NO_ABSOLUTE_REFERENCE, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
         (Reason.IMPLAUSIBLY_HIGH, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
         (Reason.INCONCLUSIVE, "seatrial run TRIAL --only c"),
         (Reason.ALGORITHM_UNKNOWN, "seatrial run TRIAL` without --only and --skip"),
@@ -45,6 +44,11 @@ def test_fix_is_by_reason(reason: Reason, command: str) -> None:
 def test_other_outcomes_keep_the_fix_of_the_rule(outcome: Outcome) -> None:
     verdict = replace(UNJUDGED, outcome=outcome, reasons=(Reason.NO_REFERENCE,))
     assert list(with_remedies([verdict])) == [verdict]
+
+
+def test_an_error_of_a_fact_names_the_check_to_run_again() -> None:
+    (error,) = with_remedies([replace(UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.FACT_INVALID,), fix="")])
+    assert "seatrial run TRIAL --only c" in error.fix
 
 
 def test_judged_record_of_an_unknown_gpu() -> None:

@@ -153,7 +153,7 @@ def test_failure_in_the_retry_only_warns() -> None:
         [second(8, "n0/gpu0"), second(9, "n0/gpu1"), third(8, "n0/gpu0"), third(11, "n0/gpu1")],
     )
     assert (on_gpu0.outcome, on_gpu1.outcome) == (Outcome.FAIL, Outcome.WARN)
-    assert Reason.FAILED_IN_RETRY_ONLY in on_gpu1.reasons
+    assert on_gpu1.reasons[-1] is Reason.NOT_REPRODUCED
     assert on_gpu1.retry == Retry(11, 9, third_value=11)
 
 
@@ -182,7 +182,7 @@ def test_failure_has_no_retry_reason_before_the_retry() -> None:
 )
 def test_failed_retry_lifts_nothing(retries: list[Measurement], problem: str) -> None:
     (bad,) = speed_verdicts([first(9)], retries)
-    assert (bad.outcome, bad.reasons) == (Outcome.FAIL, (Reason.THRESHOLD_VIOLATED, Reason.RETRY_FAILED))
+    assert (bad.outcome, bad.reasons) == (Outcome.FAIL, (Reason.THRESHOLD_VIOLATED, Reason.NOT_RETRIED))
     assert bad.evidence.endswith(problem)
 
 
@@ -208,7 +208,7 @@ def test_corruption_in_either_measurement_fails() -> None:
     for retries in ([second(11, wrong=3)], [second(11), third(11, wrong=3)], [second(11, wrong=2), third(11, wrong=3)]):
         in_retry = [verdict for verdict in verdicts([first(9)], retries) if verdict.metric == "wrong"]
         assert [verdict.outcome for verdict in in_retry] == [Outcome.PASS, Outcome.FAIL]
-        assert Reason.FAILED_IN_RETRY_ONLY in in_retry[1].reasons
+        assert in_retry[1].evidence.startswith("only in the retry: ")
 
 
 def test_retry_of_a_collective_needs_all_ranks() -> None:
@@ -331,14 +331,14 @@ def test_fault_that_follows_the_rank_is_reproduced() -> None:
     results = speed_verdicts(slow_gpu(2, is_retry=False), slow_gpu(1, is_retry=True))
     by_subject = {verdict.subject: verdict for verdict in results}
     fault = by_subject["n0/gpu2"]
-    assert (fault.outcome, fault.reasons[-1]) == (Outcome.FAIL, Reason.REPRODUCED_ON_OTHER_DEVICE)
+    assert (fault.outcome, fault.reasons[-1]) == (Outcome.FAIL, Reason.REPRODUCED)
     assert fault.retry == Retry(4, 4, "n0/gpu1")
 
 
 def test_fault_that_moves_to_another_gpu_is_a_fault_of_the_node() -> None:
     results = speed_verdicts(slow_gpu(2, is_retry=False), slow_gpu(0, is_retry=True))
     (node,) = [verdict for verdict in results if verdict.subject == "n0"]
-    assert (node.outcome, node.reasons[-1]) == (Outcome.FAIL, Reason.MOVED)
+    assert (node.outcome, node.reasons[-1]) == (Outcome.FAIL, Reason.REPRODUCED)
     assert node.retry == Retry(4, 4, "n0/gpu0")
 
 

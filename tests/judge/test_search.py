@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.judge.search import search_verdicts
+from seatrial.judge import search_verdicts
 from seatrial.model import CLUSTER, Measurement, Metric, Outcome
 
 NAME = "collectives.localization"

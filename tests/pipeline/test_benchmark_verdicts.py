@@ -34,7 +34,7 @@ def test_error_on_the_whole_check_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
     """Such as an error of the judge on the coverage of the job."""
 
     def with_error(config: Config, *arguments: Any) -> tuple[Verdict, ...]:
-        reasons = (Reason.INCOMPLETE_COVERAGE,)
+        reasons = (Reason.PLAN_MISMATCH,)
         error = Verdict(next(iter(config.checks)), CLUSTER, Outcome.ERROR, reasons=reasons, detail="no rank 3")
         return (*judge(config, *arguments), error)
 

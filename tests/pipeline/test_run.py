@@ -196,7 +196,7 @@ def test_failed_retry_keeps_the_failure_and_is_repeated_by_resume(
     run_dir = speed_trial(tmp_path / "out")
     trial, _ = run_scripts(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=BROKEN)
     assert (trial.decision.value, metric_verdict(trial).outcome) == (DecisionValue.REJECTED, Outcome.FAIL)
-    assert Reason.RETRY_FAILED in metric_verdict(trial).reasons
+    assert Reason.NOT_RETRIED in metric_verdict(trial).reasons
     assert len(trial.measurements) == 2
     resumed, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2), ranks_retry2=speed(2))
     assert (resumed.measurements, metric_verdict(resumed).outcome) == (trial.measurements, Outcome.WARN)

@@ -14,8 +14,9 @@ from seatrial.model import Baseline, Reason, ReferenceValue, Threshold, Trial
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.report.reference_metrics import reference_metrics, unjudged_metrics, values_by_metric
 from seatrial.util.input_files import read_text
+from tests.baselines import learned_runs
 
-NO_REFERENCE = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
+NO_REFERENCE = {Reason.NO_REFERENCE, Reason.NO_REFERENCE}
 
 
 def unjudged(
@@ -61,7 +62,7 @@ def test_a_threshold_or_a_baseline_judges_a_metric() -> None:
     expect = {"tflops.fp8": Threshold.parse("> 1200 TFLOP/s")}
     assert unjudged("device.gemm", expect=expect) == {}
     value = ReferenceValue(gpus=1, nodes=1, value=1500, unit="TFLOP/s", source="a run", gpu="NVIDIA A100 80GB PCIe")
-    site = Baseline(name="lab", learned_from=("a",), expected={"gemm.fp8": (value,)})
+    site = Baseline(name="lab", learned_from=learned_runs(1), expected={"gemm.fp8": (value,)})
     assert unjudged("device.gemm", site=site) == {}
 
 

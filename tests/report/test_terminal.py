@@ -15,6 +15,7 @@ from seatrial.model import Baseline, Basis, BasisKind, DecisionValue, Outcome, T
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import figures
 from seatrial.report.terminal import summary
+from tests.baselines import learned_runs
 from tests.report import samples
 from tests.report.conftest import assert_golden
 
@@ -107,7 +108,7 @@ def test_excluded_checks_are_listed() -> None:
 def test_the_number_of_verdicts_from_the_sites_baseline() -> None:
     trial = samples.rejected()
     judged_by_site = replace(trial.verdicts[0], basis=Basis(BasisKind.SITE, "hall-2", 363, "GB/s", source="3 runs"))
-    site = Baseline(name="hall-2", learned_from=("a.json",), expected={})
+    site = Baseline(name="hall-2", learned_from=learned_runs(1), expected={})
     with_baseline = trial.model_copy(update={"verdicts": (judged_by_site, *trial.verdicts[1:]), "baseline": site})
     assert "2 SKIP; 1 judged by the site's baseline hall-2" in printed(with_baseline, width=120, verbose=True)
     assert "baseline" not in next(line for line in printed(trial, verbose=True).splitlines() if "verdicts: " in line)

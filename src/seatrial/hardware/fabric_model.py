@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from seatrial.config.schema import Fabric
 from seatrial.hardware.links import Links
 from seatrial.hardware.network_bounds import (
     SOFT_TOLERANCE,
@@ -31,13 +32,6 @@ _SATURATING_SIZES = ("1GiB", "4GiB", "8GiB", "16GiB")
 
 
 @dataclass(frozen=True)
-class TcpFabric:
-    """The trial's ``cluster.fabric`` of kind tcp: ``gbps`` is its ``rate`` in Gbit/s per node, None if it has none."""
-
-    gbps: float | None = None
-
-
-@dataclass(frozen=True)
 class ModelValue:
     """The bound of a metric, its limits and its largest plausible value; ``name``: network and algorithm."""
 
@@ -54,7 +48,7 @@ class ModelValue:
 
 
 def model_value(
-    key: str, facts: Mapping[str, JsonValue], skus: Sequence[Sku], links: Links, tcp: TcpFabric | None
+    key: str, facts: Mapping[str, JsonValue], skus: Sequence[Sku], links: Links, tcp: Fabric | None
 ) -> ModelValue | str:
     """The expected value of ``key`` (such as all_gather.busbw.1GiB) on several nodes, or why there is none.
 
@@ -141,7 +135,7 @@ def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: st
     )
 
 
-def _network(links: Links, tcp: TcpFabric | None) -> tuple[int, float, str] | str:
+def _network(links: Links, tcp: Fabric | None) -> tuple[int, float, str] | str:
     """The number of ports of a node, Gbit/s of each, and their description; or why they are unknown."""
     if links.network in ("rdma", "efa"):
         if links.ports is None:
@@ -156,9 +150,9 @@ def _network(links: Links, tcp: TcpFabric | None) -> tuple[int, float, str] | st
     interfaces = ", ".join(links.tcp.names) if links.tcp else "TCP"
     read_gbps = links.tcp.gbps if links.tcp else None
     # The higher rate counts: neither a port that negotiated a lower rate nor the trial lowers the threshold
-    if tcp.gbps and tcp.gbps >= (read_gbps or 0):
-        differs = f"; the interface reports {read_gbps:g} Gb/s" if read_gbps not in (None, tcp.gbps) else ""
-        return 1, tcp.gbps, f"{interfaces}, rate from cluster.fabric.rate{differs}"
+    if tcp.rate and tcp.rate >= (read_gbps or 0):
+        differs = f"; the interface reports {read_gbps:g} Gb/s" if read_gbps not in (None, tcp.rate) else ""
+        return 1, tcp.rate, f"{interfaces}, rate from cluster.fabric.rate{differs}"
     if read_gbps:
         return 1, read_gbps, f"{interfaces}, rate read from the interface"
     return f"the rate of {interfaces} cannot be read, or differs between nodes: set cluster.fabric.rate, e.g. 100 Gb/s"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, FiniteFloat, JsonValue
 
-from seatrial.hardware.fabric_model import TcpFabric, key_parts, model_value
+from seatrial.config.schema import Fabric
+from seatrial.hardware.fabric_model import key_parts, model_value
 from seatrial.hardware.links import HIERARCHICAL_ALGORITHMS, Links, RdmaPorts, network_to_busbw_ratio
 from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue, format_value
 from seatrial.util import data_files
@@ -180,7 +181,7 @@ class References:
     site_includes_run: bool = False
     cpu_only: bool = False
     links: Links = field(default_factory=Links)
-    tcp: TcpFabric | None = None
+    tcp: Fabric | None = None
     gemm_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     gpu_bounds: Mapping[str, Mapping[str, Bound]] = field(default_factory=dict)
     _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
@@ -369,7 +370,7 @@ def select_references(
     *,
     site_includes_run: bool = False,
     cpu_only: bool = False,
-    tcp: TcpFabric | None = None,
+    tcp: Fabric | None = None,
 ) -> References:
     """The site's baseline, the SKU data and the inputs of the bound of the network, for a cluster with these links."""
     return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only, links, tcp)

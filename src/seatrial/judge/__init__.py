@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from seatrial.checks.check import Check
 from seatrial.config.schema import CheckSettings, Config
@@ -12,8 +13,8 @@ from seatrial.hardware import links
 from seatrial.hardware.bounds import bounds_by_model
 from seatrial.hardware.references import References, select_references
 from seatrial.judge import error_counters, retry
-from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
 from seatrial.judge.coverage import (
+    RecordedPlan,
     coverage_errors,
     identity_errors,
     retry_errors,
@@ -21,11 +22,12 @@ from seatrial.judge.coverage import (
     unplanned_checks,
 )
 from seatrial.judge.limits import values_above_peak
-from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, Baseline, Basis, BasisKind, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
+
+_UNKNOWN_CHECK = "this version of seatrial does not have this check; not evaluated"
 
 
 @gc_paused()
@@ -59,7 +61,7 @@ def judge(
             reasons, detail = (Reason.EXCLUDED,), excluded_checks[name]
             verdicts.append(Verdict(name, CLUSTER, Outcome.SKIP, reasons=reasons, detail=detail))
         elif name not in checks:
-            verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
+            verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,), detail=_UNKNOWN_CHECK))
         else:
             check, measured = checks[name], by_check.get(name, ())
             judge_measurements = _judge_of(check, settings, config.name, references)
@@ -76,8 +78,8 @@ def judge(
             else:
                 verdicts += retry.combined_verdicts(check, measured, check_retries, judge_measurements)
     verdicts += dict.fromkeys(identity_errors([*measurements, *(retries or ())]))
-    retried_checks = (measurement.check for measurement in retries or ())
-    verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried_checks)
+    recorded_checks = chain(*(job.checks for job in jobs), by_check, (each.check for each in retries or ()))
+    verdicts += unplanned_checks(config, excluded_checks, recorded_checks)
     return tuple(with_remedies(verdicts))
 
 
@@ -110,6 +112,37 @@ def checks_to_retry(
     return summary_by_check
 
 
+def search_verdicts(searches: Sequence[Measurement], checks: Mapping[str, Check]) -> tuple[Verdict, ...]:
+    """A FAIL for each slow node that a search confirms by repeated measurements; this needs no reference value.
+
+    A search that finds nothing gives no verdict, since it is not a check of the trial.
+    """
+    verdicts: list[Verdict] = []
+    for name in dict.fromkeys(measurement.check for measurement in searches):
+        if name in checks:
+            measured = [measurement for measurement in searches if measurement.check == name]
+            verdicts += judge_check(checks[name], measured, expect={}, trial="")
+    return tuple(verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL)
+
+
+def unexpected_rdma(check: Check, config: Config, trial_links: links.Links) -> Iterator[Verdict]:
+    """A FAIL of the check that reads NCCL's transports, if NCCL uses RDMA although the trial is configured for TCP."""
+    network = trial_links.network
+    if "transports" not in check.fact_roles or not config.cluster.fabric or network not in ("rdma", "efa"):
+        return
+    yield Verdict(
+        check.name,
+        CLUSTER,
+        Outcome.FAIL,
+        reasons=(Reason.FABRIC_MISMATCH,),
+        detail=f"the trial has cluster.fabric.kind tcp, and NCCL uses {trial_links.fabric or network} between nodes",
+        basis=Basis(BasisKind.TRIAL, config.name),
+        meaning="The limits of TCP are far below those of RDMA: a slow RDMA network would pass.",
+        fix="Remove cluster.fabric from the trial. If TCP is intended, set env.NCCL_NET=Socket and "
+        f"checks.{check.name}.options.sockets_expected=true.",
+    )
+
+
 def _references(
     config: Config,
     trial_links: links.Links,
@@ -134,7 +167,7 @@ def _references(
         site,
         site_includes_run=site_includes_run,
         cpu_only=config.cluster.gpus_per_node == 0,
-        tcp=tcp_fabric(config),
+        tcp=config.cluster.fabric,
     )
     inventories = links.role_facts("gpus", measurements, checks)
     gpus = [gpu for _, found in inventories if isinstance(found, list) for gpu in found if isinstance(gpu, dict)]

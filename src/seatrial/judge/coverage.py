@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, filterfalse, islice
 from operator import attrgetter
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Check, SkipIf
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge.groups import common_fact
-from seatrial.judge.recorded_plan import RecordedPlan, node_names, subject_names
 from seatrial.model import (
     CLUSTER,
     GPUS_USED,
@@ -35,24 +34,30 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
 
     A check without measurements, or with an error, gets no further ERROR.
     """
-    if not measured or any(measurement.error for measurement in measured):
-        return
-    job, is_skipped = plan.job_by_check.get(check.name), all(measurement.skipped for measurement in measured)
-    incomplete = [*_misplaced_metrics(check, plan, measured)]
-    mismatches = [*_metrics_beside_skip(measured)]
+    if measured and not any(measurement.error for measurement in measured):
+        yield from (_error(check.name, problem) for problem in _problems(check, plan, measured))
+
+
+def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
+    job, skipped = plan.job_by_check.get(check.name), [measurement for measurement in measured if measurement.skipped]
+    yield from _misplaced_metrics(check, plan, measured)
     if job:
-        incomplete += [*_rank_errors(job, measured), *_partly_skipped(measured)]
-        incomplete += [*_subject_errors(job, plan, measured), *_world_size_errors(check, job, measured)]
-        mismatches += plan.problems(job)
-        if job.placement != _PLACEMENTS[check.scope]:
-            mismatches.append(f"in job {job.name} with placement {job.placement}, expected {_PLACEMENTS[check.scope]}")
-    elif not is_skipped:
-        incomplete.append("measured, but no job of the plan contains the check")
-    if is_skipped and not plan.allows_skip(check):
-        mismatches.append(f"skipped, although the plan can run it: {measured[0].skipped}")
-    for reason, problems in ((Reason.INCOMPLETE_COVERAGE, incomplete), (Reason.PLAN_MISMATCH, mismatches)):
-        for problem in problems:
-            yield _error(check.name, reason, problem)
+        yield from _rank_errors(job, measured)
+        yield from _subject_errors(job, plan, measured)
+        yield from _world_size_errors(check, job, measured)
+        yield from plan.problems[job.name]
+        if job.placement != (expected := _PLACEMENTS[check.scope]):
+            yield f"in job {job.name} with placement {job.placement}, expected {expected}"
+        if skipped and len(skipped) < len(measured):  # the nodes and GPUs of a job should be identical
+            subjects = and_more([measurement.subject for measurement in skipped], _MAX_NAMED)
+            count = len(measured) - len(skipped)
+            yield f"measured on {count} of {len(measured)} subjects; skipped on {subjects}: {skipped[0].skipped}"
+    elif len(skipped) < len(measured):
+        yield "measured, but no job of the plan contains the check"
+    if len(skipped) == len(measured) and not plan.allows_skip(check):
+        yield f"skipped, although the plan can run it: {skipped[0].skipped}"
+    if ignored := next((each for each in skipped if each.metrics), None):
+        yield f"{ignored.subject} has {len(ignored.metrics)} metrics, but was skipped: {ignored.skipped}"
 
 
 def retry_errors(check: str, first: Sequence[Measurement], retries: Sequence[Measurement]) -> Iterator[Verdict]:
@@ -62,7 +67,7 @@ def retry_errors(check: str, first: Sequence[Measurement], retries: Sequence[Mea
     if new_subjects:
         names = and_more(sorted(new_subjects), _MAX_NAMED)
         detail = f"retried on {names}, which the first measurement did not measure"
-        yield _error(check, Reason.PLAN_MISMATCH, detail)
+        yield _error(check, detail)
 
 
 def identity_errors(measurements: Iterable[Measurement]) -> Iterator[Verdict]:
@@ -79,34 +84,20 @@ def identity_errors(measurements: Iterable[Measurement]) -> Iterator[Verdict]:
         first_uuid, first_check = uuids.setdefault(subject, (uuid, check))
         if first_uuid != uuid:
             detail = f"{subject} is GPU {uuid}, but in {first_check} it was {first_uuid}: measure both checks again"
-            yield _error(check, Reason.PLAN_MISMATCH, detail)
+            yield _error(check, detail)
         if (other := subjects.setdefault(uuid, subject)) != subject:
-            yield _error(check, Reason.PLAN_MISMATCH, f"{subject} and {other} are one GPU, {uuid}")
+            yield _error(check, f"{subject} and {other} are one GPU, {uuid}")
 
 
 def unplanned_checks(
-    config: Config,
-    excluded_checks: Mapping[str, str],
-    jobs: Iterable[Job],
-    measured_checks: Iterable[str],
-    retried_checks: Iterable[str],
+    config: Config, excluded_checks: Mapping[str, str], recorded_checks: Iterable[str]
 ) -> Iterator[Verdict]:
     """An ERROR for each check that was planned or measured, although it is not in the configuration or was excluded."""
-    recorded: dict[str, list[str]] = {}
-    for part, names in (
-        ("jobs", chain.from_iterable(job.checks for job in jobs)),
-        ("measurements", measured_checks),
-        ("retries", retried_checks),
-    ):
-        for name in dict.fromkeys(names):
-            recorded.setdefault(name, []).append(part)
-    for name, parts in recorded.items():
+    for name in dict.fromkeys(recorded_checks):
         if name not in config.checks:
-            detail = f"in the {' and '.join(parts)} of the record, but not in config.checks"
-            yield _error(name, Reason.PLAN_MISMATCH, f"{detail}; add it there, or measure again: seatrial run")
+            yield _error(name, "in the record, but not in config.checks; add it there, or measure again: seatrial run")
         elif name in excluded_checks:
-            detail = f"excluded by {excluded_checks[name]}, but in the {' and '.join(parts)} of the record"
-            yield _error(name, Reason.PLAN_MISMATCH, detail)
+            yield _error(name, f"excluded by {excluded_checks[name]}, but planned or measured in the record")
 
 
 def unevaluated_thresholds(
@@ -128,8 +119,8 @@ def unevaluated_thresholds(
         )
 
 
-def _error(check: str, reason: Reason, detail: str) -> Verdict:
-    return Verdict(check, CLUSTER, Outcome.ERROR, reasons=(reason,), detail=detail)
+def _error(check: str, detail: str) -> Verdict:
+    return Verdict(check, CLUSTER, Outcome.ERROR, reasons=(Reason.PLAN_MISMATCH,), detail=detail)
 
 
 def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
@@ -142,35 +133,15 @@ def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
         others = f" and {missing - len(ranks)} more" if missing > len(ranks) else ""
         yield f"no measurement of {missing} of {job.process_count} ranks: {', '.join(ranks)}{others}"
         return
-    if len(measured) > job.process_count:
-        yield f"{len(measured)} measurements of {job.process_count} ranks: expected one of each rank"
-        return
-    subjects = list(subject_by_rank.values())
-    ranks_by_node = Counter(subject.partition("/")[0] for subject in subjects)
-    if len(ranks_by_node) != job.nodes:
-        yield f"expected {job.nodes} nodes, measured {len(ranks_by_node)}: {', '.join(sorted(ranks_by_node))}"
-        return
-    if len(set(subjects)) < len(subjects):
-        duplicates = [subject for subject, count in Counter(subjects).items() if count > 1]
-        names = and_more(duplicates, _MAX_NAMED)
-        yield f"expected {job.process_count} different subjects, but several ranks used {names}"
-    elif uneven := [node for node, count in ranks_by_node.items() if count != job.ranks_per_node]:
-        yield f"expected {job.ranks_per_node} processes on each node, but not on {and_more(uneven, _MAX_NAMED)}"
-
-
-def _partly_skipped(measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if only some subjects skipped the check: the nodes and GPUs of a job should be identical."""
-    skipped = [measurement for measurement in measured if measurement.skipped]
-    if skipped and len(skipped) < len(measured):
-        subjects = and_more([measurement.subject for measurement in skipped], _MAX_NAMED)
-        count = len(measured) - len(skipped)
-        yield f"measured on {count} of {len(measured)} subjects; skipped on {subjects}: {skipped[0].skipped}"
-
-
-def _metrics_beside_skip(measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if a skipped measurement has metrics: they would not be evaluated."""
-    if with_metrics := next((item for item in measured if item.skipped and item.metrics), None):
-        yield f"{with_metrics.subject} has {len(with_metrics.metrics)} metrics, but was skipped: {with_metrics.skipped}"
+    counts = Counter(measurement.subject for measurement in measured)
+    nodes = Counter(subject.partition("/")[0] for subject in counts)
+    if {*counts.values()} != {1} or len(nodes) != job.nodes or {*nodes.values()} != {job.ranks_per_node}:
+        several = [f"{subject} ({count} times)" for subject, count in counts.items() if count > 1]
+        text = and_more(several or [f"{count} on {node}" for node, count in sorted(nodes.items())], _MAX_NAMED)
+        yield (
+            f"expected {job.ranks_per_node} ranks on each of {job.nodes} nodes, each on a subject of its own; "
+            f"measured {text}"
+        )
 
 
 def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
@@ -179,7 +150,7 @@ def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement
         return
     subjects = subject_names(measured)
     nodes = plan.nodes_of_ranks if subjects == plan.ranks else node_names(subjects)
-    if plan.ran_on_fewer_nodes(measured[0].check):
+    if measured[0].check in plan.on_fewer_nodes:
         if others := nodes - plan.nodes:
             yield f"measured on {', '.join(sorted(others))}, but {plan.nodes_check} on other nodes"
     elif nodes != plan.nodes:
@@ -241,3 +212,135 @@ def _may_have_metrics(check: Check, plan: RecordedPlan, measurement: Measurement
             index in map(str, used) if isinstance(used, list) else index.isdecimal()
         )
     return subject == measurement.subject.partition("/")[0]  # a check of a GPU may also measure ports of the GPU's node
+
+
+class RecordedPlan:
+    """The jobs of a record, with the nodes and the ranks (GPUs) on which they were measured.
+
+    ``nodes`` are the nodes of the check ``nodes_check``, ``ranks`` the ranks of the check ``ranks_check``. Each of the
+    two checks is the first one without errors that every process of its job measured. If there is none: the first one
+    without errors.
+    """
+
+    def __init__(self, config: Config, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]) -> None:
+        self._config, self._jobs = config, jobs
+        self.job_by_check = {name: job for job in reversed(jobs) for name in job.checks}
+        self.nodes_check, subjects = self._first_measured(measurements, "nodes", "ranks")
+        self.nodes = node_names(subjects)
+        self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
+        self.nodes_of_ranks = node_names(self.ranks)
+        on_nodes = {name: job.nodes for name, job in self.job_by_check.items() if job.placement != "control"}
+        fewer = {name for name, count in on_nodes.items() if count < max(on_nodes.values())}
+        self.on_fewer_nodes = fewer if config.cluster.min_nodes else set[str]()  # checks after the loss of a node
+        # without GPUs, subjects are named after ranks, counted over all nodes: a job on fewer nodes has other subjects
+        self._all_ranks = set(self.ranks)
+        for name in self.on_fewer_nodes:
+            self._all_ranks |= {subject for subject in subject_names(measurements.get(name, ())) if "/" in subject}
+        self._subjects = {CLUSTER} | self.nodes | self._all_ranks
+        # name of a job → differences from the configuration, the other jobs, and the measured devices
+        self.problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
+
+    def has_subject(self, subject: str) -> bool:
+        """Whether ``subject`` is the cluster, or a measured node, rank, rail, or pair of nodes or of ranks."""
+        if subject not in self._subjects:
+            if not (self._is_pair(subject) or self._is_rail(subject)):
+                return False
+            self._subjects.add(subject)
+        return True
+
+    def allows_skip(self, check: Check) -> bool:
+        """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skip_if``."""
+        ranks, nodes = self._ranks_per_node, self._config.cluster.nodes
+        if self._config.cluster.min_nodes:
+            nodes = min((job.expected_nodes for job in self._jobs), default=nodes)
+        options = self._config.checks[check.name].options
+        no_gpu = all(job.device == "cpu" for job in self._jobs)
+        is_met: Mapping[SkipIf, bool] = {
+            SkipIf.NO_GPU: no_gpu,
+            SkipIf.NO_SLURM: not self._config.uses_slurm,
+            SkipIf.NO_KUBERNETES: self._config.launcher != "kubernetes",
+            SkipIf.ONE_NODE: nodes == 1,
+            SkipIf.ONE_RANK_PER_NODE: ranks in (None, 1),
+            SkipIf.NO_COMMAND: not options.get("command"),
+            SkipIf.ONLY_CUDA_GRAPHS: no_gpu and options.get("modes") == ["cuda_graph"],
+            SkipIf.UNVERIFIED: True,
+        }
+        too_few_ranks = check.needs.min_ranks > 1 and (ranks is None or nodes * ranks < check.needs.min_ranks)
+        no_folder = check.needs.shared_folder and not self._config.has_shared_folder(check.name)
+        needs_lacking = (check.needs.gpus and no_gpu) or too_few_ranks or no_folder
+        return needs_lacking or any(map(is_met.__getitem__, check.skip_if))
+
+    @property
+    def _ranks_per_node(self) -> int | None:
+        """The ranks per node; None if no job has ranks and the number of GPUs is not configured."""
+        planned = next((job.ranks_per_node for job in self._jobs if job.placement == "ranks"), None)
+        return planned or next((job.expected_gpus for job in self._jobs), None)
+
+    def _is_pair(self, subject: str) -> bool:
+        """Whether ``subject`` is a pair of nodes, ``n0->n1``, or of ranks of one node, ``n0/gpu0->gpu1``."""
+        source, arrow, target = subject.partition("->")
+        node, slash, _ = source.rpartition("/")
+        pair = {source, f"{node}{slash}{target}"}
+        return bool(arrow) and len(pair) == 2 and pair <= (self._all_ranks if slash else self.nodes)
+
+    def _is_rail(self, subject: str) -> bool:
+        index = subject.removeprefix("rail")
+        return index != subject and index.isdecimal() and int(index) < (self._ranks_per_node or 0)
+
+    def _first_measured(
+        self, measurements: Mapping[str, Sequence[Measurement]], *placements: str
+    ) -> tuple[str, set[str]]:
+        """The first complete check in jobs with ``placements``, and its subjects; else the first without errors.
+
+        A check is complete if it has no errors and one measurement of each process.
+        """
+        incomplete: tuple[str, set[str]] = "", set()
+        for job in self._jobs:
+            for name in job.checks if job.placement in placements else ():
+                measured = measurements.get(name, ())
+                if measured and not any(measurement.error for measurement in measured):
+                    if len(measured) == job.process_count:
+                        return name, subject_names(measured)
+                    incomplete = incomplete if incomplete[0] else (name, subject_names(measured))
+        return incomplete
+
+    def _job_problems(self, job: Job, measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+        cluster, gpus, on_gpus = self._config.cluster, job.expected_gpus, job.device == "cuda"
+        planned_nodes = min(max(job.expected_nodes, cluster.min_nodes or cluster.nodes), cluster.nodes)
+        configured_gpus = gpus if cluster.gpus_per_node is None else cluster.gpus_per_node
+        nodes, ranks, device = job.expected_nodes, 1, job.device
+        if job.placement == "control":
+            nodes = 1
+        elif job.placement == "ranks":
+            ranks = (gpus if on_gpus else 0) or job.ranks_per_node
+            device = device if gpus is None else "cuda" if gpus else "cpu"
+        for name, recorded, expected, source in (
+            ("expected_nodes", job.expected_nodes, planned_nodes, " by cluster.nodes and cluster.min_nodes"),
+            ("expected_gpus", gpus, configured_gpus, " by cluster.gpus_per_node"),
+            ("nodes", job.nodes, nodes, ""),
+            ("ranks_per_node", job.ranks_per_node, ranks, ""),
+            ("device", job.device, device, ""),
+        ):
+            if recorded != expected:
+                yield f"job {job.name} has {name} {recorded}, expected {expected}{source}"
+        if len({other.device for other in self._jobs}) > 1:
+            yield f"jobs on different devices: {', '.join(f'{other.name} on {other.device}' for other in self._jobs)}"
+        if job.placement != "ranks":
+            return
+        if wrong := sorted(subject for subject in self.ranks if ("/gpu" in subject) != on_gpus):
+            yield f"job {job.name} ran on {job.device}, but measured {and_more(wrong, _MAX_NAMED)}"
+        for measurement in chain.from_iterable(measurements.values()) if gpus is None else ():
+            used = measurement.facts.get(GPUS_USED)
+            if isinstance(used, list) and len(used) != (job.ranks_per_node if on_gpus else 0):
+                yield (
+                    f"job {job.name} has {job.ranks_per_node} ranks per node on {job.device}, but {measurement.check} "
+                    f"lists {len(used)} usable GPUs on {measurement.subject}"
+                )
+
+
+def subject_names(measurements: Iterable[Measurement]) -> set[str]:
+    return {measurement.subject for measurement in measurements}
+
+
+def node_names(subjects: Iterable[str]) -> set[str]:
+    return {subject.partition("/")[0] for subject in subjects}

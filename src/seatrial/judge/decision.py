@@ -134,7 +134,7 @@ def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[s
     return [
         verdict.message
         for verdict in verdicts
-        if verdict.outcome is outcome and verdict.basis and Reason.ABOVE_PHYSICAL_LIMIT not in verdict.reasons
+        if verdict.outcome is outcome and verdict.basis and Reason.MEASUREMENT_ERROR not in verdict.reasons
     ]
 
 
@@ -144,16 +144,14 @@ def _missing_results(
     """The reasons against acceptance: checks that are bad, not measured, excluded or not in the configuration."""
     outcomes = _outcomes_by_check(verdicts)
     not_measured = {verdict.check for verdict in verdicts if Reason.NOT_MEASURED in verdict.reasons}
-    needed = [name for name, is_required in required.items() if is_required]
-    needed_outcomes = {name: outcomes.get(name, set()) for name in needed}
-    worst_by_check = {name: worst(check_outcomes) for name, check_outcomes in needed_outcomes.items()}
+    needed = {name: worst(outcomes.get(name, ())) for name, is_required in required.items() if is_required}
     reasons = [
         f"{name} is {outcome}"
-        for name, outcome in worst_by_check.items()
+        for name, outcome in needed.items()
         if outcome not in _GOOD and name not in excluded_checks and name not in not_measured
     ]
     missing = [name for name in needed if name in not_measured]
-    applicable = [name for name in needed if worst_by_check[name] is not Outcome.SKIP]
+    applicable = [name for name, outcome in needed.items() if outcome is not Outcome.SKIP]
     if missing and len(missing) < len(applicable):  # if all are missing, the last reason says so
         reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
     # A check that is not required counts here only if --time-limit excluded it, since the user did not name this check
@@ -161,9 +159,9 @@ def _missing_results(
         options = " and ".join(sorted({excluded_checks[name] for name in excluded}))
         reasons.append(f"{plural(len(excluded), 'check')} excluded by {options}: {and_more(excluded, _MAX_NAMED)}")
     # checks that the record has, but its configuration does not
-    unplanned = sorted(outcomes.keys() - required.keys())
-    reasons += [f"{name} is {worst(outcomes[name])}" for name in unplanned if worst(outcomes[name]) not in _GOOD]
-    if all(check_outcomes.isdisjoint((Outcome.PASS, Outcome.WARN)) for check_outcomes in needed_outcomes.values()):
+    unplanned = {name: worst(outcomes[name]) for name in sorted(outcomes.keys() - required.keys())}
+    reasons += [f"{name} is {outcome}" for name, outcome in unplanned.items() if outcome not in _GOOD]
+    if not any(outcomes.get(name, set()) & {Outcome.PASS, Outcome.WARN} for name in needed):
         reasons.append("no required check was measured")
     return reasons
 

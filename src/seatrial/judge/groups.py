@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import chain, combinations, permutations
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, StrictInt, TypeAdapter, ValidationError
 
@@ -35,17 +35,10 @@ _MAX_VALUE_CHARS = 80  # longer values of facts are truncated in messages
 _Text = Annotated[str, Field(min_length=1)]
 
 
-class _FactType(NamedTuple):
-    """The type of a fact, and its description for messages."""
-
-    adapter: TypeAdapter[Any]
-    text: str
-
-
-# Facts that any check may record → their type
-_COMMON_FACTS: Mapping[str, _FactType] = {
-    GPUS_USED: _FactType(TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
-    PORTS_USED: _FactType(TypeAdapter(dict[str, list[_Text]]), "names of RDMA ports by node"),
+# Facts that any check may record → their type, and its description
+_COMMON_FACTS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
+    GPUS_USED: (TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
+    PORTS_USED: (TypeAdapter(dict[str, list[_Text]]), "names of RDMA ports by node"),
 }
 
 
@@ -73,6 +66,7 @@ class MeasurementGroup:
         # a check that compares hosts (by another ``model_fact``) needs no numbers of ranks and nodes
         self._shape_facts = SHAPE_FACTS if check.model_fact == _GPU else (check.model_fact,)
         self.metrics: dict[str, list[Metric]] = {}
+        self._absent: dict[str, dict[str, Absent]] = {}
         for measurement in measurements:
             for metric in measurement.metrics:
                 if (name := metric.name) in per:
@@ -80,8 +74,6 @@ class MeasurementGroup:
                         self.metrics[name] = [metric]
                     else:
                         same_name.append(metric)
-        self._absent: dict[str, dict[str, Absent]] = {}
-        for measurement in measurements:
             for absent in measurement.absent:
                 self._absent.setdefault(absent.metric, {})[absent.subject] = absent
         self.is_per_gpu, self.per = check.scope is Scope.GPU, per
@@ -132,38 +124,31 @@ class MeasurementGroup:
         for name in names:
             if name not in self._disagreements:
                 self._disagreements[name] = _disagreement(name, self._measurements)
-        return "; ".join(filter(None, map(self._disagreements.__getitem__, names)))
+        differing = "; ".join(filter(None, map(self._disagreements.__getitem__, names)))
+        return differing and f"ranks report different values of {differing}"
 
     def missing_subjects(self, metric: str) -> str:
         """The required subjects without a value of ``metric``, as text; empty if there are none."""
-        kind = self.per[metric]
-        absent = self.absent(metric)
+        kind, absent = self.per[metric], self.absent(metric)
         if not kind or self.failed or "" in absent:  # an error has its own verdict
             return ""
-        if kind in ("gpu", "port"):
-            expected = self._gpus() if kind == "gpu" else self._ports()
+        if kind == "gpu":
+            expected = [f"{self.subject}/gpu{index}" for index in common_fact(self.facts, GPUS_USED) or ()]
+            if not expected:
+                return f"the fact {GPUS_USED} lists no GPU"
+        elif kind == "port":
+            ports = common_fact(self.facts, PORTS_USED) or {}
+            expected = [f"{node}/{name}" for node, names in ports.items() for name in names]
         else:
             expected = _SUBJECTS[kind]([value.subject for value in self._measurements])
-        if kind == "gpu" and not expected:
-            return f"the fact {GPUS_USED} lists no GPU"
-        unreadable = {subject: each.reason for subject, each in absent.items() if each.why is Why.UNREADABLE}
+        unreadable = {subject: f" ({each.reason})" for subject, each in absent.items() if each.why is Why.UNREADABLE}
         measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent.keys() - unreadable.keys())
         if kind == "pair":  # in either order
             measured |= {opposite_direction(subject) for subject in measured}
-        missing = [subject for subject in expected if subject not in measured]
+        missing = [f"{subject}{unreadable.get(subject, '')}" for subject in expected if subject not in measured]
         if not missing:
             return ""
-        reasons = [f"{subject} ({unreadable[subject]})" if subject in unreadable else subject for subject in missing]
-        return f"no value for {len(missing)} of {len(expected)} subjects: {and_more(reasons, _MAX_NAMED)}"
-
-    def _gpus(self) -> list[str]:
-        """The GPUs of a node, from the fact GPUS_USED."""
-        return [f"{self.subject}/gpu{index}" for index in common_fact(self.facts, GPUS_USED) or ()]
-
-    def _ports(self) -> list[str]:
-        """The RDMA ports of all nodes, from the fact PORTS_USED."""
-        ports = common_fact(self.facts, PORTS_USED) or {}
-        return [f"{node}/{name}" for node, names in ports.items() for name in names]
+        return f"no value for {len(missing)} of {len(expected)} subjects: {and_more(missing, _MAX_NAMED)}"
 
 
 def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set[str]) -> list[MeasurementGroup]:
@@ -189,58 +174,37 @@ class PeerGroups:
     With exactly two nodes, each node is a separate group: a difference of two nodes does not show which one is slow.
     """
 
-    def __init__(self) -> None:
-        # GPU model → node → values
+    def __init__(self, metric: str, measured: Sequence[MeasurementGroup]) -> None:
+        # device model → node → values
         self._values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        self._groups: dict[tuple[str, str], PeerGroup] = {}  # (GPU model, node) → group; empty node: all nodes
-
-    def add(self, model: str, subject: str, value: float) -> None:
-        self._values[model][subject.partition("/")[0]].append(value)
-
-    def peer_group(self, model: str, subject: str) -> PeerGroup:
-        """The subjects with this device ``model`` on all nodes; with exactly two nodes, only those on the same node."""
-        if (group := self._groups.get((model, ""))) is not None:
-            return group
-        nodes = self._values.get(model, {})
-        if len(nodes) == 2:
-            return self.node_peer_group(model, subject)
-        group = self._groups[model, ""] = PeerGroup(model, tuple(chain.from_iterable(nodes.values())))
-        return group
-
-    def node_peer_group(self, model: str, subject: str) -> PeerGroup:
-        """The subjects with this device ``model`` on the node of ``subject``."""
-        node = subject.partition("/")[0]
-        if (group := self._groups.get((model, node))) is None:
-            values = tuple(self._values.get(model, {}).get(node, ()))
-            group = self._groups[model, node] = PeerGroup(model, values, node)
-        return group
-
-
-def peer_groups(names: Sequence[str], measured: Sequence[MeasurementGroup]) -> dict[str, PeerGroups]:
-    """Metric → its peer groups, for the metrics in ``names``."""
-    groups_by_metric = {name: PeerGroups() for name in names}
-    for name, groups in groups_by_metric.items():
         for group in measured:
-            for metric in group.metrics.get(name, ()):
-                groups.add(group.model, metric.subject, metric.value)
-    return groups_by_metric
+            for each in group.metrics.get(metric, ()):
+                self._values[group.model][each.subject.partition("/")[0]].append(each.value)
+        self._groups: dict[tuple[str, str], PeerGroup] = {}  # (model, node) → group; empty node: all nodes
+
+    def peer_group(self, model: str, subject: str, *, of_node: bool = False) -> PeerGroup:
+        """The subjects with this device ``model`` on all nodes, or on the node of ``subject``."""
+        nodes = self._values.get(model, {})
+        node = subject.partition("/")[0] if of_node or len(nodes) == 2 else ""
+        if (group := self._groups.get((model, node))) is None:
+            values = nodes.get(node, ()) if node else chain.from_iterable(nodes.values())
+            group = self._groups[model, node] = PeerGroup(model, tuple(values), node)
+        return group
 
 
 def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:
     """The value of a fact in _COMMON_FACTS; None if it is missing or of another type."""
     try:
-        return _COMMON_FACTS[name].adapter.validate_python(facts[name]) if name in facts else None
+        return _COMMON_FACTS[name][0].validate_python(facts[name]) if name in facts else None
     except ValidationError:
         return None
 
 
 def invalid_common_facts(facts: Mapping[str, JsonValue]) -> Iterator[str]:
     """The facts in _COMMON_FACTS that have another type, as text."""
-    if _COMMON_FACTS.keys().isdisjoint(facts):  # true for most ranks: skip the loop
-        return
-    for name, fact_type in _COMMON_FACTS.items():
-        if name in facts and common_fact(facts, name) is None:
-            yield fact_text(name, facts, fact_type.text)
+    for name in _COMMON_FACTS.keys() & facts.keys():
+        if common_fact(facts, name) is None:
+            yield fact_text(name, facts, _COMMON_FACTS[name][1])
 
 
 def fact_text(name: str, facts: Mapping[str, JsonValue], expected: str) -> str:

@@ -7,20 +7,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from statistics import median
 
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check
-from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound, physical_base
+from seatrial.hardware.bounds import Bound, MetricLookup, physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References, Sku
 from seatrial.hardware.training_flops import BOUNDED_METRICS, training_work
 from seatrial.judge.groups import MeasurementGroup, PeerGroups, opposite_direction
 from seatrial.judge.plausibility import (
     above_reference,
+    bound_in_unit,
     lax_reference,
     metric_lookup,
+    reference_in_unit,
     reference_text,
     threshold_error,
     threshold_notes,
@@ -59,7 +61,8 @@ _FAIL, _ERROR, _UNJUDGED = Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED
 _PASS, _SKIP, _WARN = Outcome.PASS, Outcome.SKIP, Outcome.WARN  # looked up once, since enum member access is slow
 _RANK = {outcome: rank for rank, outcome in enumerate(WORST_FIRST)}
 _DECIDED = (_FAIL, _ERROR, _PASS)  # a later limit with the same outcome changes nothing
-_TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.ABOVE_PHYSICAL_LIMIT})
+_VIOLATED, _INCONCLUSIVE = (Reason.THRESHOLD_VIOLATED,), (Reason.THRESHOLD_VIOLATED, Reason.INCONCLUSIVE)
+_TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.MEASUREMENT_ERROR})
 _NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units; rates are not negative either, see metric.signed
 _MAX_FACT_CHARS = 600  # a longer fact is truncated in the evidence; the record has the whole fact
 Comparison = Callable[[Metric], Verdict]
@@ -97,7 +100,7 @@ class RuleLimits:
         self._shared: dict[Hashable, _Limits] = {}
         # Without a reference, a threshold of the check gives the same verdict on all subjects with the same value
         self._same_for_all = rule.threshold is not None and not rule.reference and not trial
-        self._passed: dict[tuple[float, str], Verdict] = {}  # (value, unit) → its PASS
+        self._passed: dict[float, Verdict] = {}  # value → its PASS
 
     def verdicts(self, group: MeasurementGroup, metrics: Sequence[Metric]) -> Iterator[Verdict]:
         """The verdicts on the values of one group."""
@@ -117,26 +120,25 @@ class RuleLimits:
         if unit != self._unit and self._unit is not None:
             detail, reasons = self._unit, (Reason.UNIT_MISMATCH,)
             return Verdict(self.check, metric.subject, _ERROR, metric.name, reasons, detail, value, unit)
-        if self._same_for_all and not metric.samples and (same := self._passed.get((value, unit))):
+        if self._same_for_all and not metric.samples and (same := self._passed.get(value)):
             return Verdict(self.check, metric.subject, _PASS, metric.name, (), "", value, unit, same.basis)
         verdict = self._limits(group, shape, metric).verdict(metric, single)
         if verdict.outcome is _PASS:
             if self._same_for_all:
-                self._passed[value, unit] = verdict
+                self._passed[value] = verdict
             return verdict
         if verdict.outcome is _SKIP or verdict.fix:
             return verdict
         # The rule's meaning is that of a bad value, and does not fit a value that is too high
         meaning = "" if _TOO_HIGH.intersection(verdict.reasons) else self.rule.meaning
-        evidence = measured_evidence(metric) + evidence_text(metric)
-        return replace(verdict, meaning=meaning, evidence=evidence, fix=self.rule.fix)
+        return replace(verdict, meaning=meaning, evidence=_evidence(metric), fix=self.rule.fix)
 
     def _limits(self, group: MeasurementGroup, shape: Hashable, metric: Metric) -> _Limits:
         peers = node_peers = NO_PEERS
         if self._peer_groups:
             peers = self._peer_groups.peer_group(group.model, metric.subject)
             if self._by_peers:
-                node_peers = self._peer_groups.node_peer_group(group.model, metric.subject)
+                node_peers = self._peer_groups.peer_group(group.model, metric.subject, of_node=True)
         key = shape, peers.node, node_peers.node, metric.unit
         if (limits := self._shared.get(key)) is None:
             limits = self._shared[key] = _Limits(self, group.facts, metric.unit, peers, node_peers)
@@ -146,15 +148,14 @@ class RuleLimits:
         """The verdict on a pair; PASS or SKIP becomes WARN below a share of the opposite direction's value."""
         if metric.value >= share * opposite:
             return verdict
-        was_good = verdict.outcome in (_PASS, _SKIP)
         return replace(
             verdict,
-            outcome=_WARN if was_good else verdict.outcome,
+            outcome=_WARN if verdict.outcome in (_PASS, _SKIP) else verdict.outcome,
             reasons=(*verdict.reasons, Reason.ASYMMETRIC),
             opposite_value=opposite,
             basis=replace(verdict.basis, asymmetry_limit=share) if verdict.basis else None,
             meaning=self.rule.meaning,
-            evidence=measured_evidence(metric) if was_good else verdict.evidence,
+            evidence=verdict.evidence or _evidence(metric),
             fix=self.rule.fix,
         )
 
@@ -167,13 +168,17 @@ class _Limits:
     ) -> None:
         self._of, self._facts, self._unit, self._peers, self._rule = of, facts, unit, peers, of.rule
         self._plausible = plausible_range(unit, of.may_exceed_100)
-        self._bound = self._hardware_bound()
+        # Training metrics have their bound in ``values_above_peak``. On several nodes NCCL may use an algorithm that no
+        # model covers and that sends less data
+        is_bounded = of.lookup.bounded_by and facts.get("nodes") in (None, 1)
+        self._bound = bound_in_unit(of.lookup, unit, facts, of.references) if is_bounded else None
         self._highest = self._bound.value if self._bound else math.inf
         self._never_negative = "/s" in unit or unit in _NEVER_NEGATIVE
         self._bases: list[Basis] = []  # of all limits that apply to every value
         self._first, *self._more = self._absolute_limits()
-        below = ((each, self._rule.share(PEERS)) for each in (node_peers, peers) if each.gives_reference)
-        self._among_peers = [self._peer_limit(each, share) for each, share in below if share]
+        share = self._rule.share(PEERS) or 0.0
+        among = [each for each in (node_peers, peers) if share and each.gives_reference]
+        self._among_peers = [(share * each.median, self._peers_basis(each, share)) for each in among]
 
     def verdict(self, metric: Metric, single_limit: float | None) -> Verdict:
         """The worst verdict of all limits; an ERROR if the value cannot be true."""
@@ -184,10 +189,11 @@ class _Limits:
             decided = _worse(decided, compare(metric))
         if decided.outcome is not _FAIL and decided.outcome is not _ERROR:
             worse = None
-            for compare_peers in self._among_peers:
-                worse = worse or compare_peers(metric)
+            for limit, basis in self._among_peers:
+                if metric.value < limit and worse is None:
+                    worse = self._by_share(metric, basis)
+            # the limits of windows come from GPU nodes
             if worse is None and metric.samples and not self._of.references.cpu_only:
-                # the limits of windows come from GPU nodes
                 on_average = self._slow_on_average(metric) if decided.outcome in (_PASS, _WARN) else None
                 worse = on_average or slow_windows(self._of.check, metric)
             decided = _worse(decided, worse) if worse else decided
@@ -197,62 +203,41 @@ class _Limits:
             return decided
         return replace(decided, other_limits=tuple(basis for basis in self._bases if basis is not decided.basis))
 
-    def _slow_on_average(self, metric: Metric) -> Verdict | None:
-        """A FAIL if the median of the windows is good, but their mean violates a limit; else None."""
-        if (averaged := with_mean_speed(metric)) is None:
-            return None
-        for compare in (self._first, *self._more):
-            verdict = compare(averaged)
-            if verdict.outcome is _FAIL:
-                detail = "their mean clearly violates the limit that their median meets"
-                basis, ratio = verdict.basis, verdict.ratio
-                return self._make(metric, _FAIL, Reason.SLOW_WINDOWS, basis=basis, ratio=ratio, detail=detail)
-        return None
-
     def _measurement_error(self, metric: Metric) -> Verdict | None:
         value, signed, threshold = metric.value, self._of.signed, self._rule.threshold
         if value > self._highest and self._bound:
-            return above_physical_limit(self._of.check, metric, self._bound)
+            return _above_physical_limit(self._of.check, metric, self._bound)
         if value < 0 and (self._never_negative or (threshold and not signed and threshold.is_met_by(value))):
-            return self._make(metric, _ERROR, Reason.NEGATIVE_VALUE)
+            return self._make(metric, _ERROR, Reason.MEASUREMENT_ERROR, detail="the value cannot be negative")
         if (abs(value) if signed else value) not in self._plausible:
-            detail = f"{self._plausible} {metric.unit}".rstrip()
-            return self._make(metric, _ERROR, Reason.OUTSIDE_PLAUSIBLE_RANGE, detail=detail)
+            detail = f"expected {self._plausible} {metric.unit}".rstrip()
+            return self._make(metric, _ERROR, Reason.MEASUREMENT_ERROR, detail=detail)
         return None
-
-    def _hardware_bound(self) -> Bound | None:
-        """The hardware bound of the metric; None for training metrics, which ``values_above_peak`` evaluates.
-
-        Also None for several nodes: NCCL may use an algorithm that no model covers and that sends less data.
-        """
-        of = self._of
-        if not of.lookup.bounded_by or self._facts.get("nodes") not in (None, 1):
-            return None
-        bound = hardware_bound(of.lookup, self._facts, of.references)
-        return bound if bound and bound.unit == self._unit else None
 
     def _absolute_limits(self) -> Sequence[Comparison]:
         """The comparisons with the number, or with the reference, the GEMM rate and the peak of the rule.
 
         Without any of them: a comparison that says why there is none.
         """
-        rule, of, unit = self._rule, self._of, self._unit
+        rule, of, unit, share = self._rule, self._of, self._unit, self._rule.share(BOUND)
         if rule.threshold is not None:
-            return [self._number(rule.threshold) if of.trial == "" else self._trial_number(rule.threshold)]
+            return [self._trial_number(rule.threshold) if of.trial else self._number(rule.threshold)]
         if rule.only_warns_by_peers:
-            return [self._outlier]
-        by_work = self._gemm_share(rule.share(GEMM), rule.share(GEMM, _WARN))
-        others = [by_work] if by_work else []
+            return [self._outlier()]
+        others = [by_work] if (by_work := self._gemm_share()) else []
+        peak = physical_base(of.lookup, self._facts, of.references) if share else None
+        peak = peak if peak and peak.unit == unit else None
         reference: Reference | str = "the peak speed of this training on this GPU model is unknown"
-        if rule.reference or rule.share(BOUND) is None:
-            peers = NO_PEERS if of.reference_optional or others or self._physical else self._peers
+        if rule.reference or not share:
+            peers = NO_PEERS if of.reference_optional or others or peak else self._peers
             reference = of.references.find(of.lookup.reference_key, self._facts, peers, unit)
         if isinstance(reference, str):
-            if not others and self._physical:
-                return [self._peak(self._physical, rule.share(BOUND) or 0.0)]
-            optional = (of.reference_optional and not self._has_unknown_model) or (
-                not rule.reference and rule.share(BOUND)
-            )
+            if peak and not others:
+                basis = Basis(
+                    BasisKind.PHYSICAL_LIMIT, "the hardware", peak.value, unit, source=peak.derivation, fail_below=share
+                )
+                return [partial(self._by_share, basis=self._listed(basis))]
+            optional = (of.reference_optional and not self._has_unknown_model) or (share and not rule.reference)
             missing = (_SKIP, Reason.NO_THRESHOLD) if optional else (_UNJUDGED, Reason.NO_REFERENCE)
             return others or [self._always(*missing, reference)]
         if reference.unit != unit:
@@ -260,14 +245,6 @@ class _Limits:
         if reference.kind is BasisKind.SITE:
             return [self._site(of.references.applicable(of.lookup.reference_key, self._facts)), *others]
         return [self._reference(reference), *others]
-
-    @cached_property
-    def _physical(self) -> Bound | None:
-        """The physical base of the rule's limit, if it has such a limit and the base is known."""
-        if self._rule.share(BOUND) is None:
-            return None
-        bound = physical_base(self._of.lookup, self._facts, self._of.references)
-        return bound if bound and bound.unit == self._unit else None
 
     def _always(self, outcome: Outcome, reason: Reason, detail: str) -> Comparison:
         return lambda metric: self._make(metric, outcome, reason, detail=detail)
@@ -281,27 +258,32 @@ class _Limits:
     def _number(self, threshold: Limit) -> Comparison:
         """Comparison with a number of the check."""
         basis = self._listed(Basis(BasisKind.RULE, "", threshold.value, self._unit, threshold.op))
-        reference = self._reference_for_plausibility(threshold)
 
         def compare(metric: Metric) -> Verdict:
-            if threshold.unit and threshold.unit != metric.unit:
-                return self._make(metric, _UNJUDGED, Reason.UNIT_MISMATCH, detail=threshold.unit)
             if threshold.is_met_by(metric.value):
-                return self._met(metric, basis, reference)
+                return self._make(metric, _PASS, basis=basis)
             return self._violated(metric, threshold.value, threshold.is_met_by, basis, outcome=threshold.outcome)
 
         return compare
 
     def _trial_number(self, threshold: Limit) -> Comparison:
-        """Comparison with a threshold of the trial, which may be invalid, lax, or too strict for good hardware."""
-        of, unit, facts = self._of, self._unit, self._facts
+        """Comparison with a threshold of the trial, which may be invalid, lax, or too strict for good hardware.
+
+        A value that meets a lower bound is compared with the reference value too, if the facts that it requires, such
+        as training settings, are as required.
+        """
+        of, unit, facts, rule = self._of, self._unit, self._facts, self._rule
         basis = self._listed(Basis(BasisKind.TRIAL, of.trial, threshold.value, unit, threshold.op))
         error = threshold_error(threshold, unit, of.lookup, facts, of.references)
         too_strict = above_reference(threshold, unit, of.lookup, facts, of.references)
-        reference = self._reference_for_plausibility(threshold)
+        reference = reference_in_unit(of.lookup, unit, facts, of.references) if rule.reference else None
+        is_lower_bound = bool(rule.reference) and threshold.op[0] == ">"
+        is_comparable = is_lower_bound and rule.reference_when.items() <= facts.items()
+        highest = MAX_PLAUSIBLE_RATIO * reference.value if reference and is_comparable else math.inf
         bases: dict[tuple[str, str], Basis] = {("", ""): basis}  # (lax, exceeds) → basis with these notes
 
         def compare(metric: Metric) -> Verdict:
+            value = metric.value
             if threshold.unit and threshold.unit != metric.unit:
                 return self._make(metric, _UNJUDGED, Reason.UNIT_MISMATCH, detail=threshold.unit)
             if error:
@@ -310,128 +292,88 @@ class _Limits:
                 threshold,
                 metric,
                 of.check_threshold,
-                of.references.site_or_sku_reference(self._rule.reference, facts) if self._rule.reference else "",
+                reference,
                 is_only=of.is_only_threshold,
                 is_unknown_model=self._has_unknown_model,
             )
             noted = bases.get(notes) or bases.setdefault(notes, replace(basis, lax_reason=lax, exceeds=exceeds))
-            if threshold.is_met_by(metric.value):
-                return self._met(metric, noted, reference)
-            if too_strict:
-                reasons = (Reason.THRESHOLD_VIOLATED, Reason.IMPOSSIBLE_THRESHOLD)
-                return self._make(metric, _ERROR, *reasons, basis=noted, detail=too_strict)
-            return self._violated(metric, threshold.value, threshold.is_met_by, noted, outcome=threshold.outcome)
+            if not threshold.is_met_by(value):
+                if too_strict:
+                    reasons = (Reason.THRESHOLD_VIOLATED, Reason.IMPOSSIBLE_THRESHOLD)
+                    return self._make(metric, _ERROR, *reasons, basis=noted, detail=too_strict)
+                return self._violated(metric, threshold.value, threshold.is_met_by, noted, outcome=threshold.outcome)
+            if reference and value > highest:
+                ratio, detail = value / reference.value, reference_text(reference)
+                return self._make(metric, _UNJUDGED, Reason.IMPLAUSIBLY_HIGH, basis=noted, ratio=ratio, detail=detail)
+            if is_lower_bound and self._peers.is_low_outlier(value):
+                return self._make(metric, _WARN, Reason.BELOW_PEERS, basis=noted)
+            return self._make(metric, _PASS, basis=noted)
 
         return compare
 
-    def _reference_for_plausibility(self, threshold: Limit) -> Reference | None:
-        """The reference value that a value above a lower bound is compared with.
+    def _by_share(self, metric: Metric, basis: Basis) -> Verdict:
+        """Comparison with the shares of an expected value below which ``basis`` fails and warns."""
+        expected, share, value, unit = basis.expected or 0.0, basis.fail_below or 0.0, metric.value, metric.unit
+        ratio = value / expected
+        if ratio < share:
+            return self._violated(metric, share * expected, (share * expected).__le__, basis, ratio)
+        if ratio < (basis.warn_below or 0.0):
+            return self._make(metric, _WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
+        return Verdict(self._of.check, metric.subject, _PASS, metric.name, (), "", value, unit, basis, ratio)
 
-        None without one, or if facts that it requires, such as training settings, differ.
-        """
-        rule = self._rule
-        if not rule.reference or threshold.op[0] != ">" or not rule.reference_when.items() <= self._facts.items():
-            return None
-        reference = self._of.references.site_or_sku_reference(rule.reference, self._facts)
-        return reference if isinstance(reference, Reference) and reference.unit == self._unit else None
-
-    def _met(self, metric: Metric, basis: Basis, reference: Reference | None) -> Verdict:
-        """PASS, unless the value is implausibly high or a low outlier of its peer group."""
-        if reference and metric.value > MAX_PLAUSIBLE_RATIO * reference.value:
-            ratio, detail = metric.value / reference.value, reference_text(reference)
-            return self._make(metric, _UNJUDGED, Reason.IMPLAUSIBLY_HIGH, basis=basis, ratio=ratio, detail=detail)
-        if self._rule.reference and basis.op[0] == ">" and self._peers.is_low_outlier(metric.value):
-            return self._make(metric, _WARN, Reason.BELOW_PEERS, basis=basis)
-        return Verdict(self._of.check, metric.subject, _PASS, metric.name, (), "", metric.value, metric.unit, basis)
-
-    def _peak(self, peak: Bound, share: float) -> Comparison:
-        """Comparison with what the hardware could do: a GPU model without published values is judged by it alone."""
-        source = peak.derivation
-        basis = self._listed(
-            Basis(BasisKind.PHYSICAL_LIMIT, "the hardware", peak.value, peak.unit, source=source, fail_below=share)
-        )
-
-        def compare(metric: Metric) -> Verdict:
-            ratio = metric.value / peak.value
-            if ratio >= share:
-                return self._make(metric, _PASS, basis=basis, ratio=ratio)
-            required = share * peak.value
-            return self._violated(metric, required, required.__le__, basis, ratio)
-
-        return compare
-
-    def _gemm_share(self, fail_below: float | None, warn_below: float | None) -> Comparison | None:
+    def _gemm_share(self) -> Comparison | None:
         """Comparison of a training with the GEMM rate that this run measured on the same GPU, or on all GPUs.
 
         On GPU models without a measured share, FAIL is below UNMEASURED_SHARE of it. None without such a rate.
         """
-        references, facts = self._of.references, self._facts
-        work = training_work(self._rule.metric, facts) if fail_below else None
+        references, facts, share = self._of.references, self._facts, self._rule.share(GEMM)
+        work = training_work(self._rule.metric, facts) if share else None
         rates = references.gemm_rates.get(work.spec_key, {}) if work else {}
-        if not fail_below or not work or not work.flops_per_token or not rates:
+        if not share or not work or not work.flops_per_token or not rates:
             return None
         skus = [references.sku(model) for model in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
         is_measured = all(isinstance(sku, Sku) and sku.trained for sku in skus)
-        share = fail_below if is_measured else UNMEASURED_SHARE * fail_below
+        fail_below, warn_below = share if is_measured else UNMEASURED_SHARE * share, self._rule.share(GEMM, _WARN)
         all_rates, tokens, data_type = median(rates.values()), 1e12 / work.flops_per_token, work.spec_key
-        bases: dict[float, Basis] = {}
+
+        @cache
+        def basis(rate: float) -> Basis:
+            name = f"{rate:.4g} TFLOP/s, the {data_type} GEMM rate of this run"
+            return Basis(BasisKind.RUN, name, rate * tokens, self._unit, fail_below=fail_below, warn_below=warn_below)
+
+        return lambda metric: self._by_share(metric, basis(rates.get(metric.subject, all_rates)))
+
+    def _outlier(self) -> Comparison:
+        """WARN for a low outlier of the peer group; a uniform slowdown of the group is not detected."""
+        peers = self._peers
+        if not peers.gives_reference:
+            return lambda metric: self._make(metric, _SKIP, Reason.TOO_FEW_PEERS)
+        basis = self._peers_basis(peers, None, self._rule.share(PEERS, _WARN))
 
         def compare(metric: Metric) -> Verdict:
-            rate = rates.get(metric.subject, all_rates)
-            possible = rate * tokens
-            if (basis := bases.get(rate)) is None:
-                name = f"{rate:.4g} TFLOP/s, the {data_type} GEMM rate of this run"
-                basis = Basis(BasisKind.RUN, name, possible, self._unit, fail_below=share, warn_below=warn_below)
-                bases[rate] = basis
-            ratio = metric.value / possible
-            if ratio < share:
-                return self._violated(metric, share * possible, (share * possible).__le__, basis, ratio)
-            if warn_below and ratio < warn_below:
-                return self._make(metric, _WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
-            return self._make(metric, _PASS, basis=basis, ratio=ratio)
+            verdict = self._by_share(metric, basis)
+            if verdict.outcome is _PASS or peers.is_low_outlier(metric.value):
+                return verdict
+            return self._make(metric, _PASS, basis=basis, ratio=verdict.ratio)
 
         return compare
 
-    def _outlier(self, metric: Metric) -> Verdict:
-        """WARN for a low outlier of the peer group; a uniform slowdown of the group is not detected."""
-        if not self._peers.gives_reference:
-            return self._make(metric, _SKIP, Reason.TOO_FEW_PEERS)
-        basis, ratio = self._warning_basis, metric.value / self._peers.median
-        if ratio < (basis.warn_below or 0.0) and self._peers.is_low_outlier(metric.value):
-            return self._make(metric, _WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
-        return self._make(metric, _PASS, basis=basis, ratio=ratio)
-
-    @cached_property
-    def _warning_basis(self) -> Basis:
-        peers, share = self._peers, self._rule.share(PEERS, _WARN)
-        return self._listed(Basis(BasisKind.PEERS, _peers_name(peers), peers.median, self._unit, warn_below=share))
-
-    def _peer_limit(self, peers: PeerGroup, share: float) -> Callable[[Metric], Verdict | None]:
-        """FAIL below a share of the median of the peers, on the node or on all nodes.
+    def _peers_basis(self, peers: PeerGroup, fail_below: float | None, warn_below: float | None = None) -> Basis:
+        """The median of the peers, on the node or on all nodes.
 
         Noise that all GPUs of a node share, such as the temperature of the room, does not affect the comparison on the
         node.
         """
-        limit = share * peers.median
-        basis = Basis(BasisKind.PEERS, _peers_name(peers), peers.median, self._unit, fail_below=share)
-        self._bases.append(basis)
-
-        def compare(metric: Metric) -> Verdict | None:
-            if metric.value >= limit:
-                return None
-            return self._violated(metric, limit, limit.__le__, basis, metric.value / peers.median)
-
-        return compare
+        name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
+        basis = Basis(BasisKind.PEERS, name, peers.median, self._unit, fail_below=fail_below, warn_below=warn_below)
+        return self._listed(basis)
 
     def _reference(self, reference: Reference) -> Comparison:
         """Comparison with a baseline or SKU value, the bound of the network, or the median of the peers."""
         of, rule, peers = self._of, self._rule, self._peers
         key, facts, references = of.lookup.reference_key, self._facts, of.references
         ring = references.with_ring(key, facts, reference)
-        required = reference.required_value(rule.share(REFERENCE) or 0.0)
-        fail_below = required / reference.value
-        warn_share = rule.share(REFERENCE, _WARN) or 0.0 if reference.warn_below is None else reference.warn_below
-        warn_below = max(warn_share, fail_below)
+        fail_below = reference.required_value(rule.share(REFERENCE) or 0.0) / reference.value
         highest = MAX_RATIO_OF_BOUND if reference.kind is BasisKind.FABRIC_MODEL else MAX_PLAUSIBLE_RATIO
         if reference.highest is not None:
             highest = reference.highest / reference.value
@@ -442,27 +384,23 @@ class _Limits:
             reference.unit,
             source=reference.source,
             fail_below=fail_below,
-            warn_below=warn_share,
+            warn_below=rule.share(REFERENCE, _WARN) or 0.0 if reference.warn_below is None else reference.warn_below,
             arithmetic=reference.arithmetic,
             lax_reason=lax_reference(reference, of.lookup, facts, references),
         )
-        self._bases.append(basis)
+        self._listed(basis)
 
         def compare(metric: Metric) -> Verdict:
             value = metric.value
-            ratio = value / reference.value
-            below_peers = (Reason.BELOW_PEERS,) if peers.is_low_outlier(value) else ()
-            if reference.kind is BasisKind.PEERS and (ratio >= fail_below or not below_peers):
-                reasons = (*below_peers, Reason.NO_ABSOLUTE_REFERENCE)
+            ratio, is_low = value / reference.value, peers.is_low_outlier(value)
+            if reference.kind is BasisKind.PEERS and (ratio >= fail_below or not is_low):
+                reasons = (Reason.BELOW_PEERS, Reason.NO_REFERENCE) if is_low else (Reason.NO_REFERENCE,)
                 return self._make(metric, _UNJUDGED, *reasons, basis=basis, ratio=ratio, detail=reference.source)
             if ratio > highest:
                 return self._make(metric, _UNJUDGED, Reason.IMPLAUSIBLY_HIGH, basis=basis, ratio=ratio)
-            if ratio >= warn_below and not below_peers:
-                return Verdict(of.check, metric.subject, _PASS, metric.name, (), "", value, metric.unit, basis, ratio)
-            if ratio >= fail_below:
-                reasons = below_peers if ratio >= warn_below else (Reason.BELOW_WARNING_THRESHOLD,)
-                return self._make(metric, _WARN, *reasons, basis=basis, ratio=ratio)
-            verdict = self._violated(metric, required, required.__le__, basis, ratio)
+            verdict = self._by_share(metric, basis)
+            if verdict.outcome is _PASS and is_low:
+                return self._make(metric, _WARN, Reason.BELOW_PEERS, basis=basis, ratio=ratio)
             if verdict.outcome is _FAIL and ring and value >= ring.required_value(fail_below):
                 texts = [f"{value / each.value:.1%} of {reference_text(each)}" for each in (reference, ring)]
                 detail = f"NCCL's algorithm or the rate of the ports is unknown: {', but '.join(texts)}"
@@ -476,23 +414,35 @@ class _Limits:
 
         If a baseline learned from the judged run, or from few runs, is the only limit, the metric does not PASS.
         """
-        comparisons, includes_run = [*map(self._reference, applied)], self._of.references.site_includes_run
-        few = f"the baseline has this value from {applied[0].runs} of {MIN_BASELINE_RUNS} runs that a PASS needs"
+        comparisons, runs = [*map(self._reference, applied)], applied[0].runs
+        weak, outcome = "", _UNJUDGED
+        if len(applied) == 1 and self._of.references.site_includes_run:
+            weak = "the only reference value was learned from this run"
+        elif len(applied) == 1 and runs < MIN_BASELINE_RUNS:
+            weak = f"the baseline has this value from {runs} of {MIN_BASELINE_RUNS} runs that a PASS needs"
+            outcome = _WARN
 
         def compare(metric: Metric) -> Verdict:
             verdicts = [each(metric) for each in comparisons]
             verdict = min(verdicts, key=lambda verdict: (_RANK[verdict.outcome], verdict.ratio or 0.0))
-            if len(verdicts) > 1:
+            if not weak or verdict.outcome not in (_PASS, _WARN) or (verdict.outcome is outcome):
                 return verdict
-            if includes_run and verdict.outcome in (_PASS, _WARN):
-                reasons = (*verdict.reasons, Reason.BASELINE_OF_THIS_RUN)
-                return replace(verdict, outcome=_UNJUDGED, reasons=reasons, fix=_LEARN_FROM_OTHERS)
-            if applied[0].runs < MIN_BASELINE_RUNS and verdict.outcome is _PASS:
-                reasons = (Reason.BASELINE_OF_FEW_RUNS,)
-                return replace(verdict, outcome=_WARN, reasons=reasons, detail=few, fix=_LEARN_FROM_OTHERS)
-            return verdict
+            reasons = (*verdict.reasons, Reason.WEAK_BASELINE)
+            return replace(verdict, outcome=outcome, reasons=reasons, detail=weak, fix=_LEARN_FROM_OTHERS)
 
         return compare
+
+    def _slow_on_average(self, metric: Metric) -> Verdict | None:
+        """A FAIL if the median of the windows is good, but their mean violates a limit; else None."""
+        if (averaged := with_mean_speed(metric)) is None:
+            return None
+        for compare in (self._first, *self._more):
+            verdict = compare(averaged)
+            if verdict.outcome is _FAIL:
+                detail = "their mean clearly violates the limit that their median meets"
+                basis, ratio = verdict.basis, verdict.ratio
+                return self._make(metric, _FAIL, Reason.SLOW_WINDOWS, basis=basis, ratio=ratio, detail=detail)
+        return None
 
     def _single(self, metric: Metric, limit: float) -> Verdict:
         """Comparison with the value of this GPU alone, divided by the GPUs that share its path."""
@@ -515,7 +465,8 @@ class _Limits:
         outcome: Outcome = Outcome.FAIL,
     ) -> Verdict:
         """The verdict on a value beyond a limit: UNJUDGED if its samples are not conclusive."""
-        outcome, reasons, interval = violation(metric, limit, is_met_by, outcome)
+        outcome, interval = violation(metric, limit, is_met_by, outcome)
+        reasons = _INCONCLUSIVE if interval else _VIOLATED
         return self._make(metric, outcome, *reasons, basis=basis, ratio=ratio, interval=interval)
 
     def _make(
@@ -540,10 +491,6 @@ def _worse(decided: Verdict, other: Verdict) -> Verdict:
     return other if worse < 0 or (worse == 0 and decided.outcome not in _DECIDED) else decided
 
 
-def _peers_name(peers: PeerGroup) -> str:
-    return f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
-
-
 def _concurrent_limits(limit: Limit, group: MeasurementGroup, metrics: Sequence[Metric]) -> dict[str, float]:
     """GPU → the value that it must exceed while all GPUs of its node are measured concurrently.
 
@@ -566,42 +513,38 @@ def values_above_peak(check: Check, measured: Iterable[Measurement], references:
     for measurement in measured if bounded else ():
         for metric in measurement.metrics:
             if metric.name.partition(".")[0] in bounded:
-                bound = hardware_bound(MetricLookup(metric.name, metric.name), measurement.facts, references)
-                if bound and bound.unit == metric.unit and metric.value > bound.value:
-                    yield above_physical_limit(check.name, metric, bound)
+                lookup = MetricLookup(metric.name, metric.name)
+                bound = bound_in_unit(lookup, metric.unit, measurement.facts, references)
+                if bound and metric.value > bound.value:
+                    yield _above_physical_limit(check.name, metric, bound)
 
 
-def above_physical_limit(check: str, metric: Metric, bound: Bound) -> Verdict:
+def _above_physical_limit(check: str, metric: Metric, bound: Bound) -> Verdict:
     """An ERROR for a metric above its hardware bound, which is a measurement error."""
     return Verdict(
         check=check,
         subject=metric.subject,
         outcome=_ERROR,
         metric=metric.name,
-        reasons=(Reason.ABOVE_PHYSICAL_LIMIT,),
-        detail=bound.derivation,
+        reasons=(Reason.MEASUREMENT_ERROR,),
+        detail=f"above the physical limit: {bound.derivation}",
         value=metric.value,
         unit=metric.unit,
         basis=Basis(BasisKind.PHYSICAL_LIMIT, "the hardware", bound.value, bound.unit, "<="),
-        evidence=measured_evidence(metric),
+        evidence=_evidence(metric),
     )
 
 
-def measured_evidence(metric: Metric) -> str:
-    """The value of a metric and the range of its samples, as evidence of a verdict that is not PASS."""
+def _evidence(metric: Metric) -> str:
+    """The value of a metric, the range of its samples, and the evidence that the check gave with the value."""
     text, samples = f"{metric.name} = {format_value(metric.value, metric.unit)} on {metric.subject}", metric.samples
-    if len(samples) < 2:
-        return text
-    low, high = format_value(min(samples), metric.unit), format_value(max(samples), metric.unit)
-    return f"{text}, {len(samples)} samples from {low} to {high}"
-
-
-def evidence_text(metric: Metric) -> str:
-    """The evidence that the check gave with the value, as JSON of at most ``_MAX_FACT_CHARS`` characters each."""
-    evidence = metric.evidence
-    if evidence in (None, [], {}):
-        return ""
-    named = evidence if isinstance(evidence, dict) else {"": evidence}
-    texts = ((name, json.dumps(value, ensure_ascii=False)) for name, value in named.items() if value)
-    shown = ((name, text if len(text) <= _MAX_FACT_CHARS else f"{text[:_MAX_FACT_CHARS]}…") for name, text in texts)
-    return "".join(f"; {name}: {text}" if name else f"; {text}" for name, text in shown)
+    if len(samples) > 1:
+        low, high = format_value(min(samples), metric.unit), format_value(max(samples), metric.unit)
+        text += f", {len(samples)} samples from {low} to {high}"
+    given = metric.evidence if isinstance(metric.evidence, dict) else {"": metric.evidence}
+    for name, value in given.items():
+        if value:
+            shown = json.dumps(value, ensure_ascii=False)
+            shown = shown if len(shown) <= _MAX_FACT_CHARS else f"{shown[:_MAX_FACT_CHARS]}…"
+            text += f"; {name}: {shown}" if name else f"; {shown}"
+    return text

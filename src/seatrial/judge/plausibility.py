@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check
 from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
-from seatrial.hardware.bounds import MetricLookup, hardware_bound
+from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import MODEL_SEPARATOR, REFERENCE_TOLERANCE, Reference, References, skus
 from seatrial.judge import site_baseline
@@ -70,8 +69,7 @@ def threshold_error(
     threshold: Threshold, unit: str, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> str:
     """Why a threshold of a trial is invalid, with the derivation; empty if it is valid."""
-    text = f"{threshold.op} {format_value(threshold.value, unit)}"
-    is_lower_bound = threshold.op in _LOWER_BOUNDS
+    text, is_lower_bound = _text(threshold, unit), threshold.op in _LOWER_BOUNDS
     if threshold.value < 0 and unit not in _SIGNED_UNITS:
         return f"{text} is {'always' if is_lower_bound else 'never'} true: the metric is never negative"
     if "/s" in unit and not is_lower_bound:
@@ -82,14 +80,12 @@ def threshold_error(
         return f"{text} is always true: a rate is never negative"
     if not is_lower_bound:
         return ""
-    bound = hardware_bound(lookup, facts, references)
-    if bound and bound.unit == unit and threshold.value > bound.value:
+    bound = bound_in_unit(lookup, unit, facts, references)
+    if bound and threshold.value > bound.value:
         return f"{text} is above the hardware limit: {bound.derivation}"
-    reference = references.site_or_sku_reference(lookup.reference_key, facts)
-    if not isinstance(reference, Reference) or reference.unit != unit:
-        return ""
-    ratio = threshold.value / reference.value
-    if _UNIT_ERROR_RATIO <= ratio <= 1 / _UNIT_ERROR_RATIO:
+    reference = reference_in_unit(lookup, unit, facts, references)
+    ratio = threshold.value / reference.value if reference else 1.0
+    if reference is None or _UNIT_ERROR_RATIO <= ratio <= 1 / _UNIT_ERROR_RATIO:
         return ""
     ratio_text = f"1/{1 / max(ratio, 1e-9):,.0f} of" if ratio < 1 else f"{ratio:,.0f} times"
     return f"{text} is {ratio_text} {reference_text(reference)}: check the unit"
@@ -110,10 +106,29 @@ def above_reference(
     if threshold.value <= REFERENCE_TOLERANCE * reference.value:
         return ""
     return (
-        f"{threshold.op} {format_value(threshold.value, unit)} would reject good hardware: "
-        f"{reference_text(reference)} ({reference.source}) is lower; if your hardware reaches more, learn a baseline: "
-        "seatrial baseline learn"
+        f"{_text(threshold, unit)} would reject good hardware: {reference_text(reference)} ({reference.source}) is "
+        "lower; if your hardware reaches more, learn a baseline: seatrial baseline learn"
     )
+
+
+def _text(threshold: Threshold, unit: str) -> str:
+    return f"{threshold.op} {format_value(threshold.value, unit)}"
+
+
+def bound_in_unit(
+    lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
+) -> Bound | None:
+    """The hardware limit in ``unit``, if known."""
+    bound = hardware_bound(lookup, facts, references)
+    return bound if bound and bound.unit == unit else None
+
+
+def reference_in_unit(
+    lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
+) -> Reference | None:
+    """The reference value in ``unit``, if known."""
+    reference = references.site_or_sku_reference(lookup.reference_key, facts)
+    return reference if isinstance(reference, Reference) and reference.unit == unit else None
 
 
 def reference_text(reference: Reference) -> str:
@@ -155,27 +170,23 @@ def contradicted_rule(threshold: Threshold, unit: str, metric: str, rules: Seque
     required = next((rule.threshold for rule in rules if rule.metric == metric and rule.threshold), None)
     if required is None or not threshold.excludes(required):
         return ""
-    text = f"{threshold.op} {format_value(threshold.value, unit)}"
-    return f"no value meets both {text} and the check's own {required}; override: true replaces the check's rule"
+    text = f"no value meets both {_text(threshold, unit)} and the check's own {required}"
+    return f"{text}; override: true replaces the check's rule"
 
 
 def weakened_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[Rule]) -> str:
     """Why a trial's threshold must not override the check's own: it would pass broken hardware; else empty."""
     rule = next((rule for rule in rules if rule.metric == metric and rule.threshold), None)
-    if not rule or not rule.threshold or rule.threshold.outcome is not Outcome.FAIL:
+    if not rule or not (required := rule.threshold) or required.outcome is not Outcome.FAIL:
         return ""
-    required, strictness = rule.threshold, relative_strictness(threshold, rule.threshold)
+    strictness = relative_strictness(threshold, required)
     # A trial may allow more than 0 of what should be 0, such as thermal throttling: the threshold is lax, but valid
     if required.op == "==":
         passes_broken = strictness == 0
     else:
         passes_broken = _opposite_comparison(threshold, required) or 0 < strictness < _UNIT_ERROR_RATIO
-    text = f"{threshold.op} {format_value(threshold.value, unit)}"
-    return (
-        f"{text} passes values that the check fails (the check requires {required}): {rule.meaning}"
-        if passes_broken
-        else ""
-    )
+    text = f"passes values that the check fails (the check requires {required}): {rule.meaning}"
+    return f"{_text(threshold, unit)} {text}" if passes_broken else ""
 
 
 def threshold_errors(
@@ -238,29 +249,25 @@ def baseline_errors(baseline: Baseline, references: References, lookups: Mapping
     for key, values in baseline.expected.items():
         lookup = lookups.get(key, MetricLookup(key))
         for value in values:
-            facts: dict[str, JsonValue] = {"gpu": value.gpu, "world_size": value.gpus, "nodes": value.nodes}
-            bound = hardware_bound(lookup, facts, references)
-            highest = max(value.value, value.required or 0)
-            prefix = f"baseline {baseline.name}: {key}"
-            if bound and bound.unit == value.unit and highest > bound.value:
-                text = format_value(highest, value.unit)
-                yield f"{prefix} is {text}, above the hardware limit: {bound.derivation}"
-            yield from (f"{prefix}: {error}" for error in _lax_value_errors(value, lookup, facts, references))
+            errors = _value_errors(value, lookup, references)
+            yield from (f"baseline {baseline.name}: {key}: {error}" for error in errors)
 
 
-def _lax_value_errors(
-    value: ReferenceValue, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
-) -> Iterator[str]:
-    """Why a value of a site's baseline is too lax, in a wrong unit, or without a network class."""
-    text = format_value(value.value, value.unit)
+def _value_errors(value: ReferenceValue, lookup: MetricLookup, references: References) -> Iterator[str]:
+    """Why a value of a site's baseline is impossible, too lax, in a wrong unit, or without a network class."""
+    facts: dict[str, JsonValue] = {"gpu": value.gpu, "world_size": value.gpus, "nodes": value.nodes}
+    text, highest = format_value(value.value, value.unit), max(value.value, value.required or 0)
+    bound = bound_in_unit(lookup, value.unit, facts, references)
+    if bound and highest > bound.value:
+        yield f"{format_value(highest, value.unit)} is above the hardware limit: {bound.derivation}"
     if value.required is not None and value.required < LAX_RATIO * value.value:
         required, ratio = format_value(value.required, value.unit), value.required / value.value
         yield f"required {required} is {ratio:.2g} of the value {text}; expected at least {LAX_RATIO:g}"
     if value.nodes > 1 and not value.fabric:
         yield f"{text} is for {value.nodes} nodes, but fabric is missing: set a network class such as roce-8x400"
     expected = _expected_value(lookup, value.unit, facts, replace(references, fabric=value.fabric, _cache={}))
-    if expected and value.value < _UNIT_ERROR_RATIO * expected.value:
-        yield f"{text} is 1/{expected.value / value.value:,.0f} of {expected.text}: check the unit"
+    if expected and value.value < _UNIT_ERROR_RATIO * expected[0]:
+        yield f"{text} is 1/{expected[0] / value.value:,.0f} of {expected[1]}: check the unit"
 
 
 def lax_reference(
@@ -273,39 +280,34 @@ def lax_reference(
     if reference.kind is not BasisKind.SITE:
         return ""
     expected = _expected_value(lookup, reference.unit, facts, references.without_site)
-    if not expected:
-        return ""
-    ratio = (reference.required or reference.value) / expected.value
-    return "" if ratio >= LAX_RATIO else f"{100 * ratio:.2g}% of {expected.text}: {undetected_slowdown(ratio)}"
+    return _lax_text((reference.required or reference.value) / expected[0], expected[1]) if expected else ""
 
 
-class _ExpectedValue(NamedTuple):
-    """The value that good hardware reaches at least approximately; ``text`` names it with its origin."""
-
-    value: float
-    text: str
+def _lax_text(ratio: float, expected: str) -> str:
+    return "" if ratio >= LAX_RATIO else f"{100 * ratio:.2g}% of {expected}: {undetected_slowdown(ratio)}"
 
 
 def _expected_value(
     lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
-) -> _ExpectedValue | None:
-    """The reference value in ``unit``, or on one node the hardware limit; None if both are unknown."""
-    reference = references.site_or_sku_reference(lookup.reference_key, facts)
-    if isinstance(reference, Reference):
-        return _ExpectedValue(reference.value, reference_text(reference)) if reference.unit == unit else None
+) -> tuple[float, str] | None:
+    """The value that good hardware reaches at least approximately, and its name with its origin; None if unknown.
+
+    It is the reference value in ``unit``, or without one on one node the hardware limit.
+    """
+    known = references.site_or_sku_reference(lookup.reference_key, facts)
+    if isinstance(known, Reference):
+        return (known.value, reference_text(known)) if known.unit == unit else None
     if facts.get("nodes") != 1 or not lookup.bounded_by:  # the speed of training is far below its bound
         return None
-    bound = hardware_bound(lookup, facts, references)
-    if bound is None or bound.unit != unit:
-        return None
-    return _ExpectedValue(bound.value, f"the hardware limit ({bound.derivation})")
+    bound = bound_in_unit(lookup, unit, facts, references)
+    return (bound.value, f"the hardware limit ({bound.derivation})") if bound else None
 
 
 def threshold_notes(
     threshold: Threshold,
     metric: Metric,
     check_threshold: Threshold | None,
-    reference: Reference | str,
+    reference: Reference | None,
     *,
     is_only: bool,
     is_unknown_model: bool,
@@ -325,16 +327,13 @@ def threshold_notes(
             return "", ""
         factor = threshold.value / max(value, 1e-9)
         return f"{measured} was measured; a {factor:,.3g}x slowdown would pass", ""
-    has_reference = isinstance(reference, Reference) and reference.unit == unit
-    if is_unknown_model and not has_reference:
+    if is_unknown_model and not reference:
         return "", ""
-    best, best_text = value, f"the measured {measured}"
-    if isinstance(reference, Reference) and has_reference:
-        best, best_text = reference.value, reference_text(reference)
+    best, best_text = (reference.value, reference_text(reference)) if reference else (value, f"the measured {measured}")
     ratio = threshold.value / best if best > 0 else 1.0
-    if is_only and ratio < LAX_RATIO:
-        return f"{100 * ratio:.2g}% of {best_text}: {undetected_slowdown(ratio)}", ""
-    return "", best_text if isinstance(reference, Reference) and ratio > 1 else ""
+    if is_only and (lax := _lax_text(ratio, best_text)):
+        return lax, ""
+    return "", best_text if reference and ratio > 1 else ""
 
 
 def undetected_slowdown(ratio: float) -> str:

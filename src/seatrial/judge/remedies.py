@@ -1,4 +1,4 @@
-"""The next step for UNJUDGED verdicts, by their reason."""
+"""The next step for UNJUDGED verdicts, and for ERRORs without one, by their reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _BASELINE = (
 )
 _THRESHOLD = "`--set 'checks.{check}.expect.{metric}=>= VALUE {unit}'`"
 _NO_REFERENCE = f"set a threshold in the trial: {_THRESHOLD}; or {_BASELINE}"
+_RUN_AGAIN = "run the check again: `seatrial run TRIAL --only {check}`"
 _FIXES: Mapping[Reason, str] = {
+    Reason.ERROR_COUNTERS: _RUN_AGAIN,
+    Reason.FACT_INVALID: _RUN_AGAIN,
     Reason.INCONCLUSIVE: "measure again, longer: `seatrial run TRIAL --only {check}` with more seconds or samples in "
     "the check's options; `seatrial show checks {check} --power` lists how many samples a limit needs",
     Reason.NO_THIRD_MEASUREMENT: "`seatrial run --resume RUN` measures the metric a third time",
@@ -24,14 +27,18 @@ _FIXES: Mapping[Reason, str] = {
     Reason.ALGORITHM_UNKNOWN: "`seatrial run TRIAL` without --only and --skip: other checks read the rate of the ports "
     "and NCCL's algorithm at each size",
     Reason.NO_REFERENCE: _NO_REFERENCE,
-    Reason.NO_ABSOLUTE_REFERENCE: _NO_REFERENCE,
 }
 
 
 def with_remedies(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """The verdicts. An UNJUDGED verdict gets the fix for its reason instead of the rule's fix, which is for a fault."""
-    unjudged = Outcome.UNJUDGED  # looked up once, since enum member access is slow
-    return [_with_remedy(verdict) if verdict.outcome is unjudged else verdict for verdict in verdicts]
+    unjudged, error = Outcome.UNJUDGED, Outcome.ERROR  # looked up once, since enum member access is slow
+    return [
+        _with_remedy(verdict)
+        if verdict.outcome is unjudged or (verdict.outcome is error and not verdict.fix)
+        else verdict
+        for verdict in verdicts
+    ]
 
 
 def _with_remedy(verdict: Verdict) -> Verdict:
@@ -44,8 +51,7 @@ def unknown_gpus(measurements: Iterable[Measurement], verdicts: Sequence[Verdict
     checks = {
         verdict.check
         for verdict in verdicts
-        if verdict.outcome is Outcome.UNJUDGED
-        and (Reason.NO_REFERENCE in verdict.reasons or Reason.NO_ABSOLUTE_REFERENCE in verdict.reasons)
+        if verdict.outcome is Outcome.UNJUDGED and Reason.NO_REFERENCE in verdict.reasons
     }
     models = {
         model

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 from statistics import median
 
 from seatrial.checks.check import Check
@@ -49,13 +51,8 @@ def verdicts_to_retry(check: Check, rounds: Sequence[Sequence[Measurement]], jud
 
 def complete_retries(first: Sequence[Measurement], retries: Sequence[Measurement]) -> list[list[Measurement]]:
     """The retries by number, up to the first one that is incomplete or missing."""
-    complete: list[list[Measurement]] = []
-    for number in range(1, MAX_RETRIES + 1):
-        retry = [measurement for measurement in retries if measurement.retry == number]
-        if not covers_same_subjects(first, retry):
-            break
-        complete.append(retry)
-    return complete
+    by_number = ([each for each in retries if each.retry == number] for number in range(1, MAX_RETRIES + 1))
+    return list(takewhile(partial(covers_same_subjects, first), by_number))
 
 
 def covers_same_subjects(first: Sequence[Measurement], retry: Sequence[Measurement]) -> bool:
@@ -87,7 +84,7 @@ def combined_verdicts(
     failed = {key: each for retry in (third, second) for key, each in retry.verdicts.items() if each.outcome is _FAIL}
     for key, verdict in failed.items():
         if key not in bad_first and not is_performance[verdict.metric]:
-            yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
+            yield replace(verdict, evidence=f"only in the retry: {verdict.evidence}")
 
 
 class PerformanceMetrics(dict[str, bool]):
@@ -113,8 +110,13 @@ class _Retry:
     """
 
     def __init__(self, first: Sequence[Measurement], measurements: Sequence[Measurement], judge: Judge) -> None:
-        self.measurements = measurements
-        self.problem = "" if covers_same_subjects(first, measurements) else _retry_problem(measurements)
+        self.measurements, self.problem = measurements, ""
+        if not covers_same_subjects(first, measurements):
+            errors = (
+                f"{each.subject}: {each.error or each.skipped}" for each in measurements if each.error or each.skipped
+            )
+            subjects = ", ".join(sorted({measurement.subject for measurement in measurements}))
+            self.problem = next(errors, f"measured {subjects}, not the same subjects" if subjects else "not run")
         judged = judge(measurements) if measurements else ()
         mildest_first = sorted(judged, key=lambda verdict: -WORST_FIRST.index(verdict.outcome))
         self.verdicts = {_key(verdict): verdict for verdict in mildest_first}
@@ -130,20 +132,12 @@ def _key(verdict: Verdict) -> Key:
     return verdict.metric, verdict.subject, verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL
 
 
-def _retry_problem(retries: Sequence[Measurement]) -> str:
-    """Why the retry is incomplete: an error or skip, the other subjects that it measured, or "not run"."""
-    errors = (f"{each.subject}: {each.error or each.skipped}" for each in retries if each.error or each.skipped)
-    subjects = sorted({measurement.subject for measurement in retries})
-    return next(errors, f"measured {', '.join(subjects)}, not the same subjects" if retries else "not run")
-
-
 def _not_retried(verdict: Verdict, problem: str) -> Verdict:
     """The verdict with the reason why there is no retry of it; a verdict that is not bad is returned unchanged."""
     if not is_bad(verdict):
         return verdict
-    reason = Reason.RETRY_FAILED if problem else Reason.NOT_RETRIED
     evidence = f"{verdict.evidence}; retry: {problem}" if problem else verdict.evidence
-    return replace(verdict, reasons=(*verdict.reasons, reason), evidence=evidence)
+    return replace(verdict, reasons=(*verdict.reasons, Reason.NOT_RETRIED), evidence=evidence)
 
 
 def _combined(
@@ -160,27 +154,27 @@ def _combined(
 
     def combined(verdict: Verdict, outcome: Outcome, reason: Reason, other: Verdict = second) -> Verdict:
         """``verdict`` with this outcome, and with the values and the evidence of all measurements."""
-        assert first.value is not None
-        assert other.value is not None
-        evidence = [first.evidence or first.summary, f"{retry.label}: {other.evidence or other.summary}"]
-        evidence += [f"second {third_retry.label}: {third.evidence or third.summary}"] if third else []
-        moved = other.subject if other.subject != first.subject else ""
-        values = Retry(first.value, other.value, moved, third_value=third.value if third else None)
-        reasons = (*verdict.reasons, reason)
-        return replace(verdict, outcome=outcome, reasons=reasons, evidence="; ".join(evidence), retry=values)
+        evidence = f"; second {third_retry.label}: {third.evidence or third.summary}" if third else ""
+        values = _values(first, other)
+        return replace(
+            verdict,
+            outcome=outcome,
+            reasons=(*verdict.reasons, reason),
+            evidence=_evidence(first, retry, other) + evidence,
+            retry=replace(values, third_value=third.value) if third else values,
+        )
 
     if is_bad(first) and is_bad(second):
-        if first.outcome is _FAIL and second.outcome is _FAIL:
-            return combined(first, _FAIL, Reason.REPRODUCED)
-        pooled = _pooled_verdict(key, first_measurements, retry.measurements, judge)
-        if pooled and pooled.outcome is _FAIL:
-            return combined(pooled, _FAIL, Reason.REPRODUCED)
-        return combined(pooled if pooled and is_bad(pooled) else first, _UNJUDGED, Reason.REPRODUCED)
+        both_fail = first.outcome is second.outcome is _FAIL
+        pooled = None if both_fail else _pooled_verdict(key, first_measurements, retry.measurements, judge)
+        is_conclusive = both_fail or (pooled is not None and pooled.outcome is _FAIL)
+        shown = pooled if pooled and is_bad(pooled) else first
+        return combined(shown, _FAIL if is_conclusive else _UNJUDGED, Reason.REPRODUCED)
     bad, good = (first, second) if is_bad(first) else (second, first)
     same_rank = retry.verdicts.get((key[0], retry.same_rank_subjects.get(key[1], ""), key[2]))
     if bad is first and same_rank and is_bad(same_rank):
         # the fault follows the rank to another device: a fault of the host (cores, memory, settings)
-        return combined(first, _FAIL, Reason.REPRODUCED_ON_OTHER_DEVICE, same_rank)
+        return combined(first, _FAIL, Reason.REPRODUCED, same_rank)
     if good.outcome is _UNJUDGED:
         return combined(bad, _UNJUDGED, Reason.NOT_REPRODUCED)
     if good.outcome not in _GOOD and Reason.NO_THRESHOLD not in good.reasons:
@@ -189,7 +183,17 @@ def _combined(
         return combined(bad, _UNJUDGED, Reason.NO_THIRD_MEASUREMENT)
     if is_bad(third):
         return combined(bad, _FAIL, Reason.REPRODUCED)
-    return combined(bad, Outcome.WARN, Reason.NOT_REPRODUCED if bad is first else Reason.FAILED_IN_RETRY_ONLY)
+    return combined(bad, Outcome.WARN, Reason.NOT_REPRODUCED)
+
+
+def _values(first: Verdict, second: Verdict) -> Retry:
+    assert first.value is not None
+    assert second.value is not None
+    return Retry(first.value, second.value, second.subject if second.subject != first.subject else "")
+
+
+def _evidence(first: Verdict, retry: _Retry, second: Verdict) -> str:
+    return f"{first.evidence or first.summary}; {retry.label}: {second.evidence or second.summary}"
 
 
 def _pooled_verdict(
@@ -202,15 +206,14 @@ def _pooled_verdict(
         for metric in measurement.metrics
     }
 
-    def pooled(measurement: Measurement, metric: Metric) -> Metric:
-        others = more.get((measurement.subject, metric.name, metric.subject), ())
+    def pooled(subject: str, metric: Metric) -> Metric:
+        others = more.get((subject, metric.name, metric.subject), ())
         samples = (*(metric.samples or (metric.value,)), *others)
-        return Metric(
-            name=metric.name, value=median(samples), unit=metric.unit, subject=metric.subject, samples=samples
-        )
+        return replace(metric, value=median(samples), samples=samples)
 
     together = [
-        each.model_copy(update={"metrics": tuple(pooled(each, metric) for metric in each.metrics)}) for each in first
+        each.model_copy(update={"metrics": tuple(pooled(each.subject, metric) for metric in each.metrics)})
+        for each in first
     ]
     verdicts = (verdict for verdict in judge(together) if _key(verdict) == key)
     return min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome), default=None)
@@ -232,16 +235,13 @@ def _moved_faults(
     bad_second = bad_by_metric_and_node(second.verdicts.values())
     for key, in_first in bad_by_metric_and_node(first_verdicts).items():
         in_second = bad_second.get(key, [])
-        if not in_second or {verdict.subject for verdict in in_first} & {verdict.subject for verdict in in_second}:
-            continue
-        bad, elsewhere = in_first[0], in_second[0]
-        assert bad.value is not None
-        assert elsewhere.value is not None
-        yield replace(
-            bad,
-            subject=key[1],
-            outcome=_FAIL,
-            reasons=(*bad.reasons, Reason.MOVED),
-            evidence=f"{bad.evidence}; {second.label}: {elsewhere.evidence}",
-            retry=Retry(bad.value, elsewhere.value, elsewhere.subject),
-        )
+        if in_second and not {verdict.subject for verdict in in_first} & {verdict.subject for verdict in in_second}:
+            bad, elsewhere = in_first[0], in_second[0]
+            yield replace(
+                bad,
+                subject=key[1],
+                outcome=_FAIL,
+                reasons=(*bad.reasons, Reason.REPRODUCED),
+                evidence=_evidence(bad, second, elsewhere),
+                retry=_values(bad, elsewhere),
+            )

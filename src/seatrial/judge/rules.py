@@ -14,11 +14,11 @@ from seatrial.hardware.references import NO_REFERENCES, References
 from seatrial.judge.groups import (
     SHAPE_FACTS,
     MeasurementGroup,
+    PeerGroups,
     fact_text,
     gpu_model,
     invalid_common_facts,
     measurement_groups,
-    peer_groups,
 )
 from seatrial.judge.limits import RuleLimits
 from seatrial.judge.plausibility import metric_shape, reference_key, weakened_rule
@@ -39,7 +39,8 @@ from seatrial.model import (
 from seatrial.model.rule import OPPOSITE, Limit
 
 # Reasons of verdicts for which there is no absolute reference value
-_WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE, Reason.NO_THRESHOLD})
+_NO_RULE = "measured, but no rule evaluates it"
+_WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_THRESHOLD})
 
 
 def judge_check(
@@ -80,14 +81,16 @@ def judge_check(
     all_rules = [*check_rules, *_trial_rules(declared_rules, expect, trial)]
     names = {rule.metric for rule in all_rules} | {rule.single.single_metric for rule in all_rules if rule.single}
     groups = measurement_groups(check, [each for each in measurements if not each.skipped], names)
-    peers = peer_groups([rule.metric for rule in all_rules if rule.reference or not rule.threshold], groups)
+    with_peers = {rule.metric for rule in all_rules if rule.reference or not rule.threshold}
+    peers = {name: PeerGroups(name, groups) for name in with_peers}
     evaluations = []
     for rule in all_rules:
         rule_trial = "" if rule in check_rules else trial
         limits = RuleLimits(check, own_rules, rule, rule_trial, references, peers.get(rule.metric), override=override)
         other_size = _threshold_on_other_size(rule, expect, trial)
-        changed = _changed_options(rule, check, options or {})
-        evaluations.append(_RuleEvaluation(check, rule, rule_trial, groups, limits, other_size, changed))
+        evaluations.append(
+            _RuleEvaluation(check, limits, groups, other_size, _changed_options(rule, check, options or {}))
+        )
     fact_names = tuple(
         dict.fromkeys((*SHAPE_FACTS, check.model_fact, *(name for rule in all_rules for name in rule.when.facts)))
     )
@@ -100,7 +103,7 @@ def judge_check(
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
     if expect:  # where a metric is missing, a rule and a threshold on it give the same verdict
         verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _is_only_missing_reference(verdict, expect)]
-    return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,))]
+    return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,), detail=_NO_RULE)]
 
 
 def _at_measured_size(rule: Rule, instead: Mapping[str, str]) -> Rule:
@@ -153,15 +156,13 @@ def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue])
 def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iterator[Verdict]:
     """An ERROR for each measurement with an error or an invalid fact, and a SKIP for each that was skipped."""
     for measurement in measurements:
-        subject = measurement.subject
+        found = [(Outcome.ERROR, Reason.FACT_INVALID, text) for text in invalid_common_facts(measurement.facts)]
         if measurement.error:
-            reasons = (Reason.MEASUREMENT_FAILED,)
-            yield Verdict(check, subject, Outcome.ERROR, reasons=reasons, detail=measurement.error)
+            found.append((Outcome.ERROR, Reason.MEASUREMENT_FAILED, measurement.error))
         elif measurement.skipped:
-            reasons = (Reason.NOT_APPLICABLE,)
-            yield Verdict(check, subject, Outcome.SKIP, reasons=reasons, detail=measurement.skipped)
-        for text in invalid_common_facts(measurement.facts):
-            yield _invalid_fact_error(check, subject, "", text)
+            found.append((Outcome.SKIP, Reason.NOT_APPLICABLE, measurement.skipped))
+        for outcome, reason, detail in found:
+            yield Verdict(check, measurement.subject, outcome, reasons=(reason,), detail=detail)
 
 
 def _sizes_not_timed(check: Check, instead: Mapping[str, str]) -> Iterator[Verdict]:
@@ -181,31 +182,21 @@ def _is_only_missing_reference(verdict: Verdict, expect: Mapping[str, Threshold]
     )
 
 
-def _invalid_fact_error(check: str, subject: str, metric: str, detail: str) -> Verdict:
-    fix = (
-        f"run the check again: `seatrial run TRIAL --only {check}`; records of earlier versions can lack a fact. "
-        "If it is missing or invalid in a new record too, report a defect of seatrial"
-    )
-    return Verdict(check, subject, Outcome.ERROR, metric, (Reason.FACT_INVALID,), detail, fix=fix)
-
-
 class _RuleEvaluation:
-    """The ``verdicts`` of one rule on all measurement groups. ``trial``: the name of the trial that sets the rule."""
+    """The ``verdicts`` of one rule on all measurement groups."""
 
     def __init__(
         self,
         check: Check,
-        rule: Rule,
-        trial: str,
-        groups: Sequence[MeasurementGroup],
         limits: RuleLimits,
+        groups: Sequence[MeasurementGroup],
         other_size: tuple[str, Basis] | None,
         changed_options: str,
     ) -> None:
-        self._check, self._rule, self._trial, self._groups, self._limits = check, rule, trial, groups, limits
+        self._check, self._rule, self._limits, self._groups = check, limits.rule, limits, groups
         self._other_size, self._changed_options = other_size, changed_options
-        self._conditions = {**rule.when.facts, **rule.reference_when}
-        self._needs_shape = bool(rule.reference) or rule.only_warns_by_peers
+        self._conditions = {**self._rule.when.facts, **self._rule.reference_when}
+        self._needs_shape = bool(self._rule.reference) or self._rule.only_warns_by_peers
         self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
         self._evaluated_kinds: set[int] = set()  # kinds of groups whose facts do not exclude the evaluation
         self.verdicts: list[Verdict] = []
@@ -241,26 +232,25 @@ class _RuleEvaluation:
         """
         when, facts = self._rule.when.facts, group.facts
         if group.has_several_ranks and (disagreement := group.rank_disagreement(self._shared_facts)):
-            self._add_verdict(group.subject, Outcome.ERROR, Reason.RANKS_DISAGREE, disagreement)
+            self._add_verdict(group.subject, Outcome.ERROR, Reason.FACT_INVALID, disagreement)
             return True
         if invalid := self._invalid_fact(group):
-            self.verdicts.append(_invalid_fact_error(self._check.name, group.subject, self._rule.metric, invalid))
+            self._add_verdict(group.subject, Outcome.ERROR, Reason.FACT_INVALID, invalid)
             return True
         if when.items() <= facts.items() or not (mismatched := _mismatched(when, facts)):
             return not self._rule.when.includes(facts.get("nodes"))
         name = mismatched[0]
-        self._add_not_applicable(
-            group, group.subject, f"{name.replace('_', ' ')} is {facts[name]}, not {when[name]}", Outcome.SKIP
-        )
+        reason = f"{name.replace('_', ' ')} is {facts[name]}, not {when[name]}"
+        self._add_not_applicable(group, group.subject, reason, Outcome.SKIP)
         return True
 
     def _add_not_applicable(self, group: MeasurementGroup, subject: str, reason: str, outcome: Outcome) -> None:
         """Add ``outcome``; an ERROR if the rule applies to an equal GPU."""
         if peer := self._applicable_peer(group):
             detail = f"{reason}, but the rule applies to {peer}"
-            self._add_verdict(subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
+            self._add_verdict(subject, Outcome.ERROR, Reason.FACT_INVALID, detail)
         else:
-            code = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_UNREADABLE
+            code = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_INVALID
             self._add_verdict(subject, outcome, code, reason)
 
     def _applicable_peer(self, group: MeasurementGroup) -> str:
@@ -328,7 +318,7 @@ class _RuleEvaluation:
         for each_subject, each in absent.items():
             subject = each_subject or group.subject
             not_requested = each.why is Why.NOT_REQUESTED or each.instead
-            unreadable = each.why is Why.UNREADABLE or (self._trial and not is_measured)
+            unreadable = each.why is Why.UNREADABLE or (self._limits.trial and not is_measured)
             if group.failed and (not_requested or unreadable):
                 continue  # an error has its own verdict
             if each.why is Why.UNREADABLE and each_subject and group.per[self._rule.metric]:
@@ -350,10 +340,8 @@ class _RuleEvaluation:
             verdict = Verdict(self._check.name, subject, Outcome.SKIP, rule.metric, reasons, detail, basis=basis)
         else:
             more = "; the trial has no threshold on another size of this metric" if not_requested else ""
-            detail, reasons = f"{not_requested}{more}", (Reason.METRIC_MISSING,)
-            verdict = Verdict(
-                self._check.name, subject, Outcome.ERROR, rule.metric, reasons, detail, meaning=rule.meaning
-            )
+            detail, missing, meaning = not_requested + more, (Reason.METRIC_MISSING,), rule.meaning
+            verdict = Verdict(self._check.name, subject, Outcome.ERROR, rule.metric, missing, detail, meaning=meaning)
         self.verdicts.append(verdict)
 
 

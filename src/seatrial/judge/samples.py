@@ -32,41 +32,35 @@ _HEALTHY_RUN = f"a healthy run has at most {MAX_SLOW_SHARE:.0%} of its windows b
 
 def violation(
     metric: Metric, threshold: float, is_met_by: Callable[[float], bool], outcome_if_violated: Outcome = Outcome.FAIL
-) -> tuple[Outcome, tuple[Reason, ...], tuple[float, float] | None]:
-    """Outcome, reasons and interval of a metric whose value violates ``threshold``.
+) -> tuple[Outcome, tuple[float, float] | None]:
+    """The outcome of a metric whose value violates ``threshold``; if UNJUDGED, the interval that reaches it.
 
     The outcome is ``outcome_if_violated`` if the whole interval violates the threshold, if significantly many samples
     violate it clearly (see MAX_BEYOND_SHARE), or if ``outcome_if_violated`` is WARN. Otherwise it is UNJUDGED.
     """
-    if not any(map(is_met_by, metric.samples)):
-        return outcome_if_violated, (Reason.THRESHOLD_VIOLATED,), None
-    interval, interval_reason = _interval(metric)
+    if outcome_if_violated is Outcome.WARN or not any(map(is_met_by, metric.samples)):
+        return outcome_if_violated, None
+    interval = _interval(metric)
     if interval is None or not any(map(is_met_by, interval)):
-        return outcome_if_violated, (Reason.THRESHOLD_VIOLATED,), None
-    if outcome_if_violated is Outcome.WARN:
-        return Outcome.WARN, (Reason.THRESHOLD_VIOLATED, interval_reason), interval
+        return outcome_if_violated, None
     margin = CLEAR_MARGIN * abs(threshold)
     beyond = sum(not is_met_by(sample - margin) and not is_met_by(sample + margin) for sample in metric.samples)
     if binomial_tail(beyond, len(metric.samples), MAX_BEYOND_SHARE) < SIGNIFICANCE:
-        return outcome_if_violated, (Reason.THRESHOLD_VIOLATED, Reason.MANY_SAMPLES_BEYOND), interval
-    return Outcome.UNJUDGED, (Reason.THRESHOLD_VIOLATED, interval_reason, Reason.INCONCLUSIVE), interval
+        return outcome_if_violated, None
+    return Outcome.UNJUDGED, interval
 
 
 def slow_windows(check: str, metric: Metric) -> Verdict | None:
     """A FAIL if there are clearly more slow windows than in a healthy run, a WARN if probably more; else None.
 
-    One very slow window is a WARN too. Only rates and times are judged. Each window is compared with the value of the
-    metric, which is the median of its samples, so no reference value is needed.
+    One very slow window is a WARN too. Each window is compared with the value of the metric, which is the median of its
+    samples, so no reference value is needed.
     """
     samples, middle, unit = metric.samples, metric.value, metric.unit
-    is_time = unit in TIME_UNITS
-    if len(samples) < 2 or middle <= 0 or not (is_time or "/s" in unit):
+    if not (slow := _slow_count(metric)) or not min(samples) <= middle <= max(samples):
         return None
+    is_time, probability = unit in TIME_UNITS, binomial_tail(slow, len(samples), MAX_SLOW_SHARE)
     worst_sample = max(samples) if is_time else min(samples)
-    if _speed(worst_sample, middle, is_time) >= SLOW_WINDOW or not min(samples) <= middle <= max(samples):
-        return None
-    slow = sum(_speed(sample, middle, is_time) < SLOW_WINDOW for sample in samples)
-    probability = binomial_tail(slow, len(samples), MAX_SLOW_SHARE)
     if slow > 1 and probability < SIGNIFICANCE:
         outcome = Outcome.FAIL
     elif (slow > 1 and probability < 5 * SIGNIFICANCE) or _speed(worst_sample, middle, is_time) < VERY_SLOW_WINDOW:
@@ -92,15 +86,23 @@ def with_mean_speed(metric: Metric) -> Metric | None:
     The mean is that of the whole measurement: total work divided by total time. A median hides that some windows
     are slow. The value is CLEAR_MARGIN better than the mean, so that it violates a limit only if the mean clearly does.
     """
-    samples, middle, is_time = metric.samples, metric.value, metric.unit in TIME_UNITS
-    if len(samples) < 3 or middle <= 0 or not (is_time or "/s" in metric.unit):
+    samples = metric.samples
+    if _slow_count(metric) < 2 or len(samples) < 3 or not isclose(median(samples), metric.value, rel_tol=1e-3):
         return None
-    slow = sum(_speed(sample, middle, is_time) < SLOW_WINDOW for sample in samples)
-    if slow < 2 or not isclose(median(samples), middle, rel_tol=1e-3):
-        return None
+    if metric.unit in TIME_UNITS:
+        return replace(metric, value=(1 - CLEAR_MARGIN) * fmean(samples), samples=())
     total_rate = harmonic_mean(samples) if min(samples) > 0 else 0.0
-    mean = (1 - CLEAR_MARGIN) * fmean(samples) if is_time else total_rate / (1 - CLEAR_MARGIN)
-    return replace(metric, value=mean, samples=())
+    return replace(metric, value=total_rate / (1 - CLEAR_MARGIN), samples=())
+
+
+def _slow_count(metric: Metric) -> int:
+    """The number of windows far slower than the median; 0 for metrics that are neither rates nor times."""
+    samples, middle, is_time = metric.samples, metric.value, metric.unit in TIME_UNITS
+    if len(samples) < 2 or middle <= 0 or not (is_time or "/s" in metric.unit):
+        return 0
+    if _speed(max(samples) if is_time else min(samples), middle, is_time) >= SLOW_WINDOW:  # true for most metrics
+        return 0
+    return sum(_speed(sample, middle, is_time) < SLOW_WINDOW for sample in samples)
 
 
 def _speed(sample: float, middle: float, is_time: bool) -> float:
@@ -110,15 +112,13 @@ def _speed(sample: float, middle: float, is_time: bool) -> float:
     return sample / middle
 
 
-def _interval(metric: Metric) -> tuple[tuple[float, float] | None, Reason]:
-    """The 95 % confidence interval of the median, or with too few samples their range; and the reason to report.
+def _interval(metric: Metric) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the median, or with too few samples their range.
 
     None if the value is outside the range of the samples: then they are samples of another quantity. Slow operations
     have few samples; without the range as interval, each of their values beyond the threshold would FAIL.
     """
     samples = metric.samples
     if len(samples) < 2 or not min(samples) <= metric.value <= max(samples):
-        return None, Reason.WITHIN_SAMPLE_RANGE
-    if interval := median_interval(samples):
-        return interval, Reason.WITHIN_CONFIDENCE_INTERVAL
-    return (min(samples), max(samples)), Reason.WITHIN_SAMPLE_RANGE
+        return None
+    return median_interval(samples) or (min(samples), max(samples))

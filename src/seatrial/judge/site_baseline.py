@@ -35,9 +35,6 @@ from seatrial.model import (
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 from seatrial.util.text import and_more
 
-# Reasons of verdicts that are no PASS only because their baseline is not good enough
-_WEAK_BASELINE = ((Reason.BASELINE_OF_THIS_RUN,), (Reason.BASELINE_OF_FEW_RUNS,))
-
 
 class BaselineKey(NamedTuple):
     """What a value of the baseline is for. ``fabric``: class of the network, such as roce-8x400; empty on one node."""
@@ -61,11 +58,6 @@ def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
     except ValidationError as error:
         message = first_validation_error(error)
         raise UsageError(f"{path} is not a baseline written by `seatrial baseline learn`: {message}") from error
-    if unidentified_runs := [run for run in baseline.learned_from if isinstance(run, str)]:
-        raise UsageError(
-            f"{path}: learned_from names {unidentified_runs[0]} without host, start and digest of the run, as earlier "
-            "versions of seatrial wrote it. Learn the baseline again: seatrial baseline learn RUN... --out FILE"
-        )
     reference_keys = {rule.reference for check in checks.values() for rule in check.rules if rule.reference}
     for key, values in baseline.expected.items():
         if key not in reference_keys:
@@ -186,7 +178,7 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
         # The median of the peers is no reference value
         without_reference = verdict.outcome is Outcome.UNJUDGED and basis in (None, BasisKind.PEERS)
         without_reference |= verdict.reasons == (Reason.NO_THRESHOLD,)
-        weak_baseline = verdict.reasons in _WEAK_BASELINE
+        weak_baseline = verdict.reasons == (Reason.WEAK_BASELINE,)
         low_share = basis is BasisKind.FABRIC_MODEL and verdict.reasons == (Reason.BELOW_WARNING_THRESHOLD,)
         is_learnable = verdict.outcome is Outcome.PASS or without_reference or weak_baseline or low_share
         key = (verdict.check, verdict.metric, verdict.subject)

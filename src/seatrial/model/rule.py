@@ -212,14 +212,14 @@ class LearnedRun(Frozen):
 class Baseline(Frozen):
     """Reference values learned from good runs at a site, applied in addition to SKU data.
 
-    With ``override`` they replace SKU data. Earlier versions wrote only the paths of the runs to ``learned_from``.
+    With ``override`` they replace SKU data.
     """
 
     name: str
-    learned_from: tuple[LearnedRun | str, ...]
+    learned_from: tuple[LearnedRun, ...]
     override: bool = False
     expected: dict[str, tuple[ReferenceValue, ...]]
 
     def includes(self, run: LearnedRun) -> bool:
-        """Whether the baseline was, or may be, learned from ``run``: a run recorded only as a path may be any run."""
-        return any(isinstance(source, str) or source.is_same_run(run) for source in self.learned_from)
+        """Whether the baseline was learned from ``run``."""
+        return any(source.is_same_run(run) for source in self.learned_from)

@@ -15,7 +15,6 @@ from seatrial.checks.declare import metric
 from seatrial.config.schema import CheckSettings, Cluster, Config, Fabric
 from seatrial.hardware import links
 from seatrial.hardware.bounds import MetricLookup, hardware_bound
-from seatrial.hardware.fabric_model import TcpFabric
 from seatrial.hardware.references import MIG_INSTANCE, MODEL_SEPARATOR, References, Sku, select_references, skus
 from seatrial.judge import judge
 from seatrial.model import Baseline, Job, Measurement, Metric, Outcome, Phase, Reason, Verdict
@@ -23,8 +22,7 @@ from seatrial.model.benchmark import BenchmarkBound
 from seatrial.pipeline.benchmark_hardware import FABRICS, known_models
 
 NODE = "node"  # the node's name in verdicts, since most tools do not print it
-_TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.ABOVE_PHYSICAL_LIMIT})
-_NO_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE})
+_TOO_HIGH = frozenset({Reason.IMPLAUSIBLY_HIGH, Reason.MEASUREMENT_ERROR})
 _LINK_FACTS: Mapping[links.FactRole, str] = {
     "transports": "transports",
     "stated_ports": "stated_ports",
@@ -104,7 +102,7 @@ class BenchmarkRun:
         """The reference values that the judge uses."""
         measurement = Measurement(check=self.check.name, subject=NODE, facts=dict(self.facts))
         known = links.read([measurement], {self.check.name: replace(self.check, fact_roles=_LINK_FACTS)})
-        return select_references(known, self.site, tcp=TcpFabric(self.fabric.rate) if self.fabric else None)
+        return select_references(known, self.site, tcp=self.fabric)
 
     def bound(self, reference_key: str, bounded_by: str) -> BenchmarkBound | None:
         """The largest value that the links of a node allow; None if unknown."""
@@ -123,7 +121,7 @@ class BenchmarkRun:
             step = f"{_PORTS_STEP}, and {_ALGORITHM_STEP}" if needs_ports else _ALGORITHM_STEP
         elif reasons & _TOO_HIGH:
             step = "check the options on the hardware, and run the benchmark again"
-        elif verdict.outcome is Outcome.UNJUDGED and reasons & _NO_REFERENCE:
+        elif verdict.outcome is Outcome.UNJUDGED and Reason.NO_REFERENCE in reasons:
             step = self._model_step or self._network_step or self._size_step(sizes, needs_ports)
         else:
             return verdict

@@ -1,6 +1,6 @@
 """Searches for slow nodes after the checks of a trial, if a multi-node metric violates a threshold.
 
-The search runs as an additional job. Each slow node that it finds adds a FAIL (judge/search.py); no other verdict
+The search runs as an additional job. Each slow node that it finds adds a FAIL (judge.search_verdicts); no other verdict
 changes.
 If the search ends early, the record says so at the check that was the reason for the search.
 """

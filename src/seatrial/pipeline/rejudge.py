@@ -13,11 +13,10 @@ from seatrial.config import layers
 from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
 from seatrial.diagnose.slow_nodes import search_notes
-from seatrial.judge import judge, plausibility, site_baseline
+from seatrial.judge import judge, plausibility, search_verdicts, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.judge.insights import trial_insights
 from seatrial.judge.remedies import unknown_gpus
-from seatrial.judge.search import search_verdicts
 from seatrial.launch import node_prefix
 from seatrial.model import (
     CLUSTER,

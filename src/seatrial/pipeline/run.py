@@ -16,10 +16,9 @@ from seatrial.diagnose import diagnose
 from seatrial.diagnose.signatures import check_signatures
 from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.diagnose.throttling import throttling_findings
-from seatrial.judge import checks_to_retry, judge, plausibility
+from seatrial.judge import checks_to_retry, judge, plausibility, search_verdicts
 from seatrial.judge.insights import trial_insights
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
-from seatrial.judge.search import search_verdicts
 from seatrial.launch import check_access, node_prefix, node_shortage, select_launcher
 from seatrial.launch.watch import run_job
 from seatrial.model import (

@@ -16,8 +16,7 @@ from seatrial.checks.fabric.ports import CHECKS, compare_ports
 from seatrial.config.schema import Config
 from seatrial.diagnose.cause_data import causes
 from seatrial.discover.rdma_ports import PortDetails
-from seatrial.judge.coverage import coverage_errors
-from seatrial.judge.recorded_plan import RecordedPlan
+from seatrial.judge.coverage import RecordedPlan, coverage_errors
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict, Why
 from seatrial.worker import measure

@@ -10,8 +10,7 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
-from seatrial.judge.coverage import coverage_errors
-from seatrial.judge.recorded_plan import RecordedPlan
+from seatrial.judge.coverage import RecordedPlan, coverage_errors
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict
 from tests.bench.cluster import ONE, THREE, TWO, Scenario, run

@@ -194,7 +194,7 @@ def above_peak(measurement: Measurement, retries: tuple[Measurement, ...] = ()) 
     expect = {SPEED: Threshold.parse("> 500 tokens/s/GPU")}
     config = Config(name="t", checks={"train.lora": CheckSettings(expect=expect)})
     verdicts = judge(config, [], [measurement], catalog(), {}, retries=retries)
-    errors = [verdict for verdict in verdicts if Reason.ABOVE_PHYSICAL_LIMIT in verdict.reasons]
+    errors = [verdict for verdict in verdicts if Reason.MEASUREMENT_ERROR in verdict.reasons]
     assert all(verdict.outcome is Outcome.ERROR for verdict in errors)
     return {verdict.metric: verdict for verdict in errors}
 
@@ -241,5 +241,5 @@ def test_transformer_of_ddp_is_bounded() -> None:
     measurement = Measurement(check="train.ddp", subject="n0/gpu0", rank=0, metrics=(metric,), facts=facts)
     config = Config(name="t", checks={"train.ddp": CheckSettings()})
     verdicts = judge(config, [], [measurement], catalog(), {})
-    errors = [verdict for verdict in verdicts if Reason.ABOVE_PHYSICAL_LIMIT in verdict.reasons]
+    errors = [verdict for verdict in verdicts if Reason.MEASUREMENT_ERROR in verdict.reasons]
     assert [(verdict.metric, verdict.outcome) for verdict in errors] == [("tokens_per_second_per_gpu", Outcome.ERROR)]

@@ -302,7 +302,7 @@ def test_rejudging_keeps_every_verdict_of_a_shipped_trial() -> None:
 def test_trial_without_error_counters_is_incomplete() -> None:
     """The shipped trial is older than the error counters; each of its checks on GPUs reports that."""
     trial = rejudge(shipped_trial())
-    unread = {verdict.check for verdict in trial.verdicts if Reason.COUNTERS_NOT_READ in verdict.reasons}
+    unread = {verdict.check for verdict in trial.verdicts if Reason.ERROR_COUNTERS in verdict.reasons}
     assert {"transfer.peers", "collectives.all_reduce", "train.ddp"} <= unread
     assert trial.decision.value is DecisionValue.INCOMPLETE
 
