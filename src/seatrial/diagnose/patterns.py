@@ -25,6 +25,8 @@ _parser: Any = import_module("re._parser")
 _TOKEN = re.compile(r"\{(\d+),\d+\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")
 # A shorter literal occurs in many lines without a failure: the pattern's other literals are searched with it
 _RARE_LENGTH = 7
+# Literals that count as shorter, since a log can have them in each line
+_COMMON = ("mlx5_core", "mlx5_core ", "error: ", " failed", ": failed to ", "link status ", "mce: [hardware error]: ")
 _MAX_STRINGS = 32
 # More signatures than this with one expression: all literals of their patterns are searched in sequence, since each
 # line with a shared literal is a candidate of all of them (221 signatures begin with "NVRM: Xid (")
@@ -191,7 +193,8 @@ def _required(nodes: Iterable[tuple[Any, Any]]) -> _Required:
 def _as_literals(strings: set[str]) -> _Literals:
     """The strings without those that begin with another one, since hyperscan reports each of them."""
     shortest = {each for each in strings if not any(each[:end] in strings for end in range(1, len(each)))}
-    return _Literals(min(map(len, strings)), {re.escape(string) for string in shortest})
+    length = min(min(len(each), _RARE_LENGTH - 1) if each in _COMMON else len(each) for each in strings)
+    return _Literals(length, {re.escape(string) for string in shortest})
 
 
 def _in_sequence(parts: Sequence[_Literals]) -> _Literals:
