@@ -22,7 +22,7 @@ class Details:
         self._values: dict[str, dict[str, dict[str, list[JsonValue]]]] = {}  # fact → node → check → values
         for each in measurements:
             for name in names & each.facts.keys():
-                by_check = self._values.setdefault(name, {}).setdefault(_node(each.subject), {})
+                by_check = self._values.setdefault(name, {}).setdefault(node_of(each.subject), {})
                 by_check.setdefault(each.check, []).append(each.facts[name])
 
     def facts_allow(self, cause: Cause, verdict: Verdict) -> bool:
@@ -36,7 +36,7 @@ class Details:
 
     def _texts(self, fact: str, verdict: Verdict) -> list[str]:
         """The texts of a fact that the check of ``verdict`` has on its node; empty ones do not count."""
-        values = self._values.get(fact, {}).get(_node(verdict.subject), {}).get(verdict.check, [])
+        values = self._values.get(fact, {}).get(node_of(verdict.subject), {}).get(verdict.check, [])
         return [value for value in values if isinstance(value, str) and value]
 
     def process_names(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
@@ -61,7 +61,7 @@ class Details:
         subjects = {verdict.subject for verdict in evidence}
         by_node = self._values.get(cause.processes_fact, {})
         names: dict[int, str] = {}
-        for node in dict.fromkeys(_node(verdict.subject) for verdict in evidence):
+        for node in dict.fromkeys(node_of(verdict.subject) for verdict in evidence):
             lists = [value for values in by_node.get(node, {}).values() for value in values if isinstance(value, list)]
             for process in (item for value in lists for item in value if isinstance(item, Mapping)):
                 pid = process.get("pid")
@@ -80,5 +80,6 @@ class Details:
         return list(dict.fromkeys(is_path[0] or is_path[1]))
 
 
-def _node(subject: str) -> str:
+def node_of(subject: str) -> str:
+    """The node of a subject such as ``n0/gpu1``."""
     return subject.partition("/")[0]

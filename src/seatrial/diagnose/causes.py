@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check
 from seatrial.diagnose.cause_data import Cause, causes
-from seatrial.diagnose.cause_details import Details
+from seatrial.diagnose.cause_details import Details, node_of
 from seatrial.discover.environment_variables import variables
 from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
@@ -281,12 +281,12 @@ def _by_place(
     """Place of the cause → the verdicts that are evidence of the cause there; see Cause for its place."""
     place_of: dict[str, str] = {}  # subject → place
     for subject in dict.fromkeys(verdict.subject for verdict in evidence):
-        place_of[subject] = {"node": _node(subject), "cluster": CLUSTER}.get(cause.place, subject)
+        place_of[subject] = {"node": node_of(subject), "cluster": CLUSTER}.get(cause.place, subject)
     if cause.place == "rank" and evidence:
-        good_nodes = {_node(v.subject) for v in verdicts if v.subject not in place_of and cause.is_evidence(v)}
-        bad_ranks = Counter(map(_node, place_of))
+        good_nodes = {node_of(v.subject) for v in verdicts if v.subject not in place_of and cause.is_evidence(v)}
+        bad_ranks = Counter(map(node_of, place_of))
         for subject in place_of:
-            node = _node(subject)
+            node = node_of(subject)
             if node not in good_nodes and bad_ranks[node] > 1:
                 place_of[subject] = node
         if not good_nodes and len(bad_ranks) > 1:
@@ -298,10 +298,6 @@ def _by_place(
         for fault_place in fault_places or (place,):
             by_place.setdefault(fault_place, []).append(verdict)
     return by_place
-
-
-def _node(subject: str) -> str:
-    return subject.partition("/")[0]
 
 
 def _suspects_by_variable(
@@ -381,7 +377,7 @@ def _settings_of_nodes(
     for measurement, values in role_facts("variables", measurements, checks):
         if isinstance(values, Mapping):
             is_of_all = checks[measurement.check].scope is Scope.CLUSTER
-            yield CLUSTER if is_of_all else _node(measurement.subject), measurement.check, values
+            yield CLUSTER if is_of_all else node_of(measurement.subject), measurement.check, values
 
 
 def _suspects_by_difference(
