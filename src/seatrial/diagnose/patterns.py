@@ -113,10 +113,13 @@ def candidate_expressions(pattern: str, *, in_sequence: bool = False) -> list[by
     """Expressions for hyperscan, without distinction of case; each line that matches ``pattern`` matches one of them.
 
     They are literals, or literals with any text between; the pattern itself if it requires no literal.
-    ``in_sequence``: all literals of the pattern, also if the longest is rare.
+    ``in_sequence``: all literals of the pattern, also if the longest is rare; the pattern if the others are short.
     """
     required = _required(_parser.parse(pattern, re.MULTILINE | re.ASCII))
-    literals = _in_sequence(required.parts) if in_sequence and required.parts else required.literals
+    lengths = sorted(part.length for part in required.parts)
+    if in_sequence and sum(lengths[:-1]) < _RARE_LENGTH:
+        return [_whole(pattern)]  # the other literals, such as commas, select no lines among those with the longest
+    literals = _in_sequence(required.parts) if in_sequence else required.literals
     return sorted(each.encode() for each in literals.expressions) if literals.length else [_whole(pattern)]
 
 
