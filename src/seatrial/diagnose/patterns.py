@@ -26,7 +26,8 @@ _TOKEN = re.compile(r"\{(\d+),\d+\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")
 # A shorter literal occurs in many lines without a failure: the pattern's other literals are searched with it
 _RARE_LENGTH = 7
 # Literals that count as shorter, since a log can have them in each line
-_COMMON = ("mlx5_core", "mlx5_core ", "error: ", " failed", ": failed to ", "link status ", "mce: [hardware error]: ")
+_FAILED = ("failed to", "failed to ", " failed", ": failed", ": failed ", ": failed to ")
+_COMMON = ("mlx5_core", "mlx5_core ", "error: ", "link status ", "mce: [hardware error]: ", *_FAILED)
 _MAX_STRINGS = 32
 # More signatures than this with one expression: all literals of their patterns are searched in sequence, since each
 # line with a shared literal is a candidate of all of them (221 signatures begin with "NVRM: Xid (")
