@@ -88,7 +88,12 @@ def test_few_signatures_are_candidates_of_one_line() -> None:
 
 
 def test_all_literals_of_a_pattern_in_sequence() -> None:
-    pattern = r"NVRM: Xid \((?:PCI:)?[0-9a-f:]{5,16}\): 48,"
+    pattern = r"NVRM: Xid \((?:PCI:)?[0-9a-f:]{5,16}\): 48, pid"
     assert candidate_expressions(pattern) == [rb"nvrm:\ xid\ \("]
-    assert candidate_expressions(pattern, in_sequence=True) == [rb"(?:nvrm:\ xid\ \().*(?:\):\ 48,)"]
+    assert candidate_expressions(pattern, in_sequence=True) == [rb"(?:nvrm:\ xid\ \().*(?:\):\ 48,\ pid)"]
     assert candidate_expressions(r"\d{3}", in_sequence=True) == [rb"\d{3}"]
+
+
+def test_short_literals_select_no_lines_among_those_with_the_longest() -> None:
+    whole = rb"NVRM: Xid \((?:PCI:)?[0-9a-f:]{5,}\): (?:[^4]|4[^8]),"
+    assert candidate_expressions(whole.decode(), in_sequence=True) == [whole]

@@ -55,11 +55,32 @@ def test_forms_of_a_flag() -> None:
         (["--bsz", "--use_lora"], r"--bsz: expected a value"),
         (["--bsz="], r"--bsz: expected a value"),
         (["more"], r"unexpected argument 'more'"),
+        (
+            ["--nnodes", "2", "--zzz", "3"],
+            r"^--nnodes: unknown argument; use torchrun.*; --zzz: unknown argument; Acc",
+        ),
+        (["--load_in_4bit"], r"without quantized weights"),
     ],
 )
 def test_unknown_flag_names_the_new_one(arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         overrides_from_flags(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "accelerate"),
+        ("base_model: x\nsequence_len: 2048\n", "axolotl"),
+        ('{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 4}', "DeepSpeed"),
+        ("bse: 3\n", ""),
+    ],
+)
+def test_config_of_another_program_is_named(tmp_path: Path, text: str, program: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=f"is a config of {program}" if program else "unknown key 'bse'"):
+        train_config.load(path)
 
 
 def test_refused_names_are_not_accepted_ones() -> None:

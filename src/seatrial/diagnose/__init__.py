@@ -74,20 +74,17 @@ def diagnose(
         if finding.title not in reported_titles and not is_consequence:
             findings.setdefault((finding.title, "" if finding.subject in jobs else finding.subject), finding)
     failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
-    others = without_quotes([*hangs, *_without_consequences(findings.values())], causes, measurements)
-    others = _with_explained_errors(others, verdicts, (*failures, *causes))
-    return (*missing_nodes, *failures, *merge(causes, others, jobs), *localize(verdicts, measurements, checks))
+    others = _with_explained_errors([*hangs, *_without_consequences(findings.values())], verdicts, (*failures, *causes))
+    merged = merge(causes, without_quotes(others, causes, measurements), jobs)
+    return (*missing_nodes, *failures, *merged, *localize(verdicts, measurements, checks))
 
 
 def _without_consequences(findings: Collection[Finding]) -> list[Finding]:
     """The findings without those of role cascade if another one names a cause of the same component."""
     roles = {signature.id: signature.role for signature in known_signatures()}
-    components = {_component(finding) for finding in findings if roles.get(finding.signature) == "root"}
-    return [each for each in findings if roles.get(each.signature) != "cascade" or _component(each) not in components]
-
-
-def _component(finding: Finding) -> str:
-    return finding.signature.partition(".")[0]
+    components = {each: each.signature.partition(".")[0] for each in findings}
+    with_root = {components[each] for each in findings if roles.get(each.signature) == "root"}
+    return [each for each in findings if roles.get(each.signature) != "cascade" or components[each] not in with_root]
 
 
 def _all_causes(

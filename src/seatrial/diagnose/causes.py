@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check
 from seatrial.diagnose.cause_data import Cause, causes
-from seatrial.diagnose.cause_details import Details
+from seatrial.diagnose.cause_details import Details, node_of
 from seatrial.discover.environment_variables import variables
 from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
@@ -28,25 +28,32 @@ _DIFFERENCE_ROLES: tuple[FactRole, ...] = ("setting_differences", "version_diffe
 # The end of the recorded value of a variable that seatrial sets
 SET_BY_SEATRIAL = "(set by seatrial)"
 SPEED_CHECKS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "train.*")
+_NODE_DIFFERS = Cause(
+    id="node_differs",
+    title="A node has other versions or settings than most nodes",
+    place="node",
+    explains=SPEED_CHECKS,
+    report_warning=True,
+    first_command="",
+    fix="Give all nodes the same image: driver, kernel, libraries and settings. Then run the trial again.",
+    action="fix-config",
+)
 
 
 @dataclass(frozen=True)
 class _Suspect:
-    """A possible cause at one place, before its consequences among the bad verdicts are known.
-
-    Fields with the name of a field of Cause have the same meaning.
-    """
+    """A possible cause at one place, the subject of its finding, before its consequences are known."""
 
     finding: Finding
-    place: str  # a subject
-    explains: tuple[str, ...]
-    wrong_results: bool
-    evidence_verdicts: tuple[Verdict, ...] = ()  # the verdicts that are its evidence
+    cause: Cause
+    name: str  # the id of the cause, or the name of the environment variable
+    evidence_verdicts: tuple[Verdict, ...]  # the verdicts that are its evidence
     only_here: bool = False  # explains verdicts on the place and its devices only, not on the cluster
-    consequence_of: tuple[str, ...] = ()
-    variable: str = ""  # name of the environment variable, if the cause is one
-    report_warning: bool = False
     quotable_texts: frozenset[str] = frozenset()  # an ERROR that quotes one of them is a consequence
+
+    @property
+    def place(self) -> str:
+        return self.finding.subject
 
 
 class _ExplainedSuspect(NamedTuple):
@@ -84,7 +91,10 @@ def cause_findings(
         *_suspects_by_difference(bad, places, variable_suspects, measurements, checks, node_prefix),
     ]
     suspect_by_evidence = {
-        verdict: suspect for suspect in suspects if suspect.consequence_of for verdict in suspect.evidence_verdicts
+        verdict: suspect
+        for suspect in suspects
+        if suspect.cause.consequence_of
+        for verdict in suspect.evidence_verdicts
     }
     bad_by_node: dict[str, list[Verdict]] = {}  # node or CLUSTER; an index, since there may be thousands of suspects
     for verdict in bad:
@@ -96,12 +106,12 @@ def cause_findings(
         # A dictionary, since a verdict on a pair of nodes is listed with both
         on_nodes = dict.fromkeys(verdict for node in [*nodes, CLUSTER] for verdict in bad_by_node.get(node, ()))
         candidates = bad if CLUSTER in nodes else list(on_nodes)
-        consequences = [
+        of_suspect = [
             verdict
             for verdict in candidates
             if _is_explained(verdict, suspect, performance, suspect_by_evidence.get(verdict))
         ]
-        explained.append(_ExplainedSuspect(suspect, consequences))
+        explained.append(_ExplainedSuspect(suspect, of_suspect))
     explained.sort(
         key=lambda each: (_CONFIDENCE_ORDER.index(each.suspect.finding.confidence), _extent(each.suspect.place))
     )
@@ -115,12 +125,12 @@ def _needed_findings(explained: Sequence[_ExplainedSuspect]) -> list[Finding]:
     # Verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains the verdict
     best_index: dict[VerdictKey, int] = {}
     for suspect, consequences in explained:
-        if suspect.consequence_of and explained_verdicts.issuperset(suspect.evidence_verdicts):
+        if suspect.cause.consequence_of and explained_verdicts.issuperset(suspect.evidence_verdicts):
             continue  # the causes of this cause have findings
         index = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
         keys = [VerdictKey.from_verdict(verdict) for verdict in consequences]
         is_needed = any(best_index.get(key, index) >= index for key in keys)
-        is_warning = suspect.report_warning and suspect.evidence_verdicts
+        is_warning = suspect.cause.report_warning and suspect.evidence_verdicts
         if is_needed or is_warning or any(v.outcome is Outcome.FAIL for v in suspect.evidence_verdicts):
             all_keys = dict.fromkeys([*map(VerdictKey.from_verdict, suspect.evidence_verdicts), *keys])
             for key in all_keys:
@@ -145,17 +155,16 @@ def _is_explained(
     if verdict in suspect.evidence_verdicts or (suspect.only_here and verdict.subject == CLUSTER):
         return False
     if shown_cause is not None:
-        name = suspect.variable or suspect.finding.cause
-        return name in shown_cause.consequence_of and overlap(suspect.place, verdict.subject)
+        return suspect.name in shown_cause.cause.consequence_of and overlap(suspect.place, verdict.subject)
     if verdict.outcome is Outcome.ERROR and any(text in verdict.detail for text in suspect.quotable_texts):
         return overlap(suspect.place, verdict.subject)
-    if not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.explains):
+    if not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.cause.explains):
         return False
     is_slow = verdict.check in performance and performance[verdict.check][verdict.metric]
     if Reason.METRIC_MISSING in verdict.reasons and verdict.detail:  # the check gives a reason, such as noise
-        is_explained = is_slow and not suspect.wrong_results
+        is_explained = is_slow and not suspect.cause.wrong_results
     else:
-        is_explained = is_slow or suspect.wrong_results
+        is_explained = is_slow or suspect.cause.wrong_results
     return is_explained and overlap(suspect.place, verdict.subject)
 
 
@@ -190,12 +199,20 @@ def _extent(place: str) -> int:
 def _fault_places(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> _FaultPlaces:
     """(check, metric) → place → the names there, from the facts of checks that locate a verdict on the cluster."""
     places: _FaultPlaces = {}
-    for measurement, by_metric in role_facts("fault_places", measurements, checks):
-        for name, by_place in by_metric.items() if isinstance(by_metric, Mapping) else ():
-            if isinstance(by_place, Mapping):
-                names = {place: [str(item) for item in items] for place, items in by_place.items()}
-                places.setdefault((measurement.check, name), {}).update(names)
+    for check, name, by_place in _mappings("fault_places", measurements, checks):
+        names = {place: [str(item) for item in items] for place, items in by_place.items()}
+        places.setdefault((check, name), {}).update(names)
     return places
+
+
+def _mappings(
+    role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, Check]
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """(check, key, mapping) of each fact with this role, which maps nodes or metrics to mappings."""
+    for measurement, by_key in role_facts(role, measurements, checks):
+        for key, values in by_key.items() if isinstance(by_key, Mapping) else ():
+            if isinstance(values, Mapping):
+                yield measurement.check, key, values
 
 
 def _verdicts_at(bad: Sequence[Verdict], places: _FaultPlaces, node: str, names: Container[str]) -> tuple[Verdict, ...]:
@@ -225,33 +242,37 @@ def _suspects_by_verdict(
             names: list[str] = []  # those of the facts ``fault_places``
             for verdict in evidence_verdicts:
                 names += places.get((verdict.check, verdict.metric), {}).get(place, [])
-            finding = Finding(
-                cause=cause.id,
-                title=f"{cause.title}: {and_more(processes, _MAX_NAMED)}" if processes else cause.title,
-                subject=place,
-                confidence="high" if has_failed else "medium",
-                evidence=and_more(
-                    list(dict.fromkeys(verdict.evidence or verdict.summary for verdict in evidence_verdicts)),
-                    _MAX_NAMED,
-                ),
-                first_command=node_command(details.command(cause, evidence_verdicts, place), place, node_prefix, names),
-                fix=_filled(cause.fix, place),
-                action=cause.action,
-                source=and_more(
-                    list(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in evidence_verdicts)),
-                    _MAX_NAMED,
-                ),
-            )
-            yield _Suspect(
-                finding,
+            command = node_command(details.command(cause, evidence_verdicts, place), place, node_prefix, names)
+            finding = _finding(
+                cause.model_copy(update={"title": ": ".join(filter(None, (cause.title, _listed(processes))))}),
                 place,
-                cause.explains,
-                cause.wrong_results,
-                tuple(evidence_verdicts),
-                consequence_of=cause.consequence_of,
-                report_warning=cause.report_warning,
-                quotable_texts=details.quotable_texts(cause, evidence_verdicts),
+                "high" if has_failed else "medium",
+                _listed(verdict.evidence or verdict.summary for verdict in evidence_verdicts),
+                command,
+                _listed(f"{verdict.metric} of {verdict.check}" for verdict in evidence_verdicts),
             )
+            texts = details.quotable_texts(cause, evidence_verdicts)
+            yield _Suspect(finding, cause, cause.id, tuple(evidence_verdicts), quotable_texts=texts)
+
+
+def _finding(
+    cause: Cause, place: str, confidence: Confidence, evidence: str, first_command: str, source: str
+) -> Finding:
+    return Finding(
+        cause=cause.id,
+        title=cause.title,
+        subject=place,
+        confidence=confidence,
+        evidence=evidence,
+        first_command=first_command,
+        fix=_filled(cause.fix, place),
+        action=cause.action,
+        source=source,
+    )
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return and_more(list(dict.fromkeys(texts)), _MAX_NAMED)
 
 
 def _by_place(
@@ -260,12 +281,12 @@ def _by_place(
     """Place of the cause → the verdicts that are evidence of the cause there; see Cause for its place."""
     place_of: dict[str, str] = {}  # subject → place
     for subject in dict.fromkeys(verdict.subject for verdict in evidence):
-        place_of[subject] = {"node": _node(subject), "cluster": CLUSTER}.get(cause.place, subject)
+        place_of[subject] = {"node": node_of(subject), "cluster": CLUSTER}.get(cause.place, subject)
     if cause.place == "rank" and evidence:
-        good_nodes = {_node(v.subject) for v in verdicts if v.subject not in place_of and cause.is_evidence(v)}
-        bad_ranks = Counter(map(_node, place_of))
+        good_nodes = {node_of(v.subject) for v in verdicts if v.subject not in place_of and cause.is_evidence(v)}
+        bad_ranks = Counter(map(node_of, place_of))
         for subject in place_of:
-            node = _node(subject)
+            node = node_of(subject)
             if node not in good_nodes and bad_ranks[node] > 1:
                 place_of[subject] = node
         if not good_nodes and len(bad_ranks) > 1:
@@ -277,10 +298,6 @@ def _by_place(
         for fault_place in fault_places or (place,):
             by_place.setdefault(fault_place, []).append(verdict)
     return by_place
-
-
-def _node(subject: str) -> str:
-    return subject.partition("/")[0]
 
 
 def _suspects_by_variable(
@@ -303,28 +320,27 @@ def _suspects_by_variable(
         where = f" on {and_more(nodes, _MAX_NAMED)} only" if is_on_some else ""
         files = "/etc/nccl.conf ~/.nccl.conf /etc/environment /etc/profile.d ~/.bashrc ~/.profile"
         command = f"env | grep ^{name}; grep -rn {name} {files} 2>/dev/null"
-        finding = Finding(
-            cause="environment_variable",
+        cause = Cause(
+            id="environment_variable",
             title=f"{name}={text} is set{where}",
-            subject=place,
-            confidence="high" if variable.large else "medium" if is_on_some else "low",
-            evidence=f"{name}={text}{where}, in the environment of the ranks or in nccl.conf. Default: "
-            f"{variable.default}. Effect of other values: {variable.effect}.",
-            first_command=node_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
+            place="node",
+            explains=variable.explains,
+            report_warning=True,
+            first_command=command,
             fix=f"Unset {name} where it is set, or remove it from the trial's env, and run the trial again.",
             action="fix-environment",
-            source=f"{VARIABLES_SOURCE} ({variable.source}); {check}",
+        )
+        finding = _finding(
+            cause,
+            place,
+            "high" if variable.large else "medium" if is_on_some else "low",
+            f"{name}={text}{where}, in the environment of the ranks or in nccl.conf. Default: "
+            f"{variable.default}. Effect of other values: {variable.effect}.",
+            node_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
+            f"{VARIABLES_SOURCE} ({variable.source}); {check}",
         )
         warnings = (each for each in bad if each.metric == SLOWED_BY_PREFIX + name and overlap(place, each.subject))
-        yield _Suspect(
-            finding,
-            place,
-            variable.explains,
-            wrong_results=False,
-            evidence_verdicts=(*_verdicts_at(bad, places, place, (name,)), *warnings),
-            variable=name,
-            report_warning=True,
-        )
+        yield _Suspect(finding, cause, name, (*_verdicts_at(bad, places, place, (name,)), *warnings))
 
 
 class VariableValue(NamedTuple):
@@ -356,14 +372,12 @@ def _settings_of_nodes(
     measurements: Sequence[Measurement], checks: Mapping[str, Check]
 ) -> Iterator[tuple[str, str, Mapping[str, object]]]:
     """(node, check, settings) of all facts with settings; the node is CLUSTER for a fact that applies to all ranks."""
-    for measurement, by_node in role_facts("node_settings", measurements, checks):
-        for node, values in by_node.items() if isinstance(by_node, Mapping) else ():
-            if isinstance(values, Mapping):
-                yield node, measurement.check, values
+    for check, node, values in _mappings("node_settings", measurements, checks):
+        yield node, check, values
     for measurement, values in role_facts("variables", measurements, checks):
         if isinstance(values, Mapping):
             is_of_all = checks[measurement.check].scope is Scope.CLUSTER
-            yield CLUSTER if is_of_all else _node(measurement.subject), measurement.check, values
+            yield CLUSTER if is_of_all else node_of(measurement.subject), measurement.check, values
 
 
 def _suspects_by_difference(
@@ -378,7 +392,7 @@ def _suspects_by_difference(
 
     Variables that are suspects themselves do not count.
     """
-    variables_at = {(suspect.place, suspect.variable) for suspect in variable_suspects}
+    variables_at = {(suspect.place, suspect.name) for suspect in variable_suspects}
     sources = dict.fromkeys(
         each.check for role in _DIFFERENCE_ROLES for each, _ in role_facts(role, measurements, checks)
     )
@@ -386,27 +400,17 @@ def _suspects_by_difference(
         values = {name: text for name, text in differences.items() if (node, name) not in variables_at}
         if not values:
             continue
-        listed = and_more([f"{name}: {value}" for name, value in values.items()], _MAX_NAMED)
-        finding = Finding(
-            cause="node_differs",
-            title=f"{node} has other versions or settings than most nodes",
-            subject=node,
-            confidence="medium",
-            evidence=f"on {node} {listed}",
-            first_command=node_command(_command_for_differences(values), node, node_prefix),
-            fix="Give all nodes the same image: driver, kernel, libraries and settings. Then run the trial again.",
-            action="fix-config",
-            source=f"facts of {and_more(list(sources), _MAX_NAMED)}",
-        )
-        yield _Suspect(
-            finding,
+        listed = _listed(f"{name}: {value}" for name, value in values.items())
+        finding = _finding(
+            _NODE_DIFFERS.model_copy(update={"title": f"{node} has other versions or settings than most nodes"}),
             node,
-            SPEED_CHECKS,
-            wrong_results=False,
-            evidence_verdicts=_verdicts_at(bad, places, node, values),
-            only_here=True,
-            report_warning=True,
+            "medium",
+            f"on {node} {listed}",
+            node_command(_command_for_differences(values), node, node_prefix),
+            f"facts of {and_more(list(sources), _MAX_NAMED)}",
         )
+        evidence = _verdicts_at(bad, places, node, values)
+        yield _Suspect(finding, _NODE_DIFFERS, _NODE_DIFFERS.id, evidence, only_here=True)
 
 
 def _command_for_differences(names: Collection[str]) -> str:
@@ -422,10 +426,8 @@ def node_differences(measurements: Sequence[Measurement], checks: Mapping[str, C
     """Node → name → value, for versions and settings that differ from those of most nodes."""
     differences: dict[str, dict[str, str]] = {}
     for role in _DIFFERENCE_ROLES:
-        for _, by_node in role_facts(role, measurements, checks):
-            for node, values in by_node.items() if isinstance(by_node, Mapping) else ():
-                if isinstance(values, Mapping):
-                    differences.setdefault(node, {}).update({name: str(value) for name, value in values.items()})
+        for _, node, values in _mappings(role, measurements, checks):
+            differences.setdefault(node, {}).update({name: str(value) for name, value in values.items()})
     return differences
 
 

@@ -15,7 +15,6 @@ RANK_FAILED = "rank_failed"  # the value of Finding.cause
 # torchrun prints these when seatrial ends a job
 SIGTERM_SIGNATURES = ("torchrun.agent_signal", "torchrun.terminated")
 _RANK = re.compile(r"rank (\d+)\b")
-_FIRST_COMMAND = re.compile(r"Run first[^:]*: ([^.;]+)")
 _TAIL_LINES = 50
 
 
@@ -29,14 +28,13 @@ def failed_rank_finding(result: JobResult, folder: Path) -> Finding | None:
         return None
     hung = result.state is JobState.HUNG
     log = _error_log(folder, int(rank[1]))
-    known_command = _FIRST_COMMAND.search(result.cause)
     return Finding(
         cause=HANG if hung else RANK_FAILED,
         title="One rank hung, and the others waited for it" if hung else "One rank failed, and ended the others",
         subject=result.failed_subject,
         confidence="high",
         evidence=result.cause,
-        first_command=known_command[1].strip() if known_command else f"tail -n {_TAIL_LINES} {shlex.quote(str(log))}",
+        first_command=result.first_command or f"tail -n {_TAIL_LINES} {shlex.quote(str(log))}",
         fix="Find what stopped the process or its node, then run the trial again."
         if hung
         else "Read the error of this rank: the errors of the other ranks follow from it. Then run the trial again.",

@@ -10,6 +10,10 @@ from seatrial.model import CLUSTER, BasisKind, Finding, Outcome, Verdict, Verdic
 SLOW_MACHINE, SLOW_IMPLEMENTATION = "slow_machine", "slow_implementation"
 # A threshold of a trial may be far below the speed of good hardware: passing it does not show that the machine is fast
 _REFERENCES = (BasisKind.SKU, BasisKind.SITE)
+_MACHINE_FIX = (
+    "Compare the GPUs with each other: the slowest one slows down all ranks. If the matrix multiplication rate of all "
+    "is good, check CPUs, environment variables and the container."
+)
 
 
 def implementation_findings(
@@ -42,9 +46,18 @@ def implementation_findings(
                 fast += filter(_is_as_fast_as_reference, judged)
         all_slow = bool(slow_names) and len(slow_names) == len(metrics)
         if all_slow and not explained.issuperset(map(VerdictKey.from_verdict, slow)):
-            yield _slow_machine(check.implementations.machine_command, slow)
+            title = "all implementations of the same training are slow: the machine, not one framework"
+            yield _finding(SLOW_MACHINE, check.implementations.machine_command, slow, (), title, _MACHINE_FIX)
         elif slow_names and fast:
-            yield _slow_implementation(check.implementations.software_command, ", ".join(slow_names), slow, fast)
+            named = ", ".join(slow_names)
+            title = (
+                f"{named} is slow, another implementation of the same training is not: its software, not the machine"
+            )
+            fix = (
+                f"Compare the versions with those of the reference value, and with a node where {named} is fast. Do "
+                "not replace hardware because of this."
+            )
+            yield _finding(SLOW_IMPLEMENTATION, check.implementations.software_command, slow, fast, title, fix)
 
 
 def _is_slow(verdict: Verdict) -> bool:
@@ -55,37 +68,18 @@ def _is_as_fast_as_reference(verdict: Verdict) -> bool:
     return verdict.outcome is Outcome.PASS and verdict.basis is not None and verdict.basis.kind in _REFERENCES
 
 
-def _slow_machine(command: str, slow: Sequence[Verdict]) -> Finding:
+def _finding(
+    cause: str, command: str, slow: Sequence[Verdict], fast: Sequence[Verdict], title: str, fix: str
+) -> Finding:
     return Finding(
-        cause=SLOW_MACHINE,
-        title="all implementations of the same training are slow: the machine, not one framework",
+        cause=cause,
+        title=title,
         subject=CLUSTER,
-        confidence="medium",
-        evidence="; ".join(verdict.summary for verdict in slow),
-        first_command=command,
-        fix="Compare the GPUs with each other: the slowest one slows down all ranks. If the matrix multiplication rate "
-        "of all is good, check CPUs, environment variables and the container.",
-        action="none",
-        source=_source(slow),
-        explains=tuple(map(VerdictKey.from_verdict, slow)),
-    )
-
-
-def _slow_implementation(command: str, name: str, slow: Sequence[Verdict], fast: Sequence[Verdict]) -> Finding:
-    return Finding(
-        cause=SLOW_IMPLEMENTATION,
-        title=f"{name} is slow, another implementation of the same training is not: its software, not the machine",
-        subject=CLUSTER,
-        confidence="high",
+        confidence="high" if fast else "medium",
         evidence="; ".join(verdict.summary for verdict in (*slow, *fast)),
         first_command=command,
-        fix=f"Compare the versions with those of the reference value, and with a node where {name} is fast. Do not "
-        "replace hardware because of this.",
-        action="fix-environment",
-        source=_source(slow),
+        fix=fix,
+        action="fix-environment" if fast else "none",
+        source=", ".join(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in slow)),
         explains=tuple(map(VerdictKey.from_verdict, slow)),
     )
-
-
-def _source(verdicts: Sequence[Verdict]) -> str:
-    return ", ".join(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in verdicts))

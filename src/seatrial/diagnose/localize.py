@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from seatrial.checks.check import Check
 from seatrial.checks.declare import FindingTemplate
+from seatrial.diagnose.cause_details import node_of
 from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
@@ -74,7 +75,7 @@ def _are_locatable(template: FindingTemplate, measurement: Measurement, failures
     if not template.max_locatable_fact:
         return True
     limit = measurement.facts.get(template.max_locatable_fact)
-    nodes = {_node(failure.metric.subject) for failure in failures}
+    nodes = {node_of(failure.metric.subject) for failure in failures}
     return isinstance(limit, int) and len(nodes if template.whole_node_title else failures) <= limit
 
 
@@ -83,8 +84,8 @@ def _groups(template: FindingTemplate, failures: Sequence[_Failure]) -> Iterator
     if not template.whole_node_title:
         yield from ([failure] for failure in failures)
         return
-    for node in dict.fromkeys(_node(failure.metric.subject) for failure in failures):
-        node_failures = [failure for failure in failures if _node(failure.metric.subject) == node]
+    for node in dict.fromkeys(node_of(failure.metric.subject) for failure in failures):
+        node_failures = [failure for failure in failures if node_of(failure.metric.subject) == node]
         yield [failure for failure in node_failures if failure.verdict.outcome is Outcome.FAIL] or node_failures
 
 
@@ -94,8 +95,8 @@ def _finding(
     """The finding of one group of failures; ``metrics``: those of all subjects; ``certain``: see _are_locatable."""
     metric, verdict = failures[0]
     subjects = [failure.metric.subject for failure in failures]
-    node = _node(metric.subject)
-    node_metrics = [each for each in metrics if _node(each.subject) == node]
+    node = node_of(metric.subject)
+    node_metrics = [each for each in metrics if node_of(each.subject) == node]
     is_whole_node = template.whole_node_title and len(failures) == len(node_metrics)
     values = [f"{format_value(failed.value, failed.unit)} on {failed.subject}" for failed, _ in failures]
     rule = next(rule for rule in check.rules if rule.metric == metric.name)
@@ -119,7 +120,3 @@ def _confidence(verdict: Verdict) -> Confidence:
     if verdict.outcome is not Outcome.FAIL:
         return "low"
     return "high" if Reason.REPRODUCED in verdict.reasons else "medium"
-
-
-def _node(subject: str) -> str:
-    return subject.partition("/")[0]

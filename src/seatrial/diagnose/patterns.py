@@ -25,6 +25,9 @@ _parser: Any = import_module("re._parser")
 _TOKEN = re.compile(r"\{(\d+),\d+\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")
 # A shorter literal occurs in many lines without a failure: the pattern's other literals are searched with it
 _RARE_LENGTH = 7
+# Literals that count as shorter, since a log can have them in each line
+_FAILED = ("failed to", "failed to ", " failed", ": failed", ": failed ", ": failed to ")
+_COMMON = ("mlx5_core", "mlx5_core ", "error: ", "link status ", "mce: [hardware error]: ", *_FAILED)
 _MAX_STRINGS = 32
 # More signatures than this with one expression: all literals of their patterns are searched in sequence, since each
 # line with a shared literal is a candidate of all of them (221 signatures begin with "NVRM: Xid (")
@@ -111,10 +114,13 @@ def candidate_expressions(pattern: str, *, in_sequence: bool = False) -> list[by
     """Expressions for hyperscan, without distinction of case; each line that matches ``pattern`` matches one of them.
 
     They are literals, or literals with any text between; the pattern itself if it requires no literal.
-    ``in_sequence``: all literals of the pattern, also if the longest is rare.
+    ``in_sequence``: all literals of the pattern, also if the longest is rare; the pattern if the others are short.
     """
     required = _required(_parser.parse(pattern, re.MULTILINE | re.ASCII))
-    literals = _in_sequence(required.parts) if in_sequence and required.parts else required.literals
+    lengths = sorted(part.length for part in required.parts)
+    if in_sequence and sum(lengths[:-1]) < _RARE_LENGTH:
+        return [_whole(pattern)]  # the other literals, such as commas, select no lines among those with the longest
+    literals = _in_sequence(required.parts) if in_sequence else required.literals
     return sorted(each.encode() for each in literals.expressions) if literals.length else [_whole(pattern)]
 
 
@@ -191,7 +197,8 @@ def _required(nodes: Iterable[tuple[Any, Any]]) -> _Required:
 def _as_literals(strings: set[str]) -> _Literals:
     """The strings without those that begin with another one, since hyperscan reports each of them."""
     shortest = {each for each in strings if not any(each[:end] in strings for end in range(1, len(each)))}
-    return _Literals(min(map(len, strings)), {re.escape(string) for string in shortest})
+    length = min(min(len(each), _RARE_LENGTH - 1) if each in _COMMON else len(each) for each in strings)
+    return _Literals(length, {re.escape(string) for string in shortest})
 
 
 def _in_sequence(parts: Sequence[_Literals]) -> _Literals:

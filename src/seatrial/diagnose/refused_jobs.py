@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from seatrial.diagnose.job_failures import not_started
 from seatrial.diagnose.signatures import search_lines
 from seatrial.model import CLUSTER, Finding, JobResult, JobState, Verdict, VerdictKey
 
-# The first command after "Run first" in a message; a semicolon outside quotes ends it
-_FIRST_COMMAND = re.compile(r"\. Run first[^:;]{0,40}: ((?:'[^']*'|[^;'])+)")
 RENDEZVOUS_FAILS, NODE_UNFIT, JOB_REJECTED = CAUSES = "rendezvous_fails", "node_unfit", "job_rejected"
 
 
@@ -26,8 +23,7 @@ def refused_job_findings(results: Sequence[JobResult], verdicts: Sequence[Verdic
         elif result.state is JobState.REJECTED and not (result.failures or result.missing_nodes):
             findings = [_rejected_by_scheduler(result)]
         explains = tuple(map(VerdictKey.from_verdict, not_started(results, verdicts)))
-        command = _FIRST_COMMAND.search(result.cause)
-        changes = {"explains": explains, "first_command": command[1].strip() if command else ""}
+        changes = {"explains": explains, "first_command": result.first_command}
     return [finding.model_copy(update=changes) for finding in findings]
 
 

@@ -1,5 +1,6 @@
 """A job, its result, and the machine of a trial."""
 
+import re
 from enum import StrEnum
 from typing import Literal
 
@@ -15,6 +16,8 @@ from seatrial.util.secrets import redacted, secret_values
 # The time that seatrial requests from a scheduler: this multiple of the typical duration on H200, and at least
 # MIN_REQUEST_S. Hardware may be several times slower, and a job that ends early costs nothing.
 REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
+# The first command after "Run first" in a message; a semicolon outside quotes ends it
+_FIRST_COMMAND = re.compile(r"\. Run first[^:;]{0,40}: ((?:'[^']*'|[^;'])+)")
 
 
 class Preflight(Frozen):
@@ -177,6 +180,12 @@ class JobResult(Frozen):
     def cause_without_command(self) -> str:
         """The cause up to the first command to run."""
         return self.cause.partition(". Run first")[0]
+
+    @property
+    def first_command(self) -> str:
+        """The first command to run that the cause names; empty if it names none."""
+        command = _FIRST_COMMAND.search(self.cause)
+        return command[1].strip() if command else ""
 
 
 class Machine(Frozen):

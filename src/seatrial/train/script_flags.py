@@ -29,24 +29,26 @@ def accepted_flags() -> dict[str, Any]:
 def overrides_from_flags(arguments: Sequence[str]) -> list[str]:
     """``--name value``, ``--name=value`` or, for a truth value, ``--name`` → overrides ``name=value``.
 
-    Raises UsageError for a missing value, and for an unknown name; the message says which name to use instead, if any.
+    Raises UsageError for a missing value, and for unknown names; the message says which names to use instead, if any.
     """
-    overrides, remaining, types = [], list(arguments), accepted_flags()
+    overrides, unknown, remaining, types = list[str](), list[str](), list(arguments), accepted_flags()
     while remaining:
         argument = remaining.pop(0)
         if not argument.startswith("--"):
-            raise UsageError(f"unexpected argument {argument!r}: expected seatrial train run CONFIG [--KEY VALUE]...")
+            raise UsageError(f"unexpected argument {argument!r}: expected seatrial train run CONFIG [--NAME VALUE]...")
         name, separator, value = argument.removeprefix("--").partition("=")
         name = name.replace("-", "_")
-        if name not in types:
-            raise UsageError(_unknown_message(f"--{name}", name))
         if not separator and remaining and not remaining[0].startswith("--"):
             value = remaining.pop(0)
-        elif not separator and types[name] is bool:
+        elif not separator and types.get(name) is bool:
             value = "true"
-        if not value:
+        if name not in types:
+            unknown.append(name)
+        elif not value:
             raise UsageError(f"--{name}: expected a value, such as --{name} VALUE")
         overrides.append(f"{name}={value}")
+    if unknown:
+        raise UsageError(_unknown_message({f"--{name}": name for name in unknown}))
     return overrides
 
 
@@ -62,9 +64,10 @@ def overrides_from_run_args(path: Path) -> list[str]:
         raise UsageError(f"cannot read --run_args {path}: {error}") from error
     if not isinstance(arguments, dict):
         raise UsageError(f"--run_args {path}: expected a JSON object with keys such as max_steps and seq_len")
-    for name in arguments:
-        if name in _replacements() or name.partition(".")[0] not in TrainConfig.model_fields:
-            raise UsageError(_unknown_message(f"{path}: {name}", name))
+    is_known = {name: name.partition(".")[0] in TrainConfig.model_fields for name in arguments}
+    unknown = [name for name, known in is_known.items() if name in _replacements() or not known]
+    if unknown:
+        raise UsageError(_unknown_message({f"{path}: {name}": name for name in unknown}))
     return [f"{name}={json.dumps(value)}" for name, value in arguments.items()]
 
 
@@ -84,13 +87,17 @@ def _with_dotted_keys(settings: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _unknown_message(where: str, name: str) -> str:
-    """The message for the unknown argument ``name``, with its replacement or a similar name."""
-    if replacement := _replacements().get(name):
-        return f"{where}: unknown argument; use {replacement}"
-    similar = difflib.get_close_matches(name, [*accepted_flags(), *_OPTIONS], 1)
-    suggestion = f"did you mean --{similar[0]}? " if similar else ""
-    return f"{where}: unknown argument; {suggestion}Accepted: --{', --'.join(accepted_flags())}; {_HELP}"
+def _unknown_message(unknown: dict[str, str]) -> str:
+    """The message for unknown arguments (place → name), each with its replacement or a similar name."""
+    texts, names = [], [*accepted_flags(), *_OPTIONS]
+    for where, name in unknown.items():
+        similar = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean --{similar[0]}?" if similar else ""
+        replacement = _replacements().get(name)
+        texts.append(f"{where}: unknown argument; {f'use {replacement}' if replacement else hint}".rstrip("; "))
+    if any(name not in _replacements() for name in unknown.values()):
+        texts.append(f"Accepted: --{', --'.join(accepted_flags())}; {_HELP}")
+    return "; ".join(texts)
 
 
 def _replacements() -> dict[str, str]:

@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import yaml
 from pydantic import ConfigDict, Field, model_validator
 
 from seatrial.config.layers import load_as, parse_assignment
 from seatrial.model import Frozen, UsageError
 from seatrial.train import architecture
 from seatrial.train.architecture import Architecture
+from seatrial.util import data_files
 
 # The linear layers of a decoder block, each of which can have a LoRA adapter
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -26,6 +28,7 @@ CONFIGS_FOLDER = Path(__file__).parents[1] / "data" / "configs"
 HUB_PREFIX = "hub:"  # before OWNER/NAME, a repository of the Hugging Face Hub
 # Config key → example of a local value, for a message
 _LOCAL_EXAMPLES = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
+_MAX_BYTES, _MIN_KEYS = 2**16, 2  # to recognise the config of another program
 _MAX_SUGGESTIONS = 3  # for an unknown config name
 
 
@@ -333,10 +336,29 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
     """
     path = config_path(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
-    train_config = load_as(TrainConfig, str(path), assignments)
+    try:
+        train_config = load_as(TrainConfig, str(path), assignments)
+    except UsageError as error:
+        if program := _program_of(path):
+            raise UsageError(
+                f"{path} is a config of {program}, which seatrial does not read: run it with {program}, or write one "
+                "with the keys of docs/training.md"
+            ) from error
+        raise
     _check_hub_names(train_config)
     train_config.architecture()
     return _with_resolved_deepspeed(train_config, path.parent)
+
+
+def _program_of(path: Path) -> str:
+    """The training program for which a config was written, by two of its keys; empty if it is not known."""
+    try:
+        content = yaml.safe_load(path.read_bytes()[:_MAX_BYTES])
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""
+    keys = set(content) if isinstance(content, dict) else set()
+    programs: dict[str, list[str]] = data_files.read("training_programs.yaml")
+    return next((name for name, own in programs.items() if len(keys.intersection(own)) >= _MIN_KEYS), "")
 
 
 def _check_hub_names(train_config: TrainConfig) -> None:
