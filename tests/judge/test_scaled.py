@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from tools.records import record_path
 
-from seatrial.model import BasisKind, DecisionValue, Metric, Outcome, Trial, Verdict
+from seatrial.checks import catalog
+from seatrial.judge.rules import judge_check
+from seatrial.model import BasisKind, DecisionValue, Metric, Outcome, Reason, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 
@@ -115,6 +117,14 @@ def test_threshold_accepts_a_gpu_model_without_reference_value(accepted: Trial) 
         ("2026-11-28-1xh100/acceptance", "filesystem.speed *", 0.0001, "filesystem.speed"),
         ("2026-11-28-1xh100/acceptance", "train.checkpoint *_rate", 0.1, "train.checkpoint"),
         ("2026-11-28-1xh100/acceptance", "device.burn drift", 42, "device.burn"),  # a decline by 45 %
+        ("2026-11-28-1xh200/acceptance", "transfer.host *_concurrent", 0.84, "transfer.host"),
+        ("2026-11-28-4xh100/quick", "train.ddp tokens_per_second_per_gpu", 0.78, "train.ddp"),  # by its all-reduce
+        (
+            "2026-11-28-slurm-2xh100/quick",
+            "train.ddp tokens_per_second_per_gpu",
+            0.6,
+            "train.ddp",
+        ),  # two nodes, sockets
         ("2026-11-28-1xh100/acceptance", "device.burn temperature_max", 1.77, "device.burn"),  # 115 °C
     ],
 )
@@ -129,3 +139,42 @@ def test_uniformly_slow_machine_is_rejected_where_no_published_figure_exists(
             trial = scaled(trial, name, metrics, factor)
     assert trial.decision.value is DecisionValue.REJECTED
     assert cause in {verdict.check for verdict in trial.verdicts if verdict.outcome is Outcome.FAIL}
+
+
+@pytest.mark.parametrize(
+    ("check", "metric", "subject", "factor", "reason"),
+    [
+        ("transfer.host", "h2d_single", "vm/gpu0", 0.74, Reason.THRESHOLD_VIOLATED),
+        ("transfer.host", "d2h_single", "vm/gpu0", 0.74, Reason.THRESHOLD_VIOLATED),
+        ("transfer.peers", "unidirectional", "vm/gpu0->gpu1", 0.79, Reason.ASYMMETRIC),
+        ("transfer.peers", "bidirectional", "vm/gpu0->gpu1", 0.79, Reason.ASYMMETRIC),
+    ],
+)
+def test_slow_direction_of_a_link_fails_on_an_unknown_gpu(
+    check: str, metric: str, subject: str, factor: float, reason: Reason
+) -> None:
+    trial = load_trial(record_path("2026-11-28-4xh100/acceptance"))
+    measurements = [each for each in trial.measurements if each.check == check]
+    facts = {"gpu": "NVIDIA Unknown", "world_size": 1, "nodes": 1}
+
+    def outcomes(changed: float) -> set[tuple[Outcome, Reason]]:
+        measured = [
+            each.model_copy(
+                update={
+                    "facts": {**each.facts, **facts},
+                    "metrics": tuple(
+                        replace(one, value=changed * one.value, samples=())
+                        if (one.name, one.subject) == (metric, subject)
+                        else replace(one, samples=())
+                        for one in each.metrics
+                    ),
+                }
+            )
+            for each in measurements
+        ]
+        verdicts = judge_check(catalog()[check], measured, {}, "t")
+        found = [each for each in verdicts if (each.metric, each.subject) == (metric, subject)]
+        return {(each.outcome, why) for each in found for why in each.reasons}
+
+    assert Outcome.FAIL not in {outcome for outcome, _ in outcomes(1.0)}
+    assert (Outcome.FAIL, reason) in outcomes(factor)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import chain, combinations, permutations
+from statistics import median
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, JsonValue, StrictInt, TypeAdapter, ValidationError
@@ -206,6 +207,13 @@ class PeerGroups:
             return self.node_peer_group(model, subject)
         group = self._groups[model, ""] = PeerGroup(model, tuple(chain.from_iterable(nodes.values())))
         return group
+
+    def groups_to_reach(self, model: str, subject: str) -> list[PeerGroup]:
+        """The peers on the node of ``subject`` and on all nodes; of exactly two nodes, the medians of both nodes."""
+        nodes, on_node = self._values.get(model, {}), self.node_peer_group(model, subject)
+        if len(nodes) == 2:
+            return [on_node, PeerGroup(model, tuple(map(median, nodes.values())))]
+        return [on_node, self.peer_group(model, subject)]
 
     def node_peer_group(self, model: str, subject: str) -> PeerGroup:
         """The subjects with this device ``model`` on the node of ``subject``."""

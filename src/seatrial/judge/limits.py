@@ -39,7 +39,7 @@ from seatrial.model import (
     format_value,
     plausible_range,
 )
-from seatrial.model.rule import BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
+from seatrial.model.rule import ALL_REDUCE, BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, STEP_TIME, Limit
 
 # A value above this multiple of the reference value is a measurement error, or the reference value is wrong. The
 # largest known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100
@@ -94,6 +94,7 @@ class RuleLimits:
         self.reference_optional = bool(declared and declared.reference_optional)
         self._unit, self._peer_groups = declared.unit if declared else None, peer_groups
         self._opposite_share, self._by_peers = rule.share(OPPOSITE, _WARN), bool(rule.share(PEERS))
+        self._opposite_failure = rule.share(OPPOSITE) or 0.0
         self._shared: dict[Hashable, _Limits] = {}
         # Without a reference, a threshold of the check gives the same verdict on all subjects with the same value
         self._same_for_all = rule.threshold is not None and not rule.reference and not trial
@@ -102,7 +103,7 @@ class RuleLimits:
     def verdicts(self, group: MeasurementGroup, metrics: Sequence[Metric]) -> Iterator[Verdict]:
         """The verdicts on the values of one group."""
         shape = group.shape, self.rule.reference_when.items() <= group.facts.items()
-        single_limits = _concurrent_limits(self.rule.single, group, metrics) if self.rule.single else None
+        single_limits = _limits_by_gpu(self.rule.single, group, metrics) if self.rule.single else None
         opposite = {metric.subject: metric.value for metric in metrics} if self._opposite_share else {}
         for metric in metrics:
             single = None if single_limits is None else single_limits.get(metric.subject, 0.0)
@@ -132,24 +133,26 @@ class RuleLimits:
         return replace(verdict, meaning=meaning, evidence=evidence, fix=self.rule.fix)
 
     def _limits(self, group: MeasurementGroup, shape: Hashable, metric: Metric) -> _Limits:
-        peers = node_peers = NO_PEERS
+        peers, to_reach = NO_PEERS, list[PeerGroup]()
         if self._peer_groups:
             peers = self._peer_groups.peer_group(group.model, metric.subject)
             if self._by_peers:
-                node_peers = self._peer_groups.node_peer_group(group.model, metric.subject)
-        key = shape, peers.node, node_peers.node, metric.unit
+                to_reach = self._peer_groups.groups_to_reach(group.model, metric.subject)
+        key = shape, peers.node, to_reach[0].node if to_reach else "", metric.unit
         if (limits := self._shared.get(key)) is None:
-            limits = self._shared[key] = _Limits(self, group.facts, metric.unit, peers, node_peers)
+            step_times = [each.value for each in group.metrics.get(STEP_TIME, ())]
+            limits = self._shared[key] = _Limits(self, group.facts, metric.unit, peers, to_reach, step_times)
         return limits
 
     def _compared_with_opposite(self, metric: Metric, verdict: Verdict, share: float, opposite: float) -> Verdict:
-        """The verdict on a pair; PASS or SKIP becomes WARN below a share of the opposite direction's value."""
+        """The verdict on a pair, or WARN or FAIL below a share of the opposite direction's value if that is worse."""
         if metric.value >= share * opposite:
             return verdict
         was_good = verdict.outcome in (_PASS, _SKIP)
+        outcome = _WARN if metric.value >= self._opposite_failure * opposite else _FAIL
         return replace(
             verdict,
-            outcome=_WARN if was_good else verdict.outcome,
+            outcome=outcome if was_good or _RANK[outcome] < _RANK[verdict.outcome] else verdict.outcome,
             reasons=(*verdict.reasons, Reason.ASYMMETRIC),
             opposite_value=opposite,
             basis=replace(verdict.basis, asymmetry_limit=share) if verdict.basis else None,
@@ -163,17 +166,24 @@ class _Limits:
     """The limits on values in ``unit`` of one device model, shape and peer group."""
 
     def __init__(
-        self, of: RuleLimits, facts: Mapping[str, JsonValue], unit: str, peers: PeerGroup, node_peers: PeerGroup
+        self,
+        of: RuleLimits,
+        facts: Mapping[str, JsonValue],
+        unit: str,
+        peers: PeerGroup,
+        peers_to_reach: Sequence[PeerGroup],
+        step_times: Sequence[float],
     ) -> None:
         self._of, self._facts, self._unit, self._peers, self._rule = of, facts, unit, peers, of.rule
         self._plausible = plausible_range(unit, of.may_exceed_100)
+        self._step_times = step_times
         self._bound = self._hardware_bound()
         self._highest = self._bound.value if self._bound else math.inf
         self._never_negative = "/s" in unit or unit in _NEVER_NEGATIVE
         self._bases: list[Basis] = []  # of all limits that apply to every value
         self._first, *self._more = self._absolute_limits()
-        below = ((each, self._rule.share(PEERS)) for each in (node_peers, peers) if each.gives_reference)
-        self._among_peers = [self._peer_limit(each, share) for each, share in below if share]
+        share = self._rule.share(PEERS) or 0.0
+        self._among_peers = [self._peer_limit(each, share) for each in peers_to_reach if each.healthy]
 
     def verdict(self, metric: Metric, single_limit: float | None) -> Verdict:
         """The worst verdict of all limits; an ERROR if the value cannot be true."""
@@ -193,7 +203,7 @@ class _Limits:
             decided = _worse(decided, worse) if worse else decided
             if single_limit is not None:
                 decided = _worse(decided, self._single(metric, single_limit))
-        if len(self._bases) < 2:
+        if not self._bases or (len(self._bases) == 1 and decided.basis in (None, self._bases[0])):
             return decided
         return replace(decided, other_limits=tuple(basis for basis in self._bases if basis is not decided.basis))
 
@@ -241,15 +251,15 @@ class _Limits:
             return [self._number(rule.threshold) if of.trial == "" else self._trial_number(rule.threshold)]
         if rule.only_warns_by_peers:
             return [self._outlier]
-        by_work = self._gemm_share(rule.share(GEMM), rule.share(GEMM, _WARN))
-        others = [by_work] if by_work else []
+        by_gemm, by_all_reduce = self._gemm_share(), self._all_reduce_share()
+        others = [each for each in (by_gemm, by_all_reduce) if each]
         reference: Reference | str = "the peak speed of this training on this GPU model is unknown"
         if rule.reference or rule.share(BOUND) is None:
             peers = NO_PEERS if of.reference_optional or others or self._physical else self._peers
             reference = of.references.find(of.lookup.reference_key, self._facts, peers, unit)
         if isinstance(reference, str):
-            if not others and self._physical:
-                return [self._peak(self._physical, rule.share(BOUND) or 0.0)]
+            if not by_gemm and self._physical:
+                return [self._peak(self._physical, rule.share(BOUND) or 0.0), *others]
             optional = (of.reference_optional and not self._has_unknown_model) or (
                 not rule.reference and rule.share(BOUND)
             )
@@ -360,12 +370,12 @@ class _Limits:
 
         return compare
 
-    def _gemm_share(self, fail_below: float | None, warn_below: float | None) -> Comparison | None:
+    def _gemm_share(self) -> Comparison | None:
         """Comparison of a training with the GEMM rate that this run measured on the same GPU, or on all GPUs.
 
         On GPU models without a measured share, FAIL is below UNMEASURED_SHARE of it. None without such a rate.
         """
-        references, facts = self._of.references, self._facts
+        references, facts, fail_below = self._of.references, self._facts, self._rule.share(GEMM)
         work = training_work(self._rule.metric, facts) if fail_below else None
         rates = references.gemm_rates.get(work.spec_key, {}) if work else {}
         if not fail_below or not work or not work.flops_per_token or not rates:
@@ -374,23 +384,51 @@ class _Limits:
         is_measured = all(isinstance(sku, Sku) and sku.trained for sku in skus)
         share = fail_below if is_measured else UNMEASURED_SHARE * fail_below
         all_rates, tokens, data_type = median(rates.values()), 1e12 / work.flops_per_token, work.spec_key
+        warn_below = self._rule.share(GEMM, _WARN)
         bases: dict[float, Basis] = {}
 
         def compare(metric: Metric) -> Verdict:
             rate = rates.get(metric.subject, all_rates)
-            possible = rate * tokens
             if (basis := bases.get(rate)) is None:
                 name = f"{rate:.4g} TFLOP/s, the {data_type} GEMM rate of this run"
-                basis = Basis(BasisKind.RUN, name, possible, self._unit, fail_below=share, warn_below=warn_below)
+                basis = Basis(BasisKind.RUN, name, rate * tokens, self._unit, fail_below=share, warn_below=warn_below)
                 bases[rate] = basis
-            ratio = metric.value / possible
-            if ratio < share:
-                return self._violated(metric, share * possible, (share * possible).__le__, basis, ratio)
-            if warn_below and ratio < warn_below:
-                return self._make(metric, _WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
-            return self._make(metric, _PASS, basis=basis, ratio=ratio)
+            return self._share_of_run(metric, basis, rate * tokens, share, warn_below or 0.0)
 
         return compare
+
+    def _all_reduce_share(self) -> Comparison | None:
+        """Comparison of a training with its speed if each step is followed by an all-reduce of the fp32 gradients.
+
+        Its time follows from the busbw of this run, that of the rest of the step was measured. None without them.
+        """
+        fail_below, warn_below = self._rule.share(ALL_REDUCE), self._rule.share(ALL_REDUCE, _WARN) or 0.0
+        ranks, busbw = self._facts.get("world_size"), self._of.references.all_reduce
+        training = self._facts.get("training")
+        names = ("parameters", "batch", "seq_len")
+        sizes = [training.get(name) for name in names] if isinstance(training, dict) else []
+        parameters, batch, seq_len = (each if isinstance(each, int) else 0 for each in sizes or (0, 0, 0))
+        if not fail_below or not busbw or not self._step_times or not isinstance(ranks, int) or not parameters:
+            return None
+        communication = 8 * parameters * (ranks - 1) / ranks / busbw / 1e9
+        expected = batch * seq_len / (median(self._step_times) + communication)
+        if expected <= 0:
+            return None
+        name = f"{1e3 * communication:.3g} ms for the gradients at the {busbw:.4g} GB/s of this run's all-reduce"
+        basis = Basis(BasisKind.RUN, name, expected, self._unit, fail_below=fail_below, warn_below=warn_below)
+        self._listed(basis)
+        return lambda metric: self._share_of_run(metric, basis, expected, fail_below, warn_below)
+
+    def _share_of_run(
+        self, metric: Metric, basis: Basis, expected: float, fail_below: float, warn_below: float
+    ) -> Verdict:
+        """Comparison with a value that follows from another measurement of this run."""
+        ratio, required = metric.value / expected, fail_below * expected
+        if ratio < fail_below:
+            return self._violated(metric, required, required.__le__, basis, ratio)
+        if ratio < warn_below:
+            return self._make(metric, _WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
+        return self._make(metric, _PASS, basis=basis, ratio=ratio)
 
     def _outlier(self, metric: Metric) -> Verdict:
         """WARN for a low outlier of the peer group; a uniform slowdown of the group is not detected."""
@@ -407,19 +445,19 @@ class _Limits:
         return self._listed(Basis(BasisKind.PEERS, _peers_name(peers), peers.median, self._unit, warn_below=share))
 
     def _peer_limit(self, peers: PeerGroup, share: float) -> Callable[[Metric], Verdict | None]:
-        """FAIL below a share of the median of the peers, on the node or on all nodes.
+        """FAIL below a share of what the peers reach, on the node or on all nodes.
 
         Noise that all GPUs of a node share, such as the temperature of the room, does not affect the comparison on the
         node.
         """
-        limit = share * peers.median
-        basis = Basis(BasisKind.PEERS, _peers_name(peers), peers.median, self._unit, fail_below=share)
+        limit = share * peers.healthy
+        basis = Basis(BasisKind.PEERS, _peers_name(peers), peers.healthy, self._unit, fail_below=share)
         self._bases.append(basis)
 
         def compare(metric: Metric) -> Verdict | None:
             if metric.value >= limit:
                 return None
-            return self._violated(metric, limit, limit.__le__, basis, metric.value / peers.median)
+            return self._violated(metric, limit, limit.__le__, basis, metric.value / peers.healthy)
 
         return compare
 
@@ -495,7 +533,7 @@ class _Limits:
         return compare
 
     def _single(self, metric: Metric, limit: float) -> Verdict:
-        """Comparison with the value of this GPU alone, divided by the GPUs that share its path."""
+        """Comparison with another metric of this GPU, such as that of its copies alone / the GPUs of the node."""
         basis = Basis(BasisKind.RULE, "", limit, metric.unit, ">")
         if metric.value > limit:
             return self._make(metric, _PASS, basis=basis)
@@ -541,17 +579,15 @@ def _worse(decided: Verdict, other: Verdict) -> Verdict:
 
 
 def _peers_name(peers: PeerGroup) -> str:
-    return f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
+    count = "the faster of 2" if len(peers.values) == 2 else f"{len(peers.values)} subjects"
+    return f"{count} on {peers.model}" + (f" in {peers.node}" if peers.node else "")
 
 
-def _concurrent_limits(limit: Limit, group: MeasurementGroup, metrics: Sequence[Metric]) -> dict[str, float]:
-    """GPU → the value that it must exceed while all GPUs of its node are measured concurrently.
-
-    The limit is a share of the GPU's value of another metric / the number of GPUs on its node.
-    """
+def _limits_by_gpu(limit: Limit, group: MeasurementGroup, metrics: Sequence[Metric]) -> dict[str, float]:
+    """GPU → the value that it must exceed: a share of its value of another metric, or of this / GPUs of its node."""
     gpus = Counter(metric.subject.partition("/")[0] for metric in metrics)
     return {
-        single.subject: limit.value * single.value / gpus[node]
+        single.subject: limit.value * single.value / (gpus[node] if limit.is_per_gpu else 1)
         for single in group.metrics.get(limit.single_metric, ())
         if (node := single.subject.partition("/")[0]) in gpus
     }

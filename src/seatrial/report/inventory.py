@@ -16,7 +16,7 @@ from rich.table import Table
 from seatrial.checks.check import Check
 from seatrial.judge.insights.power import CERTAINTY, samples_table
 from seatrial.model import Finding, Rule, format_bytes, format_value
-from seatrial.model.rule import BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
+from seatrial.model.rule import ALL_REDUCE, BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
 from seatrial.report.text import clean
 
 # Mounted filesystems that `discover` prints; a container host can have hundreds
@@ -211,7 +211,7 @@ def _limit_text(limit: Limit, rule: Rule) -> str:
     if limit.base == REFERENCE:
         return f"{share} the reference value {rule.reference}"
     if limit.single_metric:
-        return f"{share} {limit.single_metric} / GPUs of the node"
+        return f"{share} {limit.single_metric}{' / GPUs of the node' if limit.is_per_gpu else ' of the same GPU'}"
     if limit.base:
         return f"{share} {_BASES[limit.base]}"
     if limit.unit == "bool":
@@ -224,5 +224,6 @@ _BASES = {
     PEERS: "the median of its peer group",
     BOUND: "the speed at the GPU's peak FLOP/s, if known",
     GEMM: "the speed at the matrix multiplication rate that this run measured",
+    ALL_REDUCE: "the speed if gradients move at the bus bandwidth that this run measured",
     OPPOSITE: "the opposite direction",
 }
