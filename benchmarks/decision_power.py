@@ -7,10 +7,10 @@
 
 Noise and differences between runs and devices come from the healthy H200 and H100 runs in docs/results: each metric of
 a draw is the value of a record, times the ratio of a random run to the median run, times that of a random device to the
-median of its run, times the windows of a random measurement relative to their median, in order of time. A training has
-the share of the GEMM rate of a random healthy run. Bad checks are drawn again as the pipeline measures them again, by
-the same functions. Decisions are those of a trial of the checks in CHECKS. Checks of the network between nodes are in
-network_decisions.py.
+median of its run, times the windows of a random measurement relative to their median, in order of time. Trainings of
+different runs are compared by their share of the GEMM rate. Bad checks are drawn again as the pipeline measures them
+again, by the same functions. Decisions are those of a trial of the checks in CHECKS. Checks of the network between
+nodes are in network_decisions.py.
 """
 
 from __future__ import annotations
@@ -200,13 +200,12 @@ class Noise:
     """Per check and metric: ratios of runs to the median run and of devices to the median of their run, both by GPUs
     of the node, and windows relative to their median.
 
-    For a training, instead of both ratios: shares of the GEMM rate.
+    For a training, instead of ratios of runs: those of the share of the GEMM rate to the median of the GPU model.
     """
 
     run_ratios: dict[tuple[Key, int], list[float]]
     device_ratios: dict[tuple[Key, int], list[float]]
     windows: dict[Key, list[np.ndarray]]
-    gemm_shares: dict[Key, list[float]]
 
     @classmethod
     @cache
@@ -214,23 +213,22 @@ class Noise:
         """The noise of all healthy runs."""
         device_ratios: dict[tuple[Key, int], list[float]] = defaultdict(list)
         windows: dict[Key, list[np.ndarray]] = defaultdict(list)
-        gemm_shares: dict[Key, list[float]] = defaultdict(list)
         medians: dict[tuple[Key, tuple[object, int]], list[float]] = defaultdict(list)  # by GPU model and GPUs
         for name in HEALTHY_RUNS:
             trial = load_trial(record_path(name))
-            tokens = tokens_at_gemm_rate(trial) if name >= FIRST_TRAINING_OF_TODAY else {}
+            tokens = tokens_at_gemm_rate(trial)
+            has_old_trainings = name < FIRST_TRAINING_OF_TODAY
             facts = next(each.facts for each in trial.measurements if each.check == "device.gemm")
             values: dict[Key, list[float]] = defaultdict(list)
             for measurement in trial.measurements:
+                if has_old_trainings and measurement.check in TRAININGS:
+                    continue
                 for metric in filter(is_rate, measurement.metrics):
                     key = measurement.check, metric.name
                     if len(metric.samples) > 1 and metric.value > 0:
                         samples = np.array(metric.samples[:60])
                         windows[key].append(samples / np.median(samples))
-                    if key in tokens:
-                        gemm_shares[key].append(metric.value / tokens[key])
-                    else:
-                        values[key].append(metric.value)
+                    values[key].append(metric.value / tokens.get(key, 1.0))
             gpus = sum(each.check == "device.gemm" for each in trial.measurements)
             for key, run_values in values.items():
                 if (middle := median(run_values)) > 0:
@@ -239,7 +237,7 @@ class Noise:
         run_ratios: dict[tuple[Key, int], list[float]] = defaultdict(list)
         for (key, (_model, gpus)), of_runs in medians.items():
             run_ratios[key, gpus] += [value / median(of_runs) for value in of_runs if len(of_runs) > 2]
-        return cls(run_ratios, device_ratios, windows, gemm_shares)
+        return cls(run_ratios, device_ratios, windows)
 
 
 def tokens_at_gemm_rate(trial: Trial) -> dict[Key, float]:
@@ -272,7 +270,6 @@ class Generator:
     jobs: tuple[Job, ...]
     template: list[Measurement]
     noise: Noise
-    tokens: Mapping[Key, float]
     middles: Mapping[Key, float]
     references: Mapping[Key, float]
 
@@ -302,9 +299,7 @@ class Generator:
         middles = {key: median(each) for key, each in values.items()}
         names = tuple(config.checks)
         measured_gpus = sum(each.check == "device.gemm" for each in trial.measurements)
-        return cls(
-            measured_gpus, names, config, jobs, used, Noise.measured(), tokens_at_gemm_rate(trial), middles, references
-        )
+        return cls(measured_gpus, names, config, jobs, used, Noise.measured(), middles, references)
 
     def decide(self, case: Case, rng: np.random.Generator) -> DecisionValue:
         """The decision on one draw."""
@@ -345,9 +340,7 @@ class Generator:
             return metric
         windows = noise.windows[key][rng.integers(len(noise.windows[key]))]
         windows = windows * (1 + case.noise * rng.standard_normal(len(windows)))
-        if key in self.tokens and key in noise.gemm_shares:
-            value = self.tokens[key] * rng.choice(noise.gemm_shares[key])
-        elif case.level and key in self.references:
+        if case.level and key in self.references:
             value = case.level * self.references[key] * (1 + case.spread * rng.standard_normal())
         else:
             of_shape = key, self.measured_gpus

@@ -10,6 +10,8 @@ import pytest
 from tools.records import record_path
 
 from seatrial.checks import catalog
+from seatrial.config.schema import Config
+from seatrial.judge import judge
 from seatrial.judge.rules import judge_check
 from seatrial.model import BasisKind, DecisionValue, Metric, Outcome, Reason, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
@@ -178,3 +180,47 @@ def test_slow_direction_of_a_link_fails_on_an_unknown_gpu(
 
     assert Outcome.FAIL not in {outcome for outcome, _ in outcomes(1.0)}
     assert (Outcome.FAIL, reason) in outcomes(factor)
+
+
+# Check, metric → why 40 % of a healthy value alone does not fail
+NOT_REJECTED_AT_40_PERCENT: dict[tuple[str, str], str] = {}
+
+
+def metrics_that_pass_at_40_percent(record: str) -> set[tuple[str, str]]:
+    """Check and metric of the speeds of a healthy run that have no FAIL if they alone are at 40 %."""
+    trial, found = load_trial(record_path(record)), set[tuple[str, str]]()
+    config = Config.model_validate(trial.config)
+    for check, settings in config.checks.items():
+        alone = config.model_copy(update={"checks": {check: settings}})
+        names = {
+            metric.name
+            for each in trial.measurements
+            if each.check == check
+            for metric in each.metrics
+            if "/s" in metric.unit and any(rule.metric == metric.name for rule in catalog()[check].rules)
+        }
+        for name in names:
+            measured = [
+                each.model_copy(
+                    update={
+                        "metrics": tuple(
+                            replace(one, value=0.4 * one.value, samples=tuple(0.4 * sample for sample in one.samples))
+                            if one.name == name
+                            else one
+                            for one in each.metrics
+                        )
+                    }
+                )
+                if each.check == check
+                else each
+                for each in trial.measurements
+            ]
+            verdicts = judge(alone, trial.jobs, measured, catalog(), {})
+            if not any(each.check == check and each.outcome is Outcome.FAIL for each in verdicts):
+                found.add((check, name))
+    return found
+
+
+@pytest.mark.parametrize("record", ["2026-11-28-1xh200/acceptance", "2026-11-28-4xh100/acceptance"])
+def test_each_speed_at_40_percent_fails_or_is_a_named_exception(record: str) -> None:
+    assert metrics_that_pass_at_40_percent(record) == set()

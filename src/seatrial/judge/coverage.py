@@ -39,7 +39,7 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
         return
     job, is_skipped = plan.job_by_check.get(check.name), all(measurement.skipped for measurement in measured)
     incomplete = [*_misplaced_metrics(check, plan, measured)]
-    mismatches = [*_metrics_beside_skip(measured)]
+    mismatches = [*_metrics_beside_skip(measured), *_contradicting_facts(measured)]
     if job:
         incomplete += [*_rank_errors(job, measured), *_partly_skipped(measured)]
         incomplete += [*_subject_errors(job, plan, measured), *_world_size_errors(check, job, measured)]
@@ -74,6 +74,11 @@ def identity_errors(measurements: Iterable[Measurement]) -> Iterator[Verdict]:
     uuids: dict[str, tuple[str, str]] = {}  # subject → its UUID, and the first check that recorded it
     for measurement in measurements:
         uuid, subject, check = measurement.gpu_uuid, measurement.subject, measurement.check
+        gpus = measurement.facts.get("gpus")
+        listed = Counter(gpu.get("uuid") for gpu in gpus if isinstance(gpu, dict)) if isinstance(gpus, list) else {}
+        for twice, count in listed.items():
+            if twice and count > 1:
+                yield _error(check, Reason.PLAN_MISMATCH, f"{count} GPUs of {subject} have the UUID {twice}")
         if not uuid or "/gpu" not in subject:
             continue
         first_uuid, first_check = uuids.setdefault(subject, (uuid, check))
@@ -171,6 +176,19 @@ def _metrics_beside_skip(measured: Sequence[Measurement]) -> Iterator[str]:
     """An error if a skipped measurement has metrics: they would not be evaluated."""
     if with_metrics := next((item for item in measured if item.skipped and item.metrics), None):
         yield f"{with_metrics.subject} has {len(with_metrics.metrics)} metrics, but was skipped: {with_metrics.skipped}"
+
+
+def _contradicting_facts(measured: Sequence[Measurement]) -> Iterator[str]:
+    """An error if facts say that rules do not apply, but others that they do: on a GPU, or after a good training."""
+    for measurement in measured:
+        facts = measurement.facts
+        for name in ("device", "backend") if (gpu := facts.get("gpu")) else ():
+            if facts.get(name) in ("cpu", "gloo"):
+                yield f"{measurement.subject} has the fact {name} {facts[name]}, but was measured on {gpu}"
+        if facts.get("trained") == "no" and any(
+            each.name == "exit_code" and not each.value for each in measurement.metrics
+        ):
+            yield f"{measurement.subject} has the fact trained no, but exit_code 0: its training ended without metrics"
 
 
 def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:

@@ -78,17 +78,18 @@ def settings_fact(options: WorkloadOptions) -> Fact:
 
 
 def speed_of_work(
-    name: str, fail_below: float, warn_below: float, *defaults: str, peers: bool = False, one_node: bool = False
+    name: str, fail_below: float, warn_below: float, *defaults: str, each_rank: bool = False, one_node: bool = False
 ) -> metric:
     """A training speed, compared with the GEMM rate of this run.
 
     ``fail_below``, ``warn_below``: 90 and 95 % of the lowest share in docs/results. ``defaults``: the options that must
-    have their default values. Without a GEMM rate, a share of the peak decides. ``one_node``: of a training with
-    gradients of all GPUs; the shares are those of one node. With several, a share of the peak decides, and the
-    all-reduce of this run, since the network may be slow by design.
+    have their default values. Without a GEMM rate, a share of the peak decides. ``each_rank``: trainings on each
+    GPU alone, which are also compared with each other. ``one_node``: a training on all GPUs; the shares are those of
+    one node. With several, a share of the peak decides, and the all-reduce of this run, since the network may be slow
+    by design.
     """
     when = " and ".join(("device == cuda", *(f"{option} is the default" for option in defaults)))
-    others = [f">= {MIN_SHARE_OF_PEAK} bound", *([">= 0.90 peers"] if peers else [])]
+    others = [f">= {MIN_SHARE_OF_PEAK} bound", *([">= 0.90 peers"] if each_rank else [])]
     by_all_reduce, warn_by_all_reduce = ([f">= {each} all_reduce"] if one_node else [] for each in ALL_REDUCE_SHARES)
     return metric(
         name,
@@ -108,6 +109,7 @@ def speed_of_work(
         )
         if one_node
         else (),
+        per="rank" if each_rank else None,
         speed=True,
     )
 
