@@ -30,8 +30,8 @@ from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 
 Kind = Literal["value", "values of a rank", "measurement of a rank", "fact", "other fact", "one UUID"]
-# (check, fact): nothing else in the record states it. The word of the scheduler whether the node has GPUs, that of the trial
-# sockets are expected, and the training's whether it offloads
+# (check, fact): nothing else in the record states it: the scheduler, whether the node has GPUs; the trial, whether
+# sockets are expected; the training, whether it offloads
 ONLY_WITNESS = {
     ("host.load", "gpu_node"),
     ("collectives.transport", "sockets_expected"),

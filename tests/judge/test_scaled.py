@@ -182,8 +182,16 @@ def test_slow_direction_of_a_link_fails_on_an_unknown_gpu(
     assert (Outcome.FAIL, reason) in outcomes(factor)
 
 
-# Check, metric → why 40 % of a healthy value alone does not fail
-NOT_REJECTED_AT_40_PERCENT: dict[tuple[str, str], str] = {}
+# Check and metric → why 40 % of a healthy value alone does not fail
+OTHER_SYSTEMS = "a filesystem or CPU: how fast it should be depends on the site"
+SHARED_LINK = "all GPUs of a node may share one PCIe link by design: below a GPU's single copy / GPUs they fail"
+NOT_REJECTED_AT_40_PERCENT = {
+    "filesystem.metadata *": OTHER_SYSTEMS,
+    "filesystem.speed *": OTHER_SYSTEMS,
+    "host.speed *": OTHER_SYSTEMS,
+    "train.checkpoint *_rate": OTHER_SYSTEMS,
+    "transfer.host *_concurrent": SHARED_LINK,
+}
 
 
 def metrics_that_pass_at_40_percent(record: str) -> set[tuple[str, str]]:
@@ -223,4 +231,5 @@ def metrics_that_pass_at_40_percent(record: str) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("record", ["2026-11-28-1xh200/acceptance", "2026-11-28-4xh100/acceptance"])
 def test_each_speed_at_40_percent_fails_or_is_a_named_exception(record: str) -> None:
-    assert metrics_that_pass_at_40_percent(record) == set()
+    passed = {f"{check} {metric}" for check, metric in metrics_that_pass_at_40_percent(record)}
+    assert not {each for each in passed if not any(fnmatchcase(each, name) for name in NOT_REJECTED_AT_40_PERCENT)}
