@@ -77,6 +77,7 @@ TRAININGS = ("train.throughput", "train.ddp", "train.fsdp")
 INVENTORY = "host.inventory"  # its facts give the bounds
 CHECKS = (INVENTORY, *COMPUTE, "transfer.host", "transfer.peers", "collectives.gpu_pairs", *TRAININGS)
 REQUIRED_SHARE = 0.99
+NOT_GOOD = (Outcome.FAIL, Outcome.UNJUDGED, Outcome.WARN)
 GEMM = replace(
     catalog()["device.gemm"],
     declared=tuple(each for each in catalog()["device.gemm"].declared if each.name == "tflops.bf16"),
@@ -398,8 +399,8 @@ def decide_all(generator: Generator, case: Case, seeds: Sequence[tuple[int, ...]
 def uniform_slowness(draws: int, gpus: Sequence[int] = (1, 2, 4), only: str = "") -> Iterator[dict[str, object]]:
     """For each speed metric of one node: the smallest slowdown of all its parts that is found, and by which base.
 
-    ``rejected``, ``warned``: the smallest slowdown in percent with FAIL, or with WARN or FAIL, in 99 % of the draws;
-    None: a metric at 5 % of its speed has no such outcome. ``spread``: half the range of healthy values, in percent.
+    ``rejected``, ``warned``: the smallest slowdown in percent with FAIL, or with WARN, UNJUDGED or FAIL, in 99 % of the
+    draws; None: a metric at 5 % of its speed has no such outcome.
     """
     for count in gpus:
         trial = load_trial(record_path(RECORDS[count]))
@@ -410,7 +411,7 @@ def uniform_slowness(draws: int, gpus: Sequence[int] = (1, 2, 4), only: str = ""
             for name in (name for name in names if name in rules):
                 generator = Generator.for_shape(1, count, (check,))
                 rejected = smallest_slowdown(generator, check, name, (Outcome.FAIL,), draws)
-                warned = smallest_slowdown(generator, check, name, (Outcome.FAIL, Outcome.WARN), draws)
+                warned = smallest_slowdown(generator, check, name, NOT_GOOD, draws)
                 row: dict[str, object] = {"gpus": count, "check": check, "metric": name}
                 row |= {"rejected": rejected[0], "base": rejected[1], "warned": warned[0], "warned_by": warned[1]}
                 print(json.dumps(row), flush=True)

@@ -187,7 +187,7 @@ def make_decision(
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
     conflict = "" if gpu_error else device_conflict(settings, jobs, environment)
-    marks = [*_lax_thresholds(settings, verdicts), *_weaker_than_shipped(settings, origins.get("name", ""))]
+    marks = [*_lax_thresholds(settings, verdicts, origins), *_weaker_than_shipped(settings, origins.get("name", ""))]
     marks += _own_values(verdicts)
     notes = [*_smaller_sizes(jobs)]
     if baseline:
@@ -218,9 +218,15 @@ def _untested_nodes(settings: Config, jobs: Sequence[Job], missing_nodes: Sequen
     return ", ".join(parts)
 
 
-def _lax_thresholds(settings: Config, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield a mark for each check with rules that the trial's thresholds replace, or with other lax thresholds."""
-    lax = {(each.check, each.metric) for each in verdicts if each.basis and each.basis.lax_reason}
+def _lax_thresholds(settings: Config, verdicts: Sequence[Verdict], origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield a mark for each check with rules that the trial's thresholds replace, or with lax ones of the user."""
+    shipped = ("", f"trial {settings.name}")
+    lax = {
+        (each.check, each.metric)
+        for each in verdicts
+        if each.basis and each.basis.lax_reason
+        if origins.get(f"checks.{each.check}.expect.{each.metric}", "") not in shipped
+    }
     for name, check_settings in settings.checks.items():
         check = catalog().get(name)
         metrics_with_rule = {rule.metric for rule in check.rules} if check and check_settings.override else set()
