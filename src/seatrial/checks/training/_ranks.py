@@ -83,8 +83,8 @@ def slowdown(times: Mapping[str, RankTimes]) -> Iterator[Answer]:
 
 def data_wait(times: Mapping[str, RankTimes], evidence: JsonValue = None) -> Iterator[Answer]:
     """The share of the step time that each rank waits for data. ``times``: subject → the times of its rank."""
-    shares = {subject: each.data_wait_share for subject, each in times.items()}
-    for subject, share in (shares or {None: None}).items():
+    for subject in times or (None,):
+        share = times[subject].data_wait_share if subject else None
         if share is None:
             yield absent(DATA_WAIT, "the training did not time the data loader", subject)
         else:
