@@ -35,18 +35,12 @@ def training_work(metric: str, facts: Mapping[str, JsonValue]) -> TrainingWork |
 
     None if ``metric`` is no training metric, or if the facts do not name the precision.
     """
-    match, training = _METRIC.fullmatch(metric), training_fact(metric, facts)
-    if not match or not training:
+    match = _METRIC.fullmatch(metric)
+    training = facts.get(f"run{match['run']}") or facts.get("training") if match else None
+    if not match or not isinstance(training, Mapping):
         return None
     spec_key = _SPEC_KEYS.get(str(training.get("precision")).partition(" ")[0])
     return TrainingWork(_flops(training.get("flops_per_token")), spec_key, bool(match["mfu"])) if spec_key else None
-
-
-def training_fact(metric: str, facts: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    """The fact ``run`` (of a named run: ``run.NAME``) or ``training`` behind a training metric; empty without one."""
-    match = _METRIC.fullmatch(metric)
-    training = facts.get(f"run{match['run']}") or facts.get("training") if match else None
-    return training if isinstance(training, Mapping) else {}
 
 
 def _flops(value: JsonValue) -> float | None:

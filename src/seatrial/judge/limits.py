@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from seatrial.checks.check import Check
 from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound, physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References, Sku
-from seatrial.hardware.training_flops import BOUNDED_METRICS, training_fact, training_work
+from seatrial.hardware.training_flops import BOUNDED_METRICS, training_work
 from seatrial.judge.groups import MeasurementGroup, PeerGroups, opposite_direction
 from seatrial.judge.plausibility import (
     above_reference,
@@ -251,8 +251,6 @@ class _Limits:
             return [self._number(rule.threshold) if of.trial == "" else self._trial_number(rule.threshold)]
         if rule.only_warns_by_peers:
             return [self._outlier]
-        if rule.share(GEMM) and not training_fact(rule.metric, self._facts):
-            return [self._always(_ERROR, Reason.FACT_INVALID, "the record has no fact on the work of this training")]
         by_gemm, by_all_reduce = self._gemm_share(), self._all_reduce_share()
         others = [each for each in (by_gemm, by_all_reduce) if each]
         reference: Reference | str = "the peak speed of this training on this GPU model is unknown"
@@ -262,7 +260,7 @@ class _Limits:
         if isinstance(reference, str):
             if not by_gemm and self._physical:
                 return [self._peak(self._physical, rule.share(BOUND) or 0.0), *others]
-            optional = (of.reference_optional and not self._has_unknown_model) or (
+            optional = (of.reference_optional and (not self._has_unknown_model or self._facts.get("nodes") != 1)) or (
                 not rule.reference and rule.share(BOUND)
             )
             missing = (_SKIP, Reason.NO_THRESHOLD) if optional else (_UNJUDGED, Reason.NO_REFERENCE)
