@@ -48,7 +48,7 @@ def test_names_of_the_shipped_trials() -> None:
     assert trial_names() == ["acceptance", "burn-in", "hook", "quick", "readmit", "training"]
 
 
-def test_acceptance_has_its_five_thresholds() -> None:
+def test_acceptance_has_its_thresholds() -> None:
     checks = resolve_trial("acceptance").config.checks
     assert checks["nodes.reachable"].required
     assert checks["collectives.all_reduce"].required  # its threshold is a reference value of the GPU model
@@ -57,7 +57,6 @@ def test_acceptance_has_its_five_thresholds() -> None:
         assert {reference.required for reference in references} <= {350, None}
         assert [reference.required for reference in references].count(350) == 2
     assert checks["train.ddp"].expect["tokens_per_second_per_gpu"] == Threshold.parse("> 500 tokens/s/GPU")
-    assert checks["train.ddp"].expect["scaling_efficiency"] == Threshold.parse("> 74 %")
     assert checks["train.cnn"].expect["accuracy"] == Threshold.parse("> 95 %")
     assert checks["train.cnn"].expect["seconds"] == Threshold.parse("< 180 s")
 

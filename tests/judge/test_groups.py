@@ -11,6 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
+from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import Absent, BasisKind, Measurement, Metric, Outcome, Reason, Threshold, Verdict, Why
@@ -172,22 +173,53 @@ def gemm(node: str, *values: float) -> list[Measurement]:
     ]
 
 
-def test_two_nodes_are_not_compared_with_each_other() -> None:
+@pytest.mark.parametrize("others", [[], ["n2"]])
+def test_of_two_or_more_nodes_the_slower_one_is_at_fault(others: list[str]) -> None:
     eight, four = gemm("n0", *[300.0] * 8), gemm("n1", *[200.0] * 4)
-    results = verdicts("device.gemm", *eight, *four, metric="tflops.bf16")
-    assert {verdict.outcome for verdict in results} == {Outcome.UNJUDGED}, "either node may be the good one"
-    three_nodes = verdicts("device.gemm", *eight, *four, *gemm("n2", *[300.0] * 4), metric="tflops.bf16")
-    on_n1 = {verdict.outcome for verdict in three_nodes if verdict.subject.startswith("n1")}
-    assert on_n1 == {Outcome.FAIL}
+    more = [each for node in others for each in gemm(node, *[300.0] * 4)]
+    results = verdicts("device.gemm", *eight, *four, *more, metric="tflops.bf16")
+    outcomes = {node: {each.outcome for each in results if each.subject.startswith(node)} for node in ("n0", "n1")}
+    assert outcomes == {"n0": {Outcome.UNJUDGED}, "n1": {Outcome.FAIL}}
+
+
+@pytest.mark.parametrize(("slower", "outcome"), [(265.0, Outcome.FAIL), (275.0, Outcome.UNJUDGED)])
+def test_the_slower_of_two_gpus_is_at_fault(slower: float, outcome: Outcome) -> None:
+    for gpus in (gemm("n0", 300.0, slower), [*gemm("n0", 300.0), *gemm("n1", slower)]):
+        results = verdicts("device.gemm", *gpus, metric="tflops.bf16")
+        assert [each.outcome for each in results] == [Outcome.UNJUDGED, outcome]
+
+
+@pytest.mark.parametrize(
+    ("check", "metric", "ports", "busbw", "outcome"),
+    [
+        ("collectives.rails", "rail_busbw", 8, 48.0, Outcome.PASS),
+        ("collectives.rails", "rail_busbw", 8, 0.88 * 48, Outcome.WARN),
+        ("collectives.rails", "rail_busbw", 8, 37.0, Outcome.FAIL),
+        ("collectives.rails", "rail_busbw", 4, 10.0, Outcome.SKIP),  # GPUs share ports
+        ("collectives.pairs", "best_busbw", 8, 48.0, Outcome.PASS),
+        ("collectives.pairs", "best_busbw", 8, 0.88 * 48, Outcome.WARN),
+        ("collectives.pairs", "best_busbw", 8, 32.0, Outcome.FAIL),
+    ],
+)
+def test_two_nodes_are_judged_by_the_rate_of_the_ports_of_a_gpu(
+    check: str, metric: str, ports: int, busbw: float, outcome: Outcome
+) -> None:
+    links = Links(network="rdma", ports=RdmaPorts("roce", ports, 400))
+    subject = "rail3" if check == "collectives.rails" else "n0/gpu3"
+    facts = {"backend": "nccl", "comparable": "no", "gpu": "NVIDIA H200", "world_size": 16, "nodes": 2}
+    value = Metric(name=metric, value=busbw, unit="GB/s", subject=subject)
+    measured = Measurement(check=check, subject="n0/gpu0", metrics=(value,), facts=facts)
+    results = judge_check(catalog()[check], [measured], {}, "t", References(None, skus(), links.fabric, links=links))
+    assert [each.outcome for each in results if each.metric == metric and each.value] == [outcome]
 
 
 def test_with_two_nodes_each_node_is_a_peer_group() -> None:
-    gpus = (*gemm("n0", *[300.0] * 4), *gemm("n1", 200, 200, 200, 90))
+    gpus = (*gemm("n0", *[300.0] * 4), *gemm("n1", 290, 290, 290, 90))
     results = verdicts("device.gemm", *gpus, metric="tflops.bf16")
     assert [verdict.subject for verdict in results if verdict.outcome is Outcome.FAIL] == ["n1/gpu3"]
     basis = results[-1].basis
     assert basis is not None
-    assert (basis.name, basis.expected) == (f"4 subjects on {UNKNOWN} in n1", 200)
+    assert (basis.name, basis.expected) == (f"4 subjects on {UNKNOWN} in n1", 290)
 
 
 def test_low_outlier_warns_although_it_meets_the_threshold() -> None:

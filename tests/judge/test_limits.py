@@ -588,9 +588,9 @@ def test_slow_node_is_compared_with_the_other_nodes() -> None:
     assert [verdict.subject for verdict in results if verdict.outcome is Outcome.FAIL] == ["n4/gpu0", "n4/gpu1"]
 
 
-def test_two_gpus_of_a_node_are_not_compared() -> None:
+def test_the_slower_of_two_gpus_of_a_node_fails() -> None:
     results = verdicts(check(PEER_LIMIT, scope=Scope.GPU), *node_of_gpus(430, 385))
-    assert {verdict.outcome for verdict in results} == {Outcome.PASS}
+    assert [verdict.outcome for verdict in results] == [Outcome.PASS, Outcome.FAIL]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,16 @@ import pytest
 from tools.records import record_path
 
 from seatrial.config.schema import Config
-from seatrial.model import BasisKind, DecisionValue, MissingNode, Outcome, UsageError
+from seatrial.model import (
+    Baseline,
+    BasisKind,
+    DecisionValue,
+    LearnedRun,
+    MissingNode,
+    Outcome,
+    ReferenceValue,
+    UsageError,
+)
 from seatrial.pipeline.rejudge import learn, load_baseline, rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.report import samples
@@ -103,3 +112,42 @@ def test_a_record_is_judged_by_the_trial_of_a_contract(tmp_path: Path) -> None:
     assert rejudge(accepted, other_trial=str(contract)).decision.value is DecisionValue.INCOMPLETE
     with pytest.raises(UsageError, match=r"missing\.yaml"):
         rejudge(accepted, other_trial="missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("origin", "removed", "required", "mark"),
+    [
+        ("acceptance.yaml", "train.fsdp", True, "without checks of the shipped trial acceptance: train.fsdp"),
+        ("trial acceptance", "", False, "without checks of the shipped trial acceptance: train.ddp (not required)"),
+        ("trial acceptance", "train.fsdp", True, ""),  # of an earlier version
+    ],
+)
+def test_weakened_trial_with_a_shipped_name_says_so_first(origin: str, removed: str, required: bool, mark: str) -> None:
+    trial = load_trial(record_path("2026-11-28-1xh200/acceptance"))
+    checks = {name: each for name, each in trial.config["checks"].items() if name != removed}
+    checks["train.ddp"] = {**checks["train.ddp"], "required": required}
+    jobs = [
+        job.model_copy(update={"checks": tuple(each for each in job.checks if each != removed)}) for job in trial.jobs
+    ]
+    update = {
+        "config": {**trial.config, "checks": checks},
+        "origins": {"name": origin},
+        "jobs": tuple(jobs),
+        "measurements": tuple(each for each in trial.measurements if each.check != removed),
+    }
+    decision = rejudge(trial.model_copy(update=update)).decision
+    assert decision.value is DecisionValue.ACCEPTED
+    assert decision.reason.partition(";")[0].startswith(mark or "21 checks" if mark else "")
+    assert ("shipped trial" in decision.reason) is bool(mark)
+
+
+def test_values_of_the_site_alone_are_counted_first() -> None:
+    trial = load_trial(record_path("2026-11-28-1xh200/acceptance"))
+    measurements = tuple(
+        each.model_copy(update={"facts": {**each.facts, "gpu": "X", "gpus": []}}) for each in trial.measurements
+    )
+    runs = tuple(LearnedRun(path=name, host=name, started=1, digest=name) for name in "abc")
+    value = ReferenceValue(gpus=1, nodes=1, value=600, unit="TFLOP/s", source="run", gpu="X", runs=3)
+    site = Baseline(name="lab", learned_from=runs, expected={"gemm.bf16": (value,)})
+    decision = rejudge(trial.model_copy(update={"measurements": measurements, "baseline": site})).decision
+    assert decision.reason.startswith("no published reference and no bound: 2 verdicts rest on your own runs")

@@ -88,7 +88,6 @@ def _measurement(check: str, metrics: list[Metric], **facts: object) -> Measurem
         {
             "check": check,
             "subject": "n1/gpu0",
-            "rank": 0,
             "metrics": metrics,
             "facts": {**_SHAPE, **facts},
             "seconds": 12,

@@ -13,7 +13,9 @@ A rule is a text:
 | ``>= 0.90 peers`` | at least this share of the median of the same model in this run |
 | ``>= 0.05 bound`` | at least this share of the physical bound |
 | ``>= 0.72 gemm`` | at least this share of the tokens that the GEMM rate of this run could train |
-| ``>= 0.95 opposite`` | at least this share of the value of the opposite direction (WARN) |
+| ``>= 0.78 all_reduce`` | at least this share of the speed with gradients at the busbw of this run's all-reduce |
+| ``>= 0.95 opposite`` | at least this share of the value of the opposite direction |
+| ``>= 0.75 METRIC of the GPU`` | at least this share of METRIC of the same GPU |
 | ``> 0.75 METRIC / gpus`` | above this share of METRIC of the same GPU, divided by the GPUs of the node |
 | ``recorded`` | not judged |
 

@@ -85,6 +85,7 @@ def model_value(
         algorithm = "Ring"
     port_count, port_gbps, ports_text = network
     model_nodes = [node_links(sku, ranks // nodes, port_count, port_gbps, ports_text) for sku in skus]
+    model_nodes = model_nodes or [NodeLinks(ranks // nodes, port_count, port_gbps, ports_text)]
     bounds = [network_bound(operation, algorithm, nodes, node) for node in model_nodes]
     present = [bound for bound in bounds if bound]
     if not present or len(present) < len(bounds):

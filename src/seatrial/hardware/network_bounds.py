@@ -24,6 +24,10 @@ PCIE_SHARE = 1 / 3
 HARD_TOLERANCE, SOFT_TOLERANCE = 1.03, 1.20
 
 
+# Measurements in which each GPU sends over its own ports, to the GPU of the same index on other nodes
+EACH_GPU = ("pairs", "rails")
+
+
 class LinkKind(StrEnum):
     """The kind of the binding link, which limits an operation."""
 
@@ -69,10 +73,11 @@ class NetworkBound:
 def default_algorithm(operation: str, nodes: int, *, nvls: bool) -> str:
     """NCCL's usual algorithm at large sizes.
 
-    All-reduce: Tree on two and three nodes (NVLSTree with NVLS), Ring on more. Other collectives use Ring; all-to-all
-    and send_receive are point to point. Source: NVIDIA/nccl-tests#196 and #160, answers of the maintainers.
+    All-reduce: Tree on two and three nodes (NVLSTree with NVLS), Ring on more. Other collectives use Ring; all-to-all,
+    send_receive and what each GPU sends over its own ports are point to point. Source: NVIDIA/nccl-tests#196 and #160,
+    answers of the maintainers.
     """
-    if operation in ("all_to_all", "send_receive"):
+    if operation in ("all_to_all", "send_receive", *EACH_GPU):
         return "point to point"
     if operation != "all_reduce" or nodes > 3:
         return "Ring"
@@ -84,6 +89,10 @@ def network_bound(operation: str, algorithm: str, nodes: int, node: NodeLinks) -
     ranks = nodes * node.gpus
     if operation == "send_receive":
         network = _point_to_point_bound(node)
+    elif operation in EACH_GPU:
+        if node.ports % node.gpus:
+            return None  # GPUs that share a port do not share its rate equally
+        network = _own_ports_bound(node)
     elif (ratio := network_to_busbw_ratio(operation, algorithm, ranks, nodes)) is None:
         return None
     else:
@@ -130,10 +139,15 @@ def _point_to_point_bound(node: NodeLinks) -> _LinkBound:
     return _LinkBound(value, LinkKind.PORTS, text)
 
 
+def _own_ports_bound(node: NodeLinks) -> _LinkBound:
+    value = node.port_rate / node.gpus
+    return _LinkBound(value, LinkKind.PORTS, f"{_rate_text(node)} ÷ {plural(node.gpus, 'GPU')} = {_gbs(value)}")
+
+
 def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_LinkBound]:
     """The bounds of the PCIe links between GPUs and ports, and of the links between the GPUs of a node."""
     bounds = [_pcie_bound(operation, algorithm, ranks, nodes, node)] if node.pcie else []
-    if node.gpus == 1 or not node.nvlink or operation in ("all_to_all", "send_receive"):
+    if node.gpus == 1 or not node.nvlink or operation in ("all_to_all", "send_receive", *EACH_GPU):
         return bounds
     if operation == "all_reduce" and algorithm != "Ring":
         return bounds + _hierarchical_bounds(algorithm, ranks, nodes, node)
@@ -145,7 +159,7 @@ def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: N
 
 def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> _LinkBound:
     assert node.pcie
-    if operation == "send_receive" or (operation == "all_to_all" and not node.nvlink):
+    if operation in ("send_receive", *EACH_GPU) or (operation == "all_to_all" and not node.nvlink):
         return _LinkBound(node.pcie, LinkKind.PCIE, f"a GPU sends over PCIe: {_gbs(node.pcie)}")
     if not node.nvlink and node.gpus > 1:
         value = node.pcie * PCIE_SHARE

@@ -16,6 +16,7 @@ from pydantic import Field, FiniteFloat, JsonValue
 from seatrial.config.schema import Fabric
 from seatrial.hardware.fabric_model import key_parts, model_value
 from seatrial.hardware.links import HIERARCHICAL_ALGORITHMS, Links, RdmaPorts, network_to_busbw_ratio
+from seatrial.hardware.network_bounds import EACH_GPU
 from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue, format_value
 from seatrial.util import data_files
 from seatrial.util.quantiles import spread
@@ -134,6 +135,13 @@ class PeerGroup:
         return median(self.values)
 
     @cached_property
+    def healthy(self) -> float:
+        """The value that a good device reaches; of two the higher one, since a fault only lowers a value; else 0."""
+        if not self.model or MODEL_SEPARATOR in self.model or len(self.values) < 2:
+            return 0.0
+        return max(self.values) if len(self.values) == 2 else self.median
+
+    @cached_property
     def spread(self) -> float:
         """The robust standard deviation of the values, at least 1 % of the median."""
         return spread(self.values)
@@ -171,7 +179,8 @@ class References:
     judged. ``cpu_only``: the trial asks for no GPU; judge/limits.py then does not judge the windows of a
     measurement, since the limits of windows are known for GPU nodes only. ``links`` and ``tcp`` (the TCP network that
     the trial configures, if any) are inputs of the bound of the network. ``gemm_rates``: data type, such as bf16 → GPU
-    → TFLOP/s that this run measured. ``gpu_bounds``: GPU model → key of a SKU's spec → bound by NVML's facts.
+    → TFLOP/s that this run measured. ``all_reduce``: its highest busbw of all GPUs in GB/s. ``gpu_bounds``: GPU model →
+    key of a SKU's spec → bound by NVML's facts.
     """
 
     site: Baseline | None = None
@@ -183,6 +192,7 @@ class References:
     links: Links = field(default_factory=Links)
     tcp: Fabric | None = None
     gemm_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    all_reduce: float | None = None
     gpu_bounds: Mapping[str, Mapping[str, Bound]] = field(default_factory=dict)
     _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -288,7 +298,7 @@ class References:
         """
         models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
         matching = [sku for sku in models if isinstance(sku, Sku)]
-        if len(matching) < len(models):
+        if len(matching) < len(models) and key_parts(key)[0] not in EACH_GPU:  # a port's rate needs no GPU model
             return sku_reason
         network = model_value(key, facts, matching, self.links, self.tcp)
         if isinstance(network, str):

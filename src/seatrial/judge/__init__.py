@@ -152,7 +152,14 @@ def _references(
     *,
     site_includes_run: bool = False,
 ) -> References:
-    """The values that metrics are compared with, among them the GEMM rates of this run."""
+    """The values that metrics are compared with, among them the GEMM rates and the all-reduce of this run."""
+    all_reduces = {name for name, check in checks.items() if check.operation == "all_reduce" and not check.per_node}
+    busbw = [
+        metric.value
+        for measurement in measurements
+        for metric in (measurement.metrics if measurement.check in all_reduces else ())
+        if metric.name.startswith("busbw.") and metric.subject == CLUSTER
+    ]
     rates: dict[str, dict[str, float]] = {}
     data_types = {
         name: {each.name: each.bound for each in check.declared if each.name == f"tflops.{each.bound}"}
@@ -171,7 +178,9 @@ def _references(
     )
     inventories = links.role_facts("gpus", measurements, checks)
     gpus = [gpu for _, found in inventories if isinstance(found, list) for gpu in found if isinstance(gpu, dict)]
-    return replace(references, gemm_rates=rates, gpu_bounds=bounds_by_model(gpus), _cache={})
+    return replace(
+        references, gemm_rates=rates, all_reduce=max(busbw, default=None), gpu_bounds=bounds_by_model(gpus), _cache={}
+    )
 
 
 def _judge_of(check: Check, settings: CheckSettings, trial: str, references: References) -> retry.Judge:

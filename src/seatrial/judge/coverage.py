@@ -56,6 +56,7 @@ def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement])
         yield "measured, but no job of the plan contains the check"
     if len(skipped) == len(measured) and not plan.allows_skip(check):
         yield f"skipped, although the plan can run it: {skipped[0].skipped}"
+    yield from _contradicting_facts(measured)
     if ignored := next((each for each in skipped if each.metrics), None):
         yield f"{ignored.subject} has {len(ignored.metrics)} metrics, but was skipped: {ignored.skipped}"
 
@@ -79,6 +80,15 @@ def identity_errors(measurements: Iterable[Measurement]) -> Iterator[Verdict]:
     uuids: dict[str, tuple[str, str]] = {}  # subject → its UUID, and the first check that recorded it
     for measurement in measurements:
         uuid, subject, check = measurement.gpu_uuid, measurement.subject, measurement.check
+        gpus = measurement.facts.get("gpus")
+        listed = (
+            Counter(str(gpu.get("uuid") or "") for gpu in gpus if isinstance(gpu, dict))
+            if isinstance(gpus, list)
+            else {}
+        )
+        for twice, count in listed.items():
+            if twice and count > 1:
+                yield _error(check, f"{count} GPUs of {subject} have the UUID {twice}")
         if not uuid or "/gpu" not in subject:
             continue
         first_uuid, first_check = uuids.setdefault(subject, (uuid, check))
@@ -142,6 +152,19 @@ def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
             f"expected {job.ranks_per_node} ranks on each of {job.nodes} nodes, each on a subject of its own; "
             f"measured {text}"
         )
+
+
+def _contradicting_facts(measured: Sequence[Measurement]) -> Iterator[str]:
+    """An error if facts say that rules do not apply, but others that they do: on a GPU, or after a good training."""
+    for measurement in measured:
+        facts = measurement.facts
+        for name in ("device", "backend") if (gpu := facts.get("gpu")) else ():
+            if facts.get(name) in ("cpu", "gloo"):
+                yield f"{measurement.subject} has the fact {name} {facts[name]}, but was measured on {gpu}"
+        if facts.get("trained") == "no" and any(
+            each.name == "exit_code" and not each.value for each in measurement.metrics
+        ):
+            yield f"{measurement.subject} has the fact trained no, but exit_code 0: its training ended without metrics"
 
 
 def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:

@@ -36,6 +36,7 @@ def decide(
     metrics_without_threshold: Mapping[str, tuple[str, ...]] | None = None,
     cpu_only: bool = False,
     notes: Sequence[str] = (),
+    marks: Sequence[str] = (),
     cpu_only_requested: bool = False,
     unknown_gpus: tuple[str, ...] = (),
     untested_nodes: str = "",
@@ -46,7 +47,8 @@ def decide(
     ``untested_nodes`` is such a reason too; empty if all nodes were tested. The reason of REJECTED names these as well.
     The reason of ACCEPTED lists the thresholds that were not evaluated and counts the checks in
     ``metrics_without_threshold``. A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
-    Every reason ends with the ``notes``, such as the baseline that the verdicts use.
+    Every reason ends with the ``notes``, such as the baseline that the verdicts use. ``marks`` are weaknesses of the
+    trial, such as overridden rules: a reason that is no rejection starts with them.
     """
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None
@@ -54,7 +56,7 @@ def decide(
         names = ", ".join(_failed_checks(failed, verdicts))
         value = DecisionValue.REJECTED
         failed_text = f"{plural(len(failed), 'check')} failed: {names}"
-        reason = "; ".join(filter(None, [failed_text, untested_nodes, *blockers]))
+        reason = "; ".join(filter(None, [failed_text, untested_nodes, *blockers, *marks]))
     else:
         skipped, errors = (_threshold_messages(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
         no_gpu = cpu_only and not cpu_only_requested
@@ -62,9 +64,9 @@ def decide(
         if missing := [*filter(None, blockers), *_missing_results(required, verdicts, excluded_checks)]:
             reason_code = ReasonCode.NO_GPU if no_gpu else None
             unknown = [f"unknown GPU model {gpu}: no SKU data" for gpu in unknown_gpus]
-            value, reason = DecisionValue.INCOMPLETE, "; ".join([*unknown, *missing, *errors])
+            value, reason = DecisionValue.INCOMPLETE, "; ".join([*marks, *unknown, *missing, *errors])
         else:
-            parts = [_passed_checks(required, outcomes, excluded_checks), *skipped, *errors]
+            parts = [*marks, _passed_checks(required, outcomes, excluded_checks), *skipped, *errors]
             if metrics_without_threshold:
                 checks = plural(len(metrics_without_threshold), "check")
                 has = "has" if len(metrics_without_threshold) == 1 else "have"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import chain, combinations, permutations
+from statistics import median
 from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, StrictInt, TypeAdapter, ValidationError
@@ -190,6 +191,14 @@ class PeerGroups:
             values = nodes.get(node, ()) if node else chain.from_iterable(nodes.values())
             group = self._groups[model, node] = PeerGroup(model, tuple(values), node)
         return group
+
+    def groups_to_reach(self, model: str, subject: str) -> list[PeerGroup]:
+        """The peers on the node of ``subject`` and on all nodes; of exactly two nodes, the medians of both nodes."""
+        nodes = self._values.get(model, {})
+        of_all = (
+            PeerGroup(model, tuple(map(median, nodes.values()))) if len(nodes) == 2 else self.peer_group(model, subject)
+        )
+        return [self.peer_group(model, subject, of_node=True), of_all]
 
 
 def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:

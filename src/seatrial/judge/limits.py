@@ -41,7 +41,7 @@ from seatrial.model import (
     format_value,
     plausible_range,
 )
-from seatrial.model.rule import BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
+from seatrial.model.rule import ALL_REDUCE, BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, STEP_TIME, Limit
 
 # A value above this multiple of the reference value is a measurement error, or the reference value is wrong. The
 # largest known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100
@@ -97,6 +97,7 @@ class RuleLimits:
         self.reference_optional = bool(declared and declared.reference_optional)
         self._unit, self._peer_groups = declared.unit if declared else None, peer_groups
         self._opposite_share, self._by_peers = rule.share(OPPOSITE, _WARN), bool(rule.share(PEERS))
+        self._opposite_failure = rule.share(OPPOSITE) or 0.0
         self._shared: dict[Hashable, _Limits] = {}
         # Without a reference, a threshold of the check gives the same verdict on all subjects with the same value
         self._same_for_all = rule.threshold is not None and not rule.reference and not trial
@@ -105,7 +106,7 @@ class RuleLimits:
     def verdicts(self, group: MeasurementGroup, metrics: Sequence[Metric]) -> Iterator[Verdict]:
         """The verdicts on the values of one group."""
         shape = group.shape, self.rule.reference_when.items() <= group.facts.items()
-        single_limits = _concurrent_limits(self.rule.single, group, metrics) if self.rule.single else None
+        single_limits = _limits_by_gpu(self.rule.single, group, metrics) if self.rule.single else None
         opposite = {metric.subject: metric.value for metric in metrics} if self._opposite_share else {}
         for metric in metrics:
             single = None if single_limits is None else single_limits.get(metric.subject, 0.0)
@@ -134,23 +135,26 @@ class RuleLimits:
         return replace(verdict, meaning=meaning, evidence=_evidence(metric), fix=self.rule.fix)
 
     def _limits(self, group: MeasurementGroup, shape: Hashable, metric: Metric) -> _Limits:
-        peers = node_peers = NO_PEERS
+        peers, to_reach = NO_PEERS, list[PeerGroup]()
         if self._peer_groups:
             peers = self._peer_groups.peer_group(group.model, metric.subject)
             if self._by_peers:
-                node_peers = self._peer_groups.peer_group(group.model, metric.subject, of_node=True)
-        key = shape, peers.node, node_peers.node, metric.unit
+                to_reach = self._peer_groups.groups_to_reach(group.model, metric.subject)
+        key = shape, peers.node, to_reach[0].node if to_reach else "", metric.unit
         if (limits := self._shared.get(key)) is None:
-            limits = self._shared[key] = _Limits(self, group.facts, metric.unit, peers, node_peers)
+            step_times = [each.value for each in group.metrics.get(STEP_TIME, ())]
+            limits = self._shared[key] = _Limits(self, group.facts, metric.unit, peers, to_reach, step_times)
         return limits
 
     def _compared_with_opposite(self, metric: Metric, verdict: Verdict, share: float, opposite: float) -> Verdict:
-        """The verdict on a pair; PASS or SKIP becomes WARN below a share of the opposite direction's value."""
+        """The verdict on a pair, or WARN or FAIL below a share of the opposite direction's value if that is worse."""
         if metric.value >= share * opposite:
             return verdict
+        outcome = _WARN if metric.value >= self._opposite_failure * opposite else _FAIL
+        was_good = verdict.outcome in (_PASS, _SKIP)
         return replace(
             verdict,
-            outcome=_WARN if verdict.outcome in (_PASS, _SKIP) else verdict.outcome,
+            outcome=outcome if was_good or _RANK[outcome] < _RANK[verdict.outcome] else verdict.outcome,
             reasons=(*verdict.reasons, Reason.ASYMMETRIC),
             opposite_value=opposite,
             basis=replace(verdict.basis, asymmetry_limit=share) if verdict.basis else None,
@@ -164,7 +168,13 @@ class _Limits:
     """The limits on values in ``unit`` of one device model, shape and peer group."""
 
     def __init__(
-        self, of: RuleLimits, facts: Mapping[str, JsonValue], unit: str, peers: PeerGroup, node_peers: PeerGroup
+        self,
+        of: RuleLimits,
+        facts: Mapping[str, JsonValue],
+        unit: str,
+        peers: PeerGroup,
+        peers_to_reach: Sequence[PeerGroup],
+        step_times: Sequence[float],
     ) -> None:
         self._of, self._facts, self._unit, self._peers, self._rule = of, facts, unit, peers, of.rule
         self._plausible = plausible_range(unit, of.may_exceed_100)
@@ -174,11 +184,12 @@ class _Limits:
         self._bound = bound_in_unit(of.lookup, unit, facts, of.references) if is_bounded else None
         self._highest = self._bound.value if self._bound else math.inf
         self._never_negative = "/s" in unit or unit in _NEVER_NEGATIVE
+        self._step_times = step_times
         self._bases: list[Basis] = []  # of all limits that apply to every value
         self._first, *self._more = self._absolute_limits()
         share = self._rule.share(PEERS) or 0.0
-        among = [each for each in (node_peers, peers) if share and each.gives_reference]
-        self._among_peers = [(share * each.median, self._peers_basis(each, share)) for each in among]
+        among = [each for each in peers_to_reach if share and each.healthy]
+        self._among_peers = [(share * each.healthy, self._peers_basis(each, share)) for each in among]
 
     def verdict(self, metric: Metric, single_limit: float | None) -> Verdict:
         """The worst verdict of all limits; an ERROR if the value cannot be true."""
@@ -199,7 +210,7 @@ class _Limits:
             decided = _worse(decided, worse) if worse else decided
             if single_limit is not None:
                 decided = _worse(decided, self._single(metric, single_limit))
-        if len(self._bases) < 2:
+        if not self._bases or (len(self._bases) == 1 and decided.basis in (None, self._bases[0])):
             return decided
         return replace(decided, other_limits=tuple(basis for basis in self._bases if basis is not decided.basis))
 
@@ -219,12 +230,13 @@ class _Limits:
 
         Without any of them: a comparison that says why there is none.
         """
-        rule, of, unit, share = self._rule, self._of, self._unit, self._rule.share(BOUND)
+        rule, of, unit, facts, share = self._rule, self._of, self._unit, self._facts, self._rule.share(BOUND)
         if rule.threshold is not None:
             return [self._trial_number(rule.threshold) if of.trial else self._number(rule.threshold)]
         if rule.only_warns_by_peers:
             return [self._outlier()]
-        others = [by_work] if (by_work := self._gemm_share()) else []
+        by_gemm, by_all_reduce = self._gemm_share(), self._all_reduce_share()
+        others = [each for each in (by_gemm, by_all_reduce) if each]
         peak = physical_base(of.lookup, self._facts, of.references) if share else None
         peak = peak if peak and peak.unit == unit else None
         reference: Reference | str = "the peak speed of this training on this GPU model is unknown"
@@ -232,12 +244,13 @@ class _Limits:
             peers = NO_PEERS if of.reference_optional or others or peak else self._peers
             reference = of.references.find(of.lookup.reference_key, self._facts, peers, unit)
         if isinstance(reference, str):
-            if peak and not others:
+            if peak and not by_gemm:
                 basis = Basis(
                     BasisKind.PHYSICAL_LIMIT, "the hardware", peak.value, unit, source=peak.derivation, fail_below=share
                 )
-                return [partial(self._by_share, basis=self._listed(basis))]
-            optional = (of.reference_optional and not self._has_unknown_model) or (share and not rule.reference)
+                return [partial(self._by_share, basis=self._listed(basis)), *others]
+            is_known = not self._has_unknown_model or facts.get("nodes") != 1
+            optional = (of.reference_optional and is_known) or (share and not rule.reference)
             missing = (_SKIP, Reason.NO_THRESHOLD) if optional else (_UNJUDGED, Reason.NO_REFERENCE)
             return others or [self._always(*missing, reference)]
         if reference.unit != unit:
@@ -343,6 +356,27 @@ class _Limits:
 
         return lambda metric: self._by_share(metric, basis(rates.get(metric.subject, all_rates)))
 
+    def _all_reduce_share(self) -> Comparison | None:
+        """Comparison of a training with its speed if each step is followed by an all-reduce of the fp32 gradients.
+
+        Its time follows from the busbw of this run, that of the rest of the step was measured. None without them.
+        """
+        fail_below, warn_below = self._rule.share(ALL_REDUCE), self._rule.share(ALL_REDUCE, _WARN)
+        ranks, busbw = self._facts.get("world_size"), self._of.references.all_reduce
+        training = self._facts.get("training")
+        names = ("parameters", "batch", "seq_len")
+        sizes = [training.get(name) for name in names] if isinstance(training, dict) else []
+        parameters, batch, seq_len = (each if isinstance(each, int) else 0 for each in sizes or (0, 0, 0))
+        if not fail_below or not busbw or not self._step_times or not isinstance(ranks, int) or not parameters:
+            return None
+        communication = 8 * parameters * (ranks - 1) / ranks / busbw / 1e9
+        expected = batch * seq_len / (median(self._step_times) + communication)
+        if expected <= 0:
+            return None
+        name = f"{1e3 * communication:.3g} ms for the gradients at the {busbw:.4g} GB/s of this run's all-reduce"
+        basis = Basis(BasisKind.RUN, name, expected, self._unit, fail_below=fail_below, warn_below=warn_below)
+        return partial(self._by_share, basis=self._listed(basis))
+
     def _outlier(self) -> Comparison:
         """WARN for a low outlier of the peer group; a uniform slowdown of the group is not detected."""
         peers = self._peers
@@ -359,13 +393,14 @@ class _Limits:
         return compare
 
     def _peers_basis(self, peers: PeerGroup, fail_below: float | None, warn_below: float | None = None) -> Basis:
-        """The median of the peers, on the node or on all nodes.
+        """What the peers reach, on the node or on all nodes.
 
         Noise that all GPUs of a node share, such as the temperature of the room, does not affect the comparison on the
         node.
         """
-        name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
-        basis = Basis(BasisKind.PEERS, name, peers.median, self._unit, fail_below=fail_below, warn_below=warn_below)
+        count = "the faster of 2" if len(peers.values) == 2 else f"{len(peers.values)} subjects"
+        name = f"{count} on {peers.model}" + (f" in {peers.node}" if peers.node else "")
+        basis = Basis(BasisKind.PEERS, name, peers.healthy, self._unit, fail_below=fail_below, warn_below=warn_below)
         return self._listed(basis)
 
     def _reference(self, reference: Reference) -> Comparison:
@@ -445,7 +480,7 @@ class _Limits:
         return None
 
     def _single(self, metric: Metric, limit: float) -> Verdict:
-        """Comparison with the value of this GPU alone, divided by the GPUs that share its path."""
+        """Comparison with another metric of this GPU, such as that of its copies alone / the GPUs of the node."""
         basis = Basis(BasisKind.RULE, "", limit, metric.unit, ">")
         if metric.value > limit:
             return self._make(metric, _PASS, basis=basis)
@@ -491,14 +526,11 @@ def _worse(decided: Verdict, other: Verdict) -> Verdict:
     return other if worse < 0 or (worse == 0 and decided.outcome not in _DECIDED) else decided
 
 
-def _concurrent_limits(limit: Limit, group: MeasurementGroup, metrics: Sequence[Metric]) -> dict[str, float]:
-    """GPU → the value that it must exceed while all GPUs of its node are measured concurrently.
-
-    The limit is a share of the GPU's value of another metric / the number of GPUs on its node.
-    """
+def _limits_by_gpu(limit: Limit, group: MeasurementGroup, metrics: Sequence[Metric]) -> dict[str, float]:
+    """GPU → the value that it must exceed: a share of its value of another metric, or of this / GPUs of its node."""
     gpus = Counter(metric.subject.partition("/")[0] for metric in metrics)
     return {
-        single.subject: limit.value * single.value / gpus[node]
+        single.subject: limit.value * single.value / (gpus[node] if limit.is_per_gpu else 1)
         for single in group.metrics.get(limit.single_metric, ())
         if (node := single.subject.partition("/")[0]) in gpus
     }

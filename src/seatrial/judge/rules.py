@@ -79,7 +79,7 @@ def judge_check(
         or weakened_rule(expect[rule.metric], "", rule.metric, declared_rules)
     ]
     all_rules = [*check_rules, *_trial_rules(declared_rules, expect, trial)]
-    names = {rule.metric for rule in all_rules} | {rule.single.single_metric for rule in all_rules if rule.single}
+    names = {name for rule in all_rules for name in (rule.metric, *rule.other_metrics)}
     groups = measurement_groups(check, [each for each in measurements if not each.skipped], names)
     with_peers = {rule.metric for rule in all_rules if rule.reference or not rule.threshold}
     peers = {name: PeerGroups(name, groups) for name in with_peers}

@@ -86,11 +86,6 @@ _WORKLOADS = (
 )
 
 
-# A threshold for GPUs only. On CPUs the all-reduce of gradients takes as long as the computation, and other load on the
-# node makes the efficiency too noisy
-_GPU_THRESHOLD = 'scaling_efficiency: "> 74 %"'
-
-
 def render(site: Site) -> dict[str, str]:
     """Return the content of each file by its path in the folder.
 
@@ -102,7 +97,7 @@ def render(site: Site) -> dict[str, str]:
         "site": site,
         "version": __version__,
         "cpu_only": site.gpus_per_node.value == 0,
-        "checks": _acceptance_checks(cpu_only=site.gpus_per_node.value == 0),
+        "checks": _acceptance_checks(),
         "workloads": workloads,
         "unknown": {name: site.settings()[name] for name in needed if site.settings()[name].value is None},
         "nightly_options": _nightly_options(site),
@@ -130,11 +125,10 @@ def _nightly_options(site: Site) -> list[str]:
     return ["--launcher slurm", *arguments]
 
 
-def _acceptance_checks(*, cpu_only: bool) -> str:
-    """Return the checks of the trial ``acceptance`` with their comments; on CPUs without the threshold of GPUs."""
+def _acceptance_checks() -> str:
+    """Return the checks of the trial ``acceptance`` with their comments."""
     text = (resources.files("seatrial") / "data" / "trials" / "acceptance.yaml").read_text(encoding="utf-8")
-    checks = text.partition("\nchecks:\n")[2]
-    return checks.replace(_GPU_THRESHOLD, f"# CPU only, so not required: {_GPU_THRESHOLD}") if cpu_only else checks
+    return text.partition("\nchecks:\n")[2]
 
 
 def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:

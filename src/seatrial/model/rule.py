@@ -67,9 +67,12 @@ ParsedThreshold = Annotated[
 
 
 Severity = Literal[Outcome.FAIL, Outcome.WARN, Outcome.ERROR]
-REFERENCE, PEERS, BOUND, GEMM, OPPOSITE = BASES = ("reference", "peers", "bound", "gemm", "opposite")
-_PER_GPU = " / gpus"  # end of a base: another metric of the same GPU, divided by the GPUs of the node
-_SHARE = re.compile(rf"(>=|>) (\d+(?:\.\d+)?) ({'|'.join(BASES)}|\S+{_PER_GPU})")
+BASES = ("reference", "peers", "bound", "gemm", "all_reduce", "opposite")
+REFERENCE, PEERS, BOUND, GEMM, ALL_REDUCE, OPPOSITE = BASES
+# Ends of a base: another metric of the same GPU, divided by the GPUs of the node or as it is
+_PER_GPU, _SAME_GPU = " / gpus", " of the GPU"
+_SHARE = re.compile(rf"(>=|>) (\d+(?:\.\d+)?) ({'|'.join(BASES)}|\S+(?:{_PER_GPU}|{_SAME_GPU}))")
+STEP_TIME = "step_time_without_communication"  # of a training whose efficiency is compared with an all-reduce
 _NODES = re.compile(r"nodes (>=|<) (\d+)")
 _FACT = re.compile(r"(\w+) == (.+)")
 _DEFAULT = re.compile(r"(\w+) is the default")
@@ -78,7 +81,8 @@ _DEFAULT = re.compile(r"(\w+) is the default")
 class Limit(Threshold):
     """``value OP share × base``: a good value meets it.
 
-    ``base``: empty (``value`` is a number in ``unit``), one of BASES, or another metric: ``h2d_single / gpus``.
+    ``base``: empty (``value`` is a number in ``unit``), one of BASES, or another metric: ``h2d_single / gpus`` or
+    ``d2h_single of the GPU``.
     ``outcome``: of a violation. WARN: the node works, but the value is not advisable. ERROR: the value shows that
     something could not be measured.
     """
@@ -99,7 +103,12 @@ class Limit(Threshold):
     @property
     def single_metric(self) -> str:
         """The metric in a base such as ``h2d_single / gpus``; else empty."""
-        return self.base.removesuffix(_PER_GPU) if self.base.endswith(_PER_GPU) else ""
+        return self.base.removesuffix(_PER_GPU).removesuffix(_SAME_GPU) if " " in self.base else ""
+
+    @property
+    def is_per_gpu(self) -> bool:
+        """Whether the metric in the base is divided by the number of GPUs on the node."""
+        return self.base.endswith(_PER_GPU)
 
 
 class Condition(Frozen):
@@ -171,6 +180,12 @@ class Rule(Frozen):
     def single(self) -> Limit | None:
         """The limit relative to another metric of the same GPU, if any."""
         return next((limit for limit in self.limits if limit.single_metric), None)
+
+    @property
+    def other_metrics(self) -> set[str]:
+        """The metrics of the same check with which this one is compared."""
+        of_gpu = {self.single.single_metric} if self.single else set[str]()
+        return of_gpu | ({STEP_TIME} if self.share(ALL_REDUCE) else set())
 
     @property
     def only_warns_by_peers(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from seatrial.launch import node_prefix
 from seatrial.model import (
     CLUSTER,
     Baseline,
+    BasisKind,
     Decision,
     Job,
     Measurement,
@@ -31,6 +33,7 @@ from seatrial.model import (
     Verdict,
     first_validation_error,
 )
+from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_hardware
 from seatrial.util.gc_pause import gc_paused
@@ -89,6 +92,7 @@ def rejudge(
         gpu_error=trial.gpu_error,
         missing_nodes=trial.missing_nodes,
         baseline=baseline,
+        origins=trial.origins,
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
     findings = refreshed_findings(trial, verdicts, catalog(), node_prefix(settings))
@@ -176,12 +180,15 @@ def make_decision(
     gpu_error: str,
     missing_nodes: Sequence[MissingNode] = (),
     baseline: Baseline | None = None,
+    origins: Mapping[str, str] = {},
 ) -> Decision:
     """Return the decision on these verdicts, with the tested hardware and the list of metrics without a threshold."""
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
     conflict = "" if gpu_error else device_conflict(settings, jobs, environment)
-    notes = [*_overridden_rules(settings), *_smaller_sizes(jobs)]
+    marks = [*_lax_thresholds(settings, verdicts, origins), *_weaker_than_shipped(settings, origins.get("name", ""))]
+    marks += _own_values(verdicts)
+    notes = [*_smaller_sizes(jobs)]
     if baseline:
         error = site_baseline.gpu_model_error(baseline, gpu_models(measurements))
         notes.append(error or site_baseline.summary(baseline))
@@ -194,6 +201,7 @@ def make_decision(
         metrics_without_threshold=without_threshold,
         cpu_only=cpu_only(jobs),
         notes=notes,
+        marks=marks,
         cpu_only_requested=settings.cluster.gpus_per_node == 0,
         unknown_gpus=unknown_gpus(measurements, verdicts),
         untested_nodes=_untested_nodes(settings, jobs, missing_nodes),
@@ -209,15 +217,55 @@ def _untested_nodes(settings: Config, jobs: Sequence[Job], missing_nodes: Sequen
     return ", ".join(parts)
 
 
-def _overridden_rules(settings: Config) -> Iterator[str]:
-    """Yield a note for each check with rules that the trial's thresholds replace."""
+def _lax_thresholds(settings: Config, verdicts: Sequence[Verdict], origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield a mark for each check with rules that the trial's thresholds replace, or with lax ones of the user."""
+    shipped = ("", f"trial {settings.name}")
+    lax = {
+        (each.check, each.metric)
+        for each in verdicts
+        if each.basis and each.basis.lax_reason
+        if origins.get(f"checks.{each.check}.expect.{each.metric}", "") not in shipped
+    }
     for name, check_settings in settings.checks.items():
         check = catalog().get(name)
-        if not check or not check_settings.override:
-            continue
-        metrics_with_rule = {rule.metric for rule in check.rules}
+        metrics_with_rule = {rule.metric for rule in check.rules} if check and check_settings.override else set()
         if replaced := [metric for metric in check_settings.expect if metric in metrics_with_rule]:
-            yield f"override: the trial's thresholds replace the rules of {name} on {', '.join(replaced)}"
+            metrics = ", ".join(replaced)
+            yield f"{LAX_THRESHOLD}: override: the trial's thresholds replace the rules of {name} on {metrics}"
+        if others := sorted(metric for check, metric in lax if check == name and metric not in replaced):
+            yield f"{LAX_THRESHOLD}: {name} on {', '.join(others)}"
+
+
+def _weaker_than_shipped(settings: Config, origin: str) -> Iterator[str]:
+    """Yield a mark if a trial with the name of a shipped one does not require all checks that this one requires.
+
+    ``origin``: where the name of the trial comes from. A shipped trial of an earlier version may have fewer checks.
+    """
+    if settings.name not in layers.trial_names():
+        return
+    is_file, missing = origin not in ("", f"trial {settings.name}"), list[str]()
+    for name in _required_checks(settings.name):
+        if (own := settings.checks.get(name)) is None and is_file:
+            missing.append(name)
+        elif own and not own.required:
+            missing.append(f"{name} (not required)")
+    if missing:
+        yield f"without checks of the shipped trial {settings.name}: {and_more(missing, _MAX_NAMED)}"
+
+
+@cache
+def _required_checks(trial: str) -> tuple[str, ...]:
+    checks = layers.resolve(trial, environ={}, schemas=catalog()).config.checks
+    return tuple(name for name, settings in checks.items() if settings.required)
+
+
+def _own_values(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield how many verdicts have the site's baseline as their only limit."""
+    good = [each for each in verdicts if each.outcome in (Outcome.PASS, Outcome.WARN) and each.basis]
+    kinds = ({each.basis.kind, *(basis.kind for basis in each.other_limits)} for each in good if each.basis)
+    if count := sum(each == {BasisKind.SITE} for each in kinds):
+        verdict = "verdict rests" if count == 1 else "verdicts rest"
+        yield f"no published reference and no bound: {count:,} {verdict} on your own runs"
 
 
 def _smaller_sizes(jobs: Sequence[Job]) -> Iterator[str]:

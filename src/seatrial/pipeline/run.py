@@ -343,6 +343,7 @@ def _trial(
             gpu_error=gpu_error,
             missing_nodes=tuple(results.missing_nodes.values()),
             baseline=assessment.baseline,
+            origins=request.origins,
         ),
     )
 

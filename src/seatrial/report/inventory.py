@@ -14,7 +14,7 @@ from seatrial.checks.check import Check
 from seatrial.hardware.references import Sku
 from seatrial.judge.insights.power import CERTAINTY, samples_table
 from seatrial.model import Finding, Phase, ReferenceValue, Rule, Scope, format_value
-from seatrial.model.rule import BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
+from seatrial.model.rule import ALL_REDUCE, BOUND, GEMM, OPPOSITE, PEERS, REFERENCE, Limit
 from seatrial.report.reference_metrics import ReferenceMetric, UnjudgedMetric, values_by_metric
 from seatrial.report.tables import Table, fact_tables, print_tables
 from seatrial.report.text import clean
@@ -151,7 +151,7 @@ def _limit_text(limit: Limit, rule: Rule) -> str:
     if limit.base == REFERENCE:
         return f"{share} the reference value {rule.reference}"
     if limit.single_metric:
-        return f"{share} {limit.single_metric} / GPUs of the node"
+        return f"{share} {limit.single_metric}{' / GPUs of the node' if limit.is_per_gpu else ' of the same GPU'}"
     if limit.base:
         return f"{share} {_BASES[limit.base]}"
     if limit.unit == "bool":
@@ -164,6 +164,7 @@ _BASES = {
     PEERS: "the median of its peer group",
     BOUND: "the speed at the GPU's peak FLOP/s, if known",
     GEMM: "the speed at the matrix multiplication rate that this run measured",
+    ALL_REDUCE: "the speed if gradients move at the bus bandwidth that this run measured",
     OPPOSITE: "the opposite direction",
 }
 

@@ -125,9 +125,9 @@ def test_variables_of_nccl_explain_neither_a_slow_rank_nor_slow_input() -> None:
 )
 def test_ranks_that_are_not_compared_are_skipped_with_the_reason(ranks: dict[str, RankTimes], reason: str) -> None:
     measurement = measured(ranks)
-    (absent,) = (each for each in measurement.absent if each.metric == "rank_slowdown")
-    assert absent.why is Why.DOES_NOT_APPLY
-    assert absent.reason.startswith(reason)
+    absent = {each.subject: each for each in measurement.absent if each.metric == "rank_slowdown"}
+    assert absent.keys() == ranks.keys()
+    assert all(each.why is Why.DOES_NOT_APPLY and each.reason.startswith(reason) for each in absent.values())
     assert {v.outcome for v in verdicts(measurement) if v.metric == "rank_slowdown"} == {Outcome.SKIP}
 
 

@@ -140,7 +140,7 @@ CHECK = Check(
         ),
         metric(
             REFERENCE_METRIC,
-            ">= 0.90 reference",
+            (">= 0.90 reference", ">= 0.40 bound"),
             "No data leaves the node in this check, so the cause is inside the node. The slowest node limits every "
             "collective of the cluster.",
             _FIX,

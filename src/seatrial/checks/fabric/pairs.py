@@ -5,8 +5,9 @@ of the other node, so that all NICs carry load and NVLink carries none.
 
 A single slow pair does not locate the fault. A node that is slow with every partner is at fault. If two good nodes are
 slow with each other, their path is at fault. If each node has r partners, up to r−1 bad nodes are located exactly,
-provided that more than half of all nodes are good. With two nodes only wrong data is judged, no bandwidth. A path may
-be slow only because other pairs use the same uplink. Slow paths are therefore measured again without concurrent pairs.
+provided that more than half of all nodes are good. With two nodes nothing is compared: each GPU is judged by the rate
+of its ports. A path may be slow only because other pairs use the same uplink. Slow paths are therefore measured again
+without concurrent pairs.
 
 The rounds are those of a round robin. If they do not cover all pairs and the switches of the nodes are known
 (``cluster.topology``, Slurm), rounds of pairs inside leaf switches and rounds of pairs across leaf switches alternate.
@@ -188,6 +189,10 @@ def _max_locatable(node_count: int, min_partners: int) -> int:
     return max(0, min(min_partners - 1, (node_count - 1) // 2))
 
 
+_FIX = (
+    "On that node run ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep LnkSta (speed "
+    "and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). Compare with a good node."
+)
 _WHEN = "backend == nccl and comparable == yes"
 
 CHECK = Check(
@@ -205,8 +210,14 @@ CHECK = Check(
         ),
         metric(
             "best_busbw",
+            ">= 0.90 reference",
+            "Bandwidth of this GPU with its fastest partner is far below the rate of its ports.",
+            _FIX,
+            warn=">= 0.95 reference",
+            when="backend == nccl and size is the default",
             unit="GB/s",
-            meaning="bandwidth of this GPU with its fastest partner",
+            reference="pairs.busbw.256MiB",
+            reference_optional=True,
             per="rank",
             speed=True,
             bound=COLLECTIVE,
@@ -216,9 +227,7 @@ CHECK = Check(
             f">= {MIN_SHARE} of the median",
             "The GPU is slow with every partner, so the cause is in or next to its node: NIC, cable, switch port, PCIe "
             "slot or driver settings.",
-            "On that node run ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep LnkSta "
-            "(speed and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). Compare "
-            "with a good node.",
+            _FIX,
             when=_WHEN,
             per="rank",
             speed=True,

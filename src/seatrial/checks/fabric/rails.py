@@ -69,6 +69,10 @@ def group_by_rail(nodes: Mapping[str, Sequence[int]]) -> list[list[int]]:
     return [list(rail) for rail in zip(*nodes.values(), strict=True)]
 
 
+_FIX = (
+    "Run collectives.pairs to locate a slow node. If no node is slow, compare the ports and cables of the rail's NICs "
+    "on all nodes, then check its switches for ports and uplinks that are down; ibdiagnet checks the whole fabric."
+)
 CHECK = Check(
     name="collectives.rails",
     title="Bandwidth of each network rail",
@@ -77,8 +81,14 @@ CHECK = Check(
     declared=(
         metric(
             "rail_busbw",
+            ">= 0.90 reference",
+            "The bus bandwidth of all-reduce over this rail (one GPU per node) is far below the rate of its ports.",
+            _FIX,
+            warn=">= 0.95 reference",
+            when="backend == nccl and size is the default",
             unit="GB/s",
-            meaning="bus bandwidth of all-reduce over one rail (one GPU per node)",
+            reference="rails.busbw.256MiB",
+            reference_optional=True,
             per="rail",
             speed=True,
             bound=COLLECTIVE,
@@ -87,9 +97,7 @@ CHECK = Check(
             "rail_share",
             ">= 0.90 of the median",
             "The rail is slower than the median of all rails. The slowest rail limits every collective of all GPUs.",
-            "Run collectives.pairs to locate a slow node. If no node is slow, compare the ports and cables of the "
-            "rail's NICs on all nodes, then check its switches for ports and uplinks that are down; ibdiagnet checks "
-            "the whole fabric.",
+            _FIX,
             when="backend == nccl",
             per="rail",
             speed=True,

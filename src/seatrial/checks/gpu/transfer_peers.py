@@ -78,6 +78,8 @@ _FIX = (
     "nvidia-smi nvlink -s -i INDEX; nvidia-smi nvlink -e -i INDEX (errors and replays); nvidia-smi topo -p2p r; "
     "dmesg | grep -E 'Xid.*(74|145)|SXid'; reset the GPUs, then the fabric manager"
 )
+# Of 102 pairs of H100 and H200 in docs/results: unidirectional 0.998 and more, bidirectional 0.884 and more
+_OPPOSITE = ">= 0.80 opposite"
 CHECK = Check(
     name="transfer.peers",
     title="GPU-to-GPU bandwidth of every pair in a node",
@@ -87,11 +89,11 @@ CHECK = Check(
     declared=(
         metric(
             "unidirectional",
-            (">= 0.90 reference", ">= 0.70 bound"),
+            (">= 0.90 reference", ">= 0.70 bound", _OPPOSITE),
             "unidirectional bandwidth of this pair is low: a collective runs at the speed of its slowest link",
             _FIX,
             unit="GB/s",
-            warn=">= 0.95 reference",
+            warn=(">= 0.95 reference", ">= 0.95 opposite"),
             reference="transfer.peer_unidirectional",
             per="ordered pair",
             bound="nvlink",
@@ -105,7 +107,7 @@ CHECK = Check(
             "bidirectional",
             # The same share as for unidirectional copies of an H200: 335 of the 396 GB/s that it reaches are required
             # (data/skus)
-            (">= 0.85 reference", ">= 0.70 bound"),
+            (">= 0.85 reference", ">= 0.70 bound", _OPPOSITE),
             "bidirectional bandwidth of this pair is low: in every collective both GPUs send at the same time",
             _FIX,
             warn=(">= 0.95 reference", ">= 0.95 opposite"),

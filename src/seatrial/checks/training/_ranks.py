@@ -27,6 +27,7 @@ DECLARED = (
         "without the node.",
         when="device == cuda",
         also=(rule(f"<= {MAX_SLOWDOWN['cpu']} %", when="device == cpu"),),
+        per="rank",
         speed=True,
         may_exceed_100=True,
     ),
@@ -37,6 +38,7 @@ DECLARED = (
         "it.",
         "Check the filesystem of the data (filesystem.speed; iostat -x 1) and the load of the CPUs (top). If all "
         "ranks wait, start more data loader workers, or copy the data to a local disk.",
+        per="rank",
         speed=True,
     ),
 )
@@ -69,7 +71,8 @@ def slowdown(times: Mapping[str, RankTimes]) -> Iterator[Answer]:
     """The slowdown of each rank. ``times``: subject → the times of its rank in one training."""
     compared = slowdowns(list(times.values()))
     if not compared:
-        yield absent(SLOWDOWN, _not_compared_reason(times))
+        for subject in times or (None,):
+            yield absent(SLOWDOWN, _not_compared_reason(times), subject)
         return
     for index, subject in enumerate(times):
         if each := compared.get(index):
@@ -80,11 +83,12 @@ def slowdown(times: Mapping[str, RankTimes]) -> Iterator[Answer]:
 
 def data_wait(times: Mapping[str, RankTimes], evidence: JsonValue = None) -> Iterator[Answer]:
     """The share of the step time that each rank waits for data. ``times``: subject → the times of its rank."""
-    shares = {subject: share for subject, each in times.items() if (share := each.data_wait_share) is not None}
-    if not shares:
-        yield absent(DATA_WAIT, "the training did not time the data loader")
-    for subject, share in shares.items():
-        yield value(DATA_WAIT, 100 * share, subject, evidence=evidence)
+    for subject in times or (None,):
+        share = times[subject].data_wait_share if subject else None
+        if share is None:
+            yield absent(DATA_WAIT, "the training did not time the data loader", subject)
+        else:
+            yield value(DATA_WAIT, 100 * share, subject, evidence=evidence)
 
 
 def _not_compared_reason(compute_times: Mapping[str, RankTimes]) -> str:

@@ -167,7 +167,7 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     declared=(
         *_results.DECLARED,
-        _results.speed_of_work(f"{TOKENS_PER_GPU}.{GPU}", 0.68, 0.71, *_DEFAULTS, peers=True),
+        _results.speed_of_work(f"{TOKENS_PER_GPU}.{GPU}", 0.68, 0.71, *_DEFAULTS, each_rank=True),
         _results.speed_of_work(f"{TOKENS_PER_GPU}.{NODE}", 0.72, 0.76, *_DEFAULTS),
         *_results.speed(ALL),
         *_results.EACH_STAGE,

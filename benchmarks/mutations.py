@@ -1,0 +1,185 @@
+"""Mutates accepted records and counts those that stay ACCEPTED although evidence was lost or contradicts itself.
+
+    python benchmarks/mutations.py [--count 25000] [--seed 1] [--json FILE]
+
+A mutation deletes the value of one subject, all values of one rank, the measurement of one rank or one fact; changes a
+fact on which rules depend, so that it contradicts the values; or gives two GPUs one UUID. It is *hidden* if the trial
+stays ACCEPTED with fewer good verdicts, or with fewer measured ranks, than before. Prints each hidden mutation once
+by check, kind and name. Exits with 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Literal, get_args
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from pydantic import JsonValue
+from tests.pipeline.mutations import evidence
+from tools.records import record_path
+
+from seatrial.model import DecisionValue, Measurement, Trial
+from seatrial.pipeline.rejudge import rejudge
+from seatrial.pipeline.run_directory import load_trial
+
+Kind = Literal["value", "values of a rank", "measurement of a rank", "fact", "other fact", "one UUID"]
+# (check, fact): nothing else in the record states it: the scheduler, whether the node has GPUs; the trial, whether
+# sockets are expected; the training, whether it offloads
+ONLY_WITNESS = {
+    ("host.load", "gpu_node"),
+    ("collectives.transport", "sockets_expected"),
+    ("train.throughput", "cpu_offload"),
+    ("train.fsdp", "cpu_offload"),
+}
+KINDS: tuple[Kind, ...] = get_args(Kind)
+QUICK = ("2026-11-28-2xh200-second/quick", "2026-11-28-4xh100/quick", "2026-11-28-slurm-2xh100/quick")
+RECORDS = (*QUICK, "2026-11-28-1xh200/acceptance", "2026-11-28-4xh100/acceptance")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One mutation: ``name`` is that of the metric or fact; empty for all of a rank."""
+
+    record: str
+    kind: Kind
+    check: str
+    subject: str
+    name: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.check, self.kind, self.name
+
+
+@dataclass(frozen=True)
+class Record:
+    """An accepted record, judged by this version, and its evidence."""
+
+    name: str
+    trial: Trial
+    evidence: Counter[tuple[object, ...]]
+
+    @classmethod
+    def load(cls, name: str) -> Record:
+        trial = load_trial(record_path(name)).model_copy(update={"telemetry": None, "sessions": ()})
+        judged = rejudge(trial)
+        if judged.decision.value is not DecisionValue.ACCEPTED:
+            raise SystemExit(f"{name} is {judged.decision.value}: {judged.decision.reason}")
+        return cls(name, trial, evidence(judged))
+
+    def is_hidden(self, mutation: Mutation) -> bool:
+        """Whether the trial stays ACCEPTED with this mutation and less evidence."""
+        judged = rejudge(mutated(self.trial, mutation))
+        if judged.decision.value is not DecisionValue.ACCEPTED:
+            return False
+        return mutation.kind == "one UUID" or bool(self.evidence - evidence(judged))
+
+    def mutations(self) -> dict[Kind, list[Mutation]]:
+        """All mutations by kind."""
+        found: dict[Kind, list[Mutation]] = defaultdict(list)
+
+        def add(kind: Kind, measurement: Measurement, subject: str, name: str = "") -> None:
+            found[kind].append(Mutation(self.name, kind, measurement.check, subject, name))
+
+        for measurement in self.trial.measurements:
+            if measurement.skipped:
+                continue
+            add("measurement of a rank", measurement, measurement.subject)
+            if measurement.metrics:
+                add("values of a rank", measurement, measurement.subject)
+            for metric in measurement.metrics:
+                add("value", measurement, metric.subject, metric.name)
+            for name, value in measurement.facts.items():
+                add("fact", measurement, measurement.subject, name)
+                if other_value(value) is not None and (measurement.check, name) not in ONLY_WITNESS:
+                    add("other fact", measurement, measurement.subject, name)
+            if len(_gpus(measurement)) > 1:
+                add("one UUID", measurement, measurement.subject, "gpus")
+        return found
+
+
+def mutated(trial: Trial, mutation: Mutation) -> Trial:
+    """The trial with the mutation."""
+    measurements: list[Measurement] = []
+    for measurement in trial.measurements:
+        if measurement.check != mutation.check:
+            measurements.append(measurement)
+        elif mutation.kind == "value":
+            kept = tuple(
+                each for each in measurement.metrics if (each.subject, each.name) != (mutation.subject, mutation.name)
+            )
+            measurements.append(measurement.model_copy(update={"metrics": kept}))
+        elif measurement.subject != mutation.subject:
+            measurements.append(measurement)
+        elif mutation.kind != "measurement of a rank":
+            measurements.append(measurement.model_copy(update=_changes(measurement, mutation)))
+    return trial.model_copy(update={"measurements": tuple(measurements)})
+
+
+def _changes(measurement: Measurement, mutation: Mutation) -> dict[str, object]:
+    if mutation.kind == "values of a rank":
+        return {"metrics": ()}
+    facts = dict(measurement.facts)
+    if mutation.kind == "fact":
+        del facts[mutation.name]
+    elif mutation.kind == "other fact":
+        facts[mutation.name] = other_value(facts[mutation.name])
+    else:
+        first, second, *others = _gpus(measurement)
+        facts["gpus"] = [first, {**second, "uuid": first.get("uuid")}, *others]
+    return {"facts": facts}
+
+
+def other_value(value: JsonValue) -> JsonValue:
+    """Another value of a fact on which rules depend; None for facts of other kinds."""
+    swapped = {"yes": "no", "no": "yes", "cuda": "cpu", "nccl": "gloo"}
+    if isinstance(value, str):
+        return swapped.get(value)
+    return value + 1 if type(value) is int and 0 < value < 1000 else None
+
+
+def _gpus(measurement: Measurement) -> list[dict[str, JsonValue]]:
+    gpus = measurement.facts.get("gpus")
+    return [each for each in gpus if isinstance(each, dict)] if isinstance(gpus, list) else []
+
+
+def hidden_mutations(
+    count: int, seed: int, names: Sequence[str] = RECORDS, kinds: Sequence[Kind] = KINDS
+) -> Iterator[Mutation]:
+    """Yield the hidden ones of ``count`` random mutations, as many of each kind."""
+    random, records = Random(seed), [Record.load(name) for name in names]
+    by_record = {record.name: record.mutations() for record in records}
+    for number in range(count):
+        record, kind = random.choice(records), kinds[number % len(kinds)]
+        if (choices := by_record[record.name].get(kind)) and record.is_hidden(mutation := random.choice(choices)):
+            yield mutation
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=25_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = Counter[tuple[str, str, str]]()
+    for mutation in hidden_mutations(options.count, options.seed):
+        found[mutation.key] += 1
+        if found[mutation.key] == 1:
+            print(f"ACCEPTED: {mutation}", flush=True)
+    print(f"{options.count:,} mutations, {sum(found.values()):,} hidden")
+    if options.json:
+        hidden = [{"check": check, "kind": kind, "name": name} for check, kind, name in sorted(found)]
+        result = {"mutations": options.count, "seed": options.seed, "hidden": sum(found.values()), "examples": hidden}
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
