@@ -104,18 +104,12 @@ class CheckedWriter(FileSystemWriter):
 
         The rank that failed adds the usage, since the filesystem may be local to its node.
         """
-        cause = _root_error(error)
+        # torch.save wraps the OSError or KeyboardInterrupt
+        root_causes = (cause for cause in disk.error_chain(error) if isinstance(cause, (OSError, KeyboardInterrupt)))
+        cause = next(root_causes, error)
         if disk.disk_full_reason(error, Path(self.path)):
             return disk.DiskFullError(f"{cause}. {disk.filesystem_usage(Path(self.path))}")
         return cause
-
-
-def _root_error(error: BaseException) -> BaseException:
-    """The OSError or KeyboardInterrupt that ``error`` is or wraps, as torch.save wraps them; else ``error`` itself."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, (OSError, KeyboardInterrupt)):
-        cause = cause.__cause__ or cause.__context__
-    return cause or error
 
 
 class Checkpointer:
@@ -193,7 +187,10 @@ class Checkpointer:
         """
         with ThreadPoolExecutor(THREADS) as threads:
             paths = [path for path in sorted(incomplete.iterdir()) if _belongs_to(path, self._world.rank)]
-            rank_entries = list(threads.map(_manifest_entry, paths))
+            rank_entries = [
+                (path.name, {"sha256": digest, "bytes": path.stat().st_size})
+                for path, digest in zip(paths, threads.map(_sha256, paths), strict=True)
+            ]
         files = dict(chain.from_iterable(self._gather(rank_entries)))
         if self._world.is_rank_0:
             write_json(incomplete / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
@@ -227,7 +224,7 @@ class Checkpointer:
         start = time.monotonic()
         folder = self._newest_intact(checkpoints)
         manifest = _read_manifest(folder)
-        if difference := _shape_difference(manifest["shapes"], _shapes(built)):
+        if difference := shape_difference(manifest["shapes"], _shapes(built)):
             raise SeatrialError(f"checkpoint {folder} belongs to another model: {difference}")
         state = _state(built.model, optimizer)
         with _convert_dcp_errors(folder, "read"):
@@ -292,12 +289,12 @@ def _shapes(built: BuiltModel) -> dict[str, list[int]]:
     }
 
 
-def _shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list[int]]) -> str:
+def shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list[int]]) -> str:
     """The first parameter whose shape differs between checkpoint and model; empty if all are equal."""
     for name in sorted({*saved, *current}):
-        if saved.get(name) != current.get(name):
-            saved_shape, current_shape = saved.get(name, "missing"), current.get(name, "missing")
-            return f"shape of {name}: {saved_shape} in the checkpoint, {current_shape} in this run's model"
+        saved_shape, current_shape = saved.get(name, "missing"), current.get(name, "missing")
+        if saved_shape != current_shape:
+            return f"shape of {name} is {saved_shape} in the checkpoint, {current_shape} in this run's model"
     return ""
 
 
@@ -308,11 +305,6 @@ def _belongs_to(path: Path, rank: int) -> bool:
     """
     owner = path.name.removeprefix("__").partition("_")[0]
     return int(owner) == rank if owner.isdigit() else rank == 0
-
-
-def _manifest_entry(path: Path) -> tuple[str, dict[str, Any]]:
-    """File name, and its entry in ``files`` of the manifest."""
-    return path.name, {"sha256": _sha256(path), "bytes": path.stat().st_size}
 
 
 def _sha256(path: Path) -> str:
@@ -359,12 +351,11 @@ def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
         reasons = "; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()) or str(error)
         unchanged = "Earlier checkpoints are" if action == "write" else "The checkpoint is"
         message = f"cannot {action} checkpoint {folder}: {reasons}. {unchanged} unchanged"
+        converted = SeatrialError(message)
         has_usage = any(isinstance(cause, disk.DiskFullError) for cause in causes.values())
         if has_usage or any(disk.disk_full_reason(cause, folder) for cause in (error, *causes.values())):
             usage = "" if has_usage else f". {disk.filesystem_usage(folder)}"  # read before the folder is removed
-            converted: SeatrialError = disk.DiskFullError(f"{message}{usage}. {disk.REMEDY}")
-        else:
-            converted = SeatrialError(message)
+            converted = disk.DiskFullError(f"{message}{usage}. {disk.REMEDY}")
         if action == "write":
             shutil.rmtree(folder, ignore_errors=True)
         raise converted from error

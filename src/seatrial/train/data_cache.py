@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train.disk import atomic_write_folder
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
@@ -34,13 +34,6 @@ _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 
 Key = Mapping[str, Any]  # JSON values
 Version = tuple[int, int, int] | None  # inode, size and modification time; None for a missing file
-
-
-class _KeyDifference(NamedTuple):
-    """The fields in which the key of a folder differs from another key, as texts for a message."""
-
-    folder_name: str
-    fields: list[str]
 
 
 class Prepared(NamedTuple):
@@ -75,6 +68,11 @@ def content_hashes(path: Path, description: str) -> dict[str, str]:
         raise UsageError(f"cannot read {description} {path}: {error.strerror or error}") from error
 
 
+def folder_name(prefix: str, key: Key | list[Any]) -> str:
+    """The name of the folder with the prepared data of ``key``."""
+    return f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
+
+
 def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
     """The prepared data of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; if there is none, where to write it.
 
@@ -82,7 +80,7 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
     cache is configured and the data is damaged: it has another key, or a file is missing or has another size.
     """
     environment_cache = os.environ.get(CACHE_VARIABLE)
-    name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
+    name = folder_name(prefix, key)
     parents = [folder]
     if environment_cache and not config.data.cache:
         parents.append(Path(environment_cache))
@@ -90,8 +88,7 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
     if not (config.data.cache or environment_cache):
         return Prepared(hit or folder / name, hit is not None, "")
     if hit:
-        difference = _key_difference(hit, key)
-        if difference is None or difference.fields:
+        if _key_differences(hit, key) != []:
             raise _damage_error(hit, f"{KEY_FILE} is missing or differs")
         _compare_files(hit, lambda path: {"bytes": path.stat().st_size})
         return Prepared(hit, True, f"prepared data: hit, {hit}")
@@ -126,27 +123,38 @@ def _properties(path: Path) -> dict[str, Any]:
 
 def _miss_reason(cache: Path, prefix: str, key: Key) -> str:
     """The differences to the most similar key in ``cache``."""
-    all_differences = [_key_difference(path, key) for path in cache.glob(f"{prefix}-*")]
-    differences = [difference for difference in all_differences if difference is not None]
-    if not differences:
+    by_folder = {path.name: _key_differences(path, key) for path in cache.glob(f"{prefix}-*")}
+    readable = {name: texts for name, texts in by_folder.items() if texts is not None}
+    if not readable:
         return "no prepared data of this kind (written by `seatrial train preprocess CONFIG`)"
-    most_similar = min(differences, key=lambda difference: len(difference.fields))
-    return f"{most_similar.folder_name} differs in {', '.join(most_similar.fields)}"
+    name, texts = min(readable.items(), key=lambda item: len(item[1]))
+    return f"{name} differs in {', '.join(texts)}"
 
 
-def _key_difference(folder: Path, key: Key) -> _KeyDifference | None:
-    """The difference between the key of ``folder`` and ``key``; None if the key of ``folder`` cannot be read."""
+def _key_differences(folder: Path, key: Key) -> list[str] | None:
+    """A text for each field in which the key of ``folder`` differs from ``key``; None if it cannot be read."""
     try:
         cached = read_json(folder / KEY_FILE)
         fields = [name for name in {**cached, **key} if name != _FILES and cached.get(name) != key.get(name)]
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return _KeyDifference(folder.name, [_field_difference(name, cached.get(name), key.get(name)) for name in fields])
+    texts = []
+    for name in fields:
+        old, new = cached.get(name), key.get(name)
+        is_content = isinstance(old, dict) or isinstance(new, dict)
+        texts.append(f"{name} (content)" if is_content else f"{name} ({old} in the cache, {new} needed)")
+    return texts
 
 
-def _field_difference(name: str, cached: Any, needed: Any) -> str:
-    is_content = isinstance(cached, dict) or isinstance(needed, dict)
-    return f"{name} (content)" if is_content else f"{name} ({cached} in the cache, {needed} needed)"
+@contextmanager
+def convert_read_errors(folder: Path) -> Iterator[None]:
+    """Context manager: an error while the prepared data in ``folder`` are read becomes a SeatrialError."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise SeatrialError(
+            f"cannot read the prepared data in {folder}: {error}. Remove this directory; it is written again"
+        ) from error
 
 
 @contextmanager
@@ -177,7 +185,4 @@ def version(path: Path) -> Version:
 
 def _sha256(path: Path) -> str:
     with open_file(path) as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(2**20):
-            digest.update(chunk)
-        return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

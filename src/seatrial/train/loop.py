@@ -36,7 +36,14 @@ from seatrial.train import (
 from seatrial.train.decoder import parameter_count
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import BuiltModel, World
-from seatrial.train.progress import StartupPhases, Step, StepLog, create_run_folder, require_tensorboard
+from seatrial.train.progress import (
+    StartupPhases,
+    Step,
+    StepLog,
+    create_run_folder,
+    require_steps_left,
+    require_tensorboard,
+)
 from seatrial.train.step_timer import ForwardTimer, StepTimer
 from seatrial.train.train_config import Schedule, TrainConfig
 
@@ -72,7 +79,7 @@ def train_without_error_propagation(
         parallel.prepare_kernels(settings)
         out = _create_out(settings, world, folder)
         cache = Path(settings.data.cache) if settings.data.cache else out / "data"
-        blocks = data.prepare(settings, cache, world.is_rank_0, world.gather)
+        blocks = data.prepare(settings, cache)
         phases.end_phase("data")
         with metrics.explain_out_of_memory(settings, world.device):
             built = parallel.build(settings, world)
@@ -172,10 +179,7 @@ class Trainer:
         non-finite step.
         """
         settings = self.settings
-        if completed_steps >= settings.max_steps:
-            raise SeatrialError(
-                f"nothing to resume: {out} has {completed_steps} steps, max_steps is {settings.max_steps}"
-            )
+        require_steps_left(settings, out, completed_steps)
         records: list[Step] = []
         batches = self._batches(completed_steps)
         self.timer.reset()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train import restarts
 from seatrial.train.parallel import World
 from seatrial.train.script_flags import write_run_args
@@ -171,6 +171,12 @@ def create_run_folder(settings: TrainConfig, out: Path) -> None:
         write_run_args(settings, out)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; set --out to another directory") from error
+
+
+def require_steps_left(settings: TrainConfig, out: Path, completed_steps: int) -> None:
+    """Raises SeatrialError if a run in ``out`` that is resumed after ``completed_steps`` has no step left."""
+    if completed_steps >= settings.max_steps:
+        raise SeatrialError(f"nothing to resume: {out} has {completed_steps} steps, max_steps is {settings.max_steps}")
 
 
 def require_tensorboard(settings: TrainConfig) -> None:

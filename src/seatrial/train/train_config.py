@@ -284,6 +284,11 @@ class TrainConfig(_Finite):
         return self
 
     @property
+    def trains_on_markov_chain(self) -> bool:
+        """Whether the data are Markov sequences, which each node can generate from the seed."""
+        return self.data.path is None and (self.stack == "native" or self.data.layout == "markov_chain")
+
+    @property
     def needs_group(self) -> bool:
         """Whether a single rank that a check starts needs a process group, as FSDP2 and ZeRO-3 of stack hf do.
 

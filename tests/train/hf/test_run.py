@@ -127,7 +127,7 @@ def test_rejected_run_folder_raises_on_all_ranks(tmp_path: Path, monkeypatch: py
     def fail(_work: object, folder: Path) -> None:
         raise UsageError(f"{folder}: error of rank 0")
 
-    monkeypatch.setattr("seatrial.train.hf.ranks.run_on_rank0", fail)
+    monkeypatch.setattr("seatrial.train.ranks.run_on_rank0", fail)
     with pytest.raises(UsageError, match="error of rank 0"):
         runs.train(runs.config("sft-smollm-135m"), tmp_path)
     assert not list(tmp_path.iterdir())  # nothing is written before all ranks joined

@@ -12,7 +12,7 @@ from peft.utils import load_peft_weights
 from transformers import AutoModelForCausalLM, Trainer
 
 from seatrial.model import SeatrialError
-from seatrial.train.hf import ranks
+from seatrial.train import ranks
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
 

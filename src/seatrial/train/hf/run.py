@@ -14,9 +14,9 @@ from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import metrics, restarts, safe_loading
+from seatrial.train import metrics, progress, ranks, restarts, safe_loading
 from seatrial.train.blocks import DatasetInfo
-from seatrial.train.hf import checkpoints, data, export, models, ranks
+from seatrial.train.hf import checkpoints, data, export, models
 from seatrial.train.hf.arguments import effective_strategy, training_arguments
 from seatrial.train.hf.step_recorder import CountingTrainer, StepRecorder
 from seatrial.train.parallel import World
@@ -46,18 +46,13 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
         checkpoint = checkpoints.newest_complete(out) if config.checkpoint.resume else None
         if checkpoint:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            strategy = effective_strategy(config).partition(" ")[
-                0
-            ]  # of "fsdp2 instead of zero3: deepspeed is not installed"
+            strategy = effective_strategy(config).partition(" ")[0]  # NO_DEEPSPEED has a reason after the strategy
             checkpoints.check_compatible(checkpoint, model, strategy)
-            # Without this check, the Trainer would take one more step if the checkpoint is in the middle of an epoch
-            if checkpoints.saved_step(checkpoint) >= config.max_steps:
-                raise SeatrialError(
-                    f"nothing to resume: {out} has {checkpoints.saved_step(checkpoint)} steps, max_steps is "
-                    f"{config.max_steps}"
-                )
+        # Without this check, the Trainer would take one more step if the checkpoint is in the middle of an epoch
+        completed_steps = checkpoints.saved_step(checkpoint) if checkpoint else 0
+        progress.require_steps_left(config, out, completed_steps)
         if world.is_rank_0:
-            restarts.record_start(config, out, checkpoints.saved_step(checkpoint) if checkpoint else 0)
+            restarts.record_start(config, out, completed_steps)
         try:
             with safe_loading.weights_only(*_deepspeed_classes(config)):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
