@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 
 from seatrial.model import UsageError
 from seatrial.train import data, data_cache, markov, ranks, text
-from seatrial.train.loss import IGNORE_INDEX
+from seatrial.train.blocks import IGNORE_INDEX
 from seatrial.train.train_config import TrainConfig
 from tests.train.ranks import FORK
 

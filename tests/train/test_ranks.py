@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train.disk import DiskFullError
 from seatrial.train import ranks
+from seatrial.train.disk import DiskFullError
 
 
 @pytest.fixture

@@ -30,11 +30,11 @@ from seatrial.train import (
     lora,
     metrics,
     parallel,
+    ranks,
     restarts,
     state_memory,
 )
-from seatrial.train.decoder import parameter_count
-from seatrial.train.loss import IGNORE_INDEX
+from seatrial.train.blocks import IGNORE_INDEX
 from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.progress import (
     StartupPhases,
@@ -77,7 +77,8 @@ def train_without_error_propagation(
     with parallel.process_group(settings.timeout_s) as world:
         phases.end_phase("init")
         parallel.prepare_kernels(settings)
-        out = _create_out(settings, world, folder)
+        default = Path("seatrial-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-train-{settings.run_name}")
+        out = ranks.run_on_rank0(lambda: create_run_folder(settings, (folder or default).absolute()), default)
         cache = Path(settings.data.cache) if settings.data.cache else out / "data"
         blocks = data.prepare(settings, cache)
         phases.end_phase("data")
@@ -86,7 +87,9 @@ def train_without_error_propagation(
             _check_model(settings, built, world)
             trainer = Trainer(settings, built, world, blocks)
             phases.end_phase("build")
-            completed_steps = trainer.resume(out) if settings.checkpoint.resume else 0
+            completed_steps = 0
+            if settings.checkpoint.resume:
+                completed_steps = trainer.checkpointer.restore(out, built, trainer.optimizer)
             if world.is_rank_0:
                 restarts.record_start(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
@@ -97,8 +100,7 @@ def train_without_error_propagation(
         if settings.use_lora and settings.export:
             adapters = lora.gather_adapters(built.model)
             if world.is_rank_0:
-                lora.export(adapters, out / "final", built.model, settings.model.name)
-                report["final"] = lora.verify_export(adapters, out / "final")
+                report["final"] = lora.export(adapters, out / "final", built.model, settings.model.name)
         if world.size > 1 and settings.profile_steps:
             # after the export, since the additional steps change the weights
             replicated = settings.parallel.strategy == "ddp"
@@ -108,31 +110,16 @@ def train_without_error_propagation(
     return report
 
 
-def _create_out(settings: TrainConfig, world: World, folder: Path | None) -> Path:
-    """The run folder, the same on all ranks; rank 0 creates it and writes the resolved config to it."""
-    default = Path("seatrial-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-train-{settings.run_name}")
-    out = Path(world.gather(str((folder or default).absolute()))[0])
-    if world.is_rank_0:
-        create_run_folder(settings, out)
-    world.barrier()
-    return out
-
-
 def _check_model(settings: TrainConfig, built: BuiltModel, world: World) -> None:
     """Raises SeatrialError for an incorrectly sharded parameter; rank 0 prints the number of trained parameters."""
-    ranks, replicas = world.size, settings.parallel.replicas
-    if settings.parallel.strategy == "fsdp2" and (errors := parallel.sharding_errors(built.model, ranks, replicas)):
+    replicas = settings.parallel.replicas
+    if settings.parallel.strategy == "fsdp2" and (
+        errors := parallel.sharding_errors(built.model, world.size, replicas)
+    ):
         raise SeatrialError(f"rank {world.rank}: incorrectly sharded parameters: {len(errors)}, first: {errors[0]}")
     if world.is_rank_0:
-        trained = parameter_count(built.trained_parameters)
-        total = parameter_count(list(built.model.parameters()))
+        trained, total = metrics.parameter_counts(built.model)
         print(f"training {trained:,} of {total:,} parameters", file=sys.stderr)
-
-
-def _compute_dtype(settings: TrainConfig) -> str:
-    if settings.fp8:
-        return "fp8 in the linear layers (MFU relative to the bf16 peak), else bf16"
-    return "bf16" if settings.bf16 else "fp32"
 
 
 @dataclass
@@ -167,10 +154,6 @@ class Trainer:
     def _check_gradient(self, gradient: Tensor) -> None:
         self._gradient_finite &= gradient.isfinite().all()
         self.timer.end_compute()
-
-    def resume(self, out: Path) -> int:
-        """Loads a checkpoint in ``out``; returns its step, or 0 if there is none: see Checkpointer.restore."""
-        return self.checkpointer.restore(out, self.built, self.optimizer)
 
     def run(self, completed_steps: int, out: Path, phases: StartupPhases) -> list[Step]:
         """Runs steps ``completed_steps`` + 1 to max_steps; appends each to ``out``/steps.jsonl when it has ended.
@@ -210,12 +193,15 @@ class Trainer:
     def training_run(self, records: Sequence[Step]) -> metrics.TrainingRun:
         """The TrainingRun for metrics.report; ``records``: its steps."""
         settings = self.settings
+        dtype = "bf16" if settings.bf16 else "fp32"
         return metrics.TrainingRun(
             steps=records,
             model=self.built.model,
             optimizer=self.optimizer,
             strategy=settings.parallel.strategy,
-            compute_dtype=_compute_dtype(settings),
+            compute_dtype=f"fp8 in the linear layers (MFU relative to the bf16 peak), else {dtype}"
+            if settings.fp8
+            else dtype,
             data=self.blocks.info,
             trained_tokens=sum(record.trained_tokens or 0 for record in records),
             checkpoints=self.checkpointer.results,
@@ -328,16 +314,16 @@ def _nonfinite_message(pending: PendingStep, record: Step, world: World) -> str:
 
     A rank's loss and gradient are checked before communication. Called by all ranks together.
     """
-    finite_by_rank = world.gather((world.host, *pending.rank_finite.tolist()))
     sources = [
         f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
-        for rank, (host, loss_finite, gradient_finite) in enumerate(finite_by_rank)
+        for rank, (host, loss_finite, gradient_finite) in enumerate(
+            world.gather((world.host, *pending.rank_finite.tolist()))
+        )
         if not (loss_finite and gradient_finite)
     ]
-    cause = (
-        "; ".join(sources)
-        or "loss and first-block output gradient were finite on all ranks: "
-        "the error is in a weight gradient or in NCCL's reduction"
+    cause = "; ".join(sources) or (
+        "loss and first-block output gradient were finite on all ranks: the error is in a weight gradient or in NCCL's "
+        "reduction"
     )
     return (
         f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {cause}. "

@@ -34,7 +34,7 @@ def gather(value: T) -> list[T]:
 def run_on_rank0(
     work: Callable[[], T], folder: Path, action: str = "rank 0 failed while all other ranks waited for it"
 ) -> T:
-    """The result of ``work`` on rank 0, while the other ranks wait; if it fails, all ranks raise the same SeatrialError.
+    """The result of ``work`` on rank 0, on all ranks; if it fails, all ranks raise the same SeatrialError.
 
     A SeatrialError of ``work`` is raised unchanged. Other exceptions become DiskFullError if the filesystem of
     ``folder`` is full, otherwise SeatrialError; its message begins with ``action``.

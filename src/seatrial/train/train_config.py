@@ -167,10 +167,6 @@ class Parallel(Frozen):
             raise ValueError(f"wrap {self.wrap} requires strategy fsdp2")
         if (self.wrap == "size") != (self.wrap_min_parameters is not None):
             raise ValueError("wrap size and wrap_min_parameters require each other")
-        return self
-
-    @model_validator(mode="after")
-    def _check_deepspeed(self) -> Parallel:
         if (self.strategy == "zero3") != (self.deepspeed is not None):
             raise ValueError(
                 "strategy zero3 and a deepspeed file require each other, such as configs/deepspeed/zero3.json"
@@ -258,25 +254,23 @@ class TrainConfig(_Finite):
     timeout_s: float = Field(default=600.0, gt=0, description="timeout of a collective")
 
     @model_validator(mode="after")
-    def _check_measured_steps(self) -> TrainConfig:
+    def _check_combinations(self) -> TrainConfig:
         if self.untimed_steps >= self.max_steps:
             raise ValueError(f"untimed_steps {self.untimed_steps}: expected less than max_steps {self.max_steps}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_stack(self) -> TrainConfig:
         if self.stack == "native" and self.parallel.strategy == "zero3":
             raise ValueError("strategy zero3 requires stack hf")
-        if self.stack == "hf" and self.parallel.replicas > 1:
-            raise ValueError("parallel.replicas requires stack native")
-        if self.stack == "hf" and self.parallel.wrap == "size":  # accelerate 1.15 wraps the list of blocks, and fails
-            raise ValueError("parallel.wrap size requires stack native")
-        if self.stack == "hf" and (self.deterministic or self.data.variable_length):
-            raise ValueError("deterministic and data.variable_length require stack native")
-        return self
-
-    @model_validator(mode="after")
-    def _check_fp8(self) -> TrainConfig:
+        linear_ratio = self.learning_rate.schedule == "linear" and self.learning_rate.min_ratio > 0
+        native_only = {
+            "parallel.replicas": self.parallel.replicas > 1,
+            "parallel.wrap size": self.parallel.wrap == "size",  # accelerate 1.15 wraps the list of blocks, and fails
+            "deterministic": self.deterministic,
+            "data.variable_length": self.data.variable_length,
+            "checkpoint.asynchronous": self.checkpoint.asynchronous,
+            "learning_rate.min_ratio with schedule linear": linear_ratio,  # that of transformers ends at 0
+        }
+        if self.stack == "hf" and any(native_only.values()):
+            keys = ", ".join(key for key, is_set in native_only.items() if is_set)
+            raise ValueError(f"{keys} requires stack native")
         if self.fp8 and not (self.bf16 and self.stack == "native"):
             raise ValueError("fp8 requires bf16=true and stack=native")
         if self.fp8 and (tokens := self.bsz * self.seq_len) % 16:

@@ -130,7 +130,7 @@ def _encoded_rows(config: TrainConfig, folder: Path, rejected: Counter[str]) -> 
             conversation.record() for conversation in preprocess.read_split(folder / "function_calling", "train")
         ]
     tokenizer = _tokenizer(config, train_rows)
-    tokenization.save(tokenizer, folder / "tokenizer")
+    tokenizer.save_pretrained(folder / "tokenizer")
     for row in train_rows:
         try:
             sample = _encode(tokenizer, config.data.layout, row)

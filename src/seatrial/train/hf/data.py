@@ -49,8 +49,8 @@ class PreparedData:
 def prepare(config: TrainConfig, out: Path) -> PreparedData:
     """The blocks for ``config``, from data.cache, ``out``/data or SEATRIAL_DATA_CACHE; if missing, rank 0 writes them.
 
-    All ranks must call this. Raises SeatrialError on all ranks if rank 0 fails. See ranks.prepared_folder for nodes that
-    do not share the folder.
+    All ranks must call this. Raises SeatrialError on all ranks if rank 0 fails. Nodes that do not share the folder: see
+    ranks.prepared_folder.
     """
     cache = Path(config.data.cache) if config.data.cache else out / "data"
     generates_markov = config.data.layout == "markov_chain"

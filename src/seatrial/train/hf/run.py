@@ -58,9 +58,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except pickle.UnpicklingError as error:
             raise SeatrialError(f"refused to load {checkpoint}: {str(error).splitlines()[0]}") from error
-    report = metrics.report(
-        config, world, _training_run(config, trainer, recorder, world, _dataset_info(config, prepared)), phases
-    )
+    report = metrics.report(config, world, _training_run(config, trainer, recorder, world, prepared), phases)
     report["out"] = str(out)
     sharded = effective_strategy(config) != "ddp"
     report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
@@ -100,8 +98,17 @@ def _trainer(
 
 
 def _training_run(
-    config: TrainConfig, trainer: CountingTrainer, recorder: StepRecorder, world: World, info: DatasetInfo
+    config: TrainConfig, trainer: CountingTrainer, recorder: StepRecorder, world: World, prepared: data.PreparedData
 ) -> metrics.TrainingRun:
+    report = prepared.report
+    info = DatasetInfo(
+        source=config.data.path or f"generated: {config.data.layout}",
+        rows=report["rows"],
+        tokens=report["blocks"] * config.seq_len,
+        vocabulary=config.architecture().vocab_size,
+        entropy_bound=report.get("entropy_bound"),
+        details={**report, "folder": str(prepared.folder)},
+    )
     return metrics.TrainingRun(
         steps=recorder.steps,
         model=trainer.accelerator.unwrap_model(trainer.model),
@@ -113,16 +120,4 @@ def _training_run(
         checkpoints=recorder.saves,
         gradient_bytes=recorder.gradient_bytes,
         versions={library.__name__: library.__version__ for library in (transformers, accelerate, peft)},
-    )
-
-
-def _dataset_info(config: TrainConfig, prepared: data.PreparedData) -> DatasetInfo:
-    report = prepared.report
-    return DatasetInfo(
-        source=config.data.path or f"generated: {config.data.layout}",
-        rows=report["rows"],
-        tokens=report["blocks"] * config.seq_len,
-        vocabulary=config.architecture().vocab_size,
-        entropy_bound=report.get("entropy_bound"),
-        details={**report, "folder": str(prepared.folder)},
     )

@@ -15,9 +15,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from seatrial.model import SeatrialError
 from seatrial.train import state_memory
+from seatrial.train.blocks import IGNORE_INDEX
 from seatrial.train.checkpoint import CheckpointTiming
 from seatrial.train.hf import checkpoints
-from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import World
 from seatrial.train.progress import StartupPhases, Step, StepLog
 from seatrial.train.step_timer import ForwardTimer
@@ -107,6 +107,7 @@ class StepRecorder(TrainerCallback):
         self._require_finite(state.global_step, logs)
         assert self.trainer is not None
         assert self._progress is not None
+        timer = self._forward_timer
         step = Step(
             step=state.global_step,
             loss=logs["loss"],
@@ -116,15 +117,11 @@ class StepRecorder(TrainerCallback):
             tokens=(self.trainer.tokens - self._tokens_at_step_start) * self._world.size,
             trained_tokens=None,  # known only per rank; gathering would slow each step
             seconds=now - self._step_start,
-            compute_s=self._compute_s(),
+            compute_s=timer.seconds(timer.take()) if timer else None,  # its passes have ended: the loss has been read
         )
         self.steps.append(self._progress.write(step))
         self._phases.end_first_step()
         self._step_start, self._tokens_at_step_start = now, self.trainer.tokens
-
-    def _compute_s(self) -> float | None:
-        """The time of the forward passes since the last call; all have ended, since the Trainer has read the loss."""
-        return None if self._forward_timer is None else self._forward_timer.seconds(self._forward_timer.take())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del control
