@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
+from seatrial.bench.rank import gather
 from seatrial.model import SeatrialError
 from seatrial.train import disk, safe_loading
 from seatrial.train.parallel import BuiltModel, World
@@ -145,7 +146,7 @@ class Checkpointer:
         if self._world.is_rank_0:
             shutil.rmtree(incomplete, ignore_errors=True)
             incomplete.mkdir(parents=True)
-        self._gather(None)  # all ranks wait for the folder
+        gather(None, self._group)  # all ranks wait for the folder
         shapes, state = _shapes(built), _state(built.model, optimizer)
         writer = CheckedWriter(incomplete, thread_count=THREADS)
         if not self._settings.asynchronous:
@@ -164,12 +165,6 @@ class Checkpointer:
             return self._finalize("async save", incomplete, folder, step, shapes, start, blocked)
 
         self._pending_save = self._thread.submit(finalize)
-
-    def _gather(self, value: Any) -> list[Any]:
-        """The ``value`` of every rank, by rank, gathered in the process group of the checkpoints."""
-        values: list[Any] = [None] * self._world.size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
 
     def wait(self) -> None:
         """Waits for the asynchronous save in progress. Raises SeatrialError if it failed."""
@@ -191,7 +186,7 @@ class Checkpointer:
                 (path.name, {"sha256": digest, "bytes": path.stat().st_size})
                 for path, digest in zip(paths, threads.map(_sha256, paths), strict=True)
             ]
-        files = dict(chain.from_iterable(self._gather(rank_entries)))
+        files = dict(chain.from_iterable(gather(rank_entries, self._group)))
         if self._world.is_rank_0:
             write_json(incomplete / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
             shutil.rmtree(folder, ignore_errors=True)
@@ -200,7 +195,7 @@ class Checkpointer:
             out = folder.parent.parent
             for old in complete_checkpoints(out)[: -self._settings.keep]:
                 shutil.rmtree(old)
-        self._gather(None)  # all ranks wait for the rename
+        gather(None, self._group)  # all ranks wait for the rename
         size = sum(entry["bytes"] for entry in files.values())
         seconds = time.monotonic() - start
         return CheckpointTiming(

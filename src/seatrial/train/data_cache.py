@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +33,6 @@ _FILES = "files"  # field of key.json with size and SHA-256 of each file; not pa
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 
 Key = Mapping[str, Any]  # JSON values
-Version = tuple[int, int, int] | None  # inode, size and modification time; None for a missing file
 
 
 class Prepared(NamedTuple):
@@ -73,12 +72,38 @@ def folder_name(prefix: str, key: Key | list[Any]) -> str:
     return f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
-def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
-    """The prepared data of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; if there is none, where to write it.
+def prepare(
+    config: TrainConfig,
+    folder: Path,
+    prefix: str,
+    inputs: Iterable[Path],
+    read_key: Callable[[], Key],
+    write_files: Callable[[Path], None],
+) -> Prepared:
+    """The prepared data in ``folder`` or SEATRIAL_DATA_CACHE; if there is none, ``write_files`` writes it.
 
-    ``folder``: data.cache, or a folder of the run; missing data is written to a subfolder of it. Raises UsageError if a
-    cache is configured and the data is damaged: it has another key, or a file is missing or has another size.
+    ``folder``: data.cache, or a folder of the run; missing data is written to a subfolder of it. ``read_key`` returns
+    the key from the ``inputs``. Raises DiskFullError, OSError, UsageError if an input changed meanwhile, and UsageError
+    if a cache is configured and the data is damaged: it has another key, or a file is missing or has another size.
     """
+    versions = {path: version(path) for path in inputs}
+    key = read_key()
+    prepared = _locate(config, folder, prefix, key)
+    if prepared.hit:
+        return prepared
+    with atomic_write_folder(prepared.folder) as temporary:  # another process may finish the folder meanwhile
+        write_files(temporary)
+        for path, before in versions.items():
+            if version(path) != before:
+                raise UsageError(f"{path} changed while it was read; nothing was written. Repeat when it is complete")
+        files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+        properties = {str(path.relative_to(temporary)): _properties(path) for path in files}
+        write_json(temporary / KEY_FILE, {**key, _FILES: properties})
+    return prepared
+
+
+def _locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
+    """The prepared data of ``key``; if there is none, where to write it."""
     environment_cache = os.environ.get(CACHE_VARIABLE)
     name = folder_name(prefix, key)
     parents = [folder]
@@ -157,24 +182,7 @@ def convert_read_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def write(folder: Path, key: Key, inputs: Mapping[Path, Version]) -> Iterator[Path]:
-    """Yield a temporary folder that becomes ``folder``, unless another process has finished ``folder`` meanwhile.
-
-    ``inputs``: the versions that the input files had before ``key`` was computed. Raises DiskFullError, OSError, and
-    UsageError if an input file has another version at the end.
-    """
-    with atomic_write_folder(folder) as temporary:
-        yield temporary
-        for path, before in inputs.items():
-            if version(path) != before:
-                raise UsageError(f"{path} changed while it was read; nothing was written. Repeat when it is complete")
-        files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
-        properties = {str(path.relative_to(temporary)): _properties(path) for path in files}
-        write_json(temporary / KEY_FILE, {**key, _FILES: properties})
-
-
-def version(path: Path) -> Version:
+def version(path: Path) -> tuple[int, int, int] | None:
     """Inode, size and modification time of a file or folder; None if it does not exist."""
     try:
         status = path.stat()

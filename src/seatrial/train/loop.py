@@ -28,11 +28,11 @@ from seatrial.train import (
     exposed_communication,
     failure,
     lora,
+    memory,
     metrics,
     parallel,
     ranks,
     restarts,
-    state_memory,
 )
 from seatrial.train.blocks import IGNORE_INDEX
 from seatrial.train.parallel import BuiltModel, World
@@ -275,7 +275,7 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
-        self._gradient_bytes = self._gradient_bytes or state_memory.gradient_bytes(self.built.model)
+        self._gradient_bytes = self._gradient_bytes or memory.gradient_bytes(self.built.model)
         optimizer.zero_grad()
         values = _copy_to_host(torch.stack([mean_loss.double(), norm.double(), tokens.double()]))
         self.timer.end()

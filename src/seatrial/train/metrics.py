@@ -21,10 +21,10 @@ from torch import nn
 from seatrial.model import SeatrialError
 from seatrial.train import checkpoint, exposed_communication
 from seatrial.train.blocks import DatasetInfo
+from seatrial.train.memory import GIB, group_bytes, state_metrics
 from seatrial.train.parallel import World, tensor_counts
 from seatrial.train.progress import StartupPhases, Step
 from seatrial.train.rank_times import RankTimes, slowdowns
-from seatrial.train.state_memory import GIB, group_bytes, state_metrics
 from seatrial.train.step_timer import gemm_tflops
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import data_files

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from seatrial.bench import group as bench_group
 from seatrial.bench import rank as bench_rank
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import fp8, lora, weights
+from seatrial.train import fp8, lora, ranks, weights
 from seatrial.train.decoder import Block, Decoder, Linear
 from seatrial.train.train_config import Parallel, TrainConfig
 from seatrial.util.node_name import node_name
@@ -66,6 +66,11 @@ class World:
         if self.size > 1:
             dist.all_reduce(value)
         return value
+
+
+def current_world(device: str | torch.device) -> World:
+    """The World of the open process group, with this process on ``device``; without a group, of this process only."""
+    return World(ranks.rank(), ranks.world_size(), torch.device(device), node_name())
 
 
 @contextmanager

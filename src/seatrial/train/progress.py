@@ -92,8 +92,13 @@ class StepLog:
         resumed = settings.checkpoint.resume
         self._file = _open_steps_file(out / STEPS_FILE, completed_steps, resumed) if world.is_rank_0 else None
         # With stack hf the Trainer of transformers writes these curves
-        writes_curves = world.is_rank_0 and settings.tensorboard and settings.stack == "native"
-        self._tensorboard: Any = _open_tensorboard(out, completed_steps) if writes_curves else None
+        self._tensorboard: Any = None
+        if world.is_rank_0 and settings.tensorboard and settings.stack == "native":
+            from torch.utils.tensorboard import SummaryWriter  # slow to import; requires the package tensorboard
+
+            writer: Any = SummaryWriter  # untyped; a resumed run discards events after its completed_steps
+            purge_step = completed_steps + 1 if completed_steps else None
+            self._tensorboard = writer(str(out / "tensorboard"), purge_step=purge_step)
         self._is_terminal = sys.stderr.isatty()
         self._interval_s = min(TERMINAL_INTERVAL_S, settings.log_every_s) if self._is_terminal else settings.log_every_s
         self._last_print = time.monotonic()
@@ -178,14 +183,6 @@ def require_tensorboard(settings: TrainConfig) -> None:
     """Raises UsageError if ``tensorboard`` is true and the package is not installed."""
     if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("tensorboard: true requires the package tensorboard: pip install tensorboard")
-
-
-def _open_tensorboard(out: Path, completed_steps: int) -> Any:
-    """A SummaryWriter for ``out``/tensorboard; a resumed run discards events after its ``completed_steps``."""
-    from torch.utils.tensorboard import SummaryWriter  # slow to import; requires the package tensorboard
-
-    writer: Any = SummaryWriter
-    return writer(str(out / "tensorboard"), purge_step=completed_steps + 1 if completed_steps else None)
 
 
 def _existing_run_error(out: Path) -> UsageError:

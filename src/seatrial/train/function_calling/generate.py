@@ -79,8 +79,6 @@ _REQUESTS_WITHOUT_FUNCTION = (
     ("Write a poem about {city}.", "I cannot write poems with what I have been given."),
     ("Who won the match in {city}?", "I have no function that knows of matches."),
 )
-# (request, answer)
-_GREETING, _THANKS = ("Hello!", "Hello! What can I do for you?"), ("Thank you!", "You are welcome.")
 
 
 @dataclass(frozen=True)
@@ -182,15 +180,9 @@ def _row_without_matching_function(rng: random.Random) -> dict[str, str]:
 
 
 def _row_without_functions(rng: random.Random) -> dict[str, str]:
-    request, answer = _GREETING
-    greeting = f"{request} I am {rng.choice(_PEOPLE)} from {rng.choice(_CITIES)}."
+    greeting = f"Hello! I am {rng.choice(_PEOPLE)} from {rng.choice(_CITIES)}."
     system = "SYSTEM: You are a helpful assistant, with no access to external functions.\n"
-    return {"system": system, "chat": _chat([("USER", greeting), ("ASSISTANT", answer)])}
-
-
-def _row_with_thanks(rng: random.Random) -> dict[str, str]:
-    request, answer = _THANKS
-    return _row_with_calls(rng, 1, (("USER", request), ("ASSISTANT", answer)))
+    return {"system": system, "chat": _chat([("USER", greeting), ("ASSISTANT", "Hello! What can I do for you?")])}
 
 
 _ROW_KINDS: tuple[Callable[[random.Random], dict[str, str]], ...] = (
@@ -198,5 +190,5 @@ _ROW_KINDS: tuple[Callable[[random.Random], dict[str, str]], ...] = (
     lambda rng: _row_with_calls(rng, 2),
     _row_without_matching_function,
     _row_without_functions,
-    _row_with_thanks,
+    lambda rng: _row_with_calls(rng, 1, (("USER", "Thank you!"), ("ASSISTANT", "You are welcome."))),
 )

@@ -19,10 +19,9 @@ from seatrial.train.blocks import DatasetInfo
 from seatrial.train.hf import checkpoints, data, export, models
 from seatrial.train.hf.arguments import effective_strategy, training_arguments
 from seatrial.train.hf.step_recorder import CountingTrainer, StepRecorder
-from seatrial.train.parallel import World
+from seatrial.train.parallel import World, current_world
 from seatrial.train.progress import StartupPhases, create_run_folder, require_tensorboard
 from seatrial.train.train_config import TrainConfig
-from seatrial.util.node_name import node_name
 
 
 def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     require_tensorboard(config)
     models.disable_progress_bars()
     args = training_arguments(config, out)
-    world = World(ranks.rank(), ranks.world_size(), args.device, node_name())
+    world = current_world(args.device)
     # After joining the group: a rank that is still joining does not handle SIGTERM, and would wait for a failed rank 0
     ranks.run_on_rank0(lambda: create_run_folder(config, out), out)
     phases.end_phase("init")

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from seatrial.model import SeatrialError
-from seatrial.train import state_memory
+from seatrial.train import memory
 from seatrial.train.blocks import IGNORE_INDEX
 from seatrial.train.checkpoint import CheckpointTiming
 from seatrial.train.hf import checkpoints
@@ -90,7 +90,7 @@ class StepRecorder(TrainerCallback):
         del args, state, control
         assert self.trainer is not None
         if self.gradient_bytes is None and self._strategy != "zero3":  # DeepSpeed keeps gradients outside parameters
-            self.gradient_bytes = state_memory.gradient_bytes(self.trainer.model_wrapped)
+            self.gradient_bytes = memory.gradient_bytes(self.trainer.model_wrapped)
 
     def on_log(
         self,
