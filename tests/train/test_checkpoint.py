@@ -109,7 +109,7 @@ def test_damaged_checkpoints_are_rejected(tmp_path: Path) -> None:
     shutil.rmtree(checkpoint.step_folder(tmp_path / "good", 6))
     for damage, message in (
         (_flip_bit, "is not what was written (SHA-256)"),
-        (_truncate, "has 100 bytes"),
+        (_truncate, "has bytes 100, written with"),
         (_remove_index, ".metadata: No such file"),
         (_damage_manifest, "manifest.json"),
     ):

@@ -147,21 +147,15 @@ def load(name: str) -> Architecture:
 
     Raises UsageError: it names the file if the file cannot be read, and the key if a value is missing or not supported.
     """
-    if name in presets():
-        fields = yaml.safe_load((_MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
-    else:
-        fields = _read_config(name)
+    path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
     try:
+        if name in presets():
+            fields = yaml.safe_load((_MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
+        else:
+            fields = read_json(path)
         return Architecture.model_validate(fields)
     except ValidationError as error:
         raise UsageError(f"model {name}: {first_validation_error(error)}") from error
-
-
-def _read_config(name: str) -> Any:
-    path = Path(name)
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        return read_json(path)
     except FileNotFoundError as error:
         raise UsageError(
             f"unknown model {name!r}: expected one of {', '.join(presets())}, or a local directory with a config.json"

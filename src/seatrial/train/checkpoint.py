@@ -8,7 +8,6 @@ ignored.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 import threading
@@ -34,7 +33,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from seatrial.bench.rank import gather
 from seatrial.model import SeatrialError
-from seatrial.train import disk, safe_loading
+from seatrial.train import data_cache, disk, safe_loading
 from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.train_config import Checkpoint
 from seatrial.util.files import sync_folder, write_json
@@ -182,10 +181,8 @@ class Checkpointer:
         """
         with ThreadPoolExecutor(THREADS) as threads:
             paths = [path for path in sorted(incomplete.iterdir()) if _belongs_to(path, self._world.rank)]
-            rank_entries = [
-                (path.name, {"sha256": digest, "bytes": path.stat().st_size})
-                for path, digest in zip(paths, threads.map(_sha256, paths), strict=True)
-            ]
+            names = [path.name for path in paths]
+            rank_entries = list(zip(names, threads.map(data_cache.file_properties, paths), strict=True))
         files = dict(chain.from_iterable(gather(rank_entries, self._group)))
         if self._world.is_rank_0:
             write_json(incomplete / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
@@ -302,18 +299,10 @@ def _belongs_to(path: Path, rank: int) -> bool:
     return int(owner) == rank if owner.isdigit() else rank == 0
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _file_error(path: Path, entry: Mapping[str, Any]) -> str:
     """How the file differs from its manifest entry; empty if it does not."""
     try:
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            return f"{path.name} has {size} bytes, {entry['bytes']} were written"
-        return "" if _sha256(path) == entry["sha256"] else f"{path.name} is not what was written (SHA-256)"
+        return data_cache.file_difference(path, entry)
     except OSError as error:
         return f"{path.name}: {error.strerror}"
 

@@ -59,7 +59,10 @@ def prepare(settings: TrainConfig, folder: Path) -> Blocks:
         loaded = Blocks(tokens, DatasetInfo(**read_json(blocks_folder / INFO_FILE)))
     if not settings.data.cold:
         return loaded
-    _disable_readahead(tokens)
+    buffer: Any = tokens
+    while not isinstance(buffer, mmap.mmap):
+        buffer = buffer.base
+    buffer.madvise(mmap.MADV_RANDOM)  # without it the kernel also reads the blocks beside the used one
     ranks.gather(None)  # a barrier: evict only after all ranks have read the header of the file
     page_cache.evict(blocks_folder / BLOCKS_FILE)
     ranks.gather(None)
@@ -84,14 +87,6 @@ def _prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
             np.save(temporary / BLOCKS_FILE, generated.tokens)
             write_json(temporary / INFO_FILE, asdict(generated.info))
     return data_cache.Prepared(markov_folder, hit=False, message="")
-
-
-def _disable_readahead(tokens: np.ndarray[Any, Any]) -> None:
-    """Make the kernel read only the block that is used; by default the kernel also reads neighbouring blocks."""
-    buffer: Any = tokens
-    while not isinstance(buffer, mmap.mmap):
-        buffer = buffer.base
-    buffer.madvise(mmap.MADV_RANDOM)
 
 
 def generate_blocks(settings: TrainConfig) -> Blocks:
@@ -128,8 +123,3 @@ def block_order(blocks: int, rank: int, world_size: int, seed: int, skip: int = 
         permutation = torch.randperm(blocks, generator=generator)
         yield from permutation[: per_rank * world_size][rank::world_size].tolist()[offset:]
         epoch, offset = epoch + 1, 0
-
-
-def epochs_completed(steps: int, blocks_per_step: int, blocks: int, world_size: int) -> float:
-    """The number of epochs, with fractions, after ``steps`` steps of ``blocks_per_step`` blocks per rank."""
-    return steps * blocks_per_step / max(1, blocks // world_size)

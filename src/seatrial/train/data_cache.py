@@ -97,7 +97,7 @@ def prepare(
             if version(path) != before:
                 raise UsageError(f"{path} changed while it was read; nothing was written. Repeat when it is complete")
         files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
-        properties = {str(path.relative_to(temporary)): _properties(path) for path in files}
+        properties = {str(path.relative_to(temporary)): file_properties(path) for path in files}
         write_json(temporary / KEY_FILE, {**key, _FILES: properties})
     return prepared
 
@@ -115,7 +115,7 @@ def _locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepare
     if hit:
         if _key_differences(hit, key) != []:
             raise _damage_error(hit, f"{KEY_FILE} is missing or differs")
-        _compare_files(hit, lambda path: {"bytes": path.stat().st_size})
+        _compare_files(hit, sizes_only=True)
         return Prepared(hit, True, f"prepared data: hit, {hit}")
     reason = _miss_reason(parents[-1], prefix, key)
     return Prepared(folder / name, False, f"prepared data: miss in {parents[-1]}: {reason}; writing {folder / name}")
@@ -123,17 +123,16 @@ def _locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepare
 
 def require_intact(folder: Path) -> None:
     """Compare size and SHA-256 of each file in ``folder`` with key.json. Raises UsageError if they differ."""
-    _compare_files(folder, _properties)
+    _compare_files(folder, sizes_only=False)
 
 
-def _compare_files(folder: Path, read_properties: Callable[[Path], Mapping[str, Any]]) -> None:
-    """Raise UsageError if a value that ``read_properties`` returns for a file differs from its entry in key.json."""
+def _compare_files(folder: Path, sizes_only: bool) -> None:
+    """Raise UsageError if size or SHA-256 of a file differ from its entry in key.json."""
     try:
         recorded = read_json(folder / KEY_FILE)[_FILES]
         for name, expected in recorded.items():
-            for field, value in read_properties(folder / name).items():
-                if value != expected[field]:
-                    raise _damage_error(folder, f"{name} has {field} {value}, written with {expected[field]}")
+            if difference := file_difference(folder / name, expected, sizes_only):
+                raise _damage_error(folder, difference)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise _damage_error(folder, f"its files cannot be compared with {KEY_FILE}: {error}") from error
 
@@ -142,8 +141,16 @@ def _damage_error(folder: Path, problem: str) -> UsageError:
     return UsageError(f"{folder} is damaged: {problem}. Remove this directory; the next call writes it again")
 
 
-def _properties(path: Path) -> dict[str, Any]:
+def file_properties(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file. Raises OSError."""
     return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def file_difference(path: Path, recorded: Mapping[str, Any], sizes_only: bool = False) -> str:
+    """How the file differs from its ``recorded`` properties; empty if it does not. Raises OSError."""
+    properties = {"bytes": path.stat().st_size} if sizes_only else file_properties(path)
+    differing = (name for name, value in properties.items() if value != recorded[name])
+    return next((f"{path.name} has {name} {properties[name]}, written with {recorded[name]}" for name in differing), "")
 
 
 def _miss_reason(cache: Path, prefix: str, key: Key) -> str:

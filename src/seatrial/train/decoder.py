@@ -31,10 +31,6 @@ class Adapter(nn.Module):
         self.lora_B = nn.Parameter(torch.empty(outputs, rank))
         self.scale, self.dropout = alpha / rank, dropout
 
-    def up_project(self, x: Tensor) -> Tensor:
-        """The product with B: [..., rank] → [..., out]."""
-        return F.linear(x, self.lora_B.to(x.dtype))
-
 
 class Linear(nn.Linear):
     """A linear layer, x [..., in] → [..., out].
@@ -73,7 +69,7 @@ def apply_linears(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     for layer in layers:
         output = layer.base_forward(x)
         if layer.adapter is not None:
-            output = output + layer.adapter.up_project(next(down_projections))
+            output = output + F.linear(next(down_projections), layer.adapter.lora_B.to(x.dtype))
         outputs.append(output)
     return outputs
 

@@ -11,8 +11,8 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -46,6 +46,7 @@ from seatrial.train.progress import (
 )
 from seatrial.train.step_timer import ForwardTimer, StepTimer
 from seatrial.train.train_config import Schedule, TrainConfig
+from seatrial.util.gc_pause import gc_paused
 
 # Steps between Python garbage collections. All ranks collect at the same step, since a collection on one delays all
 GC_INTERVAL = 50
@@ -104,7 +105,7 @@ def train_without_error_propagation(
         if world.size > 1 and settings.profile_steps:
             # after the export, since the additional steps change the weights
             replicated = settings.parallel.strategy == "ddp"
-            report |= exposed_communication.measure(world, settings.profile_steps, trainer.step_function(), replicated)
+            report |= exposed_communication.measure(world, settings.profile_steps, trainer.extra_step, replicated)
         if world.is_rank_0:
             metrics.write(report, out)
     return report
@@ -143,7 +144,7 @@ class Trainer:
         # of the layers' forward times, which contain no wait
         gathers_weights = settings.parallel.strategy == "fsdp2" and world.size > 1
         self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers_weights else None)
-        self._extra_batches = self._batches(0)  # for run_steps
+        self._extra_batches = self._batches(0)  # for extra_step
         self._gradient_bytes = 0
         self._communicate = True  # whether a step communicates gradients between ranks
         self._nonfinite = torch.zeros((), device=world.device)  # 1 after the first step that is not finite
@@ -166,7 +167,8 @@ class Trainer:
         records: list[Step] = []
         batches = self._batches(completed_steps)
         self.timer.reset()
-        with closing(StepLog(settings, self.world, out, completed_steps)) as log, _garbage_collection_disabled():
+        gc.collect()
+        with closing(StepLog(settings, self.world, out, completed_steps)) as log, gc_paused():
             previous: PendingStep | None = None
 
             def record(pending: PendingStep) -> None:
@@ -227,18 +229,13 @@ class Trainer:
     def run_steps(self, steps: int) -> list[Step]:
         """Queues ``steps`` steps for a check without a StepLog, then reads all. A non-finite step raises no error."""
         self.timer.reset()
-        pending_steps = [self.step(self.settings.max_steps, self._extra_batches) for _ in range(steps)]
+        pending_steps = [self.extra_step(communicate=True) for _ in range(steps)]
         return [self.read_step(pending) for pending in pending_steps]
 
-    def step_function(self) -> Callable[[bool], PendingStep]:
-        """A function that queues one step; its argument: whether ranks communicate gradients (False needs DDP)."""
-        batches = self._batches(0)
-
-        def run_step(communicate: bool) -> PendingStep:
-            self._communicate = communicate
-            return self.step(self.settings.max_steps, batches)
-
-        return run_step
+    def extra_step(self, communicate: bool) -> PendingStep:
+        """Queues a step that is not part of ``run``. ``communicate``: ranks communicate gradients (False needs DDP)."""
+        self._communicate = communicate
+        return self.step(self.settings.max_steps, self._extra_batches)
 
     def step(self, number: int, batches: Iterator[Tensor]) -> PendingStep:
         """Queues optimizer step ``number`` over ``grad_accum`` micro-batches on the device."""
@@ -294,12 +291,13 @@ class Trainer:
         loss, norm, tokens = pending.values.tolist()
         settings = self.settings
         per_step = settings.bsz * settings.grad_accum
+        blocks_per_epoch = max(1, len(self.blocks) // self.world.size)
         return Step(
             step=pending.step,
             loss=loss,
             grad_norm=norm,
             learning_rate=pending.learning_rate,
-            epoch=data.epochs_completed(pending.step, per_step, len(self.blocks), self.world.size),
+            epoch=pending.step * per_step / blocks_per_epoch,
             tokens=per_step * settings.seq_len * self.world.size,
             trained_tokens=int(tokens),
             seconds=times.seconds,
@@ -347,14 +345,3 @@ def scheduled_learning_rate(schedule: Schedule, step: int, steps: int) -> float:
     progress = (step - 1 - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)
     factor = 1 - progress if schedule.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
     return schedule.peak * (schedule.min_ratio + (1 - schedule.min_ratio) * factor)
-
-
-@contextmanager
-def _garbage_collection_disabled() -> Iterator[None]:
-    """Context manager: collects garbage once, then disables automatic collection."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -327,15 +327,19 @@ def _unknown_config_message(name: str) -> str:
 def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
     """The config at ``config_path(config)`` with ``overrides`` such as ``parallel.strategy=ddp``.
 
-    Of several overrides of a key, the last applies. Raises UsageError with the file or override, the key and the
-    expected value.
+    Of several overrides of a key, the last applies. If the file parallel.deepspeed exists relative to the config, its
+    path becomes absolute. Raises UsageError with the file or override, the key and the expected value.
     """
     path = config_path(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
     train_config = load_as(TrainConfig, str(path), assignments)
     _check_hub_names(train_config)
     train_config.architecture()
-    return _with_resolved_deepspeed(train_config, path.parent)
+    parallel = train_config.parallel
+    if parallel.deepspeed is None or not (deepspeed := path.parent / parallel.deepspeed).is_file():
+        return train_config
+    resolved = parallel.model_copy(update={"deepspeed": str(deepspeed.resolve())})
+    return train_config.model_copy(update={"parallel": resolved})
 
 
 def _check_hub_names(train_config: TrainConfig) -> None:
@@ -355,14 +359,3 @@ def _check_hub_names(train_config: TrainConfig) -> None:
                 f"`hf download {name.removeprefix(HUB_PREFIX)}{repo_type} --local-dir DIR` "
                 f"on a machine with network access, then set {key}={_LOCAL_EXAMPLES[key]}"
             )
-
-
-def _with_resolved_deepspeed(train_config: TrainConfig, folder: Path) -> TrainConfig:
-    """``train_config`` with the absolute path of parallel.deepspeed, if the file exists relative to ``folder``."""
-    if train_config.parallel.deepspeed is None:
-        return train_config
-    path = folder / train_config.parallel.deepspeed
-    if not path.is_file():
-        return train_config
-    parallel = train_config.parallel.model_copy(update={"deepspeed": str(path.resolve())})
-    return train_config.model_copy(update={"parallel": parallel})

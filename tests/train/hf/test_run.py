@@ -182,7 +182,7 @@ def test_export_that_differs_from_the_model_is_an_error(tmp_path: Path, monkeypa
         (["seq_len=4096"], "seq_len 4096"),
         (["data.path=/nowhere/rows.jsonl"], r"cannot read the data /nowhere"),
         (["model.weights=/nowhere/weights"], "cannot load /nowhere/weights"),
-        (["model.name=smollm-tiny", "seq_len=96"], "vocabulary of 256 tokens"),
+        (["model.name=smollm-tiny", "seq_len=96"], "vocab_size 256: expected at least 259"),
     ],
 )
 def test_unsupported_settings_are_rejected(tmp_path: Path, overrides: list[str], message: str) -> None:

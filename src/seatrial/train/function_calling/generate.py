@@ -125,18 +125,6 @@ def functions() -> list[dict[str, Any]]:
     return entries
 
 
-def _draw_calls(rng: random.Random, count: int) -> list[_RequestedCall]:
-    chosen = rng.sample(functions(), count)
-    return [
-        _RequestedCall(
-            function=function,
-            arguments={name: _PARAMETER_KINDS[kind].draw(rng) for name, kind in function["parameters"].items()},
-            response={function["response"]: _RESPONSES[function["response"]](rng)},
-        )
-        for function in chosen
-    ]
-
-
 def _row(rng: random.Random, calls: list[_RequestedCall], turns: list[tuple[str, str]]) -> dict[str, str]:
     names = {call.function["name"] for call in calls}
     others = [function for function in functions() if function["name"] not in names]
@@ -163,7 +151,14 @@ def _schema(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row_with_calls(rng: random.Random, count: int, last_turns: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
-    calls = _draw_calls(rng, count)
+    calls = [
+        _RequestedCall(
+            function=function,
+            arguments={name: _PARAMETER_KINDS[kind].draw(rng) for name, kind in function["parameters"].items()},
+            response={function["response"]: _RESPONSES[function["response"]](rng)},
+        )
+        for function in rng.sample(functions(), count)
+    ]
     turns = [
         ("USER", " ".join(call.request for call in calls)),
         ("ASSISTANT", " ".join(call.text for call in calls)),
