@@ -42,9 +42,12 @@ def test_work_runs_once_on_rank_0(grouped: bool, request: pytest.FixtureRequest,
 
 
 def test_other_rank_raises_the_error_of_rank_0(group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def work() -> int:
+        pytest.fail("work ran")
+
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr("seatrial.bench.rank.gather", lambda value: [7, value])
-    assert ranks.run_on_rank0(lambda: pytest.fail("work ran"), tmp_path) == 7
+    assert ranks.run_on_rank0(work, tmp_path) == 7
     monkeypatch.setattr("seatrial.bench.rank.gather", lambda value: [UsageError("no such weights"), value])
     with pytest.raises(UsageError, match="no such weights"):
         ranks.run_on_rank0(lambda: pytest.fail("work ran"), tmp_path)

@@ -52,10 +52,6 @@ from seatrial.util.gc_pause import gc_paused
 GC_INTERVAL = 50
 
 
-class NonFiniteError(SeatrialError):
-    """A loss or gradient norm is not finite; that step did not change the weights."""
-
-
 def train(settings: TrainConfig, folder: Path | None = None, started: float | None = None) -> dict[str, Any]:
     """Trains with ``settings``; writes config, steps.jsonl, metrics.json, checkpoints and final/ to ``folder``.
 
@@ -113,10 +109,9 @@ def train_without_error_propagation(
 
 def _check_model(settings: TrainConfig, built: BuiltModel, world: World) -> None:
     """Raises SeatrialError for an incorrectly sharded parameter; rank 0 prints the number of trained parameters."""
-    replicas = settings.parallel.replicas
-    if settings.parallel.strategy == "fsdp2" and (
-        errors := parallel.sharding_errors(built.model, world.size, replicas)
-    ):
+    is_sharded = settings.parallel.strategy == "fsdp2"
+    errors = parallel.sharding_errors(built.model, world.size, settings.parallel.replicas) if is_sharded else []
+    if errors:
         raise SeatrialError(f"rank {world.rank}: incorrectly sharded parameters: {len(errors)}, first: {errors[0]}")
     if world.is_rank_0:
         trained, total = metrics.parameter_counts(built.model)
@@ -159,8 +154,7 @@ class Trainer:
     def run(self, completed_steps: int, out: Path, phases: StartupPhases) -> list[Step]:
         """Runs steps ``completed_steps`` + 1 to max_steps; appends each to ``out``/steps.jsonl when it has ended.
 
-        Returns the records of these steps. Raises SeatrialError if no step is left, NonFiniteError at the first
-        non-finite step.
+        Returns the records of these steps. Raises SeatrialError if no step is left, and at the first non-finite step.
         """
         settings = self.settings
         require_steps_left(settings, out, completed_steps)
@@ -195,15 +189,15 @@ class Trainer:
     def training_run(self, records: Sequence[Step]) -> metrics.TrainingRun:
         """The TrainingRun for metrics.report; ``records``: its steps."""
         settings = self.settings
-        dtype = "bf16" if settings.bf16 else "fp32"
+        compute_dtype = "bf16" if settings.bf16 else "fp32"
+        if settings.fp8:
+            compute_dtype = f"fp8 in the linear layers (MFU relative to the bf16 peak), else {compute_dtype}"
         return metrics.TrainingRun(
             steps=records,
             model=self.built.model,
             optimizer=self.optimizer,
             strategy=settings.parallel.strategy,
-            compute_dtype=f"fp8 in the linear layers (MFU relative to the bf16 peak), else {dtype}"
-            if settings.fp8
-            else dtype,
+            compute_dtype=compute_dtype,
             data=self.blocks.info,
             trained_tokens=sum(record.trained_tokens or 0 for record in records),
             checkpoints=self.checkpointer.results,
@@ -279,11 +273,27 @@ class Trainer:
         return PendingStep(number, values, rank_finite, learning_rate)
 
     def _read_finite_step(self, pending: PendingStep) -> Step:
-        """As ``read_step``. Raises NonFiniteError on all ranks if the step is not finite."""
+        """As ``read_step``. Raises SeatrialError on all ranks if the step, which did not change weights, is not finite.
+
+        The error has the ranks with a non-finite loss or gradient, which are checked before communication.
+        """
         record = self.read_step(pending)
-        if not record.finite:
-            raise NonFiniteError(_nonfinite_message(pending, record, self.world))
-        return record
+        if record.finite:
+            return record
+        finite_by_rank = self.world.gather((self.world.host, *pending.rank_finite.tolist()))
+        sources = [
+            f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
+            for rank, (host, loss_finite, gradient_finite) in enumerate(finite_by_rank)
+            if not (loss_finite and gradient_finite)
+        ]
+        cause = "; ".join(sources) or (
+            "loss and first-block output gradient were finite on all ranks: the error is in a weight gradient or in "
+            "NCCL's reduction"
+        )
+        raise SeatrialError(
+            f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {cause}. "
+            f"The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault"
+        )
 
     def read_step(self, pending: PendingStep) -> Step:
         """Waits for ``pending``, the oldest step that has not been read, and returns its Step."""
@@ -305,28 +315,6 @@ class Trainer:
             compute_s=times.compute,
             data_wait_s=times.data_wait,
         )
-
-
-def _nonfinite_message(pending: PendingStep, record: Step, world: World) -> str:
-    """The message of NonFiniteError: loss, gradient norm, and the ranks with a non-finite loss or gradient.
-
-    A rank's loss and gradient are checked before communication. Called by all ranks together.
-    """
-    sources = [
-        f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
-        for rank, (host, loss_finite, gradient_finite) in enumerate(
-            world.gather((world.host, *pending.rank_finite.tolist()))
-        )
-        if not (loss_finite and gradient_finite)
-    ]
-    cause = "; ".join(sources) or (
-        "loss and first-block output gradient were finite on all ranks: the error is in a weight gradient or in NCCL's "
-        "reduction"
-    )
-    return (
-        f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {cause}. "
-        f"The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault"
-    )
 
 
 def _copy_to_host(values: Tensor) -> Tensor:

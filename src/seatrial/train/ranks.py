@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
@@ -48,10 +48,10 @@ def run_on_rank0(
             result = error
         except Exception as error:
             result, cause = disk.write_error(error, folder, action), error
-    rank0_result: T | SeatrialError = gather(result)[0]
+    rank0_result = gather(result)[0]
     if isinstance(rank0_result, SeatrialError):
         raise rank0_result from cause
-    return rank0_result
+    return cast("T", rank0_result)
 
 
 def prepared_folder(

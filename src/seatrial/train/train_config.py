@@ -280,7 +280,7 @@ class TrainConfig(_Finite):
     @property
     def trains_on_markov_chain(self) -> bool:
         """Whether the data are Markov sequences, which each node can generate from the seed."""
-        return self.data.path is None and (self.stack == "native" or self.data.layout == "markov_chain")
+        return self.data.layout == "markov_chain" if self.stack == "hf" else self.data.path is None
 
     @property
     def needs_group(self) -> bool:
