@@ -52,6 +52,10 @@ from seatrial.util.gc_pause import gc_paused
 GC_INTERVAL = 50
 
 
+class NonFiniteError(SeatrialError):
+    """A loss or gradient norm is not finite; that step did not change the weights."""
+
+
 def train(settings: TrainConfig, folder: Path | None = None, started: float | None = None) -> dict[str, Any]:
     """Trains with ``settings``; writes config, steps.jsonl, metrics.json, checkpoints and final/ to ``folder``.
 
@@ -154,7 +158,8 @@ class Trainer:
     def run(self, completed_steps: int, out: Path, phases: StartupPhases) -> list[Step]:
         """Runs steps ``completed_steps`` + 1 to max_steps; appends each to ``out``/steps.jsonl when it has ended.
 
-        Returns the records of these steps. Raises SeatrialError if no step is left, and at the first non-finite step.
+        Returns the records of these steps. Raises SeatrialError if no step is left, NonFiniteError at the first
+        non-finite step.
         """
         settings = self.settings
         require_steps_left(settings, out, completed_steps)
@@ -273,7 +278,7 @@ class Trainer:
         return PendingStep(number, values, rank_finite, learning_rate)
 
     def _read_finite_step(self, pending: PendingStep) -> Step:
-        """As ``read_step``. Raises SeatrialError on all ranks if the step, which did not change weights, is not finite.
+        """As ``read_step``. Raises NonFiniteError on all ranks if the step is not finite.
 
         The error has the ranks with a non-finite loss or gradient, which are checked before communication.
         """
@@ -290,7 +295,7 @@ class Trainer:
             "loss and first-block output gradient were finite on all ranks: the error is in a weight gradient or in "
             "NCCL's reduction"
         )
-        raise SeatrialError(
+        raise NonFiniteError(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {cause}. "
             f"The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault"
         )
