@@ -102,11 +102,11 @@ def instruments(device: str, window_s: float) -> Callable[[], Values]:
     from seatrial.bench import collectives
     from seatrial.bench.operations import OPERATIONS
     from seatrial.model import parse_bytes
-    from seatrial.train import ddp, train_config
+    from seatrial.train import ddp, parallel, train_config
 
     sizes = GPU_SIZES if device != "cpu" else CPU_SIZES
     all_reduce, ranks = OPERATIONS["all_reduce"], dist.get_world_size()
-    world = ddp.current_world(device)
+    world = parallel.current_world(device)
     settings = train_config.load("ddp" if device != "cpu" else ddp.SMALL_CONFIG, [f"data.samples={4 * ranks}"])
     trainer = ddp.create_trainer(settings, world)
 

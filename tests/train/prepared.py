@@ -20,7 +20,7 @@ def settings(rows: Path, *overrides: str) -> TrainConfig:
 
 
 def prepare(config: TrainConfig, folder: Path) -> data.Blocks:
-    return data.prepare(config, folder, True, lambda value: [value])
+    return data.prepare(config, folder)
 
 
 def names(folder: Path) -> list[str]:

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from seatrial.model import UsageError
-from seatrial.train import data, markov, text
-from seatrial.train.loss import IGNORE_INDEX
+from seatrial.train import data, data_cache, markov, ranks, text
+from seatrial.train.blocks import IGNORE_INDEX
 from seatrial.train.train_config import TrainConfig
 from tests.train.ranks import FORK
 
@@ -35,7 +35,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 
 def prepare(config: TrainConfig, folder: Path) -> data.Blocks:
-    return data.prepare(config, folder, True, lambda value: [value])
+    return data.prepare(config, folder)
 
 
 def test_generated_data_has_a_known_entropy_bound(tmp_path: Path) -> None:
@@ -107,20 +107,16 @@ def test_unusable_data_and_tokenizers_are_errors(tmp_path: Path) -> None:
         prepare(settings(model={"name": "mistral-tiny"}, data={"path": str(path)}), tmp_path)
 
 
-def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="row 3 is invalid"):
-        data.prepare(settings(), tmp_path, False, lambda value: [UsageError("row 3 is invalid"), value])
-
-
-def test_a_node_without_shared_cache_generates_data_but_reads_no_rows(tmp_path: Path) -> None:
-    first, other = (tmp_path / name for name in ("first", "other"))
-    both = [
-        data.prepare(settings(), folder, folder == first, lambda value: [value]).tokens for folder in (first, other)
-    ]
-    assert (both[0] == both[1]).all()
+def test_a_node_without_shared_cache_generates_data_but_reads_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = prepare(settings(), tmp_path / "first")
+    unseen = data_cache.Prepared(tmp_path / "unseen", hit=True, message="")
+    monkeypatch.setattr(ranks, "run_on_rank0", lambda *_: unseen)
+    assert (prepare(settings(), tmp_path / "other").tokens == first.tokens).all()
     rows = settings(data={"path": str(write(tmp_path / "rows.jsonl", [{"text": "a b"}] * 9))})
     with pytest.raises(UsageError, match=r"data\.cache"):
-        data.prepare(rows, tmp_path / "third", False, lambda value: [value])
+        prepare(rows, tmp_path / "third")
 
 
 def test_blocks_are_cached_by_settings(tmp_path: Path) -> None:
@@ -160,7 +156,13 @@ ROUNDS, PROCESSES = 10, 8
 
 
 def _native(folder: Path, rank: int, gather: Any) -> int:
-    return int(data.prepare(settings(data={"samples": 64}), folder, rank == 0, gather).tokens.sum())
+    def run_on_rank0(work: Any, *_: Any) -> Any:
+        prepared = work() if rank == 0 else None
+        gather(None)
+        return prepared or work()
+
+    with patch.object(ranks, "run_on_rank0", run_on_rank0):
+        return int(prepare(settings(data={"samples": 64}), folder).tokens.sum())
 
 
 def _hf(folder: Path, rank: int, gather: Any) -> int:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from seatrial.train.loss import IGNORE_INDEX, loss_and_gradient, summed_loss
+from seatrial.train.blocks import IGNORE_INDEX
+from seatrial.train.loss import loss_and_gradient, summed_loss
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 50])

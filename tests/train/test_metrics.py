@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from seatrial.model import SeatrialError
-from seatrial.train import metrics, state_memory
+from seatrial.train import memory, metrics
 from seatrial.train.blocks import DatasetInfo
 from seatrial.train.parallel import World
 from tests.train.ranks import config
@@ -114,7 +114,7 @@ def test_expected_memory_of_weights_and_adam(strategy: str, parallel: dict[str, 
     model.bias.requires_grad_(False)
     world = World(0, 4, torch.device("cpu"), "n0")
     gib = metrics._expected_state_gib(config(parallel=parallel), world, run_of(model, strategy))
-    assert gib == (None if expected is None else pytest.approx(expected / state_memory.GIB))
+    assert gib == (None if expected is None else pytest.approx(expected / memory.GIB))
 
 
 REPORT: dict[str, Any] = {

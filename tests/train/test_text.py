@@ -56,9 +56,9 @@ def test_other_file_suffixes_are_rejected(tmp_path: Path) -> None:
 
 def test_rows_after_the_limit_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"text": "a"}\n{"text": "b"}\nno JSON\n')
+    path.write_text('{"text": "a"}\n\n{"text": "b"}\nno JSON\n')
     assert text.read_rows(path, 2) == ["a", "b"]
-    with pytest.raises(UsageError, match=r"rows\.jsonl, row 3 is not valid JSON"):
+    with pytest.raises(UsageError, match=r"rows\.jsonl, row 4 is not valid JSON"):
         text.read_rows(path, 3)
 
 

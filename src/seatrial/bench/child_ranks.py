@@ -235,14 +235,13 @@ def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
     rendezvous.add(f"{task['start_key']}/ready", 1)
     rendezvous.wait([task["start_key"]], group.STORE_TIMEOUT)
     store = dist.PrefixStore(task["group"], rendezvous)  # type: ignore[attr-defined]
+    options: dict[str, Any] = {}
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if backend:  # without device_id, which would be passed on to groups of another backend
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
-    elif device.type == "cuda":
-        dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=timeout, device_id=device)
-    else:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+        if not backend:  # a device_id would be passed on to groups of another backend
+            options["device_id"] = device
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout, **options)
     return str(device)
 
 

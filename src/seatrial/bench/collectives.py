@@ -16,7 +16,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
@@ -152,11 +152,14 @@ def measure_back_to_back(
     ``buffers`` is a key of ``buffers.ALLOCATORS``. Raises AllocationError on all ranks if the buffers do not fit into
     the memory of one rank, SeatrialError if that allocator is not available.
     """
-
-    def time_back_to_back(prepared: PreparedOperation, target: torch.device) -> Timings:
-        return time_operation(prepared.run, target, seconds, min_seconds)
-
-    return _measure(operation, size, dtype, device, buffers, time_back_to_back)
+    return _measure(
+        operation,
+        size,
+        dtype,
+        device,
+        buffers,
+        lambda prepared, target: time_operation(prepared.run, target, seconds, min_seconds),
+    )
 
 
 def measure_cuda_graph(
@@ -199,12 +202,7 @@ def check_data(
 
     Raises AllocationError on all ranks if the buffers do not fit into the memory of one rank.
     """
-    torch_dtype, target = DTYPES[dtype], torch.device(device)
-    count = operation.element_count(size, torch_dtype.itemsize, dist.get_world_size())
-    allocator = buffer_allocator(buffers, target)
-    prepared = _prepare(operation, count, torch_dtype, target, allocator)
-    with allocator.registration():
-        return _check_result(prepared, prepared.run)
+    return _measure(operation, size, dtype, device, buffers, lambda *_: Timings((), 0, 0)).mismatches
 
 
 def _measure(
@@ -218,30 +216,16 @@ def _measure(
     in_graph: bool = False,
 ) -> CollectiveResult:
     """Prepare the operation, time it with ``time_prepared`` and check one result, in a CUDA graph if ``in_graph``."""
-    torch_dtype, ranks, target = DTYPES[dtype], dist.get_world_size(), torch.device(device)
-    count = operation.element_count(size, torch_dtype.itemsize, ranks)
-    # The allocator's memory pool must outlive its buffers, which are freed when _time_and_check returns
+    torch_dtype, target = DTYPES[dtype], torch.device(device)
+    count = operation.element_count(size, torch_dtype.itemsize, dist.get_world_size())
     allocator = buffer_allocator(buffers, target)
-    timings, mismatches = _time_and_check(operation, count, torch_dtype, target, allocator, time_prepared, in_graph)
-    return CollectiveResult(count * torch_dtype.itemsize, timings, mismatches)
-
-
-def _time_and_check(
-    operation: Operation,
-    count: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    allocator: TorchAllocator | NcclAllocator,
-    time_prepared: Callable[[PreparedOperation, torch.device], Timings],
-    in_graph: bool,
-) -> tuple[Timings, dict[int, Mismatch]]:
-    prepared = _prepare(operation, count, dtype, device, allocator)
+    prepared = _prepare(operation, count, torch_dtype, target, allocator)
     with allocator.registration():
-        timings = time_prepared(prepared, device)
-        if not in_graph:
-            return timings, _check_result(prepared, prepared.run)
-        with _captured(prepared.run, 1) as replay:
-            return timings, _check_result(prepared, replay)
+        timings = time_prepared(prepared, target)
+        with _captured(prepared.run, 1) if in_graph else nullcontext(prepared.run) as run:
+            mismatches = _check_result(prepared, run)
+    del run, prepared  # frees the buffers before the allocator's memory pool, which holds them
+    return CollectiveResult(count * torch_dtype.itemsize, timings, mismatches)
 
 
 def _check_result(prepared: PreparedOperation, run: Callable[[], object]) -> dict[int, Mismatch]:

@@ -112,7 +112,10 @@ class ConnectivityProbe:
         def connect(other: int) -> None:
             name, endpoint = self._names[other], endpoints[other]
             try:
-                addresses = lookups[other].addresses or _fallback_address(endpoint)
+                addresses = lookups[other].addresses
+                if not addresses and endpoint.address is None:
+                    raise OSError("the name of the node does not resolve, and the node has no routable address")
+                addresses = addresses or (str(endpoint.address),)
                 self._sockets[name] = open_connection(addresses, endpoint)
             except OSError as error:
                 errors[name] = error_text(error)
@@ -168,12 +171,6 @@ def local_address() -> str | None:
     except OSError:
         return None
     return address if is_routable(address) else None
-
-
-def _fallback_address(endpoint: Endpoint) -> tuple[str, ...]:
-    if endpoint.address is None:
-        raise OSError("the name of the node does not resolve, and the node has no routable address")
-    return (endpoint.address,)
 
 
 def _measure_connection(connection: socket.socket) -> Connection | str:

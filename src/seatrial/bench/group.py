@@ -76,15 +76,15 @@ def open_group(device: str, timeout_s: float) -> None:
         # device_id makes NCCL connect now, so that neither its time nor a hang is attributed to the first check
         dist.init_process_group("nccl", timeout=timeout, device_id=target)
     elif target.type == "cpu":
-        torch.set_num_threads(_threads_per_process())
+        set_cpu_threads()
         dist.init_process_group("gloo", timeout=timeout)
     else:
         raise ValueError(f"device {device!r}: expected 'cpu' or 'cuda:N'")
 
 
-def _threads_per_process() -> int:
-    """Usable cores divided by the processes of the node; torchrun's default is one thread."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+def set_cpu_threads() -> None:
+    """Let torch use the usable cores divided by the processes of the node; torchrun's default is one thread."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def nccl_version() -> str | None:

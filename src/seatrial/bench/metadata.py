@@ -47,7 +47,10 @@ class Leftover:
 def create_files(folder: Path, count: int, limit_s: float) -> OperationTiming:
     """Create a new folder with up to ``count`` empty files, within ``limit_s`` seconds. Raises OSError."""
     folder.mkdir()
-    _require_free_inodes(folder, count)
+    status = os.statvfs(folder)
+    if status.f_files and status.f_favail < 2 * count:  # other users must still be able to create files
+        text = f"{count:,} files are to be created, and only {status.f_favail:,} inodes are free"
+        raise OSError(errno.ENOSPC, text, str(folder))
     return _time_operation(folder, count, limit_s, _create)
 
 
@@ -76,7 +79,8 @@ def unlink_files(folder: Path, count: int) -> OperationTiming:
 
 def owned_prefix() -> str:
     """PREFIX with the boot's ID, this process's PID namespace and its PID. Raises OSError without /proc."""
-    return f"{PREFIX}{_boot()}-{_pid_namespace()}-{os.getpid()}-"
+    boot, namespace = _boot_and_pid_namespace()
+    return f"{PREFIX}{boot}-{namespace}-{os.getpid()}-"
 
 
 def is_abandoned(path: Path, now: float) -> bool:
@@ -90,23 +94,19 @@ def is_abandoned(path: Path, now: float) -> bool:
 def _owner_ended(name: str) -> bool:
     """Whether the process in the name is gone, and ran on this node since its boot, in this PID namespace."""
     owner = _OWNER.match(name)
-    if owner is None or (owner["boot"], int(owner["namespace"])) != (_boot(), _pid_namespace()):
+    if owner is None or (owner["boot"], int(owner["namespace"])) != _boot_and_pid_namespace():
         return False
     try:
         os.kill(int(owner["pid"]), 0)
     except ProcessLookupError:
         return True
     except (PermissionError, OverflowError):
-        return False
+        pass
     return False
 
 
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-
-
-def _pid_namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
+def _boot_and_pid_namespace() -> tuple[str, int]:
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8], os.stat("/proc/self/ns/pid").st_ino
 
 
 def remove_leftovers(parent: Path, run_folder: Path) -> list[Leftover]:
@@ -152,11 +152,3 @@ def _time_operation(folder: Path, count: int, limit_s: float, action: Callable[[
 
 def _create(path: str) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-
-
-def _require_free_inodes(folder: Path, count: int) -> None:
-    """Raise OSError if fewer than twice ``count`` inodes are free, so that other users can create files."""
-    status = os.statvfs(folder)
-    if status.f_files and status.f_favail < 2 * count:
-        text = f"{count:,} files are to be created, and only {status.f_favail:,} inodes are free"
-        raise OSError(errno.ENOSPC, text, str(folder))

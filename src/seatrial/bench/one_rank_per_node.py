@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -28,11 +28,6 @@ class ParticipantError(Exception):
         super().__init__(group_by_text(reasons))
         self.reasons = dict(reasons)
         self.timed_out = timed_out  # on some participants the step may still be running
-
-
-@dataclass(frozen=True)
-class _Done(Generic[T]):
-    value: T
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class Participants:
         if failed:
             reasons = {name: failure.reason for name, failure in failed.items()}
             raise ParticipantError(reasons, timed_out=any(failure.timed_out for failure in failed.values()))
-        return [outcome.value for outcome in outcomes if isinstance(outcome, _Done)]
+        return [outcome[0] for outcome in outcomes if isinstance(outcome, tuple)]
 
 
 def select_participants(node: str, min_count: int = 1) -> Participants:
@@ -94,15 +89,10 @@ def group_by_text(texts: Mapping[str, str]) -> str:
     return "; ".join(f"{text} ({', '.join(names)})" for text, names in names_by_text.items())
 
 
-def run_with_timeout(work: Callable[[], T], timeout_s: float) -> T:
-    """The result of ``work()``, run in a thread. Raises its exception, or TimeoutError after ``timeout_s``."""
-    return start_in_thread(work).result(timeout_s)
-
-
-def _run(work: Callable[[], T], timeout_s: float) -> _Done[T] | _Failed:
+def _run(work: Callable[[], T], timeout_s: float) -> tuple[T] | _Failed:
     pending = start_in_thread(work)
     try:
-        return _Done(pending.result(timeout_s))
+        return (pending.result(timeout_s),)
     except (OSError, ValueError) as error:
         timed_out = not pending.done()
         return _Failed(f"did not end within {timeout_s:g} s" if timed_out else error_text(error), timed_out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,6 @@ from seatrial.bench.nccl_api import NcclApi, NcclApiUnavailable
 from seatrial.bench.torch_api import TorchApi
 
 Allocate = Callable[[int], torch.Tensor]  # the argument is the number of elements
-Buffers = tuple[torch.Tensor, torch.Tensor]  # (sent, received)
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,30 @@ class PreparedOperation:
 class Operation:
     """A collective operation; ``busbw_factor(n)`` converts algorithm bandwidth to bus bandwidth for n ranks.
 
-    ``busbw_formula``: the factor as text. ``prepare_with(sent, received)`` prepares the operation on the buffers from
-    ``allocate_buffers``. ``one_block_per_rank``: the larger buffer has one block per rank; sizes are rounded down to
-    whole blocks. ``allocate_variant_buffers``: for ``opposite_variant``; None if nccl-tests has no such variant.
+    ``busbw_formula``: the factor as text. ``prepare_with(sent, received)`` prepares the operation on these buffers.
+    ``one_block_per_rank``: the larger buffer has one block per rank; sizes are rounded down to whole blocks.
+    ``larger``: the buffer with all blocks; the other one has one block. ``in_place``: the buffers overlap: repeated
+    sums grow until they are infinite, as with nccl-tests; this does not change the time. ``has_variant``: whether
+    nccl-tests has an ``opposite_variant``.
     """
 
     name: str
     busbw_formula: str
     busbw_factor: Callable[[int], float]
     prepare_with: Callable[[torch.Tensor, torch.Tensor], PreparedOperation]
-    allocate_buffers: Callable[[int, Allocate], Buffers]
-    allocate_variant_buffers: Callable[[int, Allocate], Buffers] | None = None
+    larger: Literal["sent", "received"] | None = None
     in_place: bool = False
+    has_variant: bool = False
     one_block_per_rank: bool = False
 
     def prepare(self, count: int, allocate: Allocate) -> PreparedOperation:
         """Prepare the operation on new buffers; ``count``: elements of the larger buffer."""
-        return self.prepare_with(*self.allocate_buffers(count, allocate))
+        buffer = allocate(count)
+        if self.larger is None:
+            return self.prepare_with(buffer, buffer if self.in_place else allocate(count))
+        ranks = dist.get_world_size()
+        block = buffer.chunk(ranks)[dist.get_rank()] if self.in_place else allocate(count // ranks)
+        return self.prepare_with(buffer, block) if self.larger == "sent" else self.prepare_with(block, buffer)
 
     def element_count(self, size: int, itemsize: int, ranks: int) -> int:
         """Number of elements of the larger buffer, of at most about ``size`` bytes.
@@ -78,14 +85,7 @@ class Operation:
 
     def opposite_variant(self) -> Operation | None:
         """The out-of-place variant of an in-place operation, and the reverse; None if nccl-tests has none."""
-        if not self.allocate_variant_buffers:
-            return None
-        return replace(
-            self,
-            allocate_buffers=self.allocate_variant_buffers,
-            allocate_variant_buffers=None,
-            in_place=not self.in_place,
-        )
+        return replace(self, in_place=not self.in_place, has_variant=False) if self.has_variant else None
 
 
 def collective_api(device: torch.device) -> NcclApi | TorchApi:
@@ -99,41 +99,6 @@ def collective_api(device: torch.device) -> NcclApi | TorchApi:
         return NcclApi(device)
     except NcclApiUnavailable as reason:
         return TorchApi(device, str(reason))
-
-
-def _one_buffer(count: int, allocate: Allocate) -> Buffers:
-    """The same buffer for sent and received data: the result replaces the input.
-
-    Repeated sums grow with every run until they are infinite, as with nccl-tests; this does not change the time.
-    """
-    buffer = allocate(count)
-    return buffer, buffer
-
-
-def separate_buffers(count: int, allocate: Allocate) -> Buffers:
-    return allocate(count), allocate(count)
-
-
-def _gather_buffers(count: int, allocate: Allocate) -> Buffers:
-    return allocate(count // dist.get_world_size()), allocate(count)
-
-
-def _gather_buffers_in_place(count: int, allocate: Allocate) -> Buffers:
-    received = allocate(count)
-    return _block_of_rank(received), received
-
-
-def _scatter_buffers(count: int, allocate: Allocate) -> Buffers:
-    return allocate(count), allocate(count // dist.get_world_size())
-
-
-def _scatter_buffers_in_place(count: int, allocate: Allocate) -> Buffers:
-    sent = allocate(count)
-    return sent, _block_of_rank(sent)
-
-
-def _block_of_rank(buffer: torch.Tensor) -> torch.Tensor:
-    return buffer.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 def _all_reduce(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
@@ -183,30 +148,20 @@ def _ring_share(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def _twice_ring_share(ranks: int) -> float:
-    return 2 * _ring_share(ranks)
-
-
 def unit_factor(_ranks: int) -> float:
     return 1.0
 
 
 _ALL_REDUCE = Operation(
-    "all_reduce",
-    "2(n−1)/n",
-    _twice_ring_share,
-    _all_reduce,
-    allocate_buffers=_one_buffer,
-    allocate_variant_buffers=separate_buffers,
-    in_place=True,
+    "all_reduce", "2(n−1)/n", lambda ranks: 2 * _ring_share(ranks), _all_reduce, in_place=True, has_variant=True
 )
 _ALL_GATHER = Operation(
     "all_gather",
     "(n−1)/n",
     _ring_share,
     _all_gather,
-    allocate_buffers=_gather_buffers,
-    allocate_variant_buffers=_gather_buffers_in_place,
+    larger="received",
+    has_variant=True,
     one_block_per_rank=True,
 )
 _REDUCE_SCATTER = Operation(
@@ -214,32 +169,14 @@ _REDUCE_SCATTER = Operation(
     "(n−1)/n",
     _ring_share,
     _reduce_scatter,
-    allocate_buffers=_scatter_buffers,
-    allocate_variant_buffers=_scatter_buffers_in_place,
+    larger="sent",
+    has_variant=True,
     one_block_per_rank=True,
 )
-_ALL_TO_ALL = Operation(
-    "all_to_all", "(n−1)/n", _ring_share, _all_to_all, allocate_buffers=separate_buffers, one_block_per_rank=True
-)
-_BROADCAST = Operation(
-    "broadcast",
-    "1",
-    unit_factor,
-    _broadcast,
-    allocate_buffers=_one_buffer,
-    allocate_variant_buffers=separate_buffers,
-    in_place=True,
-)
-_REDUCE = Operation(
-    "reduce",
-    "1",
-    unit_factor,
-    _reduce,
-    allocate_buffers=_one_buffer,
-    allocate_variant_buffers=separate_buffers,
-    in_place=True,
-)
-_SEND_RECEIVE = Operation("send_receive", "1", unit_factor, _send_receive, allocate_buffers=separate_buffers)
+_ALL_TO_ALL = Operation("all_to_all", "(n−1)/n", _ring_share, _all_to_all, one_block_per_rank=True)
+_BROADCAST = Operation("broadcast", "1", unit_factor, _broadcast, in_place=True, has_variant=True)
+_REDUCE = Operation("reduce", "1", unit_factor, _reduce, in_place=True, has_variant=True)
+_SEND_RECEIVE = Operation("send_receive", "1", unit_factor, _send_receive)
 
 OPERATIONS = {
     operation.name: operation

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from seatrial.bench.collectives import AllocationError, algorithm_bandwidth, measure_back_to_back
 from seatrial.bench.data_check import ExpectedPart, Mismatch
-from seatrial.bench.operations import Allocate, Buffers, Operation, PreparedOperation, separate_buffers, unit_factor
+from seatrial.bench.operations import Operation, PreparedOperation, unit_factor
 from seatrial.model import SeatrialError, format_bytes
 
 
@@ -111,21 +111,20 @@ def _operation(
     partner = partners.get(dist.get_rank())
     sends, receives = dist.get_rank() not in receivers, partner not in receivers
 
-    def allocate_buffers(count: int, allocate: Allocate) -> Buffers:
-        return separate_buffers(0 if partner is None else count, allocate)
-
     def prepare(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-        def run() -> None:
-            if partner is not None:
-                transfers = [dist.P2POp(dist.isend, sent, partner, group)] if sends else []
-                transfers += [dist.P2POp(dist.irecv, received, partner, group)] if receives else []
-                for work in dist.batch_isend_irecv(transfers):
-                    work.wait()
+        if partner is None:
+            return PreparedOperation(lambda: None, sent[:0], received[:0], [])
 
-        expected = [ExpectedPart(received.numel(), 0, partner)] if partner is not None and receives else []
+        def run() -> None:
+            transfers = [dist.P2POp(dist.isend, sent, partner, group)] if sends else []
+            transfers += [dist.P2POp(dist.irecv, received, partner, group)] if receives else []
+            for work in dist.batch_isend_irecv(transfers):
+                work.wait()
+
+        expected = [ExpectedPart(received.numel(), 0, partner)] if receives else []
         return PreparedOperation(run, sent, received, expected)
 
-    return Operation("pairs", "1", unit_factor, prepare, allocate_buffers)
+    return Operation("pairs", "1", unit_factor, prepare)
 
 
 @dataclass(frozen=True)

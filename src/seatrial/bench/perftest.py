@@ -134,7 +134,9 @@ def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_RunningProgram | 
     """The running server and its TCP port; if it does not listen, its result and 0."""
     result = ProgramResult()
     for _ in range(PORT_ATTEMPTS):
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = int(probe.getsockname()[1])
         running = _start([*argv, "-p", str(port)], prefix)
         if isinstance(running, ProgramResult):
             return running, 0
@@ -149,12 +151,6 @@ def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_RunningProgram | 
         if "listen to port" not in result.err:  # perftest's message if another process has taken the port
             break
     return result, 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _is_listening(port: int) -> bool:

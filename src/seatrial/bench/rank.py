@@ -84,10 +84,10 @@ def with_torchrun_error_file(function: Callable[..., Any]) -> Callable[..., Any]
     return wrapped
 
 
-def gather(value: T) -> list[T]:
-    """``value`` of all ranks, by rank. Called by all ranks together."""
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
+def gather(value: T, group: torch.distributed.ProcessGroup | None = None) -> list[T]:
+    """``value`` of all ranks of ``group`` (None: of all ranks), by rank. Called by all these ranks together."""
+    values: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(values, value, group)
     return values
 
 

@@ -147,16 +147,11 @@ def _replace_or_read(target: Path, index: int, seconds: float) -> ReadCounts | N
     """The first participant replaces the file and returns None; all others read it and return their counts."""
     if index:
         return read_repeatedly(target, seconds)
-    _replace_repeatedly(target, seconds)
-    return None
-
-
-def _replace_repeatedly(target: Path, seconds: float) -> None:
-    """Replace the file for ``seconds``, and at least MIN_REPLACEMENTS times."""
     end, version = time.monotonic() + seconds, 0
     while version < MIN_REPLACEMENTS or time.monotonic() < end:
         version += 1
         replace(target, _page(version))
+    return None
 
 
 def read_repeatedly(target: Path, seconds: float) -> ReadCounts:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S, Participants, run_with_timeout
+from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S, Participants
 from seatrial.model import format_bytes
+from seatrial.util.threads import start_in_thread
 
 T = TypeVar("T")
 
@@ -79,14 +80,9 @@ def temporary_folder(path: str, participants: Participants, prefix: str = "seatr
         folder.run_on_all(lambda: write_and_sync(folder.file("first"), name.encode()))
         yield folder
     finally:
-        if participants.index >= 0:
-            _remove(folder.path)
-
-
-def _remove(folder: Path) -> None:
-    """Remove the folder; all participants do so concurrently. Raises no error: ``still_exists`` finds leftovers."""
-    with suppress(TimeoutError):  # the filesystem hangs, which an earlier step has reported
-        run_with_timeout(lambda: shutil.rmtree(folder, ignore_errors=True), STEP_TIMEOUT_S)
+        if participants.index >= 0:  # all participants remove it concurrently; ``still_exists`` finds leftovers
+            with suppress(TimeoutError):  # the filesystem hangs, which an earlier step has reported
+                start_in_thread(lambda: shutil.rmtree(folder.path, ignore_errors=True)).result(STEP_TIMEOUT_S)
 
 
 def is_shared(folder: SharedFolder) -> bool:

@@ -103,7 +103,8 @@ def time_on_device(
     load runs for ``warmup_s`` before the timing and for ``trailing_s`` after it. ``after_window`` is called after each
     window and not timed; ``window_context`` is entered for each window and included in its time.
     """
-    with _current_device(device):
+    # CUDA events are recorded on the current stream of the current device
+    with torch.cuda.device(device) if device.startswith("cuda") else nullcontext():
         load_started = time.perf_counter()
         time_window = partial(_time_window, operation, device=device, context=window_context)
         per_window = _warm_up(time_window, warmup_s)
@@ -116,11 +117,6 @@ def time_on_device(
         while time.perf_counter() - ended < trailing_s:
             time_window(per_window)
     return DeviceTiming(tuple(windows), per_window, started - load_started, started, ended, time.perf_counter())
-
-
-def _current_device(device: str) -> AbstractContextManager[object]:
-    """Make ``device`` current: CUDA events are recorded on the current stream of the current device."""
-    return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
 
 
 def _warm_up(time_window: Callable[[int], float], seconds: float) -> int:

@@ -72,34 +72,31 @@ class Architecture(Frozen):
     @property
     def parameters(self) -> int:
         """The number of parameters; a tied embedding counts once."""
-        embedding = self.vocab_size * self.hidden_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
-        embeddings = embedding * (1 if self.tie_word_embeddings else 2)
-        return embeddings + norms + self.num_hidden_layers * self._layer_parameters()
+        weights = sum(inputs * outputs for inputs, outputs in self.linear_shapes.values())
+        biases = sum(self.linear_shapes[name][1] for name in ("q_proj", "k_proj", "v_proj")) * self.attention_bias
+        return embeddings + norms + self.num_hidden_layers * (weights + biases)
 
-    def _layer_parameters(self) -> int:
-        """The number of parameters in the linear modules of one layer."""
-        query_size = self.num_attention_heads * self.head_dim
-        key_size = self.num_key_value_heads * self.head_dim
-        biases = (query_size + 2 * key_size) * self.attention_bias
-        attention = self.hidden_size * (2 * query_size + 2 * key_size) + biases
-        return attention + 3 * self.hidden_size * self.intermediate_size
-
-    def adapter_parameters(self, targets: Collection[str], rank: int) -> int:
-        """The number of parameters of LoRA's A and B matrices of ``rank`` on the linear modules ``targets``."""
+    @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Name of each linear module of a layer → its numbers of inputs and outputs."""
         hidden, intermediate = self.hidden_size, self.intermediate_size
         query_size = self.num_attention_heads * self.head_dim
         key_size = self.num_key_value_heads * self.head_dim
-        inputs_plus_outputs = {
-            "q_proj": hidden + query_size,
-            "k_proj": hidden + key_size,
-            "v_proj": hidden + key_size,
-            "o_proj": query_size + hidden,
-            "gate_proj": hidden + intermediate,
-            "up_proj": hidden + intermediate,
-            "down_proj": intermediate + hidden,
+        return {
+            "q_proj": (hidden, query_size),
+            "k_proj": (hidden, key_size),
+            "v_proj": (hidden, key_size),
+            "o_proj": (query_size, hidden),
+            "gate_proj": (hidden, intermediate),
+            "up_proj": (hidden, intermediate),
+            "down_proj": (intermediate, hidden),
         }
-        return self.num_hidden_layers * rank * sum(inputs_plus_outputs[target] for target in targets)
+
+    def adapter_parameters(self, targets: Collection[str], rank: int) -> int:
+        """The number of parameters of LoRA's A and B matrices of ``rank`` on the linear modules ``targets``."""
+        return self.num_hidden_layers * rank * sum(sum(self.linear_shapes[target]) for target in targets)
 
     def flops_per_token(self, seq_len: int, weight_gradients: bool = True) -> float:
         """Training FLOPs per token: 6N + 12·L·h·d·s (PaLM, arXiv 2204.02311, appendix B).
@@ -150,21 +147,15 @@ def load(name: str) -> Architecture:
 
     Raises UsageError: it names the file if the file cannot be read, and the key if a value is missing or not supported.
     """
-    if name in presets():
-        fields = yaml.safe_load((_MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
-    else:
-        fields = _read_config(name)
+    path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
     try:
+        if name in presets():
+            fields = yaml.safe_load((_MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
+        else:
+            fields = read_json(path)
         return Architecture.model_validate(fields)
     except ValidationError as error:
         raise UsageError(f"model {name}: {first_validation_error(error)}") from error
-
-
-def _read_config(name: str) -> Any:
-    path = Path(name)
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        return read_json(path)
     except FileNotFoundError as error:
         raise UsageError(
             f"unknown model {name!r}: expected one of {', '.join(presets())}, or a local directory with a config.json"

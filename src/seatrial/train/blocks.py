@@ -38,20 +38,22 @@ def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
     """
     data, path = settings.data, Path(settings.data.path or "")
     tokenizer = Path(data.tokenizer) if data.tokenizer else None
-    input_versions = {file: data_cache.version(file) for file in (path, tokenizer) if file is not None}
-    key = {
-        **data_cache.common_key(settings, "tokenizers"),
-        "data": data_cache.content_hashes(path, "the data"),
-        "tokenizer": data_cache.content_hashes(tokenizer, "the tokenizer") if tokenizer else "trained",
-        "samples": data.samples,
-    }
-    prepared = data_cache.locate(settings, folder, PREFIX, key)
-    if not prepared.hit:
-        with data_cache.write(prepared.folder, key, input_versions) as temporary:
-            tokens, info = _tokenize_rows(settings)
-            np.save(temporary / BLOCKS_FILE, tokens)
-            write_json(temporary / INFO_FILE, asdict(info))
-    return prepared
+
+    def read_key() -> data_cache.Key:
+        return {
+            **data_cache.common_key(settings, "tokenizers"),
+            "data": data_cache.content_hashes(path, "the data"),
+            "tokenizer": data_cache.content_hashes(tokenizer, "the tokenizer") if tokenizer else "trained",
+            "samples": data.samples,
+        }
+
+    def write_files(temporary: Path) -> None:
+        tokens, info = _tokenize_rows(settings)
+        np.save(temporary / BLOCKS_FILE, tokens)
+        write_json(temporary / INFO_FILE, asdict(info))
+
+    inputs = [path, *([tokenizer] if tokenizer else [])]
+    return data_cache.prepare(settings, folder, PREFIX, inputs, read_key, write_files)
 
 
 def _tokenize_rows(settings: TrainConfig) -> tuple[np.ndarray[Any, np.dtype[np.int32]], DatasetInfo]:

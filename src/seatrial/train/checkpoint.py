@@ -8,7 +8,6 @@ ignored.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 import threading
@@ -32,8 +31,9 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
+from seatrial.bench.rank import gather
 from seatrial.model import SeatrialError
-from seatrial.train import disk, safe_loading
+from seatrial.train import data_cache, disk, safe_loading
 from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.train_config import Checkpoint
 from seatrial.util.files import sync_folder, write_json
@@ -104,18 +104,12 @@ class CheckedWriter(FileSystemWriter):
 
         The rank that failed adds the usage, since the filesystem may be local to its node.
         """
-        cause = _root_error(error)
+        # torch.save wraps the OSError or KeyboardInterrupt
+        root_causes = (cause for cause in disk.error_chain(error) if isinstance(cause, (OSError, KeyboardInterrupt)))
+        cause = next(root_causes, error)
         if disk.disk_full_reason(error, Path(self.path)):
             return disk.DiskFullError(f"{cause}. {disk.filesystem_usage(Path(self.path))}")
         return cause
-
-
-def _root_error(error: BaseException) -> BaseException:
-    """The OSError or KeyboardInterrupt that ``error`` is or wraps, as torch.save wraps them; else ``error`` itself."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, (OSError, KeyboardInterrupt)):
-        cause = cause.__cause__ or cause.__context__
-    return cause or error
 
 
 class Checkpointer:
@@ -151,7 +145,7 @@ class Checkpointer:
         if self._world.is_rank_0:
             shutil.rmtree(incomplete, ignore_errors=True)
             incomplete.mkdir(parents=True)
-        self._gather(None)  # all ranks wait for the folder
+        gather(None, self._group)  # all ranks wait for the folder
         shapes, state = _shapes(built), _state(built.model, optimizer)
         writer = CheckedWriter(incomplete, thread_count=THREADS)
         if not self._settings.asynchronous:
@@ -171,12 +165,6 @@ class Checkpointer:
 
         self._pending_save = self._thread.submit(finalize)
 
-    def _gather(self, value: Any) -> list[Any]:
-        """The ``value`` of every rank, by rank, gathered in the process group of the checkpoints."""
-        values: list[Any] = [None] * self._world.size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
-
     def wait(self) -> None:
         """Waits for the asynchronous save in progress. Raises SeatrialError if it failed."""
         if self._pending_save is not None:
@@ -193,8 +181,9 @@ class Checkpointer:
         """
         with ThreadPoolExecutor(THREADS) as threads:
             paths = [path for path in sorted(incomplete.iterdir()) if _belongs_to(path, self._world.rank)]
-            rank_entries = list(threads.map(_manifest_entry, paths))
-        files = dict(chain.from_iterable(self._gather(rank_entries)))
+            names = [path.name for path in paths]
+            rank_entries = list(zip(names, threads.map(data_cache.file_properties, paths), strict=True))
+        files = dict(chain.from_iterable(gather(rank_entries, self._group)))
         if self._world.is_rank_0:
             write_json(incomplete / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
             shutil.rmtree(folder, ignore_errors=True)
@@ -203,7 +192,7 @@ class Checkpointer:
             out = folder.parent.parent
             for old in complete_checkpoints(out)[: -self._settings.keep]:
                 shutil.rmtree(old)
-        self._gather(None)  # all ranks wait for the rename
+        gather(None, self._group)  # all ranks wait for the rename
         size = sum(entry["bytes"] for entry in files.values())
         seconds = time.monotonic() - start
         return CheckpointTiming(
@@ -227,7 +216,7 @@ class Checkpointer:
         start = time.monotonic()
         folder = self._newest_intact(checkpoints)
         manifest = _read_manifest(folder)
-        if difference := _shape_difference(manifest["shapes"], _shapes(built)):
+        if difference := shape_difference(manifest["shapes"], _shapes(built)):
             raise SeatrialError(f"checkpoint {folder} belongs to another model: {difference}")
         state = _state(built.model, optimizer)
         with _convert_dcp_errors(folder, "read"):
@@ -292,12 +281,12 @@ def _shapes(built: BuiltModel) -> dict[str, list[int]]:
     }
 
 
-def _shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list[int]]) -> str:
+def shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list[int]]) -> str:
     """The first parameter whose shape differs between checkpoint and model; empty if all are equal."""
     for name in sorted({*saved, *current}):
-        if saved.get(name) != current.get(name):
-            saved_shape, current_shape = saved.get(name, "missing"), current.get(name, "missing")
-            return f"shape of {name}: {saved_shape} in the checkpoint, {current_shape} in this run's model"
+        saved_shape, current_shape = saved.get(name, "missing"), current.get(name, "missing")
+        if saved_shape != current_shape:
+            return f"shape of {name} is {saved_shape} in the checkpoint, {current_shape} in this run's model"
     return ""
 
 
@@ -310,23 +299,10 @@ def _belongs_to(path: Path, rank: int) -> bool:
     return int(owner) == rank if owner.isdigit() else rank == 0
 
 
-def _manifest_entry(path: Path) -> tuple[str, dict[str, Any]]:
-    """File name, and its entry in ``files`` of the manifest."""
-    return path.name, {"sha256": _sha256(path), "bytes": path.stat().st_size}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _file_error(path: Path, entry: Mapping[str, Any]) -> str:
     """How the file differs from its manifest entry; empty if it does not."""
     try:
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            return f"{path.name} has {size} bytes, {entry['bytes']} were written"
-        return "" if _sha256(path) == entry["sha256"] else f"{path.name} is not what was written (SHA-256)"
+        return data_cache.file_difference(path, entry)
     except OSError as error:
         return f"{path.name}: {error.strerror}"
 
@@ -359,12 +335,11 @@ def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
         reasons = "; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()) or str(error)
         unchanged = "Earlier checkpoints are" if action == "write" else "The checkpoint is"
         message = f"cannot {action} checkpoint {folder}: {reasons}. {unchanged} unchanged"
+        converted = SeatrialError(message)
         has_usage = any(isinstance(cause, disk.DiskFullError) for cause in causes.values())
         if has_usage or any(disk.disk_full_reason(cause, folder) for cause in (error, *causes.values())):
             usage = "" if has_usage else f". {disk.filesystem_usage(folder)}"  # read before the folder is removed
-            converted: SeatrialError = disk.DiskFullError(f"{message}{usage}. {disk.REMEDY}")
-        else:
-            converted = SeatrialError(message)
+            converted = disk.DiskFullError(f"{message}{usage}. {disk.REMEDY}")
         if action == "write":
             shutil.rmtree(folder, ignore_errors=True)
         raise converted from error

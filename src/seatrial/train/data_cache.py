@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train.disk import atomic_write_folder
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
@@ -33,14 +33,6 @@ _FILES = "files"  # field of key.json with size and SHA-256 of each file; not pa
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 
 Key = Mapping[str, Any]  # JSON values
-Version = tuple[int, int, int] | None  # inode, size and modification time; None for a missing file
-
-
-class _KeyDifference(NamedTuple):
-    """The fields in which the key of a folder differs from another key, as texts for a message."""
-
-    folder_name: str
-    fields: list[str]
 
 
 class Prepared(NamedTuple):
@@ -75,14 +67,45 @@ def content_hashes(path: Path, description: str) -> dict[str, str]:
         raise UsageError(f"cannot read {description} {path}: {error.strerror or error}") from error
 
 
-def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
-    """The prepared data of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; if there is none, where to write it.
+def folder_name(prefix: str, key: Key | list[Any]) -> str:
+    """The name of the folder with the prepared data of ``key``."""
+    return f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
 
-    ``folder``: data.cache, or a folder of the run; missing data is written to a subfolder of it. Raises UsageError if a
-    cache is configured and the data is damaged: it has another key, or a file is missing or has another size.
+
+def prepare(
+    config: TrainConfig,
+    folder: Path,
+    prefix: str,
+    inputs: Iterable[Path],
+    read_key: Callable[[], Key],
+    write_files: Callable[[Path], None],
+) -> Prepared:
+    """The prepared data in ``folder`` or SEATRIAL_DATA_CACHE; if there is none, ``write_files`` writes it.
+
+    ``folder``: data.cache, or a folder of the run; missing data is written to a subfolder of it. ``read_key`` returns
+    the key from the ``inputs``. Raises DiskFullError, OSError, UsageError if an input changed meanwhile, and UsageError
+    if a cache is configured and the data is damaged: it has another key, or a file is missing or has another size.
     """
+    versions = {path: version(path) for path in inputs}
+    key = read_key()
+    prepared = _locate(config, folder, prefix, key)
+    if prepared.hit:
+        return prepared
+    with atomic_write_folder(prepared.folder) as temporary:  # another process may finish the folder meanwhile
+        write_files(temporary)
+        for path, before in versions.items():
+            if version(path) != before:
+                raise UsageError(f"{path} changed while it was read; nothing was written. Repeat when it is complete")
+        files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+        properties = {str(path.relative_to(temporary)): file_properties(path) for path in files}
+        write_json(temporary / KEY_FILE, {**key, _FILES: properties})
+    return prepared
+
+
+def _locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
+    """The prepared data of ``key``; if there is none, where to write it."""
     environment_cache = os.environ.get(CACHE_VARIABLE)
-    name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
+    name = folder_name(prefix, key)
     parents = [folder]
     if environment_cache and not config.data.cache:
         parents.append(Path(environment_cache))
@@ -90,10 +113,9 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
     if not (config.data.cache or environment_cache):
         return Prepared(hit or folder / name, hit is not None, "")
     if hit:
-        difference = _key_difference(hit, key)
-        if difference is None or difference.fields:
+        if _key_differences(hit, key) != []:
             raise _damage_error(hit, f"{KEY_FILE} is missing or differs")
-        _compare_files(hit, lambda path: {"bytes": path.stat().st_size})
+        _compare_files(hit, sizes_only=True)
         return Prepared(hit, True, f"prepared data: hit, {hit}")
     reason = _miss_reason(parents[-1], prefix, key)
     return Prepared(folder / name, False, f"prepared data: miss in {parents[-1]}: {reason}; writing {folder / name}")
@@ -101,17 +123,16 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
 
 def require_intact(folder: Path) -> None:
     """Compare size and SHA-256 of each file in ``folder`` with key.json. Raises UsageError if they differ."""
-    _compare_files(folder, _properties)
+    _compare_files(folder, sizes_only=False)
 
 
-def _compare_files(folder: Path, read_properties: Callable[[Path], Mapping[str, Any]]) -> None:
-    """Raise UsageError if a value that ``read_properties`` returns for a file differs from its entry in key.json."""
+def _compare_files(folder: Path, sizes_only: bool) -> None:
+    """Raise UsageError if size or SHA-256 of a file differ from its entry in key.json."""
     try:
         recorded = read_json(folder / KEY_FILE)[_FILES]
         for name, expected in recorded.items():
-            for field, value in read_properties(folder / name).items():
-                if value != expected[field]:
-                    raise _damage_error(folder, f"{name} has {field} {value}, written with {expected[field]}")
+            if difference := file_difference(folder / name, expected, sizes_only):
+                raise _damage_error(folder, difference)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise _damage_error(folder, f"its files cannot be compared with {KEY_FILE}: {error}") from error
 
@@ -120,53 +141,55 @@ def _damage_error(folder: Path, problem: str) -> UsageError:
     return UsageError(f"{folder} is damaged: {problem}. Remove this directory; the next call writes it again")
 
 
-def _properties(path: Path) -> dict[str, Any]:
+def file_properties(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file. Raises OSError."""
     return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def file_difference(path: Path, recorded: Mapping[str, Any], sizes_only: bool = False) -> str:
+    """How the file differs from its ``recorded`` properties; empty if it does not. Raises OSError."""
+    properties = {"bytes": path.stat().st_size} if sizes_only else file_properties(path)
+    differing = (name for name, value in properties.items() if value != recorded[name])
+    return next((f"{path.name} has {name} {properties[name]}, written with {recorded[name]}" for name in differing), "")
 
 
 def _miss_reason(cache: Path, prefix: str, key: Key) -> str:
     """The differences to the most similar key in ``cache``."""
-    all_differences = [_key_difference(path, key) for path in cache.glob(f"{prefix}-*")]
-    differences = [difference for difference in all_differences if difference is not None]
-    if not differences:
+    by_folder = {path.name: _key_differences(path, key) for path in cache.glob(f"{prefix}-*")}
+    readable = {name: texts for name, texts in by_folder.items() if texts is not None}
+    if not readable:
         return "no prepared data of this kind (written by `seatrial train preprocess CONFIG`)"
-    most_similar = min(differences, key=lambda difference: len(difference.fields))
-    return f"{most_similar.folder_name} differs in {', '.join(most_similar.fields)}"
+    name, texts = min(readable.items(), key=lambda item: len(item[1]))
+    return f"{name} differs in {', '.join(texts)}"
 
 
-def _key_difference(folder: Path, key: Key) -> _KeyDifference | None:
-    """The difference between the key of ``folder`` and ``key``; None if the key of ``folder`` cannot be read."""
+def _key_differences(folder: Path, key: Key) -> list[str] | None:
+    """A text for each field in which the key of ``folder`` differs from ``key``; None if it cannot be read."""
     try:
         cached = read_json(folder / KEY_FILE)
         fields = [name for name in {**cached, **key} if name != _FILES and cached.get(name) != key.get(name)]
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return _KeyDifference(folder.name, [_field_difference(name, cached.get(name), key.get(name)) for name in fields])
-
-
-def _field_difference(name: str, cached: Any, needed: Any) -> str:
-    is_content = isinstance(cached, dict) or isinstance(needed, dict)
-    return f"{name} (content)" if is_content else f"{name} ({cached} in the cache, {needed} needed)"
+    texts = []
+    for name in fields:
+        old, new = cached.get(name), key.get(name)
+        is_content = isinstance(old, dict) or isinstance(new, dict)
+        texts.append(f"{name} (content)" if is_content else f"{name} ({old} in the cache, {new} needed)")
+    return texts
 
 
 @contextmanager
-def write(folder: Path, key: Key, inputs: Mapping[Path, Version]) -> Iterator[Path]:
-    """Yield a temporary folder that becomes ``folder``, unless another process has finished ``folder`` meanwhile.
-
-    ``inputs``: the versions that the input files had before ``key`` was computed. Raises DiskFullError, OSError, and
-    UsageError if an input file has another version at the end.
-    """
-    with atomic_write_folder(folder) as temporary:
-        yield temporary
-        for path, before in inputs.items():
-            if version(path) != before:
-                raise UsageError(f"{path} changed while it was read; nothing was written. Repeat when it is complete")
-        files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
-        properties = {str(path.relative_to(temporary)): _properties(path) for path in files}
-        write_json(temporary / KEY_FILE, {**key, _FILES: properties})
+def convert_read_errors(folder: Path) -> Iterator[None]:
+    """Context manager: an error while the prepared data in ``folder`` are read becomes a SeatrialError."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise SeatrialError(
+            f"cannot read the prepared data in {folder}: {error}. Remove this directory; it is written again"
+        ) from error
 
 
-def version(path: Path) -> Version:
+def version(path: Path) -> tuple[int, int, int] | None:
     """Inode, size and modification time of a file or folder; None if it does not exist."""
     try:
         status = path.stat()
@@ -177,7 +200,4 @@ def version(path: Path) -> Version:
 
 def _sha256(path: Path) -> str:
     with open_file(path) as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(2**20):
-            digest.update(chunk)
-        return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

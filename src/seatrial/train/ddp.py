@@ -8,8 +8,6 @@ from itertools import islice
 from statistics import fmean
 from time import monotonic
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
 from seatrial.train import data, invariants, parallel, train_config
@@ -18,7 +16,6 @@ from seatrial.train.parallel import World
 from seatrial.train.progress import Step
 from seatrial.train.rank_times import RankTimes
 from seatrial.train.train_config import TrainConfig
-from seatrial.util.node_name import node_name
 
 # The model is small on GPUs too, so that a single process can repeat the work of all ranks in seconds.
 SMALL_CONFIG = "tiny/ddp"
@@ -32,11 +29,6 @@ WINDOW_PAIRS = 6  # the smallest number of values whose median has a 95 % confid
 MIN_SEQUENCES = 256  # generated for ``measure_speed``; more if ranks would get fewer than four. Does not affect speed
 
 Windows = list[list[float]]  # seconds of one rank, [window][timed step]
-
-
-def current_world(device: str) -> World:
-    """The World of the open process group, with this process on ``device``."""
-    return World(dist.get_rank(), dist.get_world_size(), torch.device(device), node_name())
 
 
 def create_trainer(settings: TrainConfig, world: World) -> Trainer:
@@ -197,6 +189,6 @@ def endless_training(device: str) -> Iterator[float]:
 
     Each step needs all ranks: a yielded loss proves that every rank took part in the step.
     """
-    trainer = create_trainer(train_config.load(SMALL_CONFIG, TINY_OVERRIDES), current_world(device))
+    trainer = create_trainer(train_config.load(SMALL_CONFIG, TINY_OVERRIDES), parallel.current_world(device))
     while True:
         yield trainer.run_steps(1)[0].loss

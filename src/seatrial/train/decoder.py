@@ -31,10 +31,6 @@ class Adapter(nn.Module):
         self.lora_B = nn.Parameter(torch.empty(outputs, rank))
         self.scale, self.dropout = alpha / rank, dropout
 
-    def up_project(self, x: Tensor) -> Tensor:
-        """The product with B: [..., rank] → [..., out]."""
-        return F.linear(x, self.lora_B.to(x.dtype))
-
 
 class Linear(nn.Linear):
     """A linear layer, x [..., in] → [..., out].
@@ -73,7 +69,7 @@ def apply_linears(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     for layer in layers:
         output = layer.base_forward(x)
         if layer.adapter is not None:
-            output = output + layer.adapter.up_project(next(down_projections))
+            output = output + F.linear(next(down_projections), layer.adapter.lora_B.to(x.dtype))
         outputs.append(output)
     return outputs
 
@@ -111,12 +107,11 @@ class Attention(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        query_size = architecture.num_attention_heads * architecture.head_dim
-        key_value_size = architecture.num_key_value_heads * architecture.head_dim
-        self.q_proj = Linear(architecture.hidden_size, query_size, bias=architecture.attention_bias)
-        self.k_proj = Linear(architecture.hidden_size, key_value_size, bias=architecture.attention_bias)
-        self.v_proj = Linear(architecture.hidden_size, key_value_size, bias=architecture.attention_bias)
-        self.o_proj = Linear(query_size, architecture.hidden_size)
+        shapes, bias = architecture.linear_shapes, architecture.attention_bias
+        self.q_proj = Linear(*shapes["q_proj"], bias=bias)
+        self.k_proj = Linear(*shapes["k_proj"], bias=bias)
+        self.v_proj = Linear(*shapes["v_proj"], bias=bias)
+        self.o_proj = Linear(*shapes["o_proj"])
         self.head_dim = architecture.head_dim
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -135,9 +130,10 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.gate_proj = Linear(architecture.hidden_size, architecture.intermediate_size)
-        self.up_proj = Linear(architecture.hidden_size, architecture.intermediate_size)
-        self.down_proj = Linear(architecture.intermediate_size, architecture.hidden_size)
+        shapes = architecture.linear_shapes
+        self.gate_proj = Linear(*shapes["gate_proj"])
+        self.up_proj = Linear(*shapes["up_proj"])
+        self.down_proj = Linear(*shapes["down_proj"])
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = apply_linears(x, (self.gate_proj, self.up_proj))
@@ -232,8 +228,3 @@ def apply_rotary(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """x with each pair (i, i + half) of its last dimension rotated by the angle of its position."""
     left, right = x.chunk(2, dim=-1)
     return x * cosine + torch.cat((-right, left), dim=-1) * sine
-
-
-def parameter_count(parameters: Sequence[nn.Parameter]) -> int:
-    """The number of elements of ``parameters``, unsharded."""
-    return sum(parameter.numel() for parameter in parameters)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from seatrial.model import DiskFullError as DiskFullError
-from seatrial.model import UsageError, format_bytes
+from seatrial.model import SeatrialError, UsageError, format_bytes
 from seatrial.util.files import DISK_FULL, atomic_folder
 
 # Errors of safetensors, tokenizers and other programs have no errno; their messages contain the system's text
@@ -39,10 +39,16 @@ def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskF
     reason = disk_full_reason(error, path)
     if reason is None:
         return None
-    filenames = (cause.filename for cause in _error_chain(error) if isinstance(cause, OSError) and cause.filename)
+    filenames = (cause.filename for cause in error_chain(error) if isinstance(cause, OSError) and cause.filename)
     filename = next(filenames, None)
     path = Path(os.fsdecode(filename)) if isinstance(filename, (str, bytes)) else path
     return DiskFullError(f"{action or f'cannot write {path}'}: {reason}. {filesystem_usage(path)}. {REMEDY}")
+
+
+def write_error(error: Exception, path: Path, action: str) -> SeatrialError:
+    """As ``disk_full_error``; for other errors a SeatrialError whose message begins with ``action``."""
+    text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return disk_full_error(error, path, action) or SeatrialError(f"{action}: {text}")
 
 
 @contextmanager
@@ -81,7 +87,7 @@ def disk_full_reason(error: BaseException, path: Path) -> str | None:
     Since a broken disk also causes short writes without errno, a short write counts only if ``path`` is full now.
     """
     short_write = ""
-    for cause in _error_chain(error):
+    for cause in error_chain(error):
         if isinstance(cause, OSError) and cause.errno:
             return first_line(cause) if cause.errno in DISK_FULL else None
         if _reports_disk_full(cause):
@@ -118,7 +124,7 @@ def filesystem_usage(path: Path) -> str:
     return f"On {socket.gethostname()}, {name} has {size}, {free} of it free{inodes}"
 
 
-def _error_chain(error: BaseException) -> list[BaseException]:
+def error_chain(error: BaseException) -> list[BaseException]:
     """``error`` and the errors that caused it (cause or context of each), nearest first."""
     chain: list[BaseException] = []
     cause: BaseException | None = error

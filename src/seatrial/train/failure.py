@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from seatrial.model import SeatrialError
+from seatrial.train import disk
 from seatrial.train.step_speed import INTERRUPTED
 from seatrial.util import signals
 
@@ -49,12 +50,18 @@ def propagate_failure() -> Iterator[None]:
     except Exception as error:
         first_failed = _register_failure()
         if first_failed not in (None, _rank_name()):
-            _wait_for_torchrun()
+            # the first failed rank exits meanwhile; torchrun then ends this rank without a message
+            signals.end_on_sigterm()
+            time.sleep(GRACE_S)
             raise PeerFailed(
                 f"{_rank_name()} exits because {first_failed} failed; see the error of that rank"
             ) from error
-        if _is_collective_error(error):
-            raise SeatrialError(_lost_peer_message(error)) from error
+        is_gloo_error = isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+        if is_gloo_error or isinstance(error, dist.DistError):
+            raise SeatrialError(
+                f"{_rank_name()}: a peer disconnected without an error: {disk.first_line(error)}. It was killed, or "
+                "its node is down: see torchrun's list of failures for the rank, and dmesg for an out-of-memory kill"
+            ) from error
         raise
     except KeyboardInterrupt:  # Ctrl-C or SIGTERM, sent to all ranks or only to this one
         if _register_failure() in (None, _rank_name()):
@@ -82,12 +89,6 @@ def _register_failure() -> str | None:
         return None
 
 
-def _wait_for_torchrun() -> None:
-    """Sleeps GRACE_S so that the first failed rank exits first; torchrun then ends this rank without a message."""
-    signals.end_on_sigterm()
-    time.sleep(GRACE_S)
-
-
 def _watch_peers(finished: threading.Event) -> None:
     """Exits this process if another rank has failed and the main thread has not finished STUCK_S later."""
     while not finished.wait(POLL_INTERVAL_S):
@@ -107,15 +108,3 @@ def _failed_rank() -> str | None:
         return "the rank that hosts the store"
     except (ValueError, KeyError):  # the group has been closed
         return None
-
-
-def _is_collective_error(error: Exception) -> bool:
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
-
-
-def _lost_peer_message(error: Exception) -> str:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return (
-        f"{_rank_name()}: a peer disconnected without an error: {reason}. It was killed, or its node is down: see "
-        f"torchrun's list of failures for the rank, and dmesg for an out-of-memory kill"
-    )

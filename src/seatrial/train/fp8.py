@@ -10,6 +10,7 @@ gradient that is not needed.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -29,13 +30,7 @@ def require_support(device: torch.device, architecture: Architecture) -> None:
     if capability is None or capability < _MIN_CAPABILITY:
         actual = "there is no GPU" if capability is None else f"this GPU has {capability[0]}.{capability[1]}"
         raise UsageError(f"fp8 needs a GPU of compute capability 8.9 or more, {actual}: set fp8 to false")
-    key_value_size = architecture.num_key_value_heads * architecture.head_dim
-    sizes = (
-        architecture.hidden_size,
-        architecture.num_attention_heads * architecture.head_dim,
-        key_value_size,
-        architecture.intermediate_size,
-    )
+    sizes = chain.from_iterable(architecture.linear_shapes.values())
     if unsupported := [size for size in sizes if size % _SIZE_STEP]:
         raise UsageError(f"fp8 needs layer sizes that are multiples of {_SIZE_STEP}, the model has {unsupported[0]}")
 

@@ -11,8 +11,8 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,17 +28,25 @@ from seatrial.train import (
     exposed_communication,
     failure,
     lora,
+    memory,
     metrics,
     parallel,
+    ranks,
     restarts,
-    state_memory,
 )
-from seatrial.train.decoder import parameter_count
-from seatrial.train.loss import IGNORE_INDEX
+from seatrial.train.blocks import IGNORE_INDEX
 from seatrial.train.parallel import BuiltModel, World
-from seatrial.train.progress import StartupPhases, Step, StepLog, create_run_folder, require_tensorboard
+from seatrial.train.progress import (
+    StartupPhases,
+    Step,
+    StepLog,
+    create_run_folder,
+    require_steps_left,
+    require_tensorboard,
+)
 from seatrial.train.step_timer import ForwardTimer, StepTimer
 from seatrial.train.train_config import Schedule, TrainConfig
+from seatrial.util.gc_pause import gc_paused
 
 # Steps between Python garbage collections. All ranks collect at the same step, since a collection on one delays all
 GC_INTERVAL = 50
@@ -70,16 +78,19 @@ def train_without_error_propagation(
     with parallel.process_group(settings.timeout_s) as world:
         phases.end_phase("init")
         parallel.prepare_kernels(settings)
-        out = _create_out(settings, world, folder)
+        default = Path("seatrial-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-train-{settings.run_name}")
+        out = ranks.run_on_rank0(lambda: create_run_folder(settings, (folder or default).absolute()), default)
         cache = Path(settings.data.cache) if settings.data.cache else out / "data"
-        blocks = data.prepare(settings, cache, world.is_rank_0, world.gather)
+        blocks = data.prepare(settings, cache)
         phases.end_phase("data")
         with metrics.explain_out_of_memory(settings, world.device):
             built = parallel.build(settings, world)
             _check_model(settings, built, world)
             trainer = Trainer(settings, built, world, blocks)
             phases.end_phase("build")
-            completed_steps = trainer.resume(out) if settings.checkpoint.resume else 0
+            completed_steps = 0
+            if settings.checkpoint.resume:
+                completed_steps = trainer.checkpointer.restore(out, built, trainer.optimizer)
             if world.is_rank_0:
                 restarts.record_start(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
@@ -90,42 +101,25 @@ def train_without_error_propagation(
         if settings.use_lora and settings.export:
             adapters = lora.gather_adapters(built.model)
             if world.is_rank_0:
-                lora.export(adapters, out / "final", built.model, settings.model.name)
-                report["final"] = lora.verify_export(adapters, out / "final")
+                report["final"] = lora.export(adapters, out / "final", built.model, settings.model.name)
         if world.size > 1 and settings.profile_steps:
             # after the export, since the additional steps change the weights
             replicated = settings.parallel.strategy == "ddp"
-            report |= exposed_communication.measure(world, settings.profile_steps, trainer.step_function(), replicated)
+            report |= exposed_communication.measure(world, settings.profile_steps, trainer.extra_step, replicated)
         if world.is_rank_0:
             metrics.write(report, out)
     return report
 
 
-def _create_out(settings: TrainConfig, world: World, folder: Path | None) -> Path:
-    """The run folder, the same on all ranks; rank 0 creates it and writes the resolved config to it."""
-    default = Path("seatrial-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-train-{settings.run_name}")
-    out = Path(world.gather(str((folder or default).absolute()))[0])
-    if world.is_rank_0:
-        create_run_folder(settings, out)
-    world.barrier()
-    return out
-
-
 def _check_model(settings: TrainConfig, built: BuiltModel, world: World) -> None:
     """Raises SeatrialError for an incorrectly sharded parameter; rank 0 prints the number of trained parameters."""
-    ranks, replicas = world.size, settings.parallel.replicas
-    if settings.parallel.strategy == "fsdp2" and (errors := parallel.sharding_errors(built.model, ranks, replicas)):
+    is_sharded = settings.parallel.strategy == "fsdp2"
+    errors = parallel.sharding_errors(built.model, world.size, settings.parallel.replicas) if is_sharded else []
+    if errors:
         raise SeatrialError(f"rank {world.rank}: incorrectly sharded parameters: {len(errors)}, first: {errors[0]}")
     if world.is_rank_0:
-        trained = parameter_count(built.trained_parameters)
-        total = parameter_count(list(built.model.parameters()))
+        trained, total = metrics.parameter_counts(built.model)
         print(f"training {trained:,} of {total:,} parameters", file=sys.stderr)
-
-
-def _compute_dtype(settings: TrainConfig) -> str:
-    if settings.fp8:
-        return "fp8 in the linear layers (MFU relative to the bf16 peak), else bf16"
-    return "bf16" if settings.bf16 else "fp32"
 
 
 @dataclass
@@ -149,7 +143,7 @@ class Trainer:
         # of the layers' forward times, which contain no wait
         gathers_weights = settings.parallel.strategy == "fsdp2" and world.size > 1
         self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers_weights else None)
-        self._extra_batches = self._batches(0)  # for run_steps
+        self._extra_batches = self._batches(0)  # for extra_step
         self._gradient_bytes = 0
         self._communicate = True  # whether a step communicates gradients between ranks
         self._nonfinite = torch.zeros((), device=world.device)  # 1 after the first step that is not finite
@@ -161,10 +155,6 @@ class Trainer:
         self._gradient_finite &= gradient.isfinite().all()
         self.timer.end_compute()
 
-    def resume(self, out: Path) -> int:
-        """Loads a checkpoint in ``out``; returns its step, or 0 if there is none: see Checkpointer.restore."""
-        return self.checkpointer.restore(out, self.built, self.optimizer)
-
     def run(self, completed_steps: int, out: Path, phases: StartupPhases) -> list[Step]:
         """Runs steps ``completed_steps`` + 1 to max_steps; appends each to ``out``/steps.jsonl when it has ended.
 
@@ -172,14 +162,12 @@ class Trainer:
         non-finite step.
         """
         settings = self.settings
-        if completed_steps >= settings.max_steps:
-            raise SeatrialError(
-                f"nothing to resume: {out} has {completed_steps} steps, max_steps is {settings.max_steps}"
-            )
+        require_steps_left(settings, out, completed_steps)
         records: list[Step] = []
         batches = self._batches(completed_steps)
         self.timer.reset()
-        with closing(StepLog(settings, self.world, out, completed_steps)) as log, _garbage_collection_disabled():
+        gc.collect()
+        with closing(StepLog(settings, self.world, out, completed_steps)) as log, gc_paused():
             previous: PendingStep | None = None
 
             def record(pending: PendingStep) -> None:
@@ -206,12 +194,15 @@ class Trainer:
     def training_run(self, records: Sequence[Step]) -> metrics.TrainingRun:
         """The TrainingRun for metrics.report; ``records``: its steps."""
         settings = self.settings
+        compute_dtype = "bf16" if settings.bf16 else "fp32"
+        if settings.fp8:
+            compute_dtype = f"fp8 in the linear layers (MFU relative to the bf16 peak), else {compute_dtype}"
         return metrics.TrainingRun(
             steps=records,
             model=self.built.model,
             optimizer=self.optimizer,
             strategy=settings.parallel.strategy,
-            compute_dtype=_compute_dtype(settings),
+            compute_dtype=compute_dtype,
             data=self.blocks.info,
             trained_tokens=sum(record.trained_tokens or 0 for record in records),
             checkpoints=self.checkpointer.results,
@@ -237,18 +228,13 @@ class Trainer:
     def run_steps(self, steps: int) -> list[Step]:
         """Queues ``steps`` steps for a check without a StepLog, then reads all. A non-finite step raises no error."""
         self.timer.reset()
-        pending_steps = [self.step(self.settings.max_steps, self._extra_batches) for _ in range(steps)]
+        pending_steps = [self.extra_step(communicate=True) for _ in range(steps)]
         return [self.read_step(pending) for pending in pending_steps]
 
-    def step_function(self) -> Callable[[bool], PendingStep]:
-        """A function that queues one step; its argument: whether ranks communicate gradients (False needs DDP)."""
-        batches = self._batches(0)
-
-        def run_step(communicate: bool) -> PendingStep:
-            self._communicate = communicate
-            return self.step(self.settings.max_steps, batches)
-
-        return run_step
+    def extra_step(self, communicate: bool) -> PendingStep:
+        """Queues a step that is not part of ``run``. ``communicate``: ranks communicate gradients (False needs DDP)."""
+        self._communicate = communicate
+        return self.step(self.settings.max_steps, self._extra_batches)
 
     def step(self, number: int, batches: Iterator[Tensor]) -> PendingStep:
         """Queues optimizer step ``number`` over ``grad_accum`` micro-batches on the device."""
@@ -285,18 +271,34 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
-        self._gradient_bytes = self._gradient_bytes or state_memory.gradient_bytes(self.built.model)
+        self._gradient_bytes = self._gradient_bytes or memory.gradient_bytes(self.built.model)
         optimizer.zero_grad()
         values = _copy_to_host(torch.stack([mean_loss.double(), norm.double(), tokens.double()]))
         self.timer.end()
         return PendingStep(number, values, rank_finite, learning_rate)
 
     def _read_finite_step(self, pending: PendingStep) -> Step:
-        """As ``read_step``. Raises NonFiniteError on all ranks if the step is not finite."""
+        """As ``read_step``. Raises NonFiniteError on all ranks if the step is not finite.
+
+        The error has the ranks with a non-finite loss or gradient, which are checked before communication.
+        """
         record = self.read_step(pending)
-        if not record.finite:
-            raise NonFiniteError(_nonfinite_message(pending, record, self.world))
-        return record
+        if record.finite:
+            return record
+        finite_by_rank = self.world.gather((self.world.host, *pending.rank_finite.tolist()))
+        sources = [
+            f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
+            for rank, (host, loss_finite, gradient_finite) in enumerate(finite_by_rank)
+            if not (loss_finite and gradient_finite)
+        ]
+        cause = "; ".join(sources) or (
+            "loss and first-block output gradient were finite on all ranks: the error is in a weight gradient or in "
+            "NCCL's reduction"
+        )
+        raise NonFiniteError(
+            f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {cause}. "
+            f"The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault"
+        )
 
     def read_step(self, pending: PendingStep) -> Step:
         """Waits for ``pending``, the oldest step that has not been read, and returns its Step."""
@@ -304,12 +306,13 @@ class Trainer:
         loss, norm, tokens = pending.values.tolist()
         settings = self.settings
         per_step = settings.bsz * settings.grad_accum
+        blocks_per_epoch = max(1, len(self.blocks) // self.world.size)
         return Step(
             step=pending.step,
             loss=loss,
             grad_norm=norm,
             learning_rate=pending.learning_rate,
-            epoch=data.epochs_completed(pending.step, per_step, len(self.blocks), self.world.size),
+            epoch=pending.step * per_step / blocks_per_epoch,
             tokens=per_step * settings.seq_len * self.world.size,
             trained_tokens=int(tokens),
             seconds=times.seconds,
@@ -317,28 +320,6 @@ class Trainer:
             compute_s=times.compute,
             data_wait_s=times.data_wait,
         )
-
-
-def _nonfinite_message(pending: PendingStep, record: Step, world: World) -> str:
-    """The message of NonFiniteError: loss, gradient norm, and the ranks with a non-finite loss or gradient.
-
-    A rank's loss and gradient are checked before communication. Called by all ranks together.
-    """
-    finite_by_rank = world.gather((world.host, *pending.rank_finite.tolist()))
-    sources = [
-        f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"
-        for rank, (host, loss_finite, gradient_finite) in enumerate(finite_by_rank)
-        if not (loss_finite and gradient_finite)
-    ]
-    cause = (
-        "; ".join(sources)
-        or "loss and first-block output gradient were finite on all ranks: "
-        "the error is in a weight gradient or in NCCL's reduction"
-    )
-    return (
-        f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {cause}. "
-        f"The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault"
-    )
 
 
 def _copy_to_host(values: Tensor) -> Tensor:
@@ -357,14 +338,3 @@ def scheduled_learning_rate(schedule: Schedule, step: int, steps: int) -> float:
     progress = (step - 1 - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)
     factor = 1 - progress if schedule.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
     return schedule.peak * (schedule.min_ratio + (1 - schedule.min_ratio) * factor)
-
-
-@contextmanager
-def _garbage_collection_disabled() -> Iterator[None]:
-    """Context manager: collects garbage once, then disables automatic collection."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import SeatrialError
 from seatrial.train.decoder import Adapter, Decoder, Linear
 from seatrial.util.files import atomic_write, write_json
 
@@ -28,12 +28,8 @@ def attach(model: Decoder, targets: Collection[str], rank: int, alpha: float, dr
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapters' parameters by peft name."""
-    return {peft_name(name): parameter for name, parameter in model.named_parameters() if "lora_" in name}
-
-
-def peft_name(name: str) -> str:
-    """peft's name of the adapter parameter ``name``."""
-    return f"{_PREFIX}{name.replace('.adapter.', '.')}.weight"
+    parameters = {name.replace(".adapter.", "."): p for name, p in model.named_parameters() if "lora_" in name}
+    return {f"{_PREFIX}{name}.weight": parameter for name, parameter in parameters.items()}
 
 
 def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
@@ -45,9 +41,12 @@ def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) -> None:
-    """Writes ``weights`` (from ``gather_adapters``) to ``folder`` in peft's format; ``base``: the base model's name."""
-    from safetensors.torch import save
+def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) -> str:
+    """Writes ``weights`` (from ``gather_adapters``) to ``folder`` in peft's format; ``base``: the base model's name.
+
+    Returns the result of comparing the file with ``weights``. Raises SeatrialError if they differ.
+    """
+    from safetensors.torch import load_file, save
 
     adapters: list[Adapter] = []
     targets: set[str] = set()
@@ -69,43 +68,11 @@ def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) 
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / WEIGHTS_FILE, save(weights))
     write_json(folder / CONFIG_FILE, settings)
-
-
-def verify_export(weights: dict[str, Tensor], folder: Path) -> str:
-    """Compares the exported file with ``weights``; returns the result as text. Raises SeatrialError if they differ."""
-    from safetensors.torch import load_file
-
-    path = folder / WEIGHTS_FILE
-    saved = load_file(path)
+    saved = load_file(folder / WEIGHTS_FILE)
     different = [name for name, tensor in weights.items() if name not in saved or not torch.equal(saved[name], tensor)]
     if different or len(saved) != len(weights):
         raise SeatrialError(
-            f"{path} has {len(saved)} tensors, {len(different)} of {len(weights)} trained ones differ or are missing"
+            f"{folder / WEIGHTS_FILE} has {len(saved)} tensors, {len(different)} of {len(weights)} trained ones differ "
+            "or are missing"
         )
     return "loaded; equal bit by bit"
-
-
-@torch.no_grad()
-def load(model: nn.Module, folder: Path) -> None:
-    """Loads adapters that ``export`` or peft wrote.
-
-    Raises UsageError if the file cannot be read, or if a name or shape does not match the model.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        saved = load_file(folder / WEIGHTS_FILE)
-    except (OSError, SafetensorError) as error:
-        raise UsageError(f"cannot read the adapters in {folder}: {error}") from error
-    parameters = adapter_parameters(model)
-    if unmatched := sorted(parameters.keys() ^ saved.keys()):
-        raise UsageError(
-            f"{folder / WEIGHTS_FILE} belongs to another model: {len(unmatched)} names differ, first {unmatched[0]}"
-        )
-    for name, parameter in parameters.items():
-        if parameter.shape != saved[name].shape:
-            raise UsageError(
-                f"{folder / WEIGHTS_FILE}: {name} has shape {list(saved[name].shape)}, expected {list(parameter.shape)}"
-            )
-        parameter.copy_(saved[name])

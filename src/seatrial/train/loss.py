@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from seatrial.train.blocks import IGNORE_INDEX as IGNORE_INDEX
+from seatrial.train.blocks import IGNORE_INDEX
 
 
 def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int, compiled: bool = False) -> Tensor:

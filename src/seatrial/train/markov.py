@@ -11,11 +11,22 @@ import math
 import torch
 from torch import Tensor
 
+from seatrial.model import UsageError
+from seatrial.train.train_config import TrainConfig
+
 STATES = 64  # the vocabulary
 SIXTEENTHS = (8, 4, 2, 1, 1)  # probability of each successor × 16
 # nats per token, the same in every state: the lowest possible mean loss
 ENTROPY = -sum(weight / 16 * math.log(weight / 16) for weight in SIXTEENTHS)
 CHAIN_SEED = 0  # determines the successors of each state
+
+
+def require_vocabulary(config: TrainConfig) -> int:
+    """The model's vocab_size. Raises UsageError if it is smaller than the number of states."""
+    vocabulary = config.model.architecture().vocab_size
+    if vocabulary < STATES:
+        raise UsageError(f"vocab_size {vocabulary}: expected at least {STATES} for generated data")
+    return vocabulary
 
 
 def generate_sequences(count: int, length: int, seed: int) -> Tensor:

@@ -21,10 +21,10 @@ from torch import nn
 from seatrial.model import SeatrialError
 from seatrial.train import checkpoint, exposed_communication
 from seatrial.train.blocks import DatasetInfo
+from seatrial.train.memory import GIB, group_bytes, state_metrics
 from seatrial.train.parallel import World, tensor_counts
 from seatrial.train.progress import StartupPhases, Step
 from seatrial.train.rank_times import RankTimes, slowdowns
-from seatrial.train.state_memory import GIB, group_bytes, state_metrics
 from seatrial.train.step_timer import gemm_tflops
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import data_files
@@ -62,6 +62,7 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
     state = state_metrics(run.model, run.optimizer, run.gradient_bytes)
     ranks = world.gather(_rank_metrics(world, measured) | state)
     trained, total = parameter_counts(run.model)
+    group_sizes = group_bytes(run.model, _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"])
     return script_metrics | {
         "run_name": settings.run_name,
         "stack": settings.stack,
@@ -89,7 +90,8 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
         "allocator": _allocator(),
         "params_and_optimizer_gib": _max_over_ranks(ranks, "memory_allocated_gib"),
         "params_and_optimizer_expected_gib": _expected_state_gib(settings, world, run),
-        **_fsdp_groups(settings, run),
+        "fsdp_groups": len(group_sizes),
+        "fsdp_largest_group_gib": max(group_sizes) / GIB if group_sizes else None,
         "checkpoints": [asdict(timing) for timing in run.checkpoints],
         "data": asdict(run.data),
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__), **run.versions},
@@ -264,12 +266,6 @@ def _expected_state_gib(settings: TrainConfig, world: World, run: TrainingRun) -
     return total_bytes / (world.size / _replicas(settings, world, run)) / GIB
 
 
-def _fsdp_groups(settings: TrainConfig, run: TrainingRun) -> dict[str, Any]:
-    """The number of FSDP2 groups, and the GiB of the largest group's weights when gathered (None without groups)."""
-    sizes = group_bytes(run.model, _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"])
-    return {"fsdp_groups": len(sizes), "fsdp_largest_group_gib": max(sizes) / GIB if sizes else None}
-
-
 def _replicas(settings: TrainConfig, world: World, run: TrainingRun) -> int:
     """The number of copies of the model: one per rank with DDP, otherwise parallel.replicas (more than 1: HSDP)."""
     return world.size if run.strategy == "ddp" else settings.parallel.replicas
@@ -333,7 +329,10 @@ def explain_out_of_memory(settings: TrainConfig, device: torch.device) -> Iterat
 
 
 def _out_of_memory_message(settings: TrainConfig, device: torch.device, reason: str) -> str:
-    remedies = (_smaller_batch(settings), _fewer_activations(settings), _less_state(settings))
+    smaller_batch = f"seq_len={settings.seq_len // 2}"
+    if settings.bsz > 1:
+        smaller_batch = f"bsz={settings.bsz // 2} and grad_accum={settings.grad_accum * 2}, for the same global batch"
+    remedies = (smaller_batch, _fewer_activations(settings), _less_state(settings))
     where = "the CPU" if device.type == "cpu" else device
     return (
         f"{where} of {socket.gethostname()} is out of memory: {reason.splitlines()[0]}\n"
@@ -362,12 +361,6 @@ def _memory_usage(settings: TrainConfig, device: torch.device) -> str:
             *(size / GIB for size in sizes)
         )
     return f"{state}{allocated}; the rest is activations of {settings.bsz} × {settings.seq_len} tokens"
-
-
-def _smaller_batch(settings: TrainConfig) -> str:
-    if settings.bsz == 1:
-        return f"seq_len={settings.seq_len // 2}"
-    return f"bsz={settings.bsz // 2} and grad_accum={settings.grad_accum * 2}, for the same global batch"
 
 
 def _fewer_activations(settings: TrainConfig) -> str:

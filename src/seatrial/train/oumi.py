@@ -37,11 +37,13 @@ def render(config: TrainConfig, folder: Path) -> str:
     to ``folder``/trained. Raises UsageError for settings that cannot be converted.
     """
     _check_supported(config)
-    text = yaml.safe_dump(
-        {"model": _model(config, folder), "data": _data(folder), "training": _training(config, folder)},
-        sort_keys=False,
-    )
-    return f"{_HEADER}{text}"
+    dataset = {"dataset_name": "text_sft_jsonl", "dataset_path": str(folder / ROWS_FILE)}
+    content = {
+        "model": _model(config, folder),
+        "data": {"train": {"datasets": [dataset]}},
+        "training": _training(config, folder),
+    }
+    return f"{_HEADER}{yaml.safe_dump(content, sort_keys=False)}"
 
 
 def convert_row(layout: str, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,10 +80,6 @@ def _model(config: TrainConfig, folder: Path) -> dict[str, Any]:
     if config.data.tokenizer:
         fields["tokenizer_name"] = config.data.tokenizer.removeprefix(HUB_PREFIX)
     return fields
-
-
-def _data(folder: Path) -> dict[str, Any]:
-    return {"train": {"datasets": [{"dataset_name": "text_sft_jsonl", "dataset_path": str(folder / ROWS_FILE)}]}}
 
 
 def _training(config: TrainConfig, folder: Path) -> dict[str, Any]:

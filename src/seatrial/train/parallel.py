@@ -19,9 +19,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from seatrial.bench import group as bench_group
 from seatrial.bench import rank as bench_rank
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import fp8, lora, weights
+from seatrial.train import fp8, lora, ranks, weights
 from seatrial.train.decoder import Block, Decoder, Linear
 from seatrial.train.train_config import Parallel, TrainConfig
 from seatrial.util.node_name import node_name
@@ -67,6 +68,11 @@ class World:
         return value
 
 
+def current_world(device: str | torch.device) -> World:
+    """The World of the open process group, with this process on ``device``; without a group, of this process only."""
+    return World(ranks.rank(), ranks.world_size(), torch.device(device), node_name())
+
+
 @contextmanager
 def process_group(timeout_s: float) -> Iterator[World]:
     """Context manager: the World of the open process group, or of a new group if none is open.
@@ -84,8 +90,7 @@ def process_group(timeout_s: float) -> Iterator[World]:
     if gpu_count:
         torch.cuda.set_device(device)
     else:
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+        bench_group.set_cpu_threads()
     already_open = dist.is_initialized()  # child processes of checks open it (train.child, train.variants)
     if not already_open:
         without_torchrun: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1}

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import UsageError
 from seatrial.train import data_cache, disk, hf
 from seatrial.train.data_cache import Prepared
 from seatrial.train.train_config import TrainConfig
@@ -21,7 +21,7 @@ def preprocess(config: TrainConfig) -> dict[str, Any] | None:
     set or the cache is not writable, if a package is missing, for invalid rows, and for a damaged folder; SeatrialError
     if the tokens cannot be written.
     """
-    if config.data.path is None and (config.stack == "native" or config.data.layout == "markov_chain"):
+    if config.trains_on_markov_chain:
         return None
     cache_name = config.data.cache or os.environ.get(data_cache.CACHE_VARIABLE)
     if not cache_name:
@@ -35,10 +35,7 @@ def preprocess(config: TrainConfig) -> dict[str, Any] | None:
         if prepared.hit:
             data_cache.require_intact(prepared.folder)
     except (OSError, MemoryError) as error:
-        action = f"cannot write the prepared data to {cache}"
-        raise disk.disk_full_error(error, cache, action) or SeatrialError(
-            f"{action}: {str(error) or 'out of memory'}"
-        ) from error
+        raise disk.write_error(error, cache, f"cannot write the prepared data to {cache}") from error
     return {"folder": str(prepared.folder), "existed": prepared.hit, "seconds": round(time.monotonic() - started, 1)}
 
 

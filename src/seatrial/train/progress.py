@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train import restarts
 from seatrial.train.parallel import World
 from seatrial.train.script_flags import write_run_args
@@ -92,8 +92,13 @@ class StepLog:
         resumed = settings.checkpoint.resume
         self._file = _open_steps_file(out / STEPS_FILE, completed_steps, resumed) if world.is_rank_0 else None
         # With stack hf the Trainer of transformers writes these curves
-        writes_curves = world.is_rank_0 and settings.tensorboard and settings.stack == "native"
-        self._tensorboard: Any = _open_tensorboard(out, completed_steps) if writes_curves else None
+        self._tensorboard: Any = None
+        if world.is_rank_0 and settings.tensorboard and settings.stack == "native":
+            from torch.utils.tensorboard import SummaryWriter  # slow to import; requires the package tensorboard
+
+            writer: Any = SummaryWriter  # untyped; a resumed run discards events after its completed_steps
+            purge_step = completed_steps + 1 if completed_steps else None
+            self._tensorboard = writer(str(out / "tensorboard"), purge_step=purge_step)
         self._is_terminal = sys.stderr.isatty()
         self._interval_s = min(TERMINAL_INTERVAL_S, settings.log_every_s) if self._is_terminal else settings.log_every_s
         self._last_print = time.monotonic()
@@ -106,7 +111,10 @@ class StepLog:
             self._file.write(json.dumps(asdict(record)) + "\n")
             self._print_progress(record)
         if self._tensorboard is not None:
-            self._write_curves(record)
+            curves = {name: getattr(record, name) for name in ("loss", "grad_norm", "learning_rate", "epoch")}
+            curves["tokens_per_second_per_gpu"] = record.tokens / record.seconds / self._world.size
+            for name, value in curves.items():
+                self._tensorboard.add_scalar(f"train/{name}", value, record.step)
         return record
 
     def close(self) -> None:
@@ -114,12 +122,6 @@ class StepLog:
             self._file.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
-
-    def _write_curves(self, record: Step) -> None:
-        curves = {name: getattr(record, name) for name in ("loss", "grad_norm", "learning_rate", "epoch")}
-        curves["tokens_per_second_per_gpu"] = record.tokens / record.seconds / self._world.size
-        for name, value in curves.items():
-            self._tensorboard.add_scalar(f"train/{name}", value, record.step)
 
     def _print_progress(self, record: Step) -> None:
         now = time.monotonic()
@@ -129,17 +131,14 @@ class StepLog:
         if now - self._last_print < self._interval_s and not is_last:
             return
         self._last_print = now
-        line = self._line(record, self._remaining_s(record, now))
+        # The slow first step of this process counts only if it is the only one
+        steps_after_first = record.step - self._first_record.step
+        step_s = (now - self._first_record_time) / steps_after_first if steps_after_first else record.seconds
+        line = self._line(record, step_s * (self._settings.max_steps - record.step))
         if self._is_terminal:  # replace the previous line
             print(f"\r\033[K{line}", end="\n" if is_last else "", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
-
-    def _remaining_s(self, record: Step, now: float) -> float:
-        """Estimated seconds to the last step; the slow first step of this process counts only if it is the only one."""
-        steps_after_first = 0 if self._first_record is None else record.step - self._first_record.step
-        step_s = (now - self._first_record_time) / steps_after_first if steps_after_first else record.seconds
-        return step_s * (self._settings.max_steps - record.step)
 
     def _line(self, record: Step, remaining_s: float) -> str:
         parts = [f"step {record.step}/{self._settings.max_steps}", f"loss {record.loss:.4f}"]
@@ -154,8 +153,8 @@ class StepLog:
         return "  ".join(parts)
 
 
-def create_run_folder(settings: TrainConfig, out: Path) -> None:
-    """Creates the run folder ``out`` with the resolved config in config.json and run_args.json; called on rank 0.
+def create_run_folder(settings: TrainConfig, out: Path) -> Path:
+    """Creates and returns the run folder ``out`` with the resolved config in config.json and run_args.json; on rank 0.
 
     Raises UsageError if ``out`` contains a run and checkpoint.resume is false, if a run is writing to ``out``, or if
     ``out`` is not writable.
@@ -171,20 +170,19 @@ def create_run_folder(settings: TrainConfig, out: Path) -> None:
         write_run_args(settings, out)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; set --out to another directory") from error
+    return out
+
+
+def require_steps_left(settings: TrainConfig, out: Path, completed_steps: int) -> None:
+    """Raises SeatrialError if a run in ``out`` that is resumed after ``completed_steps`` has no step left."""
+    if completed_steps >= settings.max_steps:
+        raise SeatrialError(f"nothing to resume: {out} has {completed_steps} steps, max_steps is {settings.max_steps}")
 
 
 def require_tensorboard(settings: TrainConfig) -> None:
     """Raises UsageError if ``tensorboard`` is true and the package is not installed."""
     if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("tensorboard: true requires the package tensorboard: pip install tensorboard")
-
-
-def _open_tensorboard(out: Path, completed_steps: int) -> Any:
-    """A SummaryWriter for ``out``/tensorboard; a resumed run discards events after its ``completed_steps``."""
-    from torch.utils.tensorboard import SummaryWriter  # slow to import; requires the package tensorboard
-
-    writer: Any = SummaryWriter
-    return writer(str(out / "tensorboard"), purge_step=completed_steps + 1 if completed_steps else None)
 
 
 def _existing_run_error(out: Path) -> UsageError:

@@ -73,18 +73,10 @@ def overrides_from_run_args(path: Path) -> list[str]:
 
 def write_run_args(config: TrainConfig, out: Path) -> None:
     """Writes ``out``/run_args.json: every key of ``config`` with its value; nested keys are dotted."""
-    write_json(out / RUN_ARGS_FILE, _with_dotted_keys(config.model_dump(mode="json")))
-
-
-def _with_dotted_keys(settings: dict[str, Any]) -> dict[str, Any]:
-    """{"a": {"b": 1}} → {"a.b": 1}."""
     flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": nested for key, nested in _with_dotted_keys(value).items()}
-        else:
-            flat[name] = value
-    return flat
+    for name, value in config.model_dump(mode="json").items():
+        flat |= {f"{name}.{key}": nested for key, nested in value.items()} if isinstance(value, dict) else {name: value}
+    write_json(out / RUN_ARGS_FILE, flat)
 
 
 def _unknown_message(unknown: dict[str, str]) -> str:

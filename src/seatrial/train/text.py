@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,43 +22,51 @@ def read_rows(path: Path, max_rows: int | None) -> list[str]:
 
     Raises UsageError if the file cannot be read or has no rows, or if a row is invalid (with the number of the row).
     """
-    try:
-        rows = list(islice(_rows(path), max_rows))
-    except OSError as error:
-        raise UsageError(f"cannot read the data {path}: {error.strerror or error}") from error
+    rows = list(islice(parse_rows(path), max_rows))
     if not rows:
         raise UsageError(f"{path} has no rows")
-    return [_text(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
+    return [_extract_text(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
 
 
-def _rows(path: Path) -> Iterator[Any]:
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
-    elif path.suffix == ".jsonl":
-        with open_file(path) as file:
-            for number, line in enumerate(file, 1):
-                yield _parse_json(line, f"{path}, row {number}")
-    elif path.suffix == ".json":
-        yield from _json_rows(path)
-    else:
-        raise UsageError(f"{path}: expected a .json, .jsonl or .parquet file")
+def parse_rows(path: Path) -> Iterator[Any]:
+    """The rows of a JSON list (.json), JSON lines (.jsonl) or Parquet (.parquet); a UsageError for each damaged row.
 
-
-def _json_rows(path: Path) -> list[Any]:
-    """The rows of a JSON list, the format of alpaca-cleaned."""
-    rows = _parse_json(read_bytes(path, MAX_RECORD_BYTES), str(path))
-    if not isinstance(rows, list):
-        raise UsageError(f"{path}: expected a JSON list of rows; rename a file of JSON lines to .jsonl")
-    return rows
+    Raises UsageError if the file cannot be read or has another format.
+    """
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet_rows(path)
+        elif path.suffix == ".jsonl":
+            with open_file(path) as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield _parse_json(line, f"{path}, row {number}")
+        elif path.suffix == ".json":
+            rows = _parse_json(read_bytes(path, MAX_RECORD_BYTES), str(path))
+            if isinstance(rows, UsageError):
+                raise rows
+            if not isinstance(rows, list):
+                raise UsageError(f"{path}: expected a JSON list of rows; rename a file of JSON lines to .jsonl")
+            yield from rows
+        else:
+            raise UsageError(f"{path}: expected a .json, .jsonl or .parquet file")
+    except OSError as error:
+        raise UsageError(f"cannot read the data {path}: {error.strerror or error}") from error
 
 
 def _parse_json(raw: bytes, where: str) -> Any:
+    """The JSON value, or a UsageError that says why ``raw`` cannot be used."""
     try:
-        return json.loads(raw.decode())
+        value = json.loads(raw.decode())
+        if b"\\u" in raw:  # JSON may escape half of a surrogate pair; tokenizers fail on it
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError as error:
+        return UsageError(f"{where} contains a lone surrogate: {error}")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{where} is not UTF-8: {error}") from error
+        return UsageError(f"{where} is not UTF-8: {error}")
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not valid JSON: {error}") from error
+        return UsageError(f"{where} is not valid JSON: {error}")
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:
@@ -72,21 +80,14 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
     try:
         for batch in parquet.ParquetFile(path).iter_batches():
             yield from batch.to_pylist()
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, ValueError) as error:
         raise UsageError(f"{path} is not a valid parquet file: {error}") from error
-
-
-def _text(row: Any, where: str) -> str:
-    text = _extract_text(row, where)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON may contain a lone surrogate, which tokenizers reject
-        raise UsageError(f"{where} contains a lone surrogate ({text[error.start]!r})") from error
-    return text
 
 
 def _extract_text(row: Any, where: str) -> str:
     """The text of a row with the keys text; or instruction, output and optionally input; or messages."""
+    if isinstance(row, UsageError):
+        raise row
     if isinstance(row, Mapping):
         if isinstance(row.get("text"), str) and row["text"]:
             return str(row["text"])
@@ -114,26 +115,36 @@ def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> An
 
     Raises UsageError if the file cannot be read, or if ``vocabulary`` is too small to train a tokenizer.
     """
+    return train_tokenizer(rows, vocabulary, [END_TOKEN]) if path is None else read_tokenizer(path)
+
+
+def read_tokenizer(path: str) -> Any:
+    """The tokenizer.json at ``path``. Raises UsageError."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise UsageError(f"cannot read the tokenizer {path}: {error}") from error
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, special_tokens: Sequence[str]) -> Any:
+    """Byte-level BPE of at most ``vocabulary`` tokens. Raises UsageError if these do not suffice for all bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if path is not None:
-        try:
-            return Tokenizer.from_file(path)
-        except Exception as error:  # tokenizers raises nothing more specific
-            raise UsageError(f"cannot read the tokenizer {path}: {error}") from error
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocabulary <= len(alphabet):
-        raise UsageError(f"vocab_size {vocabulary}: expected at least {len(alphabet) + 1} for text")
+    if vocabulary < len(alphabet) + len(special_tokens):
+        raise UsageError(f"vocab_size {vocabulary}: expected at least {len(alphabet) + len(special_tokens)} for text")
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocabulary, MAX_TRAINED_VOCABULARY),
-        special_tokens=[END_TOKEN],
+        special_tokens=list(special_tokens),
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    trained.train_from_iterator(rows, trainer)
+    trained.train_from_iterator(texts, trainer)
     return trained
 
 

@@ -170,10 +170,6 @@ class Parallel(Frozen):
             raise ValueError(f"wrap {self.wrap} requires strategy fsdp2")
         if (self.wrap == "size") != (self.wrap_min_parameters is not None):
             raise ValueError("wrap size and wrap_min_parameters require each other")
-        return self
-
-    @model_validator(mode="after")
-    def _check_deepspeed(self) -> Parallel:
         if (self.strategy == "zero3") != (self.deepspeed is not None):
             raise ValueError(
                 "strategy zero3 and a deepspeed file require each other, such as configs/deepspeed/zero3.json"
@@ -261,30 +257,33 @@ class TrainConfig(_Finite):
     timeout_s: float = Field(default=600.0, gt=0, description="timeout of a collective")
 
     @model_validator(mode="after")
-    def _check_measured_steps(self) -> TrainConfig:
+    def _check_combinations(self) -> TrainConfig:
         if self.untimed_steps >= self.max_steps:
             raise ValueError(f"untimed_steps {self.untimed_steps}: expected less than max_steps {self.max_steps}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_stack(self) -> TrainConfig:
         if self.stack == "native" and self.parallel.strategy == "zero3":
             raise ValueError("strategy zero3 requires stack hf")
-        if self.stack == "hf" and self.parallel.replicas > 1:
-            raise ValueError("parallel.replicas requires stack native")
-        if self.stack == "hf" and self.parallel.wrap == "size":  # accelerate 1.15 wraps the list of blocks, and fails
-            raise ValueError("parallel.wrap size requires stack native")
-        if self.stack == "hf" and (self.deterministic or self.data.variable_length):
-            raise ValueError("deterministic and data.variable_length require stack native")
-        return self
-
-    @model_validator(mode="after")
-    def _check_fp8(self) -> TrainConfig:
+        linear_ratio = self.learning_rate.schedule == "linear" and self.learning_rate.min_ratio > 0
+        native_only = {
+            "parallel.replicas": self.parallel.replicas > 1,
+            "parallel.wrap size": self.parallel.wrap == "size",  # accelerate 1.15 wraps the list of blocks, and fails
+            "deterministic": self.deterministic,
+            "data.variable_length": self.data.variable_length,
+            "checkpoint.asynchronous": self.checkpoint.asynchronous,
+            "learning_rate.min_ratio with schedule linear": linear_ratio,  # that of transformers ends at 0
+        }
+        if self.stack == "hf" and any(native_only.values()):
+            keys = ", ".join(key for key, is_set in native_only.items() if is_set)
+            raise ValueError(f"{keys} requires stack native")
         if self.fp8 and not (self.bf16 and self.stack == "native"):
             raise ValueError("fp8 requires bf16=true and stack=native")
         if self.fp8 and (tokens := self.bsz * self.seq_len) % 16:
             raise ValueError(f"fp8 requires that bsz × seq_len is a multiple of 16 (got {tokens})")
         return self
+
+    @property
+    def trains_on_markov_chain(self) -> bool:
+        """Whether the data are Markov sequences, which each node can generate from the seed."""
+        return self.data.layout == "markov_chain" if self.stack == "hf" else self.data.path is None
 
     @property
     def needs_group(self) -> bool:
@@ -331,8 +330,8 @@ def _unknown_config_message(name: str) -> str:
 def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
     """The config at ``config_path(config)`` with ``overrides`` such as ``parallel.strategy=ddp``.
 
-    Of several overrides of a key, the last applies. Raises UsageError with the file or override, the key and the
-    expected value.
+    Of several overrides of a key, the last applies. If the file parallel.deepspeed exists relative to the config, its
+    path becomes absolute. Raises UsageError with the file or override, the key and the expected value.
     """
     path = config_path(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
@@ -347,7 +346,11 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
         raise
     _check_hub_names(train_config)
     train_config.architecture()
-    return _with_resolved_deepspeed(train_config, path.parent)
+    parallel = train_config.parallel
+    if parallel.deepspeed is None or not (deepspeed := path.parent / parallel.deepspeed).is_file():
+        return train_config
+    resolved = parallel.model_copy(update={"deepspeed": str(deepspeed.resolve())})
+    return train_config.model_copy(update={"parallel": resolved})
 
 
 def _program_of(path: Path) -> str:
@@ -378,14 +381,3 @@ def _check_hub_names(train_config: TrainConfig) -> None:
                 f"`hf download {name.removeprefix(HUB_PREFIX)}{repo_type} --local-dir DIR` "
                 f"on a machine with network access, then set {key}={_LOCAL_EXAMPLES[key]}"
             )
-
-
-def _with_resolved_deepspeed(train_config: TrainConfig, folder: Path) -> TrainConfig:
-    """``train_config`` with the absolute path of parallel.deepspeed, if the file exists relative to ``folder``."""
-    if train_config.parallel.deepspeed is None:
-        return train_config
-    path = folder / train_config.parallel.deepspeed
-    if not path.is_file():
-        return train_config
-    parallel = train_config.parallel.model_copy(update={"deepspeed": str(path.resolve())})
-    return train_config.model_copy(update={"parallel": parallel})

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from seatrial.model import UsageError
+from seatrial.train.blocks import IGNORE_INDEX
 from seatrial.train.hf import blocks, data, rows
-from seatrial.train.loss import IGNORE_INDEX
 from tests.train.hf import runs
 
 
@@ -81,7 +81,7 @@ def test_rows_are_used_or_counted_by_reason(
 def test_deeply_nested_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text("[" * 100_000)
-    with pytest.raises(UsageError, match=r"cannot read the rows in \S+rows\.json: maximum recursion depth"):
+    with pytest.raises(UsageError, match=r"rows\.json is not valid JSON: maximum recursion depth"):
         prepare(tmp_path, f"data.path={path}")
 
 

@@ -127,7 +127,7 @@ def test_rejected_run_folder_raises_on_all_ranks(tmp_path: Path, monkeypatch: py
     def fail(_work: object, folder: Path) -> None:
         raise UsageError(f"{folder}: error of rank 0")
 
-    monkeypatch.setattr("seatrial.train.hf.ranks.run_on_rank0", fail)
+    monkeypatch.setattr("seatrial.train.ranks.run_on_rank0", fail)
     with pytest.raises(UsageError, match="error of rank 0"):
         runs.train(runs.config("sft-smollm-135m"), tmp_path)
     assert not list(tmp_path.iterdir())  # nothing is written before all ranks joined
@@ -182,7 +182,7 @@ def test_export_that_differs_from_the_model_is_an_error(tmp_path: Path, monkeypa
         (["seq_len=4096"], "seq_len 4096"),
         (["data.path=/nowhere/rows.jsonl"], r"cannot read the data /nowhere"),
         (["model.weights=/nowhere/weights"], "cannot load /nowhere/weights"),
-        (["model.name=smollm-tiny", "seq_len=96"], "vocabulary of 256 tokens"),
+        (["model.name=smollm-tiny", "seq_len=96"], "vocab_size 256: expected at least 259"),
     ],
 )
 def test_unsupported_settings_are_rejected(tmp_path: Path, overrides: list[str], message: str) -> None:

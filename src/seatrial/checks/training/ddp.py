@@ -86,9 +86,9 @@ def measure(context: Context, options: DdpOptions) -> Iterator[Answer]:
 
 def _answers(context: Context, options: DdpOptions) -> Iterator[Answer]:
     """Compare DDP with one process, measure the speed, and yield the answers of both. All ranks call this."""
-    from seatrial.train import ddp, invariants, train_config
+    from seatrial.train import ddp, invariants, parallel, train_config
 
-    world = ddp.current_world(context.device)
+    world = parallel.current_world(context.device)
     rank_info = invariants.read_rank_info(world.rank, world.size, context.local_rank, context.node, context.device)
     processes, subjects = world.gather(rank_info), world.gather(context.subject)
     if world.is_rank_0:

@@ -58,20 +58,28 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
         raise UsageError(f"{required} not found: run the training first, with the same config and --out")
     models.disable_progress_bars()
     prepared = data.prepare(config, out)
-    cases = [case for split in HELD_OUT_SPLITS for case in _cases(prepared.folder, split, config.evaluation.cases)]
+    cases: list[Case] = []
+    for split in HELD_OUT_SPLITS:
+        conversations = read_split(prepared.folder / "function_calling", split)
+        split_cases = itertools.chain.from_iterable(extract_cases(each, split) for each in conversations)
+        cases += itertools.islice(split_cases, config.evaluation.cases)
     if not cases:
         raise UsageError(f"{prepared.folder}: no held-out conversation with functions; increase data.samples")
     before, after = _answers_before_and_after(config, out, prepared.tokenizer, cases)
     record = _record(config, prepared.report, cases, before, after)
-    _write_answers(out / "answers.jsonl", cases, before, after)
+    lines = []
+    for case, base, tuned in zip(cases, before, after, strict=True):
+        answers = {
+            "split": case.split,
+            "user": case.messages[-1]["content"],
+            "expected": [{"name": call.name, "arguments": call.arguments} for call in case.expected],
+            "base": base,
+            "tuned": tuned,
+        }
+        lines.append(f"{json.dumps(answers, ensure_ascii=False)}\n")
+    atomic_write(out / "answers.jsonl", "".join(lines).encode())
     write_json(out / "evaluation.json", record)
     return record
-
-
-def _cases(folder: Path, split: Split, max_cases: int) -> list[Case]:
-    conversations = read_split(folder / "function_calling", split)
-    cases = itertools.chain.from_iterable(extract_cases(conversation, split) for conversation in conversations)
-    return list(itertools.islice(cases, max_cases))
 
 
 def extract_cases(conversation: Conversation, split: Split) -> Iterator[Case]:
@@ -173,18 +181,3 @@ def sign_test(base: Sequence[Score], tuned: Sequence[Score], significance: float
         "significance": significance,
         "passed": p_value < significance,
     }
-
-
-def _write_answers(path: Path, cases: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> None:
-    lines = []
-    for case, base, tuned in zip(cases, before, after, strict=True):
-        record = {
-            "split": case.split,
-            "user": case.messages[-1]["content"],
-            "expected": [{"name": call.name, "arguments": call.arguments} for call in case.expected],
-            "base": base,
-            "tuned": tuned,
-        }
-        lines.append(json.dumps(record, ensure_ascii=False))
-    text = "\n".join(lines) + "\n"
-    atomic_write(path, text.encode())

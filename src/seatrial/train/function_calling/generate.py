@@ -79,8 +79,6 @@ _REQUESTS_WITHOUT_FUNCTION = (
     ("Write a poem about {city}.", "I cannot write poems with what I have been given."),
     ("Who won the match in {city}?", "I have no function that knows of matches."),
 )
-# (request, answer)
-_GREETING, _THANKS = ("Hello!", "Hello! What can I do for you?"), ("Thank you!", "You are welcome.")
 
 
 @dataclass(frozen=True)
@@ -127,18 +125,6 @@ def functions() -> list[dict[str, Any]]:
     return entries
 
 
-def _draw_calls(rng: random.Random, count: int) -> list[_RequestedCall]:
-    chosen = rng.sample(functions(), count)
-    return [
-        _RequestedCall(
-            function=function,
-            arguments={name: _PARAMETER_KINDS[kind].draw(rng) for name, kind in function["parameters"].items()},
-            response={function["response"]: _RESPONSES[function["response"]](rng)},
-        )
-        for function in chosen
-    ]
-
-
 def _row(rng: random.Random, calls: list[_RequestedCall], turns: list[tuple[str, str]]) -> dict[str, str]:
     names = {call.function["name"] for call in calls}
     others = [function for function in functions() if function["name"] not in names]
@@ -165,7 +151,14 @@ def _schema(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row_with_calls(rng: random.Random, count: int, last_turns: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
-    calls = _draw_calls(rng, count)
+    calls = [
+        _RequestedCall(
+            function=function,
+            arguments={name: _PARAMETER_KINDS[kind].draw(rng) for name, kind in function["parameters"].items()},
+            response={function["response"]: _RESPONSES[function["response"]](rng)},
+        )
+        for function in rng.sample(functions(), count)
+    ]
     turns = [
         ("USER", " ".join(call.request for call in calls)),
         ("ASSISTANT", " ".join(call.text for call in calls)),
@@ -182,15 +175,9 @@ def _row_without_matching_function(rng: random.Random) -> dict[str, str]:
 
 
 def _row_without_functions(rng: random.Random) -> dict[str, str]:
-    request, answer = _GREETING
-    greeting = f"{request} I am {rng.choice(_PEOPLE)} from {rng.choice(_CITIES)}."
+    greeting = f"Hello! I am {rng.choice(_PEOPLE)} from {rng.choice(_CITIES)}."
     system = "SYSTEM: You are a helpful assistant, with no access to external functions.\n"
-    return {"system": system, "chat": _chat([("USER", greeting), ("ASSISTANT", answer)])}
-
-
-def _row_with_thanks(rng: random.Random) -> dict[str, str]:
-    request, answer = _THANKS
-    return _row_with_calls(rng, 1, (("USER", request), ("ASSISTANT", answer)))
+    return {"system": system, "chat": _chat([("USER", greeting), ("ASSISTANT", "Hello! What can I do for you?")])}
 
 
 _ROW_KINDS: tuple[Callable[[random.Random], dict[str, str]], ...] = (
@@ -198,5 +185,5 @@ _ROW_KINDS: tuple[Callable[[random.Random], dict[str, str]], ...] = (
     lambda rng: _row_with_calls(rng, 2),
     _row_without_matching_function,
     _row_without_functions,
-    _row_with_thanks,
+    lambda rng: _row_with_calls(rng, 1, (("USER", "Thank you!"), ("ASSISTANT", "You are welcome."))),
 )

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seatrial.model import UsageError
+from seatrial.train import text
 from seatrial.train.disk import atomic_write_folder
 from seatrial.train.function_calling.glaive import Conversation, RejectedRow, convert
 from seatrial.util.files import write_json
-from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, read_bytes
 
 Split = Literal["train", "seen", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "seen", "unseen")
@@ -128,9 +128,9 @@ def _normalized(name: str) -> str:
     return "".join(filter(str.isalnum, name)).casefold()
 
 
-def _hash_fraction(text: str, seed: int) -> float:
-    """A number in [0, 1) from the hash of ``seed`` and ``text``."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{text}".encode()).digest()[:8], "big") / 2**64
+def _hash_fraction(value: str, seed: int) -> float:
+    """A number in [0, 1) from the hash of ``seed`` and ``value``."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{value}".encode()).digest()[:8], "big") / 2**64
 
 
 def _digest(conversation: Conversation) -> bytes:
@@ -138,44 +138,8 @@ def _digest(conversation: Conversation) -> bytes:
 
 
 def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file: a JSON list (.json), JSON lines (.jsonl) or Parquet (.parquet).
-
-    A row that is not a JSON object in UTF-8 becomes an empty row, which convert() rejects. Raises UsageError if the
-    file cannot be read or has another format.
-    """
-    try:
-        if path.suffix == ".parquet":
-            yield from _parquet(path)
-        elif path.suffix == ".jsonl":
-            with open_file(path) as lines:
-                yield from (_row(line) for line in lines if line.strip())
-        elif path.suffix == ".json":
-            rows = json.loads(read_bytes(path, MAX_RECORD_BYTES))
-            if not isinstance(rows, list):
-                raise UsageError(f"{path}: expected a JSON list of rows")
-            yield from (row if isinstance(row, dict) else {} for row in rows)
-        else:
-            raise UsageError(f"{path}: expected a .json, .jsonl or .parquet file")
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read the rows in {path}: {error}") from error
-
-
-def _row(line: bytes) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line.decode())
-        if b"\\u" in line:  # JSON may escape half of a surrogate pair; tokenizers fail on it
-            json.dumps(row, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        return {}
-    return row if isinstance(row, dict) else {}
-
-
-def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
-    from pyarrow.parquet import ParquetFile  # pyarrow is a dependency of datasets; JSON files do not need it
-
-    with ParquetFile(path) as file:
-        for batch in file.iter_batches():
-            yield from batch.to_pylist()
+    """The rows of text.parse_rows; a row that is not a JSON object in UTF-8 is empty, which convert() rejects."""
+    return (row if isinstance(row, dict) else {} for row in text.parse_rows(path))
 
 
 def read_split(folder: Path, split: Split) -> list[Conversation]:

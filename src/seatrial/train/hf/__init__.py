@@ -25,8 +25,7 @@ def train(config: TrainConfig, out: Path, started: float | None = None) -> dict[
     the duration of startup. Raises SeatrialError.
     """
     started = started or time.time()
-    hub.set_offline_mode(config)
-    with _checked_imports():
+    with _checked_imports(config):
         from seatrial.train import failure
         from seatrial.train.hf import run  # imports transformers, which reads the environment now
         from seatrial.train.progress import StartupPhases
@@ -39,18 +38,16 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
 
     Raises SeatrialError.
     """
-    hub.set_offline_mode(config)
-    with _checked_imports():
+    with _checked_imports(config):
         from seatrial.train.function_calling import evaluate as evaluation
     return evaluation.evaluate(config, out)
 
 
 def preprocess(config: TrainConfig, cache: Path) -> Prepared:
     """The prepared data of ``config`` in ``cache``, written if missing: see blocks.prepare. Raises SeatrialError."""
-    hub.set_offline_mode(config)
     if hub.needs_hub(config):
         hub.require_writable_cache()
-    with _checked_imports():
+    with _checked_imports(config):
         from seatrial.train.hf import blocks
     prepared = blocks.prepare(config, cache)
     blocks.print_rejected(blocks.report(prepared.folder))
@@ -59,8 +56,7 @@ def preprocess(config: TrainConfig, cache: Path) -> Prepared:
 
 def prepare_external_trainer(config: TrainConfig, folder: Path) -> dict[str, int]:
     """Write rows and model for an external trainer: see external_trainer.write_inputs. Raises SeatrialError."""
-    hub.set_offline_mode(config)
-    with _checked_imports():
+    with _checked_imports(config):
         from seatrial.train.hf import external_trainer
     return external_trainer.write_inputs(config, folder)
 
@@ -73,8 +69,13 @@ def generate_text(folder: Path) -> str:
 
 
 @contextmanager
-def _checked_imports() -> Iterator[None]:
-    """Context manager for imports: pauses the garbage collector. Raises UsageError if a package is missing."""
+def _checked_imports(config: TrainConfig | None = None) -> Iterator[None]:
+    """Context manager for imports: pauses the garbage collector. Raises UsageError if a package is missing.
+
+    ``config``: decides whether the libraries, which read the environment at their import, may use the Hub.
+    """
+    if config is not None:
+        hub.set_offline_mode(config)
     try:
         with gc_paused(), _hidden_packages("sklearn", "scipy"):
             yield

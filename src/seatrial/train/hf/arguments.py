@@ -28,8 +28,12 @@ def effective_strategy(config: TrainConfig) -> str:
 
 
 def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
-    """The arguments; creating them joins the process group. Raises UsageError for unsupported settings."""
-    _require_supported(config)
+    """The arguments; creating them joins the process group. Raises UsageError if the strategy needs torchrun."""
+    if effective_strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
+        raise UsageError(
+            f"parallel.strategy={config.parallel.strategy} needs torchrun, but WORLD_SIZE is not set: run "
+            "torchrun --standalone --nproc-per-node=N -m seatrial train run CONFIG, or use --set parallel.strategy=ddp"
+        )
     if config.tensorboard:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")
     on_gpu = torch.cuda.is_available()
@@ -71,24 +75,6 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
         **_checkpointing_arguments(config),
         **_sharding_arguments(config),
     )
-
-
-def _require_supported(config: TrainConfig) -> None:
-    """Raise UsageError for settings that this stack does not support."""
-    if effective_strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
-        raise UsageError(
-            f"parallel.strategy={config.parallel.strategy} needs torchrun, but WORLD_SIZE is not set: run "
-            "torchrun --standalone --nproc-per-node=N -m seatrial train run CONFIG, or use --set parallel.strategy=ddp"
-        )
-    if config.checkpoint.asynchronous:
-        raise UsageError(
-            "checkpoint.asynchronous=true is not supported by stack hf, which saves synchronously; use stack native"
-        )
-    if config.learning_rate.schedule == "linear" and config.learning_rate.min_ratio:
-        raise UsageError(
-            "learning_rate.min_ratio is not supported by stack hf with schedule linear, which ends at 0; use schedule "
-            "cosine, or remove min_ratio"
-        )
 
 
 def _device_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,8 @@ def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
     """
     tokenizer = tokenization.tokenizer_name(config)
     local = [Path(name) for name in (config.data.path, tokenizer) if name and hub.hub_repository(name) is None]
-    input_versions = {path: data_cache.version(path) for path in local}
-    key = _key(config, tokenizer)
-    prepared = data_cache.locate(config, folder, config.data.layout, key)
-    if not prepared.hit:
-        with data_cache.write(prepared.folder, key, input_versions) as temporary:
-            _write_files(config, temporary)
-    return prepared
+    read_key, write_files = partial(_key, config, tokenizer), partial(_write_files, config)
+    return data_cache.prepare(config, folder, config.data.layout, local, read_key, write_files)
 
 
 def report(folder: Path) -> dict[str, Any]:
@@ -129,8 +125,11 @@ def _encoded_rows(config: TrainConfig, folder: Path, rejected: Counter[str]) -> 
         train_rows = [
             conversation.record() for conversation in preprocess.read_split(folder / "function_calling", "train")
         ]
-    tokenizer = _tokenizer(config, train_rows)
-    tokenization.save(tokenizer, folder / "tokenizer")
+    vocabulary, name = config.architecture().vocab_size, tokenization.tokenizer_name(config)
+    texts = (json.dumps(row, ensure_ascii=False) for row in train_rows)
+    tokenizer = tokenization.load(name) if name else tokenization.train(texts, vocabulary)
+    tokenizer = tokenization.prepare(tokenizer, vocabulary, chat=config.data.layout != "alpaca")
+    tokenizer.save_pretrained(folder / "tokenizer")
     for row in train_rows:
         try:
             sample = _encode(tokenizer, config.data.layout, row)
@@ -142,14 +141,6 @@ def _encoded_rows(config: TrainConfig, folder: Path, rejected: Counter[str]) -> 
             rejected["longer than seq_len"] += 1
         else:
             yield sample
-
-
-def _tokenizer(config: TrainConfig, train_rows: Iterable[Mapping[str, Any]]) -> Any:
-    vocabulary = config.architecture().vocab_size
-    name = tokenization.tokenizer_name(config)
-    texts = (json.dumps(row, ensure_ascii=False) for row in train_rows)
-    tokenizer = tokenization.load(name) if name else tokenization.train(texts, vocabulary)
-    return tokenization.prepare(tokenizer, vocabulary, chat=config.data.layout != "alpaca")
 
 
 def _encode(tokenizer: Any, layout: str, row: Mapping[str, Any]) -> Sample:

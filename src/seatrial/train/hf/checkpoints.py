@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from torch import nn
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import disk
-from seatrial.train.hf import ranks
+from seatrial.train import disk, ranks
+from seatrial.train.checkpoint import shape_difference
 from seatrial.util.files import write_json
 from seatrial.util.input_files import read_bytes
 
@@ -56,12 +56,9 @@ def convert_write_errors(folder: Path, model: nn.Module, strategy: str) -> Itera
             f"cannot write the checkpoint {folder}: {reason}. Earlier checkpoints are unchanged; to resume from the "
             "newest, --set checkpoint.resume=true"
         )
+        checkpoint_error = SeatrialError(message)
         if disk.disk_full_reason(error, folder):
-            checkpoint_error: SeatrialError = disk.DiskFullError(
-                f"{message}. {disk.filesystem_usage(folder)}. {disk.REMEDY}"
-            )
-        else:
-            checkpoint_error = SeatrialError(message)
+            checkpoint_error = disk.DiskFullError(f"{message}. {disk.filesystem_usage(folder)}. {disk.REMEDY}")
         shutil.rmtree(folder, ignore_errors=True)
         raise checkpoint_error from error
 
@@ -75,14 +72,8 @@ def check_compatible(folder: Path, model: nn.Module, strategy: str) -> None:
     if saved is None:  # not written by seatrial, or the run was killed before it wrote the metadata
         return
     current = _metadata(model, strategy)
-    shapes: Mapping[str, Any] = saved["shapes"]
-    for name in sorted({*shapes, *current["shapes"]}):
-        saved_shape, shape = shapes.get(name, "missing"), current["shapes"].get(name, "missing")
-        if saved_shape != shape:
-            raise UsageError(
-                f"the checkpoint {folder} belongs to another model: shape of {name} is {saved_shape} in the "
-                f"checkpoint, {shape} in this run"
-            )
+    if difference := shape_difference(saved["shapes"], current["shapes"]):
+        raise UsageError(f"the checkpoint {folder} belongs to another model: {difference}")
     if saved["strategy"] != strategy:
         raise UsageError(
             f"the checkpoint {folder} was saved with strategy {saved['strategy']}; this run uses {strategy}, which "
@@ -103,11 +94,9 @@ def _metadata(model: nn.Module, strategy: str) -> dict[str, Any]:
 
 def _write_error(error: BaseException, folder: Path) -> str | None:
     """The message of the filesystem error in the chain of ``error`` and its causes; None if there is none."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in disk.error_chain(error):
         if isinstance(cause, (OSError, SafetensorError)) or disk.is_short_write(cause):
             return disk.first_line(cause)
-        cause = cause.__cause__ or cause.__context__
     return disk.disk_full_reason(error, folder)
 
 

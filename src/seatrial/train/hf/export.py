@@ -12,9 +12,7 @@ from peft.utils import load_peft_weights
 from transformers import AutoModelForCausalLM, Trainer
 
 from seatrial.model import SeatrialError
-from seatrial.train.hf import ranks
-
-_WEIGHT_FILES = ("*.safetensors", "*.bin")
+from seatrial.train import ranks
 
 
 def save(trainer: Trainer, final: Path, sharded: bool) -> str:
@@ -35,7 +33,13 @@ def _compare_with_export(trainer: Trainer, final: Path, sharded: bool) -> None:
         loaded = load_peft_weights(str(final), device="cpu")
         # the tensor names in the file do not contain the adapter's name
         trained = {name.replace(".default.", "."): p for name, p in _parameters(model) if p.requires_grad}
-        _check_adapter_size(final, sum(tensor.numel() for tensor in loaded.values()))
+        # Under FSDP, peft wrote 37 GB of base weights with 131 MB of adapters
+        adapter_weights = sum(tensor.numel() for tensor in loaded.values())
+        size = sum(path.stat().st_size for pattern in ("*.safetensors", "*.bin") for path in final.glob(pattern))
+        if size > 4 * adapter_weights + 2**20:  # 4 bytes per fp32 weight, and up to 1 MiB of header
+            raise SeatrialError(
+                f"{final} has {size} bytes for {adapter_weights} adapter weights: it includes the base model"
+            )
     else:
         loaded = dict(AutoModelForCausalLM.from_pretrained(final, dtype="auto").named_parameters())
         trained = dict(_parameters(model))
@@ -54,18 +58,6 @@ def _parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramete
     """Yield each parameter with its name in the files: without the wrapper of FSDP's activation checkpointing."""
     for name, parameter in model.named_parameters():
         yield name.replace("_checkpoint_wrapped_module.", ""), parameter
-
-
-def _check_adapter_size(final: Path, adapter_weights: int) -> None:
-    """Raise SeatrialError if final/ has base weights: under FSDP, peft wrote 37 GB of them with 131 MB of adapters.
-
-    ``adapter_weights``: the number of elements of the adapters.
-    """
-    size = sum(path.stat().st_size for pattern in _WEIGHT_FILES for path in final.glob(pattern))
-    if size > 4 * adapter_weights + 2**20:  # 4 bytes per fp32 weight, and up to 1 MiB of header
-        raise SeatrialError(
-            f"{final} has {size} bytes for {adapter_weights} adapter weights: it includes the base model"
-        )
 
 
 def _is_equal(loaded: torch.Tensor, trained: torch.Tensor, sharded: bool) -> bool:

@@ -43,16 +43,12 @@ def write_inputs(config: TrainConfig, folder: Path) -> dict[str, int]:
     atomic_write(folder / ROWS_FILE, text.encode())
     if config.model.weights == "random":
         (folder / MODEL_FOLDER).mkdir()
-        _write_config(config, folder / MODEL_FOLDER)
+        # with rope_theta at the top level, which transformers 4 and 5 both read
+        fields = config.architecture().model_dump(exclude_none=True)
+        architectures = [_ARCHITECTURES[fields["model_type"]]]
+        write_json(folder / MODEL_FOLDER / "config.json", {"architectures": architectures, **fields})
         _write_tokenizer(config, folder / MODEL_FOLDER, rows)
     return dict(rejected)
-
-
-def _write_config(config: TrainConfig, folder: Path) -> None:
-    """Write config.json with rope_theta at the top level, which transformers 4 and 5 both read."""
-    architecture = config.architecture()
-    fields = architecture.model_dump(exclude_none=True)
-    write_json(folder / "config.json", {"architectures": [_ARCHITECTURES[architecture.model_type]], **fields})
 
 
 def _write_tokenizer(config: TrainConfig, folder: Path, texts: list[str]) -> None:

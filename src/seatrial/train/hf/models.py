@@ -17,7 +17,6 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from seatrial.train import weights
-from seatrial.train.architecture import Architecture
 from seatrial.train.hf import hub
 from seatrial.train.train_config import TrainConfig
 
@@ -36,8 +35,14 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": weights_dtype(config), "attn_implementation": "sdpa"}
     name = config.model.weights
     if name == "random":
+        architecture = config.architecture()
+        fields = architecture.model_dump(exclude={"model_type", "rope_theta", "attention_bias", "sliding_window"})
+        if architecture.model_type == "mistral":
+            fields["sliding_window"] = architecture.sliding_window
+        rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
+        hf_config = AutoConfig.for_model(architecture.model_type, rope_parameters=rope, use_cache=False, **fields)
         with device if not _is_zero3_enabled() else nullcontext():  # ZeRO-3 places shards itself
-            model = _auto.from_config(_hf_config(config.architecture()), **options)
+            model = _auto.from_config(hf_config, **options)
         _initialize(model, config, device)
     else:
         with hub.explain_load_errors(name):
@@ -75,14 +80,6 @@ def _gathered(parameter: torch.nn.Parameter) -> AbstractContextManager[Any]:
 
     context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
     return context
-
-
-def _hf_config(architecture: Architecture) -> Any:
-    fields = architecture.model_dump(exclude={"model_type", "rope_theta", "attention_bias", "sliding_window"})
-    rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
-    if architecture.model_type == "mistral":
-        fields["sliding_window"] = architecture.sliding_window
-    return AutoConfig.for_model(architecture.model_type, rope_parameters=rope, use_cache=False, **fields)
 
 
 def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:

@@ -14,15 +14,14 @@ from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import metrics, restarts, safe_loading
+from seatrial.train import metrics, progress, ranks, restarts, safe_loading
 from seatrial.train.blocks import DatasetInfo
-from seatrial.train.hf import checkpoints, data, export, models, ranks
+from seatrial.train.hf import checkpoints, data, export, models
 from seatrial.train.hf.arguments import effective_strategy, training_arguments
 from seatrial.train.hf.step_recorder import CountingTrainer, StepRecorder
-from seatrial.train.parallel import World
+from seatrial.train.parallel import World, current_world
 from seatrial.train.progress import StartupPhases, create_run_folder, require_tensorboard
 from seatrial.train.train_config import TrainConfig
-from seatrial.util.node_name import node_name
 
 
 def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     require_tensorboard(config)
     models.disable_progress_bars()
     args = training_arguments(config, out)
-    world = World(ranks.rank(), ranks.world_size(), args.device, node_name())
+    world = current_world(args.device)
     # After joining the group: a rank that is still joining does not handle SIGTERM, and would wait for a failed rank 0
     ranks.run_on_rank0(lambda: create_run_folder(config, out), out)
     phases.end_phase("init")
@@ -46,26 +45,19 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
         checkpoint = checkpoints.newest_complete(out) if config.checkpoint.resume else None
         if checkpoint:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            strategy = effective_strategy(config).partition(" ")[
-                0
-            ]  # of "fsdp2 instead of zero3: deepspeed is not installed"
+            strategy = effective_strategy(config).partition(" ")[0]  # NO_DEEPSPEED has a reason after the strategy
             checkpoints.check_compatible(checkpoint, model, strategy)
-            # Without this check, the Trainer would take one more step if the checkpoint is in the middle of an epoch
-            if checkpoints.saved_step(checkpoint) >= config.max_steps:
-                raise SeatrialError(
-                    f"nothing to resume: {out} has {checkpoints.saved_step(checkpoint)} steps, max_steps is "
-                    f"{config.max_steps}"
-                )
+        # Without this check, the Trainer would take one more step if the checkpoint is in the middle of an epoch
+        completed_steps = checkpoints.saved_step(checkpoint) if checkpoint else 0
+        progress.require_steps_left(config, out, completed_steps)
         if world.is_rank_0:
-            restarts.record_start(config, out, checkpoints.saved_step(checkpoint) if checkpoint else 0)
+            restarts.record_start(config, out, completed_steps)
         try:
             with safe_loading.weights_only(*_deepspeed_classes(config)):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except pickle.UnpicklingError as error:
             raise SeatrialError(f"refused to load {checkpoint}: {str(error).splitlines()[0]}") from error
-    report = metrics.report(
-        config, world, _training_run(config, trainer, recorder, world, _dataset_info(config, prepared)), phases
-    )
+    report = metrics.report(config, world, _training_run(config, trainer, recorder, world, prepared), phases)
     report["out"] = str(out)
     sharded = effective_strategy(config) != "ddp"
     report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
@@ -105,8 +97,17 @@ def _trainer(
 
 
 def _training_run(
-    config: TrainConfig, trainer: CountingTrainer, recorder: StepRecorder, world: World, info: DatasetInfo
+    config: TrainConfig, trainer: CountingTrainer, recorder: StepRecorder, world: World, prepared: data.PreparedData
 ) -> metrics.TrainingRun:
+    report = prepared.report
+    info = DatasetInfo(
+        source=config.data.path or f"generated: {config.data.layout}",
+        rows=report["rows"],
+        tokens=report["blocks"] * config.seq_len,
+        vocabulary=config.architecture().vocab_size,
+        entropy_bound=report.get("entropy_bound"),
+        details={**report, "folder": str(prepared.folder)},
+    )
     return metrics.TrainingRun(
         steps=recorder.steps,
         model=trainer.accelerator.unwrap_model(trainer.model),
@@ -118,16 +119,4 @@ def _training_run(
         checkpoints=recorder.saves,
         gradient_bytes=recorder.gradient_bytes,
         versions={library.__name__: library.__version__ for library in (transformers, accelerate, peft)},
-    )
-
-
-def _dataset_info(config: TrainConfig, prepared: data.PreparedData) -> DatasetInfo:
-    report = prepared.report
-    return DatasetInfo(
-        source=config.data.path or f"generated: {config.data.layout}",
-        rows=report["rows"],
-        tokens=report["blocks"] * config.seq_len,
-        vocabulary=config.architecture().vocab_size,
-        entropy_bound=report.get("entropy_bound"),
-        details={**report, "folder": str(prepared.folder)},
     )

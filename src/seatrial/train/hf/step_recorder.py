@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from seatrial.model import SeatrialError
-from seatrial.train import state_memory
+from seatrial.train import memory
+from seatrial.train.blocks import IGNORE_INDEX
 from seatrial.train.checkpoint import CheckpointTiming
 from seatrial.train.hf import checkpoints
-from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import World
 from seatrial.train.progress import StartupPhases, Step, StepLog
 from seatrial.train.step_timer import ForwardTimer
@@ -90,7 +90,7 @@ class StepRecorder(TrainerCallback):
         del args, state, control
         assert self.trainer is not None
         if self.gradient_bytes is None and self._strategy != "zero3":  # DeepSpeed keeps gradients outside parameters
-            self.gradient_bytes = state_memory.gradient_bytes(self.trainer.model_wrapped)
+            self.gradient_bytes = memory.gradient_bytes(self.trainer.model_wrapped)
 
     def on_log(
         self,
@@ -107,6 +107,7 @@ class StepRecorder(TrainerCallback):
         self._require_finite(state.global_step, logs)
         assert self.trainer is not None
         assert self._progress is not None
+        timer = self._forward_timer
         step = Step(
             step=state.global_step,
             loss=logs["loss"],
@@ -116,15 +117,11 @@ class StepRecorder(TrainerCallback):
             tokens=(self.trainer.tokens - self._tokens_at_step_start) * self._world.size,
             trained_tokens=None,  # known only per rank; gathering would slow each step
             seconds=now - self._step_start,
-            compute_s=self._compute_s(),
+            compute_s=timer.seconds(timer.take()) if timer else None,  # its passes have ended: the loss has been read
         )
         self.steps.append(self._progress.write(step))
         self._phases.end_first_step()
         self._step_start, self._tokens_at_step_start = now, self.trainer.tokens
-
-    def _compute_s(self) -> float | None:
-        """The time of the forward passes since the last call; all have ended, since the Trainer has read the loss."""
-        return None if self._forward_timer is None else self._forward_timer.seconds(self._forward_timer.take())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del control

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from seatrial.model import SeatrialError, UsageError
+from seatrial.train import ranks
 from seatrial.train.disk import DiskFullError
-from seatrial.train.hf import ranks
 
 
 @pytest.fixture
@@ -42,14 +42,13 @@ def test_work_runs_once_on_rank_0(grouped: bool, request: pytest.FixtureRequest,
 
 
 def test_other_rank_raises_the_error_of_rank_0(group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def broadcast(errors: list[SeatrialError | None]) -> None:
-        errors[0] = rank_0_error
+    def work() -> int:
+        pytest.fail("work ran")
 
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
-    rank_0_error: SeatrialError | None = None
-    ranks.run_on_rank0(lambda: pytest.fail("work ran"), tmp_path)
-    rank_0_error = UsageError("no such weights")
+    monkeypatch.setattr("seatrial.bench.rank.gather", lambda value: [7, value])
+    assert ranks.run_on_rank0(work, tmp_path) == 7
+    monkeypatch.setattr("seatrial.bench.rank.gather", lambda value: [UsageError("no such weights"), value])
     with pytest.raises(UsageError, match="no such weights"):
         ranks.run_on_rank0(lambda: pytest.fail("work ran"), tmp_path)
 
