@@ -63,13 +63,11 @@ def test_a_damaged_folder_is_named_and_not_used(rows: Path, tmp_path: Path) -> N
     tokens = (folder / blocks.BLOCKS_FILE).read_bytes()
     (folder / blocks.BLOCKS_FILE).write_bytes(tokens[:-1] + b"\x7f")  # the same size: only preprocess reads it
     assert prepare(config, tmp_path / "cache").tokens.size
-    with pytest.raises(UsageError, match=f"{folder} is damaged: blocks.npy has sha256"):
+    with pytest.raises(UsageError, match=f"{folder} is damaged: blocks.npy has SHA-256"):
         preprocess(config)
     (folder / blocks.BLOCKS_FILE).write_bytes(b"")  # after a crash of the machine
     for use in (preprocess, lambda _: prepare(config, tmp_path / "cache")):
-        with pytest.raises(
-            UsageError, match=f"{folder} is damaged: blocks.npy has bytes 0, written with {len(tokens)}"
-        ):
+        with pytest.raises(UsageError, match=f"{folder} is damaged: blocks.npy has size 0, written with {len(tokens)}"):
             use(config)
     (folder / data_cache.KEY_FILE).write_bytes(b"")
     with pytest.raises(UsageError, match=f"{folder} is damaged"):

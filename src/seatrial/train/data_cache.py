@@ -150,7 +150,10 @@ def file_difference(path: Path, recorded: Mapping[str, Any], sizes_only: bool = 
     """How the file differs from its ``recorded`` properties; empty if it does not. Raises OSError."""
     properties = {"bytes": path.stat().st_size} if sizes_only else file_properties(path)
     differing = (name for name, value in properties.items() if value != recorded[name])
-    return next((f"{path.name} has {name} {properties[name]}, written with {recorded[name]}" for name in differing), "")
+    if not (name := next(differing, "")):
+        return ""
+    label = {"bytes": "size", "sha256": "SHA-256"}[name]
+    return f"{path.name} has {label} {properties[name]}, written with {recorded[name]}"
 
 
 def _miss_reason(cache: Path, prefix: str, key: Key) -> str:

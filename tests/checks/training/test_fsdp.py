@@ -68,5 +68,7 @@ def test_slow_steps_fail_and_steps_around_the_limit_are_inconclusive(
     observed = _results.training_observations(make_context(Path()), result, "native", metrics_only=True)
     measurement = measured(fsdp.CHECK, observed, **facts)
     verdicts = judge_check(fsdp.CHECK, [measurement], {}, "t", References(skus=skus()))
-    (verdict,) = (verdict for verdict in verdicts if verdict.metric == "tokens_per_second_per_gpu.native")
-    assert verdict.outcome is outcome, verdict.message
+    of_speed = [verdict for verdict in verdicts if verdict.metric == "tokens_per_second_per_gpu.native"]
+    by_reference, by_gemm = of_speed  # without a GEMM rate, the second rule is that of the peak
+    assert by_reference.outcome is outcome, by_reference.message
+    assert by_gemm.outcome in (outcome, Outcome.PASS), by_gemm.message
