@@ -69,6 +69,4 @@ def test_slow_steps_fail_and_steps_around_the_limit_are_inconclusive(
     measurement = measured(fsdp.CHECK, observed, **facts)
     verdicts = judge_check(fsdp.CHECK, [measurement], {}, "t", References(skus=skus()))
     of_speed = [verdict for verdict in verdicts if verdict.metric == "tokens_per_second_per_gpu.native"]
-    by_reference, by_gemm = of_speed  # without a GEMM rate, the second rule is that of the peak
-    assert by_reference.outcome is outcome, by_reference.message
-    assert by_gemm.outcome in (outcome, Outcome.PASS), by_gemm.message
+    assert {verdict.outcome for verdict in of_speed} - {Outcome.SKIP} == {outcome}, of_speed
