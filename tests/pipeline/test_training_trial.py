@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,6 @@ def test_training_trial_passes_on_two_cores(training: Run) -> None:
     runs = facts["train.fsdp"]
     assert runs["run.hf"]["flops_per_token"] == runs["run.native"]["flops_per_token"] > 0  # type: ignore[index,call-overload,operator]
     assert all("cpu_only" in measured for name, measured in facts.items() if name.startswith("train."))
-    assert re.search(r"train\.\w+: [\w-]+: step \d+ of \d+", training.err)  # live progress of at least one training
 
 
 def test_throughput_metrics_have_samples_per_step(training: Run) -> None:

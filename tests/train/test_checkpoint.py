@@ -108,7 +108,7 @@ def test_damaged_checkpoints_are_rejected(tmp_path: Path) -> None:
     succeeded(ranks.run(2, ranks.train, base, tmp_path / "good"))
     shutil.rmtree(checkpoint.step_folder(tmp_path / "good", 6))
     for damage, message in (
-        (_flip_bit, "has sha256 "),
+        (_flip_bit, "has SHA-256 "),
         (_truncate, "has size 100, written with"),
         (_remove_index, ".metadata: No such file"),
         (_damage_manifest, "manifest.json"),

@@ -12,14 +12,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import ConfigDict, Field, model_validator
 
 from seatrial.config.layers import load_as, parse_assignment
+from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Frozen, UsageError
 from seatrial.train import architecture
 from seatrial.train.architecture import Architecture
 from seatrial.util import data_files
+from seatrial.util.input_files import read_text
 
 # The linear layers of a decoder block, each of which can have a LoRA adapter
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -356,8 +357,8 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
 def _program_of(path: Path) -> str:
     """The training program for which a config was written, by two of its keys; empty if it is not known."""
     try:
-        content = yaml.safe_load(path.read_bytes()[:_MAX_BYTES])
-    except (OSError, ValueError, yaml.YAMLError):
+        content = parse_yaml(read_text(path, _MAX_BYTES), str(path))
+    except (OSError, ValueError, UsageError):
         return ""
     keys = set(content) if isinstance(content, dict) else set()
     programs: dict[str, list[str]] = data_files.read("training_programs.yaml")
