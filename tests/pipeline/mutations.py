@@ -231,7 +231,7 @@ def lost_or_bad(record: Record, number: int, index: int, verdict: Verdict) -> di
             fewer | {"jobs": unpromised}, ("config", "cluster", "gpus_per_node"), None
         )
     if (value := _bad_value(verdict)) is not None:
-        bad = {**metric, "value": value, "samples": [value] * len(metric["samples"])}
+        bad = {**metric, "value": value, "samples": [value] * len(metric.get("samples", ()))}
         found["bad value"] = with_metric(**bad)
         found["bad value beside the good one"] = with_measurement(metrics=[*metrics, bad])
         found["bad value before the good one"] = with_measurement(metrics=[bad, *metrics])
