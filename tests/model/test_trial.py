@@ -56,6 +56,7 @@ def gpus(*numbers: int) -> list[dict[str, object]]:
         ([of(0, gpus=gpus(1)), of(1, gpus=[*gpus(1), "unreadable"])], {"gpus[]": {**GPU, "serial": 1}}),
         ([of(0, gpus=gpus(1)), of(1, gpus=[])], {"gpus[]": {**GPU, "serial": 1}}),
         ([of(0, method="m"), of(1, method=None)], {}),
+        ([of(0, ready=True), of(1, ready=1)], {}),
     ],
 )
 def test_facts_of_many_measurements_are_stored_once(measurements: list[Measurement], shared: dict[str, object]) -> None:
@@ -65,3 +66,9 @@ def test_facts_of_many_measurements_are_stored_once(measurements: list[Measureme
     assert Trial.model_validate_json(text) == trial
     assert {"gpu.inventory": shared} == trial.as_stored().shared_facts
     assert '"kernel":"6.8"' in text
+
+
+def test_shared_facts_of_another_form_are_refused() -> None:
+    trial = samples.rejected().model_copy(update={"measurements": (of(0, gpus=gpus(1)),)})
+    with pytest.raises(ValidationError, match=r"shared fact gpus\[\] of gpu.inventory is 5, not an object"):
+        Trial.model_validate({**trial.model_dump(), "shared_facts": {"gpu.inventory": {"gpus[]": 5}}})

@@ -222,6 +222,8 @@ class Trial(Frozen):
             if measurement.has_shared_facts:
                 for name, value in self.shared_facts.get(measurement.check, {}).items():
                     if name.endswith(OF_EACH_ITEM):
+                        if not isinstance(value, dict):
+                            raise ValueError(f"shared fact {name} of {measurement.check} is {value!r}, not an object")
                         for item in _objects(measurement.facts.get(name.removesuffix(OF_EACH_ITEM))):
                             item.update(value)
                     else:
@@ -254,8 +256,8 @@ def _objects(fact: Any) -> list[dict[str, JsonValue]]:
 
 
 def _intersection(objects: Sequence[Mapping[str, JsonValue]]) -> dict[str, JsonValue]:
-    common = dict(objects[0])
+    texts = {name: repr(value) for name, value in objects[0].items()}  # since True == 1 == 1.0
     for each in objects[1:]:
-        for name in [name for name, value in common.items() if name not in each or each[name] != value]:
-            del common[name]
-    return common
+        for name in [name for name, text in texts.items() if name not in each or repr(each[name]) != text]:
+            del texts[name]
+    return {name: objects[0][name] for name in texts}
