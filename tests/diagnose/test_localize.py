@@ -103,9 +103,10 @@ def failed(measured: Measurement) -> set[str]:
 def test_good_fabric_has_no_finding() -> None:
     measured = fabric(8, 7, noise=0.01)
     assert not findings(measured)
-    outcomes = {v.metric: v.outcome for v in judge_check(CHECK, [measured], {}, "t")}
-    assert outcomes.pop("best_busbw") is Outcome.ERROR, "its limit needs the facts of the GPUs and of their ports"
-    assert set(outcomes.values()) == {Outcome.PASS}
+    results = judge_check(CHECK, [measured], {}, "t")
+    # the limit of best_busbw needs the facts of the GPUs and of their ports
+    assert {each.outcome for each in results if each.metric == "best_busbw"} == {Outcome.ERROR}
+    assert {each.outcome for each in results if each.metric != "best_busbw"} == {Outcome.PASS}
 
 
 @pytest.mark.parametrize(("nodes", "rounds"), [(3, 3), (4, 3), (5, 5), (7, 7), (8, 7), (9, 4), (12, 4), (16, 3)])
