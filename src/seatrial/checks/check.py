@@ -56,6 +56,7 @@ class SkipIf(Enum):
 
 
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
+HOURS_UNDER_LOAD = "hours_under_load"  # fact: hours of load that each GPU had in the check
 SLOWED_BY_PREFIX = "slowed_by."  # prefix of metrics: whether an environment variable makes every job slower
 
 

@@ -56,6 +56,9 @@ TimeLimitOption = Annotated[
         help="Leave out checks that do not fit into this time; the decision is then never ACCEPTED.",
     ),
 ]
+BudgetOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time under load of burn-in, such as 8m, 30m or 24h.")
+]
 NoLocalizeOption = Annotated[
     bool,
     typer.Option("--no-localize", help="Do not search for slow nodes if a multi-node metric violates a threshold."),
@@ -101,6 +104,7 @@ def collect_overrides(
     min_nodes: int | None = None,
     no_localize: bool = False,
     group: str | None = None,
+    budget: str | None = None,
 ) -> list[tuple[str, str, Any]]:
     """Return (option, key of the trial, value) of each setting in rising priority: --set, then the other options."""
     from seatrial.config.layers import parse_assignment
@@ -115,6 +119,7 @@ def collect_overrides(
         ("--topology", "cluster.topology", topology),
         ("--no-localize", "localize", False if no_localize else None),
         ("--group", "group", group),
+        ("--budget", "budget", budget),
     ]
     given_flags = [(flag, key, value) for flag, key, value in flags if value is not None]
     return [("--set", *parse_assignment(text)) for text in assignments or ()] + given_flags

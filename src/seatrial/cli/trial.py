@@ -18,6 +18,7 @@ from seatrial.cli.options import (
     EXIT_INTERRUPTED,
     AsJson,
     BaselineOption,
+    BudgetOption,
     ExcludeOption,
     GpusOption,
     GroupOption,
@@ -66,6 +67,7 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
     group: GroupOption = None,
     time_limit: TimeLimitOption = None,
+    budget: BudgetOption = None,
     no_localize: NoLocalizeOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
     verbose: VerboseOption = False,
@@ -89,6 +91,7 @@ def run(
         topology=topology,
         no_localize=no_localize,
         group=group,
+        budget=budget,
     )
     if resume:
         others = [key for _, key, _ in overrides if not key.startswith("slurm.")]

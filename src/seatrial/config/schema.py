@@ -12,6 +12,16 @@ MAX_NAME_BYTES = 200  # the run directory is TIME-NAME: a file name has at most 
 
 # At most a month: larger values are typing errors, and the system's timers do not accept some of them
 Seconds = Annotated[float, Field(gt=0, le=31 * 24 * 3600)]
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+
+
+def _duration(value: object) -> object:
+    """Return the seconds of a text such as ``30m``; other values unchanged."""
+    if not isinstance(value, str):
+        return value
+    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)):
+        raise ValueError("not a duration: expected a number and s, m, h or d, such as 30m")
+    return float(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 def _folder_name(name: str) -> str:
@@ -184,6 +194,9 @@ class Config(Frozen):
     baseline: str | None = Field(default=None, description="a file of `seatrial baseline learn`")
     group: str | None = Field(
         default=None, min_length=1, description="a group that may read the run directory; by default only its owner may"
+    )
+    budget: Annotated[Seconds, BeforeValidator(_duration)] | None = Field(
+        default=None, description="time under load of the checks that have the option budget_s, such as 8m, 30m or 24h"
     )
     cluster: Cluster = Cluster()
     limits: Limits = Limits()

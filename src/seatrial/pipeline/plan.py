@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from seatrial import __version__
 from seatrial.checks.check import Check
@@ -29,6 +29,7 @@ from seatrial.model import (
     Scope,
     Topology,
     UsageError,
+    first_validation_error,
     size_label,
 )
 from seatrial.pipeline.durations import Network, configured_network, network_duration, start_duration, typical_duration
@@ -92,6 +93,8 @@ def make_plan(
     ``time_limit_s`` is too short for any check, or if a check requests more than ``max_job_s``.
     """
     nodes, done = nodes or config.cluster.nodes, set(done)
+    if config.budget is not None and not any("budget_s" in checks[name].options.model_fields for name in config.checks):
+        raise UsageError(f"--budget: no check of the trial {config.name} takes a budget: use burn-in")
     excluded = _excluded_checks(list(config.checks), list(only), list(skip))
     selected = [checks[name] for name in config.checks if name not in excluded]
     skip_or_error = {check.name: _skip_or_error(check, config, node_gpus, nodes) for check in selected}
@@ -298,6 +301,8 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
         too_slow_sizes = check.omitted_sizes(options, network) if check.omitted_sizes else ()
         if added_sizes := [size for size in too_slow_sizes if size_label(size) in sizes_with_threshold]:
             defaults["sizes"] = [*check.timed_sizes(options, network).get("back_to_back", ()), *added_sizes]
+    if config.budget is not None and "budget_s" in check.options.model_fields:
+        defaults["budget_s"] = config.budget
     placement = config.slurm.model_dump(include={*JobPlacement.model_fields}, exclude_none=True)
     defaults |= {name: value for name, value in placement.items() if name in check.options.model_fields}
     if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
@@ -306,6 +311,17 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
     if claim and check.needs.shared_folder and "paths" in check.options.model_fields:
         defaults["paths"] = [claim.path]
     return {**defaults, **settings.options}
+
+
+def _budget_s(check: Check, options: Mapping[str, JsonValue]) -> float:
+    """Return the option budget_s, 0 without one. Raises UsageError for a budget that the check refuses."""
+    if "budget_s" not in check.options.model_fields:
+        return 0.0
+    try:
+        validated = check.options.model_validate(options)
+    except ValidationError as error:
+        raise UsageError(f"--budget: {check.name}: {first_validation_error(error)}") from error
+    return float(getattr(validated, "budget_s"))
 
 
 def _job_of_placement(
@@ -323,7 +339,9 @@ def _job_of_placement(
     }
     limits = {
         check.name: config.checks[check.name].limit_s
-        or check.limit_s + SLOW_FACTOR * network_duration(check, options[check.name], network)
+        or check.limit_s
+        + SLOW_FACTOR * network_duration(check, options[check.name], network)
+        + _budget_s(check, options[check.name])
         for check in checks
     }
     return Job(

@@ -8,6 +8,7 @@ from itertools import islice
 from statistics import fmean
 from time import monotonic
 
+import torch
 from torch import nn
 
 from seatrial.train import data, invariants, parallel, train_config
@@ -182,6 +183,33 @@ def window_lengths(steps: int) -> list[int]:
     """``steps`` split into at most WINDOW_PAIRS windows whose lengths differ by at most one."""
     count = min(WINDOW_PAIRS, steps)
     return [steps // count + (number < steps % count) for number in range(count)]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The steps of a training without communication, and the tokens of all steps."""
+
+    steps: list[Step]
+    tokens: int
+
+
+def train_alone(device: str, on_gpu: bool, seconds: float, steps: int) -> LocalTraining:
+    """Trains this rank alone from the same weights on the same batches, with kernels that repeat every bit.
+
+    ``steps``: 0 for as many as fit into ``seconds``.
+    """
+    settings = train_config.load("ddp" if on_gpu else SMALL_CONFIG)
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"samples": MIN_SEQUENCES})})
+    trainer = create_trainer(settings, single_rank_world(parallel.current_world(device)))
+    # warn_only: cuBLAS repeats its results on one stream without CUBLAS_WORKSPACE_CONFIG, which this process has not set
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        done = trainer.run_steps(min(steps, UNTIMED_STEPS) or UNTIMED_STEPS)
+        total = steps or UNTIMED_STEPS + max(1, int(seconds / done[-1].seconds))
+        done += trainer.run_steps(total - len(done))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return LocalTraining(done, settings.bsz * settings.seq_len * len(done))
 
 
 def endless_training(device: str) -> Iterator[float]:

@@ -124,7 +124,7 @@ def _gpu_observations(load: GpuLoad, counters: GpuErrorCounters, result: BurnRes
     for name, (field, unit, aggregate) in _LOAD_METRICS.items():
         readable = [sample for sample in samples if getattr(sample, field) is not None]
         if not readable:
-            yield _no_value(name, field, load.reader)
+            yield no_value(name, field, load.reader)
             continue
         times = tuple(sample.time_s - started for sample in readable)
         values = tuple(float(getattr(sample, field)) for sample in readable)
@@ -137,12 +137,12 @@ def _gpu_observations(load: GpuLoad, counters: GpuErrorCounters, result: BurnRes
         # not every driver reports this threshold; temperature_max is judged in any case
         reason = load.reader.unreadable.get("slowdown_c") or "NVML read no temperature"
         yield absent("temperature_margin", f"no slowdown threshold: {reason}")
-    yield _throttling(samples) or _no_value("throttled_share", "clocks_event_reasons", load.reader)
+    yield _throttling(samples) or no_value("throttled_share", "clocks_event_reasons", load.reader)
     load_minutes = sum(result.timing.windows) * result.timing.per_window / 60
     for counter in GPU_COUNTERS:
         name, increase = _metric_name(counter), counters.increase(counter)
         if increase is None:
-            yield _no_value(name, counter, counters)
+            yield no_value(name, counter, counters)
             continue
         evidence: dict[str, JsonValue] = {"before": counters.before[counter], "xids": [*counters.xids]}
         yield value(
@@ -163,7 +163,7 @@ def _metric_name(counter: str) -> str:
     return _REPLAYS if counter == "pcie_replays" else f"new_errors.{counter}"
 
 
-def _no_value(name: str, reading: str, reader: GpuErrorCounters | NvmlReader) -> NoValue:
+def no_value(name: str, reading: str, reader: GpuErrorCounters | NvmlReader) -> NoValue:
     """Why a metric has no value: the GPU lacks the reading, or this user may not read it, or reading it failed."""
     if reading in reader.unavailable:
         return absent(name, reader.unavailable[reading])
@@ -198,7 +198,7 @@ def _counter_metrics() -> Iterator[metric]:
         )
 
 
-_COOLING = (
+COOLING = (
     "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i INDEX during the check; high temperature: check fans, air flow, "
     "coolant, heat sink; power brake: check the power supplies and the BMC log (ipmitool sel list)"
 )
@@ -241,7 +241,7 @@ CHECK = Check(
             "tflops.sustained",
             (">= 0.90 reference", ">= 0.90 peers", ">= 0.40 bound"),
             "sustained throughput below the reference of this GPU model",
-            _COOLING,
+            COOLING,
             unit="TFLOP/s",
             when="backend == cuda and load == bf16",
             warn=">= 0.95 reference",
@@ -254,7 +254,7 @@ CHECK = Check(
             # as the shares of reference values; healthy H100 and H200 have -0.2 to 2.2 % (20 values, docs/results)
             "<= 10 %",
             "the last third of the burn was slower than the first: temperature or power reduces the clocks",
-            _COOLING,
+            COOLING,
             warn="<= 5 %",
             when="backend == cuda",
             signed=True,
@@ -267,14 +267,14 @@ CHECK = Check(
             # highest found 102 (intel/thermal_daemon#300)
             "<= 105 °C",
             "highest GPU temperature during the burn: the sensor or the cooling is defective",
-            _COOLING,
+            COOLING,
             when="backend == cuda",
         ),
         metric(
             "temperature_margin",
             "> 0 °C",
             "the GPU reached the temperature at which its hardware lowers the clocks (NVML's slowdown threshold)",
-            _COOLING,
+            COOLING,
             when="backend == cuda",
             signed=True,
         ),
@@ -284,7 +284,7 @@ CHECK = Check(
             "<= 0 %",
             "clocks reduced by hardware or temperature in this share of the samples: a GPU with sufficient power and "
             "cooling runs this load at its power cap",
-            _COOLING,
+            COOLING,
             also_measured_by=("telemetry throttled_share",),
         ),
         *_counter_metrics(),

@@ -45,9 +45,7 @@ def measure(context: Context, options: MemoryOptions) -> Iterator[Answer]:
         yield Fact(name=f"timing_{name}", value=timing.describe())
     context.progress("patterns")
     rank.release_memory(context.device)
-    free = memory.free_bytes(context.device)
-    size_on_gpu = min(int(free * options.share), free - SCRATCH_BYTES) if context.on_gpu else 0
-    pattern_test = memory.run_pattern_test(max(MIN_TESTED_BYTES, size_on_gpu), context.device)
+    pattern_test = memory.run_pattern_test(bytes_to_test(context, options.share), context.device)
     rank.release_memory(context.device)  # NCCL and cuBLAS cannot use memory in torch's cache
     errors = pattern_test.errors
     evidence: list[JsonValue] = [asdict(error) for error in errors]
@@ -59,6 +57,15 @@ def measure(context: Context, options: MemoryOptions) -> Iterator[Answer]:
         f"five patterns written to {format_bytes(pattern_test.size)} and read back; all devices of a node "
         "concurrently, unsynchronized",
     )
+
+
+def bytes_to_test(context: Context, share: float) -> int:
+    """The bytes of the pattern test: on a GPU this share of the free memory, without scratch memory."""
+    from seatrial.bench import memory
+
+    free = memory.free_bytes(context.device)
+    size_on_gpu = min(int(free * share), free - SCRATCH_BYTES) if context.on_gpu else 0
+    return max(MIN_TESTED_BYTES, size_on_gpu)
 
 
 CHECK = Check(

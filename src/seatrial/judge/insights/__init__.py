@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import exp
 from typing import Any, NamedTuple
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import HOURS_UNDER_LOAD, Check
 from seatrial.config.schema import Config
 from seatrial.hardware import links
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
@@ -17,6 +18,7 @@ from seatrial.judge.insights.collective import NVLINK, PORT, Collective, build_c
 from seatrial.judge.insights.peaks import achieved_over_peak
 from seatrial.model import Baseline, Insight, Measurement, Series, format_bytes, size_label
 
+_FAULT_PERIODS_H = (1, 10, 100)
 _SATURATED = 0.9  # a link that carries at least this share of its achievable bandwidth is a bottleneck
 _MAX_FIT_ERROR = 0.15  # with a larger error, the sizes belong to more than one protocol regime
 
@@ -53,7 +55,23 @@ def trial_insights(
             )
     insights += power.sensitivity_insights(measurements, checks, references)
     insights += achieved_over_peak(measurements, checks, references)
+    insights += _soak(measurements)
     return (*insights, *error_counters.insights(measurements))
+
+
+def _soak(measurements: Sequence[Measurement]) -> Iterator[Insight]:
+    """Yield the rare faults that a check would have seen in its hours under load: a Poisson process per GPU."""
+    for measurement in measurements:
+        hours = measurement.facts.get(HOURS_UNDER_LOAD)
+        if measurement.rank or not isinstance(hours, float):
+            continue
+        seen = {str(period): 100 * (1 - exp(-hours / period)) for period in _FAULT_PERIODS_H}
+        text = (
+            f"a fault that a GPU shows once in N hours under load would have been seen with probability "
+            f"{', '.join(f'{percent:.2g} % (N = {period})' for period, percent in seen.items())}: "
+            f"1 - exp(-T/N), faults as a Poisson process, T = {hours:.3g} h under load of each GPU"
+        )
+        yield Insight(check=measurement.check, title="rare faults", text=text, values={"hours": hours, "seen": seen})
 
 
 def _latency(collective: Collective, busbw: Series, latency: Series) -> Iterator[Insight]:
