@@ -321,7 +321,7 @@ def _budget_s(check: Check, options: Mapping[str, JsonValue]) -> float:
         validated = check.options.model_validate(options)
     except ValidationError as error:
         raise UsageError(f"--budget: {check.name}: {first_validation_error(error)}") from error
-    return float(getattr(validated, "budget_s"))
+    return float(validated.model_dump()["budget_s"])
 
 
 def _job_of_placement(

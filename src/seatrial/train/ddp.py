@@ -201,7 +201,7 @@ def train_alone(device: str, on_gpu: bool, seconds: float, steps: int) -> LocalT
     settings = train_config.load("ddp" if on_gpu else SMALL_CONFIG)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"samples": MIN_SEQUENCES})})
     trainer = create_trainer(settings, single_rank_world(parallel.current_world(device)))
-    # warn_only: cuBLAS repeats its results on one stream without CUBLAS_WORKSPACE_CONFIG, which this process has not set
+    # warn_only: torch wants CUBLAS_WORKSPACE_CONFIG from the start of the process; cuBLAS repeats on one stream without
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         done = trainer.run_steps(min(steps, UNTIMED_STEPS) or UNTIMED_STEPS)
