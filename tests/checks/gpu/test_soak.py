@@ -84,7 +84,8 @@ def test_rounds_fill_the_budget_and_the_report_states_the_rare_faults(
     assert not bad(measurement)
     assert measurement.facts[HOURS_UNDER_LOAD] == pytest.approx(0.15)
     (insight,) = trial_insights(resolve("burn-in", environ={}, schemas=catalog()).config, [measurement], catalog())
-    assert insight.values["seen"]["1"] == pytest.approx(13.93, abs=0.01)  # 1 - exp(-0.15)
+    seen: Any = insight.values["seen"]
+    assert seen["1"] == pytest.approx(13.93, abs=0.01)  # 1 - exp(-0.15)
 
 
 @pytest.mark.parametrize(

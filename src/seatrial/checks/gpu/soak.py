@@ -9,12 +9,12 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from seatrial.checks.check import HOURS_UNDER_LOAD, Check, Context, Options, facts
 from seatrial.checks.declare import Answer, absent, metric, value
@@ -245,7 +245,7 @@ def _errors_by_level(counts: ErrorCounts) -> dict[str, int]:
 
 def _results(rounds: Sequence[Round], earlier: int) -> Iterator[Answer]:
     """Yield the wrong results of this rank, each with the rounds (from 1) that have one."""
-    counts: Mapping[str, Sequence[int]] = {
+    counts = {
         "changed_products": [each.changed_products for each in rounds],
         "wrong_words": [each.wrong_words for each in rounds],
         "changed_losses": [int(_has_other_losses(each, rounds[0])) for each in rounds],
@@ -257,14 +257,14 @@ def _results(rounds: Sequence[Round], earlier: int) -> Iterator[Answer]:
     else:
         yield absent("wrong_elements", "one rank has no collectives")
     for name, numbers in counts.items():
-        yield value(name, sum(numbers), evidence={"rounds": bad} if (bad := _positions(numbers)) else None)
+        yield value(name, sum(numbers), evidence=_bad_rounds(numbers))
     # without samples: one wrong result is enough
     errors = [round(each.relative_error, 3) for each in rounds]
     yield value("relative_error", max(each.relative_error for each in rounds), evidence={"by round": errors})
 
 
-def _positions(numbers: Sequence[int]) -> list[int]:
-    return [position for position, number in enumerate(numbers, 1) if number]
+def _bad_rounds(numbers: Sequence[int]) -> dict[str, JsonValue] | None:
+    return {"rounds": [position for position, number in enumerate(numbers, 1) if number]} if any(numbers) else None
 
 
 def _trends(context: Context, rounds: Sequence[Round]) -> Iterator[Answer]:
@@ -290,8 +290,8 @@ def _heat(rounds: Sequence[Round], load: GpuLoad) -> Iterator[Answer]:
     else:
         yield no_value("temperature_max", "temperature_c", load.reader)
     if samples:
-        bad = _positions([each.throttled[0] for each in rounds])
-        yield value("throttled_share", 100 * throttled / samples, evidence={"rounds": bad} if bad else None)
+        evidence = _bad_rounds([each.throttled[0] for each in rounds])
+        yield value("throttled_share", 100 * throttled / samples, evidence=evidence)
     else:
         yield no_value("throttled_share", "clocks_event_reasons", load.reader)
 
