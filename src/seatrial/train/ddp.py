@@ -10,6 +10,7 @@ from time import monotonic
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seatrial.train import data, invariants, parallel, train_config
 from seatrial.train.loop import Trainer
@@ -201,12 +202,14 @@ def train_alone(device: str, on_gpu: bool, seconds: float, steps: int) -> LocalT
     settings = train_config.load("ddp" if on_gpu else SMALL_CONFIG)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"samples": MIN_SEQUENCES})})
     trainer = create_trainer(settings, single_rank_world(parallel.current_world(device)))
-    # warn_only: torch wants CUBLAS_WORKSPACE_CONFIG from the start of the process; cuBLAS repeats on one stream without
+    # warn_only: torch wants CUBLAS_WORKSPACE_CONFIG from the start of the process; cuBLAS repeats on one stream without.
+    # With warn_only, flash and memory-efficient attention add in any order in the backward pass: MATH does not
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        done = trainer.run_steps(min(steps, UNTIMED_STEPS) or UNTIMED_STEPS)
-        total = steps or UNTIMED_STEPS + max(1, int(seconds / done[-1].seconds))
-        done += trainer.run_steps(total - len(done))
+        with sdpa_kernel(SDPBackend.MATH):
+            done = trainer.run_steps(min(steps, UNTIMED_STEPS) or UNTIMED_STEPS)
+            total = steps or UNTIMED_STEPS + max(1, int(seconds / done[-1].seconds))
+            done += trainer.run_steps(total - len(done))
     finally:
         torch.use_deterministic_algorithms(False)
     return LocalTraining(done, settings.bsz * settings.seq_len * len(done))
