@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from seatrial import report
-from seatrial.model import Measurement, Metric, Series, Timing, Trial, UsageError
+from seatrial.judge.insights import RARE_FAULTS
+from seatrial.model import Insight, Measurement, Metric, Series, Timing, Trial, UsageError
 from seatrial.report.charts import WIDTH, charts
 from tests.paths import ROOT
 from tests.report import samples
@@ -30,6 +31,13 @@ def test_json_has_all_but_the_verdicts_that_judging_gives_again() -> None:
     read = Trial.model_validate_json(report.render(trial, "json"))
     assert read == trial.model_copy(update={"verdicts": verdicts})
     assert 0 < len(verdicts) < len(trial.verdicts)
+
+
+@pytest.mark.parametrize("format", ["html", "markdown"])
+def test_the_rare_faults_that_a_soak_would_have_shown_stand_on_the_first_page(format: str) -> None:
+    insight = Insight(check="device.soak", title=RARE_FAULTS, text="seen with 13 % (N = 1)")
+    text = report.render(samples.accepted().model_copy(update={"insights": (insight,)}), format)
+    assert "13 % (N = 1)" in text.split("Headline figures")[0]
 
 
 @pytest.mark.parametrize("format", report.FORMATS)

@@ -11,7 +11,8 @@ from rich.console import Console
 from tools.records import record_path
 
 from seatrial.checks import catalog
-from seatrial.model import Baseline, Basis, BasisKind, DecisionValue, Outcome, Trial
+from seatrial.judge.insights import RARE_FAULTS
+from seatrial.model import Baseline, Basis, BasisKind, DecisionValue, Insight, Outcome, Trial
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import figures
 from seatrial.report.terminal import summary
@@ -116,3 +117,9 @@ def test_the_number_of_verdicts_from_the_sites_baseline() -> None:
 
 def test_names_of_checks_are_not_truncated() -> None:
     assert "collectives.all_reduce " in printed(samples.large_cluster(), width=80, verbose=True)
+
+
+def test_the_decision_ends_with_the_rare_faults_that_a_soak_would_have_shown() -> None:
+    insight = Insight(check="device.soak", title=RARE_FAULTS, text="seen with 13 % (N = 1)")
+    trial = samples.accepted().model_copy(update={"insights": (insight,)})
+    assert printed(trial).rstrip().endswith("seen with 13 % (N = 1)")

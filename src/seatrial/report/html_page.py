@@ -14,6 +14,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from seatrial.judge.insights import RARE_FAULTS
 from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
 from seatrial.report import charts
 from seatrial.report.appendix import appendix, telemetry_notes
@@ -149,7 +150,8 @@ def _environment() -> Environment:
         facts=_facts,
         telemetry_charts=charts.telemetry_charts,
     )
-    environment.globals.update(SYMBOLS=SYMBOLS, WORST_FIRST=WORST_FIRST, BAD=NOT_PASSED, LIMITS=LIMITS, plot=charts)
+    environment.globals.update(SYMBOLS=SYMBOLS, WORST_FIRST=WORST_FIRST, BAD=NOT_PASSED, LIMITS=LIMITS)
+    environment.globals.update(RARE_FAULTS=RARE_FAULTS, plot=charts)
     return environment
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
+from seatrial.judge.insights import RARE_FAULTS
 from seatrial.model import Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.figures import headline
@@ -78,6 +79,9 @@ def _head(trial: Trial, bad_parts: Sequence[Part], found: Sequence[Problem]) -> 
     lines.append(f"{run_text} · seatrial {_text(trial.seatrial)}")
     if trial.decision.tested_hardware:
         lines += ["", f"Tested: {_text(trial.decision.tested_hardware)}"]
+    for insight in trial.insights:
+        if insight.title == RARE_FAULTS:
+            lines += ["", f"{RARE_FAULTS}: {_text(insight.text)}"]
     if metric_lines := metrics_without_threshold(trial.decision):
         lines += ["", "Metrics without a threshold:", *(f"- {_text(line)}" for line in metric_lines)]
     for check, text in lax_thresholds(trial.verdicts):

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from seatrial.judge.insights import RARE_FAULTS
 from seatrial.model import BasisKind, DecisionValue, Outcome, Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.figures import Figure, headline
@@ -154,6 +155,9 @@ def _decision(trial: Trial, failing: str, causes: str) -> Grid:
         text.append(f"\nCause: {_line(causes)}")
     if decision.tested_hardware:
         text.append(f"\nTested: {_line(decision.tested_hardware)}", "dim")
+    for insight in trial.insights:
+        if insight.title == RARE_FAULTS:
+            text.append(f"\n{RARE_FAULTS}: {_line(insight.text)}", "dim")
     value = Text(decision.value, STYLES[decision.value])
     if decision.cpu_only:
         if decision.value is DecisionValue.ACCEPTED:

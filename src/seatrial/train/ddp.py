@@ -202,8 +202,8 @@ def train_alone(device: str, on_gpu: bool, seconds: float, steps: int) -> LocalT
     settings = train_config.load("ddp" if on_gpu else SMALL_CONFIG)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"samples": MIN_SEQUENCES})})
     trainer = create_trainer(settings, single_rank_world(parallel.current_world(device)))
-    # warn_only: torch wants CUBLAS_WORKSPACE_CONFIG from the start of the process; cuBLAS repeats on one stream without.
-    # With warn_only, flash and memory-efficient attention add in any order in the backward pass: MATH does not
+    # warn_only: torch wants CUBLAS_WORKSPACE_CONFIG from the start of the process; cuBLAS repeats on a stream without.
+    # With warn_only, flash and memory-efficient attention add in any order in the backward pass; MATH does not
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with sdpa_kernel(SDPBackend.MATH):

@@ -18,6 +18,7 @@ from seatrial.judge.insights.collective import NVLINK, PORT, Collective, build_c
 from seatrial.judge.insights.peaks import achieved_over_peak
 from seatrial.model import Baseline, Insight, Measurement, Series, format_bytes, size_label
 
+RARE_FAULTS = "Rare faults"  # title of an insight that the first page of a report shows
 _FAULT_PERIODS_H = (1, 10, 100)
 _SATURATED = 0.9  # a link that carries at least this share of its achievable bandwidth is a bottleneck
 _MAX_FIT_ERROR = 0.15  # with a larger error, the sizes belong to more than one protocol regime
@@ -71,7 +72,7 @@ def _soak(measurements: Sequence[Measurement]) -> Iterator[Insight]:
             f"{', '.join(f'{percent:.2g} % (N = {period})' for period, percent in seen.items())}: "
             f"1 - exp(-T/N), faults as a Poisson process, T = {hours:.3g} h under load of each GPU"
         )
-        yield Insight(check=measurement.check, title="rare faults", text=text, values={"hours": hours, "seen": seen})
+        yield Insight(check=measurement.check, title=RARE_FAULTS, text=text, values={"hours": hours, "seen": seen})
 
 
 def _latency(collective: Collective, busbw: Series, latency: Series) -> Iterator[Insight]:
