@@ -36,11 +36,17 @@ def training_work(metric: str, facts: Mapping[str, JsonValue]) -> TrainingWork |
     None if ``metric`` is no training metric, or if the facts do not name the precision.
     """
     match = _METRIC.fullmatch(metric)
-    training = facts.get(f"run{match['run']}") or facts.get("training") if match else None
+    training = next(filter(None, map(facts.get, training_facts(metric))), None)
     if not match or not isinstance(training, Mapping):
         return None
     spec_key = _SPEC_KEYS.get(str(training.get("precision")).partition(" ")[0])
     return TrainingWork(_flops(training.get("flops_per_token")), spec_key, bool(match["mfu"])) if spec_key else None
+
+
+def training_facts(metric: str) -> tuple[str, ...]:
+    """The names of the facts of which one describes the training of a metric; () if it is no training metric."""
+    match = _METRIC.fullmatch(metric)
+    return (f"run{match['run']}", "training") if match else ()
 
 
 def _flops(value: JsonValue) -> float | None:

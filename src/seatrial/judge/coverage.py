@@ -44,7 +44,7 @@ def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement])
     if job:
         yield from _rank_errors(job, measured)
         yield from _subject_errors(job, plan, measured)
-        yield from _world_size_errors(check, job, measured)
+        yield from _shape_errors(check, job, measured)
         yield from plan.problems[job.name]
         if job.placement != (expected := _PLACEMENTS[check.scope]):
             yield f"in job {job.name} with placement {job.placement}, expected {expected}"
@@ -158,7 +158,7 @@ def _contradicting_facts(measured: Sequence[Measurement]) -> Iterator[str]:
     """An error if facts say that rules do not apply, but others that they do: on a GPU, or after a good training."""
     for measurement in measured:
         facts = measurement.facts
-        for name in ("device", "backend") if (gpu := facts.get("gpu")) else ():
+        for name in ("device", "backend") if (gpu := facts.get("gpu") or measurement.gpu_uuid) else ():
             if facts.get(name) in ("cpu", "gloo"):
                 yield f"{measurement.subject} has the fact {name} {facts[name]}, but was measured on {gpu}"
         if facts.get("trained") == "no" and any(
@@ -184,19 +184,21 @@ def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement
         yield f"not measured on the same ranks as {plan.ranks_check}; only one of both checks has {names}"
 
 
-def _world_size_errors(check: Check, job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if a rank reports another world size than the job has.
+def _shape_errors(check: Check, job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
+    """An error if a measurement reports another number of ranks or nodes than its job, or than one device, has.
 
-    Checks with ``per_node`` are exempt, since they report the world size of their node.
+    Checks with ``per_node`` may report the number of ranks of their node.
     """
-    if job.placement != "ranks" or check.per_node:
+    if job.placement == "control":
         return
-    planned = job.process_count
+    is_cluster = check.scope is Scope.CLUSTER
+    ranks, nodes = (job.process_count, job.nodes) if is_cluster else (1, 1)
     for measurement in measured:
-        world_size = measurement.facts.get("world_size", planned)
-        if world_size not in (planned, 1) and isinstance(world_size, int):  # 1: measured on one device
-            yield f"{measurement.subject} reports world_size {world_size}, but the job {job.name} has {planned} ranks"
-            return
+        for name, planned in (("nodes", nodes),) if check.per_node else (("world_size", ranks), ("nodes", nodes)):
+            count = measurement.facts.get(name, planned)
+            if count not in (planned, 1) and isinstance(count, int):  # 1: measured on one device
+                yield f"{measurement.subject} reports {name} {count}, but the job {job.name} has {planned}"
+                return
 
 
 def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from seatrial.checks.check import Check
 from seatrial.checks.declare import is_possible, possible_values
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import NO_REFERENCES, References
+from seatrial.hardware.training_flops import training_facts
 from seatrial.judge.groups import (
     SHAPE_FACTS,
     MeasurementGroup,
@@ -196,7 +197,9 @@ class _RuleEvaluation:
         self._check, self._rule, self._limits, self._groups = check, limits.rule, limits, groups
         self._other_size, self._changed_options = other_size, changed_options
         self._conditions = {**self._rule.when.facts, **self._rule.reference_when}
-        self._needs_shape = bool(self._rule.reference) or self._rule.only_warns_by_peers
+        # the GEMM rate, the all-reduce and the peak are compared with the work of the training on this GPU model
+        self._training_facts = training_facts(self._rule.metric) if self._rule.limits else ()
+        self._needs_shape = bool(self._rule.reference or self._rule.only_warns_by_peers or self._training_facts)
         self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
         self._evaluated_kinds: set[int] = set()  # kinds of groups whose facts do not exclude the evaluation
         self.verdicts: list[Verdict] = []
@@ -291,6 +294,9 @@ class _RuleEvaluation:
                     return fact_text(invalid[0], facts, possible_values(invalid[0]))
             if _mismatched(self._conditions, facts):
                 return ""
+        names = self._training_facts if self._rule.metric in group.metrics else ()
+        if names and not any(isinstance(facts.get(name), dict) for name in names):
+            return fact_text(names[0], facts, "the work of the training")
         return self._invalid_shape(group) if self._needs_shape and not group.failed else ""
 
     def _invalid_shape(self, group: MeasurementGroup) -> str:

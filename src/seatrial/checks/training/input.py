@@ -83,9 +83,10 @@ def data_wait(result: TrainingResult, subjects: Sequence[str], filesystem: str) 
     cached = result.value("data_cached_share")
     if cached is None:
         reason = "the share in the page cache was not measured (the training failed, or data.cold is false)"
-        yield absent(_ranks.DATA_WAIT, reason)
+        yield from (absent(_ranks.DATA_WAIT, reason, subject) for subject in subjects)
     elif 100 * cached > MAX_CACHED:
-        yield forbidden(_ranks.DATA_WAIT, f"{cached:.0%} of the data stayed in the page cache, as on tmpfs")
+        reason = f"{cached:.0%} of the data stayed in the page cache, as on tmpfs"
+        yield from (forbidden(_ranks.DATA_WAIT, reason, subject) for subject in subjects)
     else:
         evidence: JsonValue = {"filesystem": filesystem, "data in the page cache": f"{cached:.0%}"}
         yield from _ranks.data_wait(_ranks.times_by_subject([result], subjects), evidence)
@@ -108,6 +109,7 @@ CHECK = Check(
             "in filesystem.client. If they are good, use data loader workers, or copy the data to a local disk.",
             when="device == cuda",
             also=(rule(f"<= {MAX_DATA_WAIT['cpu']} %", when="device == cpu"),),
+            per="rank",
             speed=True,
         ),
     ),
