@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.config.schema import CheckSettings
+from seatrial.config.schema import CheckSettings, Config
 from seatrial.model import Absent, Machine, Measurement, Why
 from seatrial.pipeline.plan import Plan
-from seatrial.pipeline.results import TrialResults
+from seatrial.pipeline.results import GpuExchanged, TrialResults, new_run_command
 from seatrial.pipeline.resume import completed_checks, load_earlier_sessions
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.util.journal import Journal, Record
@@ -96,3 +96,44 @@ def test_discard_of_another_machine_survives_a_kill(tmp_path: Path, monkeypatch:
     load_earlier_sessions(resumed, other)
     assert written
     assert resumed.measurements == []
+
+
+NODES_OF_A_SCHEDULER = Machine(host="", gpus=())
+
+
+def of_gpu(uuid: str, check: str = "device.gemm") -> Measurement:
+    return Measurement(check=check, subject="n0/gpu1", rank=1, gpu_uuid=uuid)
+
+
+def test_another_gpu_on_a_node_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.save_machine(NODES_OF_A_SCHEDULER)
+    run_dir.save_measurement(of_gpu("GPU-old"))
+    resumed = TrialResults(run_dir, config_of("device.gemm", "device.burn"), SilentDisplay())
+    load_earlier_sessions(resumed, NODES_OF_A_SCHEDULER)
+    resumed.add_measurement(of_gpu("GPU-old", "device.burn"))
+    with pytest.raises(GpuExchanged) as refused:
+        resumed.add_measurement(of_gpu("GPU-new", "device.burn"))
+    assert all(text in str(refused.value) for text in ("n0/gpu1", "GPU-old", "GPU-new", "device.gemm"))
+    assert [each.gpu_uuid for each in run_dir.recover().measurements] == ["GPU-old"] * 2
+
+
+def test_measurements_of_an_exchanged_gpu_in_the_journal_are_refused_again(tmp_path: Path) -> None:
+    run_dir = RunDir.create(tmp_path / "out", request())
+    run_dir.save_machine(NODES_OF_A_SCHEDULER)
+    for uuid, check in (("GPU-old", "device.gemm"), ("GPU-new", "device.burn")):
+        run_dir.save_measurement(of_gpu(uuid, check))
+    resumed = TrialResults(run_dir, config_of("device.gemm", "device.burn"), SilentDisplay())
+    with pytest.raises(GpuExchanged):
+        load_earlier_sessions(resumed, NODES_OF_A_SCHEDULER)
+    assert len(resumed.measurements) == 2, "the record shows both"
+
+
+def test_the_new_run_has_the_command_of_the_old_one_and_another_directory() -> None:
+    assert new_run_command(("seatrial", "run", "quick", "--out", "a b")) == "seatrial run quick --out 'a b-2'"
+    assert new_run_command(("seatrial", "run", "quick", "--out=runs/x")) == "seatrial run quick --out=runs/x-2"
+
+
+def config_of(*checks: str) -> Config:
+    settings = {name: CheckSettings() for name in checks}
+    return request().config.model_copy(update={"checks": settings})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -52,6 +54,10 @@ class JobNotStarted(Exception):
     """No check of a job was started: its nodes or the scheduler refused it; the message has the reason."""
 
 
+class GpuExchanged(JobNotStarted):
+    """A resumed run found another GPU than an earlier session measured; the message names node, index and UUIDs."""
+
+
 @dataclass
 class TrialResults:
     """Results of the trial so far. This object is also the Listener (launch/watch.py) of the trial's jobs.
@@ -75,6 +81,7 @@ class TrialResults:
     lost_nodes: list[str] = field(default_factory=list)  # the missing nodes that a job lost while it ran
     preflight_passed: bool = False  # a job of this session has passed it; the next jobs run on the same nodes
     jobs: list[Job] = field(default_factory=list)  # started attempts, in the order of their start
+    gpus: dict[str, Measurement] = field(default_factory=dict)  # subject → its first measurement in earlier sessions
     # (check, number of the retry) → number of measurements: counting in the lists each time would be quadratic
     _counts: Counter[tuple[str, int]] = field(default_factory=Counter)
 
@@ -117,7 +124,11 @@ class TrialResults:
             self.on_complete(self, measurement.check)
 
     def _store(self, measurement: Measurement) -> Measurement:
-        """Write the measurement to disk and add it to the results; return it with its retry and without secrets."""
+        """Write the measurement to disk and add it to the results; return it with its retry and without secrets.
+
+        Raises GpuExchanged if its GPU is not the one that an earlier session measured.
+        """
+        self.refuse_other_gpu(measurement)
         if self.jobs and self.jobs[-1].retry:  # the ERROR measurements of run_job do not have the number of the retry
             measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
         if measurement.error:
@@ -131,6 +142,16 @@ class TrialResults:
         else:
             (self.retries if measurement.retry else self.measurements).append(measurement)
         return measurement
+
+    def refuse_other_gpu(self, measurement: Measurement) -> None:
+        """Raise GpuExchanged if the subject had another GPU in an earlier session: a record has one set of GPUs."""
+        first = self.gpus.get(measurement.subject, measurement)
+        if first.gpu_uuid != measurement.gpu_uuid:
+            command = new_run_command(self.run_dir.request.command)
+            raise GpuExchanged(
+                f"{measurement.subject} is GPU {measurement.gpu_uuid}, but GPU {first.gpu_uuid} when {first.check} was "
+                f"measured in an earlier session. The GPU or the node was exchanged: start a new run: {command}"
+            )
 
     def add_job_result(self, result: JobResult) -> JobResult:
         """Write the result of a job to disk and add it to the results; return it without secrets."""
@@ -168,3 +189,9 @@ class TrialResults:
         start = time.monotonic()
         yield
         self.timings.append(Timing(name=name, kind="overhead", seconds=time.monotonic() - start))
+
+
+def new_run_command(command: Sequence[str]) -> str:
+    """Return the command of a run with another --out, which must be an empty directory."""
+    arguments = [f"{each}-2" if before == "--out" else each for before, each in pairwise(("", *command))]
+    return shlex.join(f"{each}-2" if each.startswith("--out=") else each for each in arguments)

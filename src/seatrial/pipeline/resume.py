@@ -20,7 +20,7 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
 
     These are checks with an ERROR, and checks that left out a metric with a threshold of the trial because its samples
     varied too much. All checks are measured again if ``machine``, where the trial runs now, is not the machine of the
-    measurements.
+    measurements. Raises GpuExchanged if a GPU was exchanged between two of the measurements.
     """
     for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
         results.display.warn(message)
@@ -49,6 +49,10 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     results.localization = [measurement for measurement in usable if measurement.check not in results.settings.checks]
     results.retries = [measurement for measurement in saved.retries if measurement.check not in discarded_checks]
     results.job_results, results.sessions = saved.job_results, saved.sessions
+    for measurement in (*usable, *results.retries):
+        if measurement.gpu_uuid and "/gpu" in measurement.subject:
+            results.gpus.setdefault(measurement.subject, measurement)
+            results.refuse_other_gpu(measurement)
 
 
 def _metrics_not_reported(measurement: Measurement) -> set[str]:
