@@ -1,11 +1,12 @@
 """Mutates accepted records and counts those that stay ACCEPTED although evidence was lost or contradicts itself.
 
-    python benchmarks/mutations.py [--count 25000] [--seed 1] [--json FILE]
+    python benchmarks/mutations.py [--json FILE]
 
 A mutation deletes the value of one subject, all values of one rank, the measurement of one rank or one fact; changes a
 fact on which rules depend, so that it contradicts the values; or gives two GPUs one UUID. It is *hidden* if the trial
-stays ACCEPTED with fewer good verdicts, or with fewer measured ranks, than before. Prints each hidden mutation once
-by check, kind and name. Exits with 1 if there is one.
+stays ACCEPTED with fewer met limits, or with fewer measured ranks, than before. Makes all mutations of all accepted
+records, about 23,000 in 12 minutes. Prints each hidden mutation once by check, kind and name. Exits with 1 if there is
+one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Literal, get_args
@@ -23,7 +25,7 @@ from typing import Literal, get_args
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pydantic import JsonValue
 from tests.pipeline.mutations import evidence
-from tools.records import record_path
+from tools.records import record_path, record_paths
 
 from seatrial.model import DecisionValue, Measurement, Trial
 from seatrial.pipeline.rejudge import rejudge
@@ -40,7 +42,6 @@ ONLY_WITNESS = {
 }
 KINDS: tuple[Kind, ...] = get_args(Kind)
 QUICK = ("2026-11-28-2xh200-second/quick", "2026-11-28-4xh100/quick", "2026-11-28-slurm-2xh100/quick")
-RECORDS = (*QUICK, "2026-11-28-1xh200/acceptance", "2026-11-28-4xh100/acceptance")
 
 
 @dataclass(frozen=True)
@@ -60,19 +61,18 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Record:
-    """An accepted record, judged by this version, and its evidence."""
+    """A record, judged by this version: whether it is accepted, and its evidence."""
 
     name: str
     trial: Trial
+    is_accepted: bool
     evidence: Counter[tuple[object, ...]]
 
     @classmethod
     def load(cls, name: str) -> Record:
         trial = load_trial(record_path(name)).model_copy(update={"telemetry": None, "sessions": ()})
         judged = rejudge(trial)
-        if judged.decision.value is not DecisionValue.ACCEPTED:
-            raise SystemExit(f"{name} is {judged.decision.value}: {judged.decision.reason}")
-        return cls(name, trial, evidence(judged))
+        return cls(name, trial, judged.decision.value is DecisionValue.ACCEPTED, evidence(judged))
 
     def is_hidden(self, mutation: Mutation) -> bool:
         """Whether the trial stays ACCEPTED with this mutation and less evidence."""
@@ -150,9 +150,7 @@ def _gpus(measurement: Measurement) -> list[dict[str, JsonValue]]:
     return [each for each in gpus if isinstance(each, dict)] if isinstance(gpus, list) else []
 
 
-def hidden_mutations(
-    count: int, seed: int, names: Sequence[str] = RECORDS, kinds: Sequence[Kind] = KINDS
-) -> Iterator[Mutation]:
+def hidden_mutations(count: int, seed: int, names: Sequence[str], kinds: Sequence[Kind] = KINDS) -> Iterator[Mutation]:
     """Yield the hidden ones of ``count`` random mutations, as many of each kind."""
     random, records = Random(seed), [Record.load(name) for name in names]
     by_record = {record.name: record.mutations() for record in records}
@@ -164,19 +162,24 @@ def hidden_mutations(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=25_000)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = Counter[tuple[str, str, str]]()
-    for mutation in hidden_mutations(options.count, options.seed):
-        found[mutation.key] += 1
-        if found[mutation.key] == 1:
-            print(f"ACCEPTED: {mutation}", flush=True)
-    print(f"{options.count:,} mutations, {sum(found.values()):,} hidden")
+    found, count, accepted = Counter[tuple[str, str, str]](), 0, 0
+    for record in filter(lambda record: record.is_accepted, map(Record.load, record_paths())):
+        accepted += 1
+        for mutation in chain.from_iterable(record.mutations().values()):
+            count += 1
+            if record.is_hidden(mutation):
+                found[mutation.key] += 1
+                if found[mutation.key] == 1:
+                    print(f"ACCEPTED: {mutation}", flush=True)
+    print(f"{count:,} mutations of {accepted} records, {sum(found.values()):,} hidden")
     if options.json:
-        hidden = [{"check": check, "kind": kind, "name": name} for check, kind, name in sorted(found)]
-        result = {"mutations": options.count, "seed": options.seed, "hidden": sum(found.values()), "examples": hidden}
+        hidden = [
+            {"check": check, "kind": kind, "name": name, "records": found[check, kind, name]}
+            for check, kind, name in sorted(found)
+        ]
+        result = {"mutations": count, "records": accepted, "hidden": sum(found.values()), "examples": hidden}
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 1 if found else 0
 

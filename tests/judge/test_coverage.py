@@ -199,8 +199,14 @@ def test_threshold_on_a_skipped_check_is_an_error_unless_it_may_skip() -> None:
 
 def test_rank_that_counted_more_ranks_than_planned_is_an_error() -> None:
     (error,) = errors(*on_gpus(2, 1, facts={"world_size": 4}), jobs=(gpu_job(ranks_per_node=1, expected_gpus=1),))
-    assert "n0/gpu0 reports world_size 4, but the job ranks has 2 ranks" in error
+    assert "n0/gpu0 reports world_size 4, but the job ranks has 2" in error
     assert errors(*on_gpus(facts={"world_size": 1}), jobs=(gpu_job(),)) == []
+
+
+def test_another_number_of_nodes_than_planned_is_an_error() -> None:
+    (error,) = errors(*on_gpus(2, 1, facts={"nodes": 3}), jobs=(gpu_job(ranks_per_node=1, expected_gpus=1),))
+    assert "reports nodes 3, but the job ranks has 2" in error
+    assert errors(*on_gpus(facts={"nodes": 1}), jobs=(gpu_job(),)) == []
 
 
 def test_check_in_a_job_of_another_placement_is_an_error() -> None:

@@ -231,13 +231,27 @@ def test_share_of_the_peak_speed(value: float, gpu: str, outcome: Outcome) -> No
     )
     name = "tokens_per_second_per_gpu"
     training = check(metric(name, ">= 0.05 bound", "waits", "look", unit="tokens/s/GPU"))
-    facts: dict[str, JsonValue] = {"gpu": gpu, "training": {"precision": "bf16", "flops_per_token": 1e12}}
+    facts = {**FOUR, "gpu": gpu, "training": {"precision": "bf16", "flops_per_token": 1e12}}
     speed = Metric(name=name, value=value, unit="tokens/s/GPU", subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(speed,), facts=facts)
     (verdict,) = judge_check(training, [measurement], {}, "mine", References(None, [SKU, fast]))
     assert verdict.outcome is outcome
     if verdict.basis:
         assert (verdict.basis.kind, verdict.basis.expected) == (BasisKind.PHYSICAL_LIMIT, 400)
+
+
+@pytest.mark.parametrize("lost", ["run.native", "gpu", "world_size", "nodes"])
+def test_training_without_a_fact_that_its_limits_need_is_an_error(lost: str) -> None:
+    name = "tokens_per_second_per_gpu.native"
+    training = check(metric(name, ">= 0.65 gemm", "waits", "look", unit="tokens/s/GPU"))
+    speed = Metric(name=name, value=19, unit="tokens/s/GPU", subject="cluster")
+    facts: dict[str, JsonValue] = {**FOUR, "run.native": {"precision": "bf16", "flops_per_token": 1e12}}
+    for kept, outcome in ((facts, Outcome.FAIL), ({**facts, lost: None}, Outcome.ERROR)):
+        measurement = Measurement(check="c", subject="cluster", metrics=(speed,), facts=kept)
+        references = replace(References(None, [SKU]), gemm_rates={"bf16": {"n0/gpu0": 60.0}})
+        (verdict,) = judge_check(training, [measurement], {}, "mine", references)
+        assert verdict.outcome is outcome
+    assert verdict.reasons == (Reason.FACT_INVALID,)
 
 
 def test_threshold_of_the_trial_on_a_missing_metric_is_an_error() -> None:

@@ -70,12 +70,13 @@ def decision(document: Json) -> str:
 
 
 def evidence(trial: Trial) -> Counter[tuple[object, ...]]:
-    """The ranks measured and the good verdicts, by required check; thresholds of the trial are no evidence."""
+    """The ranks measured and the limits met, by required check; thresholds of the trial are no evidence."""
     required = {name for name, setting in trial.config["checks"].items() if setting.get("required", True)}
     found = Counter[tuple[object, ...]]((item.check, item.rank, bool(item.skipped)) for item in trial.measurements)
     for verdict in trial.verdicts:
-        if verdict.outcome in _GOOD and verdict.basis and verdict.basis.kind is not BasisKind.TRIAL:
-            found[verdict.check, verdict.metric] += 1
+        for basis in (verdict.basis, *verdict.other_limits) if verdict.outcome in _GOOD else ():
+            if basis and basis.kind is not BasisKind.TRIAL:
+                found[verdict.check, verdict.metric, basis.kind] += 1
     return Counter({item: count for item, count in found.items() if item[0] in required})
 
 

@@ -54,7 +54,7 @@ def judge(
         by_check.setdefault(measurement.check, []).append(measurement)
     trial_links = links.read(measurements, checks)
     references = _references(config, trial_links, measurements, checks, site, site_includes_run=site_includes_run)
-    plan = RecordedPlan(config, jobs, by_check)
+    plan = RecordedPlan(config, jobs, by_check, trial_links.nvlinks)
     verdicts: list[Verdict] = []
     for name, settings in config.checks.items():
         if name in excluded_checks:  # the decision is INCOMPLETE then, in spite of the SKIP (decision.py)

@@ -56,7 +56,7 @@ def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement])
         yield "measured, but no job of the plan contains the check"
     if len(skipped) == len(measured) and not plan.allows_skip(check):
         yield f"skipped, although the plan can run it: {skipped[0].skipped}"
-    yield from _contradicting_facts(measured)
+    yield from _contradicting_facts(plan, measured)
     if ignored := next((each for each in skipped if each.metrics), None):
         yield f"{ignored.subject} has {len(ignored.metrics)} metrics, but was skipped: {ignored.skipped}"
 
@@ -154,13 +154,15 @@ def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
         )
 
 
-def _contradicting_facts(measured: Sequence[Measurement]) -> Iterator[str]:
+def _contradicting_facts(plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
     """An error if facts say that rules do not apply, but others that they do: on a GPU, or after a good training."""
     for measurement in measured:
         facts = measurement.facts
         for name in ("device", "backend") if (gpu := facts.get("gpu") or measurement.gpu_uuid) else ():
             if facts.get(name) in ("cpu", "gloo"):
                 yield f"{measurement.subject} has the fact {name} {facts[name]}, but was measured on {gpu}"
+        if facts.get("nvlink") == "no" and plan.nvlinks:
+            yield f"{measurement.subject} has the fact nvlink no, but each GPU has {plan.nvlinks} active NVLinks"
         if facts.get("trained") == "no" and any(
             each.name == "exit_code" and not each.value for each in measurement.metrics
         ):
@@ -244,11 +246,13 @@ class RecordedPlan:
 
     ``nodes`` are the nodes of the check ``nodes_check``, ``ranks`` the ranks of the check ``ranks_check``. Each of the
     two checks is the first one without errors that every process of its job measured. If there is none: the first one
-    without errors.
+    without errors. ``nvlinks``: active NVLinks of each GPU at least; 0: unknown, or none.
     """
 
-    def __init__(self, config: Config, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]) -> None:
-        self._config, self._jobs = config, jobs
+    def __init__(
+        self, config: Config, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]], nvlinks: int = 0
+    ) -> None:
+        self._config, self._jobs, self.nvlinks = config, jobs, nvlinks
         self.job_by_check = {name: job for job in reversed(jobs) for name in job.checks}
         self.nodes_check, subjects = self._first_measured(measurements, "nodes", "ranks")
         self.nodes = node_names(subjects)

@@ -19,7 +19,7 @@ def waiting(share: float, cached: float | None = 0.05) -> list[Answer]:
     """The answers of a rank that waits for this share of the step time, with this share of data in the page cache."""
     rank = {"device": "H", "compute_s": [], "data_wait_s": [share] * 8, "seconds": [1.0] * 8}
     result = TrainingResult({"ranks": [rank], "data_cached_share": cached}, Path(), "", ranks=(0,))
-    return list(data_wait(result, ["n0/gpu0"], "nfs at /data"))
+    return list(data_wait(result, ["n0/rank0"], "nfs at /data"))
 
 
 def wait_outcome(answers: list[Answer], device: str = "cuda") -> set[Outcome]:
@@ -36,7 +36,7 @@ def test_the_limit_depends_on_the_device() -> None:
 
 def test_evidence_is_the_filesystem_and_the_share_in_the_page_cache() -> None:
     (metric,) = measured(CHECK, waiting(0.5)).metrics
-    assert (metric.subject, metric.value) == ("n0/gpu0", 50)
+    assert (metric.subject, metric.value) == ("n0/rank0", 50)
     assert metric.evidence == {"filesystem": "nfs at /data", "data in the page cache": "5%"}
 
 
