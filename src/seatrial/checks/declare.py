@@ -58,6 +58,7 @@ SubjectKind = Literal[
     "pair",  # each pair of ranks on a node
     "ordered pair",  # each pair of ranks on a node, in both directions
     "node",  # each node
+    "other node",  # each node but the first, with which they are compared
     "rail",  # each rail
     "gpu",  # each GPU in the fact gpus_used of a NODE check
     "port",  # each port in the fact ports_used of a CLUSTER check

@@ -195,8 +195,9 @@ def _shape_errors(check: Check, job: Job, measured: Sequence[Measurement]) -> It
         return
     is_cluster = check.scope is Scope.CLUSTER
     ranks, nodes = (job.process_count, job.nodes) if is_cluster else (1, 1)
-    for measurement in measured:
-        for name, planned in (("nodes", nodes),) if check.per_node else (("world_size", ranks), ("nodes", nodes)):
+    first = measured[:1] if is_cluster else measured  # the rules compare the numbers of nodes of several ranks
+    for name, planned, reported in (("world_size", ranks, () if check.per_node else measured), ("nodes", nodes, first)):
+        for measurement in reported:
             count = measurement.facts.get(name, planned)
             if count not in (planned, 1) and isinstance(count, int):  # 1: measured on one device
                 yield f"{measurement.subject} reports {name} {count}, but the job {job.name} has {planned}"

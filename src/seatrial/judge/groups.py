@@ -287,5 +287,6 @@ _SUBJECTS: Mapping[str, Callable[[Sequence[str]], list[str]]] = {
     "pair": partial(_pairs, ordered=False),
     "ordered pair": partial(_pairs, ordered=True),
     "node": _nodes,
+    "other node": lambda ranks: _nodes(ranks)[1:],
     "rail": _rails,
 }

@@ -178,6 +178,13 @@ def test_clock_skew(runs: Runs) -> None:
     assert offset(runs["skewed_clock"], "node1") == pytest.approx(nodes_driver.SKEW_S, abs=0.5)
 
 
+@pytest.mark.parametrize("lost", ["node1", "node2"])
+def test_a_node_without_a_clock_skew_is_an_error(runs: Runs, lost: str) -> None:
+    first, *others = runs["healthy"]
+    kept = tuple(each for each in first.metrics if (each.name, each.subject) != ("clock_skew", lost))
+    assert not_passed([first.model_copy(update={"metrics": kept}), *others]) == {"clock_skew": Outcome.ERROR}
+
+
 def test_large_clock_skew_measured_from_the_other_node(runs: Runs) -> None:
     measurements = runs["skewed_clock_and_closed_port"]
     assert [verdict.outcome for verdict in verdicts(measurements) if verdict.metric == "clock_skew"] == [

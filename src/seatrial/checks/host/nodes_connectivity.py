@@ -152,6 +152,8 @@ def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[A
             offset, uncertainty = sign * connection.clock_offset, connection.clock_uncertainty
             text = f"{offset:+.6f} s relative to {first_node}, ± {uncertainty:.6f} s"
             yield value("clock_skew", max(0.0, abs(offset) - uncertainty), node, evidence=text)
+        else:
+            yield absent("clock_skew", f"no connection to {first_node}, which is a fault of its own", node)
 
 
 def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Answer]:
@@ -328,6 +330,7 @@ CHECK = Check(
                     outcome=Outcome.WARN,
                 ),
             ),
+            per="other node",
             cause=Cause(
                 id="clock_skew",
                 title="the clocks of nodes differ",
