@@ -2,11 +2,10 @@
 
     python benchmarks/mutations.py [--json FILE]
 
-A mutation deletes the value of one subject, all values of one rank, the measurement of one rank or one fact; changes a
-fact on which rules depend, so that it contradicts the values; or gives two GPUs one UUID. It is *hidden* if the trial
-stays ACCEPTED with fewer met limits, or with fewer measured ranks, than before. Makes all mutations of all accepted
-records, about 23,000 in 12 minutes. Prints each hidden mutation once by check, kind and name. Exits with 1 if there is
-one.
+A mutation deletes the value of one subject, all values of one rank, the measurement of one rank, one fact or one entry
+of a fact; changes a fact on which rules depend, so that it contradicts the values; or gives a GPU the UUID of another.
+It is *hidden* if the trial stays ACCEPTED with fewer met limits, or with fewer measured ranks, than before. Makes all
+mutations of all accepted records. Prints each hidden mutation once by check, kind and name. Exits with 1 if any is.
 """
 
 from __future__ import annotations
@@ -31,7 +30,16 @@ from seatrial.model import DecisionValue, Measurement, Trial
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 
-Kind = Literal["value", "values of a rank", "measurement of a rank", "fact", "other fact", "one UUID"]
+Kind = Literal[
+    "value",
+    "values of a rank",
+    "measurement of a rank",
+    "fact",
+    "entry of a fact",
+    "other fact",
+    "one UUID",
+    "other UUID",
+]
 # (check, fact): nothing else in the record states it: the scheduler, whether the node has GPUs; the trial, whether
 # sockets are expected; the training, whether it offloads
 ONLY_WITNESS = {
@@ -79,7 +87,7 @@ class Record:
         judged = rejudge(mutated(self.trial, mutation))
         if judged.decision.value is not DecisionValue.ACCEPTED:
             return False
-        return mutation.kind == "one UUID" or bool(self.evidence - evidence(judged))
+        return mutation.kind in ("one UUID", "other UUID") or bool(self.evidence - evidence(judged))
 
     def mutations(self) -> dict[Kind, list[Mutation]]:
         """All mutations by kind."""
@@ -98,10 +106,14 @@ class Record:
                 add("value", measurement, metric.subject, metric.name)
             for name, value in measurement.facts.items():
                 add("fact", measurement, measurement.subject, name)
+                for entry in value if isinstance(value, dict) else ():
+                    add("entry of a fact", measurement, measurement.subject, f"{name}/{entry}")
                 if other_value(value) is not None and (measurement.check, name) not in ONLY_WITNESS:
                     add("other fact", measurement, measurement.subject, name)
             if len(_gpus(measurement)) > 1:
                 add("one UUID", measurement, measurement.subject, "gpus")
+            if measurement.gpu_uuid:
+                add("other UUID", measurement, measurement.subject)
         return found
 
 
@@ -126,9 +138,14 @@ def mutated(trial: Trial, mutation: Mutation) -> Trial:
 def _changes(measurement: Measurement, mutation: Mutation) -> dict[str, object]:
     if mutation.kind == "values of a rank":
         return {"metrics": ()}
+    if mutation.kind == "other UUID":
+        return {"gpu_uuid": "GPU-of-another-machine"}
     facts = dict(measurement.facts)
+    name, _, entry = mutation.name.partition("/")
     if mutation.kind == "fact":
         del facts[mutation.name]
+    elif mutation.kind == "entry of a fact" and isinstance(fact := facts[name], dict):
+        facts[name] = {key: value for key, value in fact.items() if key != entry}
     elif mutation.kind == "other fact":
         facts[mutation.name] = other_value(facts[mutation.name])
     else:

@@ -52,6 +52,7 @@ OPERATION_CHECKS = {
 PAIRS, RAILS, EACH_NODE = "collectives.pairs", "collectives.rails", "collectives.each_node"
 CHECKS = ("collectives.transport", *OPERATION_CHECKS, PAIRS, RAILS, EACH_NODE)
 REQUIRED_SHARE = 0.99
+PORT_SHARE = 0.95  # of the rate of its ports that a GPU of a healthy cluster reaches
 # Parts of the cause or source of healthy figures: software of 2023, up to 67 nodes without SHARP, a size that does not
 # saturate the ports, and three racks
 NOT_TYPICAL = ("old stack", "Together AI", "awsome-distributed-ai", "nccl#1801")
@@ -71,6 +72,7 @@ class Fault:
 
     ``network``: all traffic between nodes. ``port``: one port of the first node. ``node``: all collectives of the
     first node, also inside it. ``transport``: NCCL's transport between nodes. ``absolute``: GB/s of every operation.
+    ``level``: the share of its bound that every operation of a healthy cluster reaches, instead of published shares.
     """
 
     network: tuple[float, float] = (1.0, 1.0)  # range
@@ -78,6 +80,7 @@ class Fault:
     node: float = 1.0
     transport: str = "NET/IB/GDRDMA"
     absolute: tuple[float, float] | None = None
+    level: float | None = None
 
 
 FAULTS = {
@@ -88,6 +91,14 @@ FAULTS = {
     "GPUDirect off": Fault(network=(0.16, 0.40), transport="NET/IB"),
     # 100 Gb/s of TCP: 4 to 6 GB/s (NVIDIA/nccl#450)
     "sockets": Fault(transport="NET/Socket", absolute=(2.0, 6.0)),
+}
+# On two nodes the slower links limit all traffic, so that no comparison of nodes, pairs or rails shows them
+LINKS_OF_TWO_NODES = {
+    f"links of one node {slow} % slow, healthy at {level} % of the bounds" if slow else f"healthy at {level} %": Fault(
+        network=(1 - slow / 100, 1 - slow / 100), level=level / 100
+    )
+    for level in (93, 97)
+    for slow in (0, 10, 12, 15, 20)
 }
 
 
@@ -185,7 +196,7 @@ class Draw:
     rng: np.random.Generator
 
     def __post_init__(self) -> None:
-        self.shares = {name: self.rng.choice(values) for name, values in healthy_shares().items()}
+        self.shares = {name: self.fault.level or self.rng.choice(values) for name, values in healthy_shares().items()}
         self.network = self.rng.uniform(*self.fault.network)
         self.absolute = self.rng.uniform(*self.fault.absolute) if self.fault.absolute else None
         self.nodes = [f"node{number:04}" for number in range(self.machine.nodes)]
@@ -275,12 +286,17 @@ class Draw:
         machine = replace(self.machine, gbps=self.machine.gbps * self.network * self.fault.port)
         return float(min(healthy, machine.bound(operation, size) * self.shares[operation]))
 
+    @property
+    def _port_rate(self) -> float:
+        """GB/s of a GPU over its own ports."""
+        ports = self.machine.ports * self.machine.gbps / 8 / GPUS
+        return ports * (self.fault.level or PORT_SHARE) * self.network
+
     def _pair_metrics(self) -> list[Metric]:
         count = len(self.nodes)
         distances = range(1, count) if count <= 8 else range(1, 5)
         pairs = {tuple(sorted((a, (a + distance) % count))) for a in range(count) for distance in distances}
-        port_rate = self.machine.ports * self.machine.gbps / 8 / GPUS * 0.95 * self.network
-        base = self.absolute or port_rate
+        base = self.absolute or self._port_rate
         metrics = []
         for a, b in sorted(pairs):
             factor = (self.fault.node if a == 0 else 1.0) * (self.fault.port if a == 0 else 1.0)
@@ -296,7 +312,7 @@ class Draw:
         return [*metrics, *(Metric(name=name, value=0, unit=unit, subject=CLUSTER) for name, unit in values.items())]
 
     def _rail_metrics(self) -> list[Metric]:
-        base = self.absolute or self.machine.ports * self.machine.gbps / 8 / GPUS * 0.95 * self.network
+        base = self.absolute or self._port_rate
         metrics = []
         for rail in range(GPUS):
             factor = self.fault.port if rail == 3 else 1.0
@@ -358,22 +374,23 @@ class Trials:
         return decision.value, failed, decision.reason
 
 
-def count_decisions(machine: Machine, draws: int, faults: Sequence[str] = tuple(FAULTS)) -> Iterator[dict[str, object]]:
+def count_decisions(machine: Machine, draws: int, faults: Mapping[str, Fault]) -> Iterator[dict[str, object]]:
     """The decisions on ``draws`` draws of each fault on a machine, printed as they come."""
     trials = Trials(machine)
-    for name in faults:
-        started, wanted = time.process_time(), DecisionValue.ACCEPTED if name == "healthy" else DecisionValue.REJECTED
+    for name, fault in faults.items():
+        is_healthy, started = name.startswith("healthy"), time.process_time()
+        wanted = DecisionValue.ACCEPTED if is_healthy else DecisionValue.REJECTED
         rng, decisions, reasons = np.random.default_rng(machine.nodes), Counter[str](), Counter[str]()
         good = 0
         for _ in range(draws):
-            value, failed, reason = trials.decide(FAULTS[name], rng)
+            value, failed, reason = trials.decide(fault, rng)
             decisions[value.value] += 1
-            good += value is wanted and (name == "healthy" or failed)
+            good += value is wanted and (is_healthy or failed)
             reasons[reason[:300]] += value is not wanted
         bound = lower_bound(good, draws)
         seconds = (time.process_time() - started) / draws
         print(
-            f"{machine!s:<34} {name:<34} {dict(decisions)}  wanted in at least {bound:.1%}, {seconds:.2f} s each",
+            f"{machine!s:<34} {name:<62} {dict(decisions)}  wanted in at least {bound:.1%}, {seconds:.2f} s each",
             flush=True,
         )
         for reason, count in (+reasons).most_common(2):
@@ -387,6 +404,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=300, help="of each case, H200 over ib-8x400, 2 and 16 nodes")
     parser.add_argument("--other-draws", type=int, default=30, help="of each case, other machines")
     parser.add_argument("--only", default="", help="machines whose name contains this text, such as 'H200, ib-8x400'")
+    parser.add_argument("--cases", default="", help="only cases whose name contains this text")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--large-draws", type=int, default=30, help="of each case, on 128 nodes")
     options = parser.parse_args()
@@ -394,7 +412,9 @@ def main() -> int:
     for number, machine in enumerate(MACHINES):
         if options.only in str(machine):
             other_draws = options.large_draws if machine.nodes >= LARGE_NODES else options.other_draws
-            rows += count_decisions(machine, options.draws if number < FULLY_DRAWN else other_draws)
+            faults = {**FAULTS, **(LINKS_OF_TWO_NODES if machine.nodes == 2 else {})}
+            faults = {name: fault for name, fault in faults.items() if options.cases in name}
+            rows += count_decisions(machine, options.draws if number < FULLY_DRAWN else other_draws, faults)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0 if all(int(str(row["good"])) >= REQUIRED_SHARE * int(str(row["draws"])) for row in rows) else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.network_decisions import FAULTS, Machine, count_decisions, healthy_shares
+from benchmarks.network_decisions import FAULTS, LINKS_OF_TWO_NODES, Machine, count_decisions, healthy_shares
 
 
 @pytest.mark.parametrize(
@@ -15,8 +15,9 @@ from benchmarks.network_decisions import FAULTS, Machine, count_decisions, healt
     ],
 )
 def test_each_case_has_the_wanted_decision(gpu: str, network: str, ports: int, gbps: float, nodes: int) -> None:
-    rows = list(count_decisions(Machine(gpu, network, ports, gbps, nodes), 2))
-    assert {row["case"]: row["good"] for row in rows} == dict.fromkeys(FAULTS, 2)
+    cases = {**FAULTS, **(LINKS_OF_TWO_NODES if nodes == 2 else {})}
+    rows = list(count_decisions(Machine(gpu, network, ports, gbps, nodes), 2, cases))
+    assert {row["case"]: row["good"] for row in rows} == dict.fromkeys(cases, 2)
 
 
 def test_healthy_shares_are_those_of_published_runs() -> None:

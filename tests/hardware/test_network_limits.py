@@ -71,6 +71,18 @@ def test_the_size_that_rules_judge_is_one_that_has_limits(operation: str) -> Non
     assert (few.min_size, many.min_size) == (parse_bytes("1GiB"), parse_bytes("8GiB"))
 
 
+def test_rails_of_two_nodes_are_limited_by_their_ports_but_over_efa_by_the_all_reduce() -> None:
+    shares = {
+        (fabric, nodes): limit and limit.fail_below
+        for fabric in ("rdma", "efa")
+        for nodes in (2, 3, 4, 15, 16)
+        for limit in [find_limit("rails", fabric, nodes)]
+    }
+    tight = {("rdma", 2), ("rdma", 3)}
+    assert shares == {key: 0.88 if key in tight else None if key[1] == 16 else 0.76 for key in shares}
+    assert find_limit("all_reduce", "efa", 2) == find_limit("all_reduce", "rdma", 2)
+
+
 def test_operations_without_a_published_figure_have_no_limit() -> None:
     assert find_limit("reduce", "rdma", 2) is None
     assert find_limit("broadcast", "rdma", 8) is None

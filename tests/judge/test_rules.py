@@ -242,16 +242,43 @@ def test_share_of_the_peak_speed(value: float, gpu: str, outcome: Outcome) -> No
 
 @pytest.mark.parametrize("lost", ["run.native", "gpu", "world_size", "nodes"])
 def test_training_without_a_fact_that_its_limits_need_is_an_error(lost: str) -> None:
-    name = "tokens_per_second_per_gpu.native"
-    training = check(metric(name, ">= 0.65 gemm", "waits", "look", unit="tokens/s/GPU"))
-    speed = Metric(name=name, value=19, unit="tokens/s/GPU", subject="cluster")
     facts: dict[str, JsonValue] = {**FOUR, "run.native": {"precision": "bf16", "flops_per_token": 1e12}}
-    for kept, outcome in ((facts, Outcome.FAIL), ({**facts, lost: None}, Outcome.ERROR)):
-        measurement = Measurement(check="c", subject="cluster", metrics=(speed,), facts=kept)
-        references = replace(References(None, [SKU]), gemm_rates={"bf16": {"n0/gpu0": 60.0}})
-        (verdict,) = judge_check(training, [measurement], {}, "mine", references)
-        assert verdict.outcome is outcome
-    assert verdict.reasons == (Reason.FACT_INVALID,)
+    assert {each.outcome for each in training_verdicts(".native", facts)} == {Outcome.FAIL}
+    reasons = {each.reasons for each in training_verdicts(".native", {**facts, lost: None}) if is_error(each)}
+    assert reasons == {(Reason.FACT_INVALID,)}
+
+
+ENTRIES = {"gemm": ("precision", "flops_per_token"), "all_reduce": ("parameters", "batch", "seq_len")}
+ENTRIES["bound"] = ENTRIES["gemm"]
+
+
+@pytest.mark.parametrize(("base", "lost"), [(base, entry) for base, entries in ENTRIES.items() for entry in entries])
+def test_training_without_an_entry_that_a_limit_is_computed_from_is_an_error(base: str, lost: str) -> None:
+    work: dict[str, JsonValue] = {
+        "precision": "bf16",
+        "flops_per_token": 1e12,
+        "parameters": 7,
+        "batch": 1,
+        "seq_len": 1,
+    }
+    assert not any(map(is_error, training_verdicts("", {**FOUR, "training": work}, base)))
+    del work[lost]
+    (error,) = filter(is_error, training_verdicts("", {**FOUR, "training": work}, base))
+    assert lost in error.detail
+
+
+def training_verdicts(run: str, facts: Mapping[str, JsonValue], base: str = "gemm") -> list[Verdict]:
+    """The verdicts on a training at 19 tokens/s/GPU, where the GEMM rate of the run allows 60."""
+    name = f"tokens_per_second_per_gpu{run}"
+    speed = Metric(name=name, value=19, unit="tokens/s/GPU", subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(speed,), facts=dict(facts))
+    references = replace(References(None, [SKU]), gemm_rates={"bf16": {"n0/gpu0": 60.0}})
+    rule = metric(name, f">= 0.65 {base}", "waits", "look", unit="tokens/s/GPU")
+    return judge_check(check(rule), [measurement], {}, "mine", references)
+
+
+def is_error(verdict: Verdict) -> bool:
+    return verdict.outcome is Outcome.ERROR
 
 
 def test_threshold_of_the_trial_on_a_missing_metric_is_an_error() -> None:

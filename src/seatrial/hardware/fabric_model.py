@@ -61,7 +61,7 @@ def model_value(
         return "no model of this metric"
     if ranks % nodes:
         return f"{ranks} GPUs on {nodes} nodes: the nodes have different numbers of GPUs"
-    fabric = links.network if links.network in ("tcp", "mnnvl") else "rdma"
+    fabric = links.network if links.network in ("efa", "tcp", "mnnvl") else "rdma"
     if (limit := find_limit(operation, fabric, nodes)) is None:
         return f"no published share of the network's bound for {operation} on {nodes} nodes"
     if (size_bytes := parse_bytes(size)) < limit.min_size:

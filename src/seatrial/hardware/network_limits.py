@@ -22,7 +22,7 @@ class NetworkLimit(Frozen):
     """
 
     operations: tuple[str, ...] = Field(min_length=1)
-    fabric: Literal["rdma", "tcp", "mnnvl"]
+    fabric: Literal["rdma", "efa", "tcp", "mnnvl"]
     nodes: int = Field(ge=2)
     max_nodes: int | None = None
     min_size: ByteSize
@@ -63,5 +63,9 @@ def network_limits() -> tuple[NetworkLimit, ...]:
 
 
 def find_limit(operation: str, fabric: str, nodes: int) -> NetworkLimit | None:
-    """The entry for an operation over ``fabric`` on this number of nodes; None if no share is known."""
-    return next((limit for limit in network_limits() if limit.applies_to(operation, fabric, nodes)), None)
+    """The entry for an operation over ``fabric`` on this number of nodes; None if no share is known.
+
+    EFA is RDMA: without an entry of its own, that of RDMA counts.
+    """
+    limits = (limit for limit in network_limits() if limit.applies_to(operation, fabric, nodes))
+    return next(limits, None) or (find_limit(operation, "rdma", nodes) if fabric == "efa" else None)

@@ -195,7 +195,7 @@ class _Limits:
         """The worst verdict of all limits; an ERROR if the value cannot be true."""
         if error := self._measurement_error(metric):
             return error
-        decided = self._first(metric)
+        decided, bases = self._first(metric), self._bases
         for compare in self._more:
             decided = _worse(decided, compare(metric))
         if decided.outcome is not _FAIL and decided.outcome is not _ERROR:
@@ -209,10 +209,11 @@ class _Limits:
                 worse = on_average or slow_windows(self._of.check, metric)
             decided = _worse(decided, worse) if worse else decided
             if single_limit is not None:
-                decided = _worse(decided, self._single(metric, single_limit))
-        if not self._bases or (len(self._bases) == 1 and decided.basis in (None, self._bases[0])):
+                single = self._single(metric, single_limit)
+                decided, bases = _worse(decided, single), [*bases, *filter(None, [single.basis])]
+        if not bases or (len(bases) == 1 and decided.basis in (None, bases[0])):
             return decided
-        return replace(decided, other_limits=tuple(basis for basis in self._bases if basis is not decided.basis))
+        return replace(decided, other_limits=tuple(basis for basis in bases if basis is not decided.basis))
 
     def _measurement_error(self, metric: Metric) -> Verdict | None:
         value, signed, threshold = metric.value, self._of.signed, self._rule.threshold

@@ -37,10 +37,15 @@ from seatrial.model import (
     Verdict,
     Why,
 )
-from seatrial.model.rule import OPPOSITE, Limit
+from seatrial.model.rule import ALL_REDUCE, BOUND, GEMM, OPPOSITE, Limit
 
 # Reasons of verdicts for which there is no absolute reference value
 _NO_RULE = "measured, but no rule evaluates it"
+# Entry of the fact of a training → bases of limits that are computed from it
+_TRAINING_ENTRIES = {
+    **dict.fromkeys(("precision", "flops_per_token"), (GEMM, BOUND)),
+    **dict.fromkeys(("parameters", "batch", "seq_len"), (ALL_REDUCE,)),
+}
 _WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_THRESHOLD})
 
 
@@ -197,8 +202,10 @@ class _RuleEvaluation:
         self._check, self._rule, self._limits, self._groups = check, limits.rule, limits, groups
         self._other_size, self._changed_options = other_size, changed_options
         self._conditions = {**self._rule.when.facts, **self._rule.reference_when}
-        # the GEMM rate, the all-reduce and the peak are compared with the work of the training on this GPU model
         self._training_facts = training_facts(self._rule.metric) if self._rule.limits else ()
+        self._training_entries = [
+            entry for entry, bases in _TRAINING_ENTRIES.items() if any(each.base in bases for each in self._rule.limits)
+        ]
         self._needs_shape = bool(self._rule.reference or self._rule.only_warns_by_peers or self._training_facts)
         self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
         self._evaluated_kinds: set[int] = set()  # kinds of groups whose facts do not exclude the evaluation
@@ -222,6 +229,8 @@ class _RuleEvaluation:
             self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
         if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, contradiction)
+        if metrics and self._training_facts and (invalid := self._invalid_training(group.facts)):
+            self._add_verdict(group.subject, Outcome.ERROR, Reason.FACT_INVALID, invalid)
         self.verdicts += self._limits.verdicts(group, metrics)
 
     def _add_verdict(self, subject: str, outcome: Outcome, reason: Reason, detail: str) -> None:
@@ -294,10 +303,15 @@ class _RuleEvaluation:
                     return fact_text(invalid[0], facts, possible_values(invalid[0]))
             if _mismatched(self._conditions, facts):
                 return ""
-        names = self._training_facts if self._rule.metric in group.metrics else ()
-        if names and not any(isinstance(facts.get(name), dict) for name in names):
-            return fact_text(names[0], facts, "the work of the training")
         return self._invalid_shape(group) if self._needs_shape and not group.failed else ""
+
+    def _invalid_training(self, facts: Mapping[str, JsonValue]) -> str:
+        """What the facts lack of the work of the training that limits are computed from, as text; empty if nothing."""
+        name = next((each for each in self._training_facts if facts.get(each)), self._training_facts[0])
+        if not isinstance(training := facts.get(name), dict):
+            return fact_text(name, facts, "the work of the training")
+        missing = [entry for entry in self._training_entries if not training.get(entry)]
+        return f"the fact {name} has no {', '.join(missing)}" if missing else ""
 
     def _invalid_shape(self, group: MeasurementGroup) -> str:
         """The first shape fact (gpu, world_size, nodes) with an invalid value, as text; empty if all are valid.
@@ -327,7 +341,7 @@ class _RuleEvaluation:
             unreadable = each.why is Why.UNREADABLE or (self._limits.trial and not is_measured)
             if group.failed and (not_requested or unreadable):
                 continue  # an error has its own verdict
-            if each.why is Why.UNREADABLE and each_subject and group.per[self._rule.metric]:
+            if each.why is Why.UNREADABLE and each_subject and group.per[self._rule.metric] not in (None, "other node"):
                 continue
             if not_requested:
                 self._add_missing_metric(group, each.reason)

@@ -22,6 +22,7 @@ from seatrial.report.figures import NOT_PASSED, Figure, headline
 from seatrial.report.formatting import family, size_in_name
 from seatrial.report.identity import gpus_of, serial_digest, variable_lines, versions
 from seatrial.report.node_map import node_groups
+from seatrial.report.not_seen import not_seen, unseen_slowdowns
 from seatrial.report.parts import cause_text, failing_text, parts, problems
 from seatrial.report.tables import Table, shared_facts
 from seatrial.report.text import clean, split_code, utc
@@ -61,6 +62,7 @@ SYMBOLS: dict[str, str] = {
 LIMITS = {
     "parts": 8,  # parts on the first screen
     "figures": 9,  # figures on the first screen
+    "checks": 4,  # checks with speeds that may be slow, on the first screen
     "problems": 40,  # problems with details; of more, the page has only the names
     "values": 10,  # subjects of a figure, worst first; figures.csv has all
     "rows": 200,  # figures in a table
@@ -93,6 +95,8 @@ def render(trial: Trial, record_sha256: str = "") -> str:
         serial_digest=serial_digest(gpus),
         record_sha256=record_sha256,
         metrics_without_threshold=metrics_without_threshold(trial.decision),
+        not_seen=not_seen(trial, LIMITS["checks"]),
+        unseen_slowdowns=unseen_slowdowns(trial),
         launcher=launchers(trial),
         machine_size=machine_size(trial),
         node_groups=node_groups(trial),

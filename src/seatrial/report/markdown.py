@@ -10,6 +10,7 @@ from seatrial.judge.insights import RARE_FAULTS
 from seatrial.model import Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.figures import headline
+from seatrial.report.not_seen import not_seen
 from seatrial.report.parts import Part, Problem, cause_text, failing_text, parts, problems
 from seatrial.report.text import clean, single_line, split_code, utc
 from seatrial.report.view import (
@@ -18,7 +19,6 @@ from seatrial.report.view import (
     launchers,
     lax_thresholds,
     machine_size,
-    metrics_without_threshold,
 )
 from seatrial.report.why_not import next_step
 from seatrial.util.text import plural
@@ -82,8 +82,8 @@ def _head(trial: Trial, bad_parts: Sequence[Part], found: Sequence[Problem]) -> 
     for insight in trial.insights:
         if insight.title == RARE_FAULTS:
             lines += ["", f"{RARE_FAULTS}: {_text(insight.text)}"]
-    if metric_lines := metrics_without_threshold(trial.decision):
-        lines += ["", "Metrics without a threshold:", *(f"- {_text(line)}" for line in metric_lines)]
+    if unseen := not_seen(trial, MAX_SUBJECTS):
+        lines += ["", f"Not seen: {_text(unseen)}"]
     for check, text in lax_thresholds(trial.verdicts):
         lines += ["", f"{LAX_THRESHOLD}: {_text(f'{check} {text}')}"]
     return "\n".join([*lines, "", f"Command: {_code(shlex.join(trial.command))}"])

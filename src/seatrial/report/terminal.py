@@ -14,6 +14,7 @@ from seatrial.model import BasisKind, DecisionValue, Outcome, Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.figures import Figure, headline
 from seatrial.report.identity import variable_lines
+from seatrial.report.not_seen import not_seen
 from seatrial.report.parts import (
     Problem,
     cause_text,
@@ -60,6 +61,8 @@ def summary(trial: Trial, console: Console, run_dir: Path | None = None, *, verb
         if title.startswith("Excluded") or (title.startswith("Not measured") and measured):
             names = ", ".join(checks) if verbose else and_more(checks, MAX_NAMED)
             console.print(Text(_line(f"{title}: {plural(len(checks), 'check')} ({names})"), "yellow"))
+    if unseen := not_seen(trial, MAX_NAMED):
+        console.print(Text(f"Not seen: {_line(unseen)}", "dim"))
     lines = variable_lines(trial)
     for line in lines if verbose else lines[:MAX_VARIABLES]:
         console.print(Text(f"Environment variable {_line(line)}", "dim"))
