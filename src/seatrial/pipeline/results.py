@@ -149,7 +149,7 @@ class TrialResults:
         if first.gpu_uuid != measurement.gpu_uuid:
             command = new_run_command(self.run_dir.request.command)
             raise GpuExchanged(
-                f"{measurement.subject} is GPU {measurement.gpu_uuid}, but GPU {first.gpu_uuid} when {first.check} was "
+                f"{measurement.subject} is {measurement.gpu_uuid}, but was {first.gpu_uuid} when {first.check} was "
                 f"measured in an earlier session. The GPU or the node was exchanged: start a new run: {command}"
             )
 

@@ -36,7 +36,7 @@ GOOD = {
     "nodes_not_measured": 0,
     "perftest_versions": 1,
 }
-FACTS = {"ports_used": {"node0": ["mlx5_0"]}}
+FACTS = {"ports_used": {"node0": ["mlx5_0"]}, "architecture": "x86_64"}
 TOOLS = NodeTools((), "6.06")
 
 
@@ -58,6 +58,12 @@ def test_each_rule(metric: str, value: float, outcome: Outcome) -> None:
     judged = outcomes(CHECK, GOOD, **FACTS)
     assert set(judged.values()) == {Outcome.PASS}
     assert outcomes(CHECK, {**GOOD, metric: value}, **FACTS) == {**judged, metric.partition(" ")[0]: outcome}
+
+
+@pytest.mark.parametrize(("us", "outcome"), [(8.9, Outcome.PASS), (9.1, Outcome.WARN)])
+def test_latency_of_nodes_with_grace_cpus(us: float, outcome: Outcome) -> None:
+    values = {**GOOD, "write_latency node0/mlx5_0": us}
+    assert outcomes(CHECK, values, **{**FACTS, "architecture": "aarch64"})["write_latency"] is outcome
 
 
 def test_limits_of_the_rate_have_sources() -> None:

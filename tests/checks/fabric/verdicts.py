@@ -8,7 +8,7 @@ from typing import Any
 from seatrial.checks.check import Check
 from seatrial.checks.declare import Answer, answers
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Absent, Fact, Measurement, Metric, Outcome, Verdict, Why
+from seatrial.model import CLUSTER, Absent, Fact, Measurement, Metric, Outcome, Verdict, Why, worst
 
 
 def measurement(check: Check, given: Iterable[Answer], subject: str, **facts: Any) -> Measurement:
@@ -29,7 +29,7 @@ def outcomes(
 ) -> dict[str, Outcome]:
     """Metric → outcome for the measured ``values``, with keys ``METRIC SUBJECT`` or ``METRIC``.
 
-    ``absent``: metrics that do not apply, and why. For a metric with several subjects, the outcome that is not PASS.
+    ``absent``: metrics that do not apply, and why. For a metric with several verdicts, the worst outcome.
     """
     metrics = []
     for key, value in values.items():
@@ -43,10 +43,8 @@ def outcomes(
         check=check.name, subject="node0/gpu0", metrics=tuple(metrics), absent=without, facts=facts
     )
     verdicts = judge_check(check, [measurement], {}, "t")
-    all_outcomes = {verdict.metric: verdict.outcome for verdict in verdicts}
-    return all_outcomes | {
-        verdict.metric: verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.PASS
-    }
+    metrics_judged = dict.fromkeys(verdict.metric for verdict in verdicts)
+    return {name: worst(each.outcome for each in verdicts if each.metric == name) for name in metrics_judged}
 
 
 def verdicts(check: Check, given: Iterable[Answer]) -> list[Verdict]:

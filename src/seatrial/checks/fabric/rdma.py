@@ -8,6 +8,7 @@ use GPU memory on all nodes, else in host memory.
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Answer]:
     places = rank.gather(rank_place(context))
     if context.rank == 0:
         names_of_ports = {node: [port.name for port in ports[node] if port] for node in usable_nodes}
-        yield from facts({"memory": memory, PORTS_USED: names_of_ports})
+        yield from facts({"memory": memory, PORTS_USED: names_of_ports, "architecture": platform.machine()})
         yield from compare_nodes(tools, unusable, usable_nodes)
     if len(usable_nodes) < 2:
         return
@@ -203,6 +204,8 @@ _BELOW_RATE = "RDMA writes do not reach the share of the rate of the path's slow
 _FAIL_SHARE, _FAIL_SOURCE = _limit_and_source("bandwidth", "fail_below")
 _WARN_SHARE, _WARN_SOURCE = _limit_and_source("bandwidth", "warn_below")
 _MAX_LATENCY_US, _MAX_LATENCY_SOURCE = _limit_and_source("latency", "warn_above_us")
+_MAX_GRACE_LATENCY_US, _GRACE_LATENCY_SOURCE = _limit_and_source("latency", "warn_above_us_grace")
+_HIGH_LATENCY = "the median latency of ib_write_lat with the nearest partner is high;"
 MAX_LATENCY_RATIO = 1.5  # two more switches on the path increase the latency by less than half
 CHECK = Check(
     name="fabric.rdma",
@@ -251,10 +254,19 @@ CHECK = Check(
         metric(
             "write_latency",
             f"<= {_MAX_LATENCY_US:g} us",
-            f"the median latency of ib_write_lat with the nearest partner is high; {_MAX_LATENCY_SOURCE}",
+            f"{_HIGH_LATENCY} {_MAX_LATENCY_SOURCE}",
             "cpupower frequency-info on the node; ibtracert or traceroute to the partner; for RoCE check PFC and ECN "
             "settings and pause counters (ethtool -S INTERFACE | grep pause)",
             outcome=Outcome.WARN,
+            when="architecture == x86_64",
+            also=(
+                rule(
+                    f"<= {_MAX_GRACE_LATENCY_US:g} us",
+                    f"{_HIGH_LATENCY} {_GRACE_LATENCY_SOURCE}",
+                    outcome=Outcome.WARN,
+                    when="architecture == aarch64",
+                ),
+            ),
             per="port",
             speed=True,
         ),
