@@ -19,7 +19,7 @@ from seatrial.checks.fabric.rdma import (
     read_tools,
     usable_ports,
 )
-from seatrial.model import NotApplicable, Outcome
+from seatrial.model import Fact, NotApplicable, Outcome
 from tests.checks.fabric.port_details import down, eight, port, roce
 from tests.checks.fabric.verdicts import outcomes, verdicts
 from tests.discover import trees
@@ -82,6 +82,7 @@ def test_with_too_few_nodes_only_the_missing_ones_are_judged() -> None:
     given = compare_nodes(
         {"node0": TOOLS, "node1": NodeTools(("ib_write_lat",))}, {"node1": "not installed"}, ["node0"]
     )
+    given = [*given, Fact(name="architecture", value="aarch64")]
     by_metric = {verdict.metric: verdict for verdict in verdicts(CHECK, given)}
     missing = by_metric.pop("nodes_not_measured")
     assert (missing.outcome, "node1" in missing.evidence) == (Outcome.ERROR, True)
