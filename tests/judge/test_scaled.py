@@ -144,6 +144,28 @@ def test_uniformly_slow_machine_is_rejected_where_no_published_figure_exists(
     assert cause in {verdict.check for verdict in trial.verdicts if verdict.outcome is Outcome.FAIL}
 
 
+# Record → check and metrics, and a factor with which an earlier version accepted them
+SLOW_LINKS_AND_MEMORY = {
+    "2026-11-28-4xh100/acceptance": {
+        "collectives.broadcast busbw.1GiB": 0.3,
+        "collectives.reduce busbw.1GiB": 0.3,
+        "collectives.send_receive busbw.1GiB": 0.3,
+        "collectives.gpu_pairs busbw.1GiB": 0.5,
+        "device.memory copy": 0.65,
+    },
+    "2026-11-28-2xh200-second/acceptance": {"transfer.peers *directional": 0.86, "transfer.host *_single": 0.88},
+}
+
+
+@pytest.mark.parametrize("record", SLOW_LINKS_AND_MEMORY)
+def test_slow_links_and_memory_are_rejected(record: str) -> None:
+    trial = load_trial(record_path(record))
+    for pattern, factor in SLOW_LINKS_AND_MEMORY[record].items():
+        trial = scaled(trial, *pattern.split(), factor)
+    failed = {verdict.check for verdict in trial.verdicts if verdict.outcome is Outcome.FAIL}
+    assert failed == {pattern.split()[0] for pattern in SLOW_LINKS_AND_MEMORY[record]}
+
+
 @pytest.mark.parametrize(
     ("check", "metric", "subject", "factor", "reason"),
     [
