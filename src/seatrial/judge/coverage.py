@@ -64,11 +64,9 @@ def _problems(check: Check, plan: RecordedPlan, measured: Sequence[Measurement])
 def retry_errors(check: str, first: Sequence[Measurement], retries: Sequence[Measurement]) -> Iterator[Verdict]:
     """An ERROR if a retry measured subjects that the first measurement did not measure."""
     subjects = subject_names(first)
-    new_subjects = {item.subject for item in retries if not item.error and item.subject not in subjects}
-    if new_subjects:
+    if new_subjects := {item.subject for item in retries if not item.error and item.subject not in subjects}:
         names = and_more(sorted(new_subjects), _MAX_NAMED)
-        detail = f"retried on {names}, which the first measurement did not measure"
-        yield _error(check, detail)
+        yield _error(check, f"retried on {names}, which the first measurement did not measure")
 
 
 def identity_errors(measurements: Iterable[Measurement]) -> Iterator[Verdict]:
@@ -81,13 +79,9 @@ def identity_errors(measurements: Iterable[Measurement]) -> Iterator[Verdict]:
     for measurement in measurements:
         uuid, subject, check = measurement.gpu_uuid, measurement.subject, measurement.check
         gpus = measurement.facts.get("gpus")
-        listed = (
-            Counter(str(gpu.get("uuid") or "") for gpu in gpus if isinstance(gpu, dict))
-            if isinstance(gpus, list)
-            else {}
-        )
-        for twice, count in listed.items():
-            if twice and count > 1:
+        listed = [gpu.get("uuid") for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+        for twice, count in Counter(map(str, filter(None, listed))).items():
+            if count > 1:
                 yield _error(check, f"{count} GPUs of {subject} have the UUID {twice}")
         if not uuid or "/gpu" not in subject:
             continue
@@ -193,9 +187,9 @@ def _shape_errors(check: Check, job: Job, measured: Sequence[Measurement]) -> It
     """
     if job.placement == "control":
         return
-    is_cluster = check.scope is Scope.CLUSTER
-    ranks, nodes = (job.process_count, job.nodes) if is_cluster else (1, 1)
-    first = measured[:1] if is_cluster else measured  # the rules compare the numbers of nodes of several ranks
+    ranks, nodes, first = 1, 1, measured
+    if check.scope is Scope.CLUSTER:  # the rules compare the numbers of nodes of several ranks
+        ranks, nodes, first = job.process_count, job.nodes, measured[:1]
     for name, planned, reported in (("world_size", ranks, () if check.per_node else measured), ("nodes", nodes, first)):
         for measurement in reported:
             count = measurement.facts.get(name, planned)

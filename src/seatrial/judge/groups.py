@@ -143,8 +143,8 @@ class MeasurementGroup:
         else:
             expected = _SUBJECTS[kind]([value.subject for value in self._measurements])
         unreadable = {subject: f" ({each.reason})" for subject, each in absent.items() if each.why is Why.UNREADABLE}
-        answered = absent.keys() if kind == "other node" else absent.keys() - unreadable.keys()
-        measured = {value.subject for value in self.metrics.get(metric, ())}.union(answered)
+        named = () if kind == "other node" else unreadable  # the others have an ERROR of their own
+        measured = {value.subject for value in self.metrics.get(metric, ())}.union(absent.keys() - set(named))
         if kind == "pair":  # in either order
             measured |= {opposite_direction(subject) for subject in measured}
         missing = [f"{subject}{unreadable.get(subject, '')}" for subject in expected if subject not in measured]

@@ -199,10 +199,8 @@ class _Limits:
         for compare in self._more:
             decided = _worse(decided, compare(metric))
         if decided.outcome is not _FAIL and decided.outcome is not _ERROR:
-            worse = None
-            for limit, basis in self._among_peers:
-                if metric.value < limit and worse is None:
-                    worse = self._by_share(metric, basis)
+            among = (self._by_share(metric, basis) for limit, basis in self._among_peers if metric.value < limit)
+            worse = next(among, None)
             # the limits of windows come from GPU nodes
             if worse is None and metric.samples and not self._of.references.cpu_only:
                 on_average = self._slow_on_average(metric) if decided.outcome in (_PASS, _WARN) else None
@@ -365,9 +363,9 @@ class _Limits:
         fail_below, warn_below = self._rule.share(ALL_REDUCE), self._rule.share(ALL_REDUCE, _WARN)
         ranks, busbw = self._facts.get("world_size"), self._of.references.all_reduce
         training = self._facts.get("training")
-        names = ("parameters", "batch", "seq_len")
-        sizes = [training.get(name) for name in names] if isinstance(training, dict) else []
-        parameters, batch, seq_len = (each if isinstance(each, int) else 0 for each in sizes or (0, 0, 0))
+        work = training if isinstance(training, dict) else {}
+        sizes = map(work.get, ("parameters", "batch", "seq_len"))
+        parameters, batch, seq_len = (each if isinstance(each, int) else 0 for each in sizes)
         if not fail_below or not busbw or not self._step_times or not isinstance(ranks, int) or not parameters:
             return None
         communication = 8 * parameters * (ranks - 1) / ranks / busbw / 1e9

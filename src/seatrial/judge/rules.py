@@ -11,7 +11,7 @@ from seatrial.checks.check import Check
 from seatrial.checks.declare import is_possible, possible_values
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import NO_REFERENCES, References
-from seatrial.hardware.training_flops import training_facts
+from seatrial.hardware.training_flops import missing_work, training_facts
 from seatrial.judge.groups import (
     SHAPE_FACTS,
     MeasurementGroup,
@@ -37,15 +37,10 @@ from seatrial.model import (
     Verdict,
     Why,
 )
-from seatrial.model.rule import ALL_REDUCE, BOUND, GEMM, OPPOSITE, Limit
+from seatrial.model.rule import OPPOSITE, Limit
 
 # Reasons of verdicts for which there is no absolute reference value
 _NO_RULE = "measured, but no rule evaluates it"
-# Entry of the fact of a training → bases of limits that are computed from it
-_TRAINING_ENTRIES = {
-    **dict.fromkeys(("precision", "flops_per_token"), (GEMM, BOUND)),
-    **dict.fromkeys(("parameters", "batch", "seq_len"), (ALL_REDUCE,)),
-}
 _WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_THRESHOLD})
 
 
@@ -202,11 +197,9 @@ class _RuleEvaluation:
         self._check, self._rule, self._limits, self._groups = check, limits.rule, limits, groups
         self._other_size, self._changed_options = other_size, changed_options
         self._conditions = {**self._rule.when.facts, **self._rule.reference_when}
-        self._training_facts = training_facts(self._rule.metric) if self._rule.limits else ()
-        self._training_entries = [
-            entry for entry, bases in _TRAINING_ENTRIES.items() if any(each.base in bases for each in self._rule.limits)
-        ]
-        self._needs_shape = bool(self._rule.reference or self._rule.only_warns_by_peers or self._training_facts)
+        self._bases = [limit.base for limit in self._rule.limits]
+        needs_work = self._bases and training_facts(self._rule.metric)
+        self._needs_shape = bool(self._rule.reference or self._rule.only_warns_by_peers or needs_work)
         self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
         self._evaluated_kinds: set[int] = set()  # kinds of groups whose facts do not exclude the evaluation
         self.verdicts: list[Verdict] = []
@@ -229,7 +222,7 @@ class _RuleEvaluation:
             self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
         if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, contradiction)
-        if metrics and self._training_facts and (invalid := self._invalid_training(group.facts)):
+        if metrics and (invalid := missing_work(name, self._bases, group.facts)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.FACT_INVALID, invalid)
         self.verdicts += self._limits.verdicts(group, metrics)
 
@@ -304,14 +297,6 @@ class _RuleEvaluation:
             if _mismatched(self._conditions, facts):
                 return ""
         return self._invalid_shape(group) if self._needs_shape and not group.failed else ""
-
-    def _invalid_training(self, facts: Mapping[str, JsonValue]) -> str:
-        """What the facts lack of the work of the training that limits are computed from, as text; empty if nothing."""
-        name = next((each for each in self._training_facts if facts.get(each)), self._training_facts[0])
-        if not isinstance(training := facts.get(name), dict):
-            return fact_text(name, facts, "the work of the training")
-        missing = [entry for entry in self._training_entries if not training.get(entry)]
-        return f"the fact {name} has no {', '.join(missing)}" if missing else ""
 
     def _invalid_shape(self, group: MeasurementGroup) -> str:
         """The first shape fact (gpu, world_size, nodes) with an invalid value, as text; empty if all are valid.

@@ -80,7 +80,10 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
     learned_from: list[LearnedRun] = []
     problems: list[str] = []  # one for each value that cannot be learned
     for path, trial in trials.items():
-        _require_good_run(path, trial)
+        if trial.decision.value is DecisionValue.REJECTED:
+            raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): learn a baseline from good runs")
+        if reason := trial.stop_reason or trial.gpu_error:
+            raise UsageError(f"{path} did not finish ({reason}): learn a baseline from complete runs")
         run = learned_run(path, trial.host, trial.started, trial.measurements)
         if duplicate := next((other.path for other in learned_from if other.is_same_run(run)), ""):
             raise UsageError(f"{duplicate} and {path} are records of one run: give each run once")
@@ -156,13 +159,6 @@ def gpu_model_error(baseline: Baseline, gpus: Iterable[str]) -> str:
 def dump(baseline: Baseline) -> str:
     """The baseline as YAML, which ``load`` reads."""
     return yaml.safe_dump(baseline.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
-
-
-def _require_good_run(path: str, trial: Trial) -> None:
-    if trial.decision.value is DecisionValue.REJECTED:
-        raise UsageError(f"{path} was REJECTED ({trial.decision.reason}): learn a baseline from good runs")
-    if reason := trial.stop_reason or trial.gpu_error:
-        raise UsageError(f"{path} did not finish ({reason}): learn a baseline from complete runs")
 
 
 def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:

@@ -34,7 +34,7 @@ def rejected_share(slowdown: float, limit: float, noise: float, samples: float) 
 
     ``limit``: the relative speed below which a value is bad. ``noise``: relative standard deviation of the samples.
     """
-    error = standard_error(noise, samples)
+    error = sqrt(pi / 2) * noise / sqrt(samples)  # of the median of independent normal samples
     if error == 0:
         return float(1 - slowdown < limit)
     distance = (limit - (1 - slowdown)) / error
@@ -88,11 +88,6 @@ def samples_table(limit: float) -> dict[float, dict[float, int | None]]:
         noise: {slowdown: samples_needed(slowdown, limit, noise) for slowdown in slowdowns}
         for noise in (0.005, 0.01, 0.02, 0.03, 0.05, 0.10)
     }
-
-
-def standard_error(noise: float, samples: float) -> float:
-    """Return the relative standard error of the median of independent normal samples."""
-    return sqrt(pi / 2) * noise / sqrt(samples)
 
 
 @dataclass(frozen=True)
