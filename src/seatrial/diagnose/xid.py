@@ -29,7 +29,9 @@ def xid_rows() -> Iterator[Row]:
         words = "|".join(dict.fromkeys(_words(error) for group in errors.values() for error in group))
         if words:
             generated["pattern"] += rf"(?![^(\n]{{0,120}}\((?:{words}))"
-        yield generated | policy["xids"].get(fact["xid"], {})
+        own = dict(policy["xids"].get(fact["xid"], {}))
+        generated["pattern"] += own.pop("ends", "")
+        yield generated | own
         for identifier, group in errors.items():
             yield _nvlink_row(identifier, group, policy, catalog["source"])
     defined = frozenset(str(fact["xid"]) for fact in catalog["xids"])
