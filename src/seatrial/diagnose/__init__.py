@@ -11,17 +11,24 @@ from pathlib import Path
 from seatrial.checks.check import Check
 from seatrial.diagnose.causes import cause_findings
 from seatrial.diagnose.confirm import merge, unmerged, with_confirmations, without_quotes
-from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.implementations import implementation_findings
-from seatrial.diagnose.job_failures import assign_consequences, is_explained_by, job_failure_findings
+from seatrial.diagnose.job_failures import (
+    RANK_FAILED,
+    REFUSALS,
+    SIGTERM_SIGNATURES,
+    assign_consequences,
+    failed_rank_finding,
+    is_explained_by,
+    job_failure_findings,
+    missing_node_causes,
+    missing_node_findings,
+    refused_job_findings,
+)
 from seatrial.diagnose.localize import finding_source, finding_templates, localize
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_search import search
-from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
-from seatrial.diagnose.refused_jobs import CAUSES as REFUSED_JOB_CAUSES
-from seatrial.diagnose.refused_jobs import refused_job_findings
 from seatrial.diagnose.signatures import Match, search_lines
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
@@ -121,7 +128,7 @@ def refreshed_findings(
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in finding_templates(check)}
     missing_node_ids = (cause.id for cause in missing_node_causes())
-    job_causes = {*_RANK_CAUSES, *REFUSED_JOB_CAUSES, *missing_node_ids}  # not from verdicts
+    job_causes = {*_RANK_CAUSES, *REFUSALS, *missing_node_ids}  # not from verdicts
     from_jobs = [finding for finding in trial.findings if finding.cause in job_causes]
     others = unmerged([finding for finding in trial.findings if finding.cause not in job_causes])
     kept = [*from_jobs, *(finding for finding in others if finding.source not in sources)]
