@@ -28,8 +28,8 @@ from seatrial.diagnose.job_failures import (
 )
 from seatrial.diagnose.localize import finding_source, finding_templates, localize
 from seatrial.diagnose.log_origin import LogOrigins
-from seatrial.diagnose.log_search import search
-from seatrial.diagnose.signatures import Match, search_lines
+from seatrial.diagnose.log_search import search, search_text
+from seatrial.diagnose.signatures import Match
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
@@ -239,7 +239,7 @@ def _confidence(match: Match) -> Confidence:
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
-            for match in _matches_to_report(search_lines(measurement.error.splitlines(), measurement.check)):
+            for match in _matches_to_report(search_text(measurement.error, measurement.check)):
                 yield _finding(match, measurement.subject, "high")
 
 
@@ -260,7 +260,7 @@ def _with_explained_errors(
         key = VerdictKey.from_verdict(verdict)
         if verdict.outcome is Outcome.ERROR and verdict.subject in places and key not in explained:
             if verdict.detail not in roots_by_text:
-                matches = search_lines(verdict.detail.splitlines(), verdict.check)
+                matches = search_text(verdict.detail, verdict.check)
                 roots_by_text[verdict.detail] = {match.signature.id for match in matches} & root_ids
             for signature in roots_by_text[verdict.detail]:
                 explained_by.setdefault((signature, verdict.subject), []).append(key)
@@ -283,7 +283,7 @@ def _findings_in_outputs(
     }
     for verdict in verdicts:
         if verdict.outcome is Outcome.FAIL and _has_output(verdict, checks):
-            for match in _matches_to_report(search_lines(verdict.evidence.splitlines(), verdict.check)):
+            for match in _matches_to_report(search_text(verdict.evidence, verdict.check)):
                 # the rank that the line names may differ from the rank that ended first
                 rank = match.values.get("rank", "")
                 subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)

@@ -15,7 +15,7 @@ from seatrial.checks.check import Check
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import needs_cause, overlap
 from seatrial.diagnose.hangs import CAUSE as HANG
-from seatrial.diagnose.signatures import search_lines
+from seatrial.diagnose.log_search import search_text
 from seatrial.hardware.links import role_facts
 from seatrial.model import (
     CLUSTER,
@@ -215,7 +215,7 @@ def _refused_by_nodes(result: JobResult) -> Finding:
 
 def _rejected_by_scheduler(result: JobResult) -> Finding:
     """The finding with title, fix and action of the signature that the scheduler's message has, if any."""
-    match = next(iter(search_lines([result.cause], result.job)), None)
+    match = next(iter(search_text(result.cause, result.job)), None)
     signature = match.signature if match else None
     return Finding(
         title=signature.titled(match.values) if signature and match else "The job was not started",

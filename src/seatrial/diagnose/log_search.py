@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from io import BytesIO
 from typing import Any, NamedTuple
 
 from seatrial.diagnose.line_severity import has_failure_sign, is_healthy
@@ -20,7 +21,7 @@ from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.diagnose.patterns import compile_patterns, literal_database, reduced_database
 from seatrial.diagnose.signature import MAX_LINE, Signature, place_of
-from seatrial.diagnose.signatures import Match, all_signatures
+from seatrial.diagnose.signatures import LAST_ROLES, Match, all_signatures
 from seatrial.util.input_files import Readable
 from seatrial.util.log_time import log_time
 
@@ -74,6 +75,15 @@ def search(file: Readable, source: str, ignore: str = "", origins: LogOrigins | 
         yield from state.matches(block, text, candidates)
         if state.has_root and not had_root:
             database = None
+
+
+def search_text(text: str, source: str) -> list[Match]:
+    """The first match of each root, step or cascade in a text such as an error; ``source`` names its check."""
+    matches: dict[str, Match] = {}
+    for match in search(BytesIO(text.encode(errors="replace")), source) if text else ():
+        if match.signature.role not in LAST_ROLES:
+            matches.setdefault(match.signature.id, match)
+    return list(matches.values())
 
 
 @dataclass
