@@ -146,8 +146,8 @@ class Signature(Frozen):
         """
         match = self._regex.search(line[:MAX_LINE])
         header = next(filter(None, map(self._header.search, reversed(above))), None) if self.header else None
-        values: dict[str, str] = header.groupdict() if header else {}
-        for group, value in (match.groupdict() if match else {}).items():
+        values: dict[str, str] = {}
+        for group, value in (pair for each in (header, match) if each for pair in each.groupdict().items()):
             name = group.rstrip("0123456789")
             values[name] = values.get(name) or value or ""
         path = _PATH.search(line[:MAX_LINE]) if match and not values.get("path") else None
