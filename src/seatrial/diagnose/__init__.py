@@ -147,10 +147,11 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
 
     An earlier error of the same process that no signature knows stands above a consequence or a general error, whose
     confidence is low then. The evidence has the number of logs that show the same failure, the subject all places that
-    they name. ``origins`` reads the logs while ``matches`` yields.
+    they name. Findings of NCCL say if its network is unknown. ``origins`` reads the logs while ``matches`` yields.
     """
     all_matches, origins, secrets = list(matches), origins or LogOrigins(), secret_values()
     world = {match.signature.id for match in all_matches if match.signature.role == "fact"}
+    network = unknown_network(all_matches)
     places: dict[str, dict[str, None]] = {}  # signature → its places
     logs: dict[str, set[str]] = {}
     for match in _matches_to_report(all_matches):
@@ -167,6 +168,8 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
         place = origins.origin(match.line, match.source).name or named
         confidence = "low" if findings and not findings[0].signature else _confidence(match)
         finding = with_confirmations(_finding(match, place, confidence, world), match, near)
+        if network and match.signature.id.startswith("nccl."):
+            finding = finding.model_copy(update={"evidence": f"{finding.evidence} {network}."})
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
         findings.append(finding)
@@ -177,6 +180,12 @@ def error_lines(matches: Iterable[Match], origins: LogOrigins) -> list[Match]:
     """The lines that only look like errors, by time and rank: what to read if nothing is known."""
     lines = [match for match in matches if match.signature.role == "error_line"]
     return sorted(lines, key=lambda match: _order(match, origins))
+
+
+def unknown_network(matches: Iterable[Match]) -> str:
+    """The network of NCCL that data/networks.yaml does not have, in a sentence; empty if the logs name none."""
+    unknown = (match for match in matches if match.signature.rule == "unknown_network")
+    return next((match.signature.titled(match.values) for match in unknown), "")
 
 
 def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOrigins) -> Match | None:

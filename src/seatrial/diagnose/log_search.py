@@ -106,12 +106,13 @@ class _Search:
             signature, line = all_signatures()[number], _line_text(text, begin, end)
             if number in self.finished or (self.ignore and self.ignore in line) or _OWN_OUTPUT.search(line):
                 continue
-            if not signature.matches(line):
+            above = self._above(text, begin) if signature.rule else []
+            if not signature.matches(line, above):
                 self.rejected[number] += 1
                 if self.rejected[number] > _MAX_NO_ERRORS and signature.role in _REASONS:
                     self.finished.add(number)
                 continue
-            above = self._above(text, begin) if signature.header else []
+            above = above or (self._above(text, begin) if signature.header else [])
             values = signature.values(line, above)
             key = _NUMBERS.sub("", line) if signature.role == "error_line" else place_of(values)
             if not self._is_new(number, line, key) or (
