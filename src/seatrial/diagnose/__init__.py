@@ -20,7 +20,6 @@ from seatrial.diagnose.job_failures import (
     SIGTERM_SIGNATURES,
     assign_consequences,
     failed_rank_finding,
-    is_explained_by,
     job_failure_findings,
     missing_node_causes,
     missing_node_findings,
@@ -102,24 +101,18 @@ def _all_causes(
     checks: Mapping[str, Check],
     node_prefix: str,
 ) -> tuple[list[Finding], list[Finding]]:
-    """The ``failures`` of jobs that no cause explains, and the causes of verdicts that no failure explains."""
-    others = [verdict for verdict in verdicts if not is_explained_by(verdict, failures)]
-    return assign_consequences(failures, _causes(others, measurements, searches, checks, node_prefix))
+    """The ``failures`` of jobs that no cause explains, and the causes of verdicts that no failure explains.
 
-
-def _causes(
-    verdicts: Sequence[Verdict],
-    measurements: Sequence[Measurement],
-    searches: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    node_prefix: str,
-) -> tuple[Finding, ...]:
-    """The causes of bad verdicts: those with high confidence, slow nodes, slow implementations, then other causes."""
-    causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    slow_nodes = search_findings([*measurements, *searches], verdicts, measurements, checks, causes, node_prefix)
+    The causes: those with high confidence, slow nodes, slow implementations, then others.
+    """
+    explained = {key for failure in failures for key in failure.explains}
+    others = [verdict for verdict in verdicts if VerdictKey.from_verdict(verdict) not in explained]
+    causes = cause_findings(others, measurements, checks, node_prefix)
+    slow_nodes = search_findings([*measurements, *searches], others, measurements, checks, causes, node_prefix)
     certain = [cause for cause in causes if cause.confidence == "high"]
-    implementations = implementation_findings(verdicts, checks, causes)
-    return (*certain, *slow_nodes, *implementations, *(cause for cause in causes if cause.confidence != "high"))
+    uncertain = [cause for cause in causes if cause.confidence != "high"]
+    implementations = implementation_findings(others, checks, causes)
+    return assign_consequences(failures, [*certain, *slow_nodes, *implementations, *uncertain])
 
 
 def refreshed_findings(

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check
-from seatrial.diagnose.cause_data import Cause, causes
+from seatrial.diagnose.cause_data import Cause, causes, filled
 from seatrial.diagnose.cause_details import Details, node_of
 from seatrial.discover.environment_variables import variables
 from seatrial.hardware.links import FactRole, role_facts
@@ -56,13 +56,6 @@ class _Suspect:
         return self.finding.subject
 
 
-class _ExplainedSuspect(NamedTuple):
-    """A suspect, and the bad verdicts that are its consequences."""
-
-    suspect: _Suspect
-    consequences: list[Verdict]
-
-
 _FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # (check, metric) → place → names: see _fault_places
 
 
@@ -100,27 +93,22 @@ def cause_findings(
     for verdict in bad:
         for node in {end.partition("/")[0] for end in _ends(verdict.subject)}:
             bad_by_node.setdefault(node, []).append(verdict)
-    explained: list[_ExplainedSuspect] = []
+    explained: list[tuple[_Suspect, list[Verdict]]] = []  # suspects with their consequences
     for suspect in suspects:
         nodes = [end.partition("/")[0] for end in _ends(suspect.place)]
         # A dictionary, since a verdict on a pair of nodes is listed with both
         on_nodes = dict.fromkeys(verdict for node in [*nodes, CLUSTER] for verdict in bad_by_node.get(node, ()))
         candidates = bad if CLUSTER in nodes else list(on_nodes)
-        of_suspect = [
-            verdict
-            for verdict in candidates
-            if _is_explained(verdict, suspect, performance, suspect_by_evidence.get(verdict))
-        ]
-        explained.append(_ExplainedSuspect(suspect, of_suspect))
-    explained.sort(
-        key=lambda each: (_CONFIDENCE_ORDER.index(each.suspect.finding.confidence), _extent(each.suspect.place))
-    )
+        shown = suspect_by_evidence.get
+        consequences = [each for each in candidates if _is_explained(each, suspect, performance, shown(each))]
+        explained.append((suspect, consequences))
+    explained.sort(key=lambda each: (_CONFIDENCE_ORDER.index(each[0].finding.confidence), _extent(each[0].place)))
     return _needed_findings(explained)
 
 
-def _needed_findings(explained: Sequence[_ExplainedSuspect]) -> list[Finding]:
+def _needed_findings(explained: Sequence[tuple[_Suspect, list[Verdict]]]) -> list[Finding]:
     """The findings of suspects with their consequences, the most certain first; see cause_findings for omitted ones."""
-    explained_verdicts = {verdict for each in explained for verdict in each.consequences}
+    explained_verdicts = {verdict for _, consequences in explained for verdict in consequences}
     findings: list[Finding] = []
     # Verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains the verdict
     best_index: dict[VerdictKey, int] = {}
@@ -243,32 +231,16 @@ def _suspects_by_verdict(
             for verdict in evidence_verdicts:
                 names += places.get((verdict.check, verdict.metric), {}).get(place, [])
             command = node_command(details.command(cause, evidence_verdicts, place), place, node_prefix, names)
-            finding = _finding(
-                cause.model_copy(update={"title": ": ".join(filter(None, (cause.title, _listed(processes))))}),
+            finding = cause.finding(
                 place,
                 "high" if has_failed else "medium",
                 _listed(verdict.evidence or verdict.summary for verdict in evidence_verdicts),
                 command,
                 _listed(f"{verdict.metric} of {verdict.check}" for verdict in evidence_verdicts),
+                _listed(processes),
             )
             texts = details.quotable_texts(cause, evidence_verdicts)
             yield _Suspect(finding, cause, cause.id, tuple(evidence_verdicts), quotable_texts=texts)
-
-
-def _finding(
-    cause: Cause, place: str, confidence: Confidence, evidence: str, first_command: str, source: str
-) -> Finding:
-    return Finding(
-        cause=cause.id,
-        title=cause.title,
-        subject=place,
-        confidence=confidence,
-        evidence=evidence,
-        first_command=first_command,
-        fix=_filled(cause.fix, place),
-        action=cause.action,
-        source=source,
-    )
 
 
 def _listed(texts: Iterable[str]) -> str:
@@ -330,8 +302,7 @@ def _suspects_by_variable(
             fix=f"Unset {name} where it is set, or remove it from the trial's env, and run the trial again.",
             action="fix-environment",
         )
-        finding = _finding(
-            cause,
+        finding = cause.finding(
             place,
             "high" if variable.large else "medium" if is_on_some else "low",
             f"{name}={text}{where}, in the environment of the ranks or in nccl.conf. Default: "
@@ -343,18 +314,13 @@ def _suspects_by_variable(
         yield _Suspect(finding, cause, name, (*_verdicts_at(bad, places, place, (name,)), *warnings))
 
 
-class VariableValue(NamedTuple):
-    """A value of an environment variable. ``is_on_some``: only ``nodes`` have it; else it applies to all ranks."""
+def variable_values(
+    measurements: Sequence[Measurement], checks: Mapping[str, Check]
+) -> Iterator[tuple[str, str, list[str], bool, str]]:
+    """Each value of a variable with a known effect in the environment of the ranks or in NCCL's files.
 
-    name: str
-    text: str
-    nodes: list[str]
-    is_on_some: bool
-    check: str  # the first check whose facts have the value
-
-
-def variable_values(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> Iterator[VariableValue]:
-    """Each value of a variable with a known effect in the environment of the ranks or in NCCL's files."""
+    (name, text, nodes, whether only these nodes have it and not all ranks, the first check whose facts have it).
+    """
     settings = list(_settings_of_nodes(measurements, checks))
     all_nodes = {node for node, _, _ in settings if node != CLUSTER}
     nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node or CLUSTER → check with the fact
@@ -365,7 +331,7 @@ def variable_values(measurements: Sequence[Measurement], checks: Mapping[str, Ch
     for (name, text), check_by_node in nodes_by_value.items():
         nodes = [node for node in check_by_node if node != CLUSTER]
         is_on_some = 0 < len(nodes) < len(all_nodes)
-        yield VariableValue(name, text, nodes, is_on_some, next(iter(check_by_node.values())))
+        yield name, text, nodes, is_on_some, next(iter(check_by_node.values()))
 
 
 def _settings_of_nodes(
@@ -401,8 +367,8 @@ def _suspects_by_difference(
         if not values:
             continue
         listed = _listed(f"{name}: {value}" for name, value in values.items())
-        finding = _finding(
-            _NODE_DIFFERS.model_copy(update={"title": f"{node} has other versions or settings than most nodes"}),
+        cause = _NODE_DIFFERS.model_copy(update={"title": f"{node} has other versions or settings than most nodes"})
+        finding = cause.finding(
             node,
             "medium",
             f"on {node} {listed}",
@@ -438,13 +404,8 @@ def node_command(template: str, place: str, node_prefix: str, names: Collection[
     {names} in ``template`` is replaced by ``names``; without names, by the name of the host that runs the command.
     """
     names_text = shlex.join(names) or '"$(hostname)"'
-    command, node = _filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
+    command, node = filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
     if not node_prefix or node == CLUSTER or command.startswith(_CLIENT_PROGRAMS):
         return command
     shell = f"sh -c {shlex.quote(command)}" if set(command) & set(";|$&>") else command
     return f"{node_prefix.replace('{node}', node)} {shell}"
-
-
-def _filled(template: str, place: str) -> str:
-    node, _, device = place.partition("/")
-    return template.replace("{gpu}", device.removeprefix("gpu")).replace("{port}", device).replace("{node}", node)

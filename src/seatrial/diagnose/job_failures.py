@@ -95,11 +95,6 @@ def assign_consequences(
     return kept, extended
 
 
-def is_explained_by(verdict: Verdict, findings: Sequence[Finding]) -> bool:
-    """Whether one of ``findings`` explains the verdict."""
-    return any(VerdictKey.from_verdict(verdict) in finding.explains for finding in findings)
-
-
 def not_started(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """The verdicts on checks that were not measured, if nodes or the scheduler refused the last job."""
     if not results or not results[-1].refused:
@@ -166,18 +161,15 @@ def _finding(cause: Cause, members: Sequence[_SourcedFailure]) -> Finding:
     nodes = list(dict.fromkeys(node for failure in failures for node in failure.nodes))
     keys = dict.fromkeys(VerdictKey.from_verdict(verdict) for member in members for verdict in member.consequences)
     place = f"{and_more(nodes, _MAX_NAMED)}: " if nodes else ""
-    return Finding(
-        cause=cause.id,
-        title=f"{cause.title}: {first.name}" if first.name else cause.title,
-        subject=", ".join(nodes) or CLUSTER,
-        confidence="high",
-        evidence=f"{place}{first.message}",
-        first_command=first.first_command,
-        fix=cause.fix,
-        action=cause.action,
-        source=and_more(list(dict.fromkeys(member.source for member in members)), _MAX_NAMED),
-        explains=tuple(keys),
+    finding = cause.finding(
+        ", ".join(nodes) or CLUSTER,
+        "high",
+        f"{place}{first.message}",
+        first.first_command,
+        and_more(list(dict.fromkeys(member.source for member in members)), _MAX_NAMED),
+        first.name,
     )
+    return finding.model_copy(update={"explains": tuple(keys)})
 
 
 def refused_job_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
