@@ -59,6 +59,26 @@ class _Suspect:
 _FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # (check, metric) → place → names: see _fault_places
 
 
+@dataclass(frozen=True)
+class _Run:
+    """The bad verdicts of a run, the places that checks name for them, and what else is known."""
+
+    bad: Sequence[Verdict]
+    places: _FaultPlaces
+    measurements: Sequence[Measurement]
+    checks: Mapping[str, Check]
+    node_prefix: str
+
+    def verdicts_at(self, node: str, names: Container[str]) -> tuple[Verdict, ...]:
+        """The verdicts on the cluster that a check locates at ``node`` with one of ``names``."""
+        on_cluster = (verdict for verdict in self.bad if verdict.subject == CLUSTER)
+        return tuple(each for each in on_cluster if any(name in names for name in self.names_at(node, each)))
+
+    def names_at(self, place: str, verdict: Verdict) -> list[str]:
+        """The names that the check of a verdict gives for ``place``."""
+        return self.places.get((verdict.check, verdict.metric), {}).get(place, [])
+
+
 def cause_findings(
     verdicts: Sequence[Verdict],
     measurements: Sequence[Measurement],
@@ -76,13 +96,9 @@ def cause_findings(
     if not bad:
         return []
     performance = {name: PerformanceMetrics(check) for name, check in checks.items()}
-    places = _fault_places(measurements, checks)
-    variable_suspects = list(_suspects_by_variable(bad, places, measurements, checks, node_prefix))
-    suspects = [
-        *_suspects_by_verdict(verdicts, bad, places, measurements, node_prefix),
-        *variable_suspects,
-        *_suspects_by_difference(bad, places, variable_suspects, measurements, checks, node_prefix),
-    ]
+    run = _Run(bad, _fault_places(measurements, checks), measurements, checks, node_prefix)
+    by_variable = list(_suspects_by_variable(run))
+    suspects = [*_suspects_by_verdict(run, verdicts), *by_variable, *_suspects_by_difference(run, by_variable)]
     suspect_by_evidence = {
         verdict: suspect
         for suspect in suspects
@@ -203,34 +219,16 @@ def _mappings(
                 yield measurement.check, key, values
 
 
-def _verdicts_at(bad: Sequence[Verdict], places: _FaultPlaces, node: str, names: Container[str]) -> tuple[Verdict, ...]:
-    """The verdicts on the cluster that a check locates at ``node`` with one of ``names``."""
-    verdicts: list[Verdict] = []
-    for verdict in bad:
-        names_by_place = places.get((verdict.check, verdict.metric), {}) if verdict.subject == CLUSTER else {}
-        if any(name in names for name in names_by_place.get(node, ())):
-            verdicts.append(verdict)
-    return tuple(verdicts)
-
-
-def _suspects_by_verdict(
-    verdicts: Sequence[Verdict],
-    bad: Sequence[Verdict],
-    places: _FaultPlaces,
-    measurements: Sequence[Measurement],
-    node_prefix: str,
-) -> Iterator[_Suspect]:
-    details = Details(measurements)
+def _suspects_by_verdict(run: _Run, verdicts: Sequence[Verdict]) -> Iterator[_Suspect]:
+    details = Details(run.measurements)
     for cause in causes():
-        violations = [v for v in bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
+        violations = [v for v in run.bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
         evidence = [verdict for verdict in violations if details.facts_allow(cause, verdict)]
-        for place, evidence_verdicts in _by_place(cause, evidence, verdicts, places).items():
+        for place, evidence_verdicts in _by_place(cause, evidence, verdicts, run.places).items():
             has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
             processes = details.process_names(cause, evidence_verdicts)
-            names: list[str] = []  # those of the facts ``fault_places``
-            for verdict in evidence_verdicts:
-                names += places.get((verdict.check, verdict.metric), {}).get(place, [])
-            command = node_command(details.command(cause, evidence_verdicts, place), place, node_prefix, names)
+            names = [name for verdict in evidence_verdicts for name in run.names_at(place, verdict)]
+            command = node_command(details.command(cause, evidence_verdicts, place), place, run.node_prefix, names)
             finding = cause.finding(
                 place,
                 "high" if has_failed else "medium",
@@ -272,19 +270,13 @@ def _by_place(
     return by_place
 
 
-def _suspects_by_variable(
-    bad: Sequence[Verdict],
-    places: _FaultPlaces,
-    measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    node_prefix: str,
-) -> Iterator[_Suspect]:
+def _suspects_by_variable(run: _Run) -> Iterator[_Suspect]:
     """One suspect for each environment variable and each value of it that is not harmless.
 
     Its place is a node if only this node of several has the value, else the cluster. The evidence is the WARN on the
     variable, and for a node the verdict that settings differ.
     """
-    for name, text, nodes, is_on_some, check in variable_values(measurements, checks):
+    for name, text, nodes, is_on_some, check in variable_values(run.measurements, run.checks):
         variable = variables()[name]
         if text.endswith(SET_BY_SEATRIAL) or not variable.has_effect(text):
             continue
@@ -307,11 +299,11 @@ def _suspects_by_variable(
             "high" if variable.large else "medium" if is_on_some else "low",
             f"{name}={text}{where}, in the environment of the ranks or in nccl.conf. Default: "
             f"{variable.default}. Effect of other values: {variable.effect}.",
-            node_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
+            node_command(command, nodes[0] if nodes else CLUSTER, run.node_prefix),
             f"{VARIABLES_SOURCE} ({variable.source}); {check}",
         )
-        warnings = (each for each in bad if each.metric == SLOWED_BY_PREFIX + name and overlap(place, each.subject))
-        yield _Suspect(finding, cause, name, (*_verdicts_at(bad, places, place, (name,)), *warnings))
+        warnings = (each for each in run.bad if each.metric == SLOWED_BY_PREFIX + name and overlap(place, each.subject))
+        yield _Suspect(finding, cause, name, (*run.verdicts_at(place, (name,)), *warnings))
 
 
 def variable_values(
@@ -346,23 +338,15 @@ def _settings_of_nodes(
             yield CLUSTER if is_of_all else node_of(measurement.subject), measurement.check, values
 
 
-def _suspects_by_difference(
-    bad: Sequence[Verdict],
-    places: _FaultPlaces,
-    variable_suspects: Sequence[_Suspect],
-    measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    node_prefix: str,
-) -> Iterator[_Suspect]:
+def _suspects_by_difference(run: _Run, variable_suspects: Sequence[_Suspect]) -> Iterator[_Suspect]:
     """One suspect for each node whose versions or settings differ from those of most nodes.
 
     Variables that are suspects themselves do not count.
     """
     variables_at = {(suspect.place, suspect.name) for suspect in variable_suspects}
-    sources = dict.fromkeys(
-        each.check for role in _DIFFERENCE_ROLES for each, _ in role_facts(role, measurements, checks)
-    )
-    for node, differences in node_differences(measurements, checks).items():
+    facts = (fact for role in _DIFFERENCE_ROLES for fact in role_facts(role, run.measurements, run.checks))
+    source = f"facts of {_listed(measurement.check for measurement, _ in facts)}"
+    for node, differences in node_differences(run.measurements, run.checks).items():
         values = {name: text for name, text in differences.items() if (node, name) not in variables_at}
         if not values:
             continue
@@ -372,11 +356,10 @@ def _suspects_by_difference(
             node,
             "medium",
             f"on {node} {listed}",
-            node_command(_command_for_differences(values), node, node_prefix),
-            f"facts of {and_more(list(sources), _MAX_NAMED)}",
+            node_command(_command_for_differences(values), node, run.node_prefix),
+            source,
         )
-        evidence = _verdicts_at(bad, places, node, values)
-        yield _Suspect(finding, _NODE_DIFFERS, _NODE_DIFFERS.id, evidence, only_here=True)
+        yield _Suspect(finding, _NODE_DIFFERS, _NODE_DIFFERS.id, run.verdicts_at(node, values), only_here=True)
 
 
 def _command_for_differences(names: Collection[str]) -> str:
