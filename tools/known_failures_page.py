@@ -104,7 +104,7 @@ def _index(rows: Mapping[str, list[Signature]]) -> str:
 def _index_line(row: Signature) -> str:
     link = f"[{_text(row.name)}](#{_anchor(row.name)})"
     consequence = " (consequence)" if row.role == "cascade" else ""
-    return f"| {_code(_shortened(row.examples[0]))} | {link}{consequence} |"
+    return f"| {_code(_shortened(row.examples[0].splitlines()[-1]))} | {link}{consequence} |"
 
 
 def _component_page(name: str, rows: list[Signature]) -> str:

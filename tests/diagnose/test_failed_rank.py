@@ -9,7 +9,7 @@ from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose, refreshed_findings
-from seatrial.diagnose.failed_rank import failed_rank_finding
+from seatrial.diagnose.job_failures import failed_rank_finding
 from seatrial.model import FAILED_RANK, JobResult, JobState, Measurement, Outcome, Verdict, VerdictKey
 from seatrial.pipeline.run_directory import load_trial
 from tests.diagnose.test_log_origin import run_directory

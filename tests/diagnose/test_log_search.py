@@ -6,7 +6,7 @@ import io
 import random
 import time
 import tracemalloc
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -162,9 +162,9 @@ def test_reason_that_many_lines_only_resemble_is_not_searched_any_more(monkeypat
     calls: list[str] = []
     matches = Signature.matches
 
-    def count(signature: Signature, line: str) -> bool:
+    def count(signature: Signature, line: str, above: Sequence[str] = ()) -> bool:
         calls.append(signature.id)
-        return matches(signature, line)
+        return matches(signature, line, above)
 
     monkeypatch.setattr(Signature, "matches", count)
     lines = b"step 3 failed=0\n" * 1000

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
+from seatrial.diagnose.job_failures import missing_node_causes, missing_node_findings
 from seatrial.model import CLUSTER, JobResult, JobState, MissingNode, Outcome, Verdict, VerdictKey
 
 

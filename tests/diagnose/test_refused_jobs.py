@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.refused_jobs import JOB_REJECTED, NODE_UNFIT, RENDEZVOUS_FAILS
+from seatrial.diagnose.job_failures import JOB_REJECTED, NODE_UNFIT, RENDEZVOUS_FAILS
 from seatrial.model import CLUSTER, JobResult, JobState, MissingNode, Outcome, Reason, Verdict, VerdictKey
 
 UNMEASURED = Verdict("train.cnn", CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))

@@ -12,8 +12,9 @@ import pytest
 from seatrial.diagnose import diagnose
 from seatrial.diagnose import signatures as module
 from seatrial.diagnose.errnos import errno_rows
+from seatrial.diagnose.log_search import search_text
 from seatrial.diagnose.signature import Signature
-from seatrial.diagnose.signatures import search_lines, signatures
+from seatrial.diagnose.signatures import signatures
 from seatrial.diagnose.xid import xid_rows
 from seatrial.model import JobResult, JobState, Measurement
 from seatrial.util import data_files
@@ -146,7 +147,7 @@ def test_completed_job_has_findings_for_roots_only(tmp_path: Path) -> None:
 
 
 def _ids(*lines: str) -> list[str]:
-    return [match.signature.id for match in search_lines(lines, "x.log")]
+    return [match.signature.id for match in search_text("\n".join(lines), "x.log")]
 
 
 def test_xid_is_read_from_its_field() -> None:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from seatrial.diagnose import log_search
-from seatrial.diagnose.signatures import _loaded, check_signatures, search_lines, signatures
+from seatrial.diagnose.log_search import search_text
+from seatrial.diagnose.signatures import _loaded, check_signatures, signatures
 from seatrial.model import UsageError
 from tests.diagnose.test_signature import ROW
 from tests.processes import call
@@ -23,10 +24,12 @@ OWN = {**ROW, "id": "site.storage", "pattern": "storage of hall 3 is down", "exa
 @pytest.fixture(autouse=True)
 def _empty_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("SEATRIAL_SIGNATURES", str(tmp_path))
-    _loaded.cache_clear()
+    caches = (_loaded, log_search._database, log_search._revocable)
+    for each in caches:
+        each.cache_clear()
     yield
-    _loaded.cache_clear()
-    log_search._database.cache_clear()
+    for each in caches:
+        each.cache_clear()
 
 
 def write(folder: Path, rows: Any, name: str = "a.yaml") -> None:
@@ -36,7 +39,7 @@ def write(folder: Path, rows: Any, name: str = "a.yaml") -> None:
 def test_site_adds_a_signature_and_changes_a_policy(tmp_path: Path) -> None:
     write(tmp_path, [OWN])
     write(tmp_path, [{"id": "xid.79", "action": "replace-hardware", "fix": "Call the hotline."}], "b.yaml")
-    matches = search_lines([XID_79, OWN["examples"][0]], "x")
+    matches = search_text(f"{XID_79}\n{OWN['examples'][0]}", "x")
     assert [(match.signature.id, match.signature.action) for match in matches] == [
         ("xid.79", "replace-hardware"),
         ("site.storage", "none"),

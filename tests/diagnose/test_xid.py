@@ -7,14 +7,15 @@ import re
 import pytest
 
 from seatrial.diagnose import explain, xid
-from seatrial.diagnose.signatures import search_lines, signatures
+from seatrial.diagnose.log_search import search_text
+from seatrial.diagnose.signatures import signatures
 from seatrial.util import data_files
 
 NVLINK = "NVRM: Xid (PCI:0018:01:00): {}"
 
 
 def found(line: str) -> list[str]:
-    return [match.signature.id for match in search_lines([line], "x")]
+    return [match.signature.id for match in search_text(line, "x")]
 
 
 def test_each_xid_of_the_catalog_has_a_signature() -> None:
@@ -63,7 +64,7 @@ def test_address_of_old_drivers_and_mig(line: str, identifier: str) -> None:
 
 
 def test_command_names_the_gpu() -> None:
-    (finding,) = explain(search_lines(["NVRM: Xid (PCI:0000:3b:00): 48, pid=1, DBE"], "x"))
+    (finding,) = explain(search_text("NVRM: Xid (PCI:0000:3b:00): 48, pid=1, DBE", "x"))
     assert (finding.action, finding.first_command) == (
         "reset-gpu",
         "nvidia-smi -q -d ECC,ROW_REMAPPER -i 0000:3b:00.0",

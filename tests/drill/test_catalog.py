@@ -10,9 +10,8 @@ import pytest
 
 from seatrial import checks
 from seatrial.diagnose.cause_data import causes
-from seatrial.diagnose.failed_rank import RANK_FAILED
 from seatrial.diagnose.hangs import CAUSE as HANG
-from seatrial.diagnose.missing_nodes import missing_node_causes
+from seatrial.diagnose.job_failures import RANK_FAILED, missing_node_causes
 from seatrial.diagnose.signatures import signatures
 from seatrial.diagnose.slow_nodes import SLOW_CAUSES
 from seatrial.drill import catalog

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.diagnose.refused_jobs import JOB_REJECTED
+from seatrial.diagnose.job_failures import JOB_REJECTED
 from seatrial.model import CLUSTER, DecisionValue, JobState, Outcome, Trial
 from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from seatrial.config.schema import CheckSettings, Cluster, Config
-from seatrial.diagnose.signatures import search_lines
+from seatrial.diagnose.log_search import search_text
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.slurm import command_error
 from seatrial.launch.base import Launcher, RenderedJob
@@ -98,7 +98,7 @@ def test_quick_on_64_nodes_of_8_gpus_ends_with_one_cause_in_20_lines(
     assert sentence in early_end.text
     assert finding.title in cause.title
     assert junit.render(trial).count("cause: ") == junit.render(trial).count(f"cause: {finding.title}") == 18
-    assert finding.signature in {match.signature.id for match in search_lines([explained.read_text()], "")}
+    assert finding.signature in {match.signature.id for match in search_text(explained.read_text(), "")}
 
 
 def two_jobs(out: Path, nofile: str = ">= 0 files") -> RunDir:

@@ -20,6 +20,21 @@ SCRIPT = (
     "--use_lora --lora_r 8 --lora_alpha 16 --lora_dropout 0.05"
 )
 
+# the sections of torchtitan's train_configs/llama3_8b.toml
+TORCHTITAN = """[job]
+dump_folder = "./outputs"
+[profiling]
+enable_profiling = true
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+"""
+
 
 def test_flags_of_scripts_set_the_keys_of_the_config() -> None:
     config = train_config.load("sft-mistral-7b-1gpu", overrides_from_flags(shlex.split(SCRIPT)))
@@ -68,18 +83,22 @@ def test_unknown_flag_names_the_new_one(arguments: list[str], message: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "program"),
+    ("text", "program", "name"),
     [
-        ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "accelerate"),
-        ("base_model: x\nsequence_len: 2048\n", "axolotl"),
-        ('{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 4}', "DeepSpeed"),
-        ("bse: 3\n", ""),
+        ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "accelerate", "config.yaml"),
+        ("base_model: x\nsequence_len: 2048\n", "axolotl", "config.yaml"),
+        ('{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 4}', "DeepSpeed", "ds_config.json"),
+        (TORCHTITAN, "torchtitan", "llama3_8b.toml"),
+        ("bse: 3\n", "", "config.yaml"),
+        ("[tool]\nx = 1\n", "", "pyproject.toml"),
+        ("[job\n", "", "cut.toml"),
     ],
 )
-def test_config_of_another_program_is_named(tmp_path: Path, text: str, program: str) -> None:
-    path = tmp_path / "config.yaml"
+def test_config_of_another_program_is_named(tmp_path: Path, text: str, program: str, name: str) -> None:
+    path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(UsageError, match=f"is a config of {program}" if program else "unknown key 'bse'"):
+    unknown = "unknown key 'bse'" if name.endswith(".yaml") else "unknown training config"
+    with pytest.raises(UsageError, match=f"is a config of {program}" if program else unknown):
         train_config.load(path)
 
 

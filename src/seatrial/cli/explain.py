@@ -79,7 +79,7 @@ def explain(
 
 def _print_unknown(matches: Sequence[Match], logs: _Logs, pattern_count: int, file: TextIO) -> None:
     """Print the first lines that look like errors, and the last line of each rank: first that of the earliest rank."""
-    from seatrial.diagnose import error_lines
+    from seatrial.diagnose import error_lines, unknown_network
     from seatrial.diagnose.last_lines import last_lines
     from seatrial.report.text import clean
     from seatrial.util.secrets import redacted
@@ -94,6 +94,8 @@ def _print_unknown(matches: Sequence[Match], logs: _Logs, pattern_count: int, fi
     else:
         text = f"none of {pattern_count} patterns matches, and no line looks like an error"
         print(f"No failure found: {text}.", file=file)
+    if network := unknown_network(matches):
+        print(f"{clean(network)}.", file=file)
     if errors:
         print("Not known; the first errors are:", file=file)
     for source, text in errors[:_MAX_ERROR_LINES]:

@@ -11,18 +11,24 @@ from pathlib import Path
 from seatrial.checks.check import Check
 from seatrial.diagnose.causes import cause_findings
 from seatrial.diagnose.confirm import merge, unmerged, with_confirmations, without_quotes
-from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.implementations import implementation_findings
-from seatrial.diagnose.job_failures import assign_consequences, is_explained_by, job_failure_findings
+from seatrial.diagnose.job_failures import (
+    RANK_FAILED,
+    REFUSALS,
+    SIGTERM_SIGNATURES,
+    assign_consequences,
+    failed_rank_finding,
+    job_failure_findings,
+    missing_node_causes,
+    missing_node_findings,
+    refused_job_findings,
+)
 from seatrial.diagnose.localize import finding_source, finding_templates, localize
 from seatrial.diagnose.log_origin import LogOrigins
-from seatrial.diagnose.log_search import search
-from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
-from seatrial.diagnose.refused_jobs import CAUSES as REFUSED_JOB_CAUSES
-from seatrial.diagnose.refused_jobs import refused_job_findings
-from seatrial.diagnose.signatures import Match, search_lines
+from seatrial.diagnose.log_search import search, search_text
+from seatrial.diagnose.signatures import Match
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
@@ -95,24 +101,18 @@ def _all_causes(
     checks: Mapping[str, Check],
     node_prefix: str,
 ) -> tuple[list[Finding], list[Finding]]:
-    """The ``failures`` of jobs that no cause explains, and the causes of verdicts that no failure explains."""
-    others = [verdict for verdict in verdicts if not is_explained_by(verdict, failures)]
-    return assign_consequences(failures, _causes(others, measurements, searches, checks, node_prefix))
+    """The ``failures`` of jobs that no cause explains, and the causes of verdicts that no failure explains.
 
-
-def _causes(
-    verdicts: Sequence[Verdict],
-    measurements: Sequence[Measurement],
-    searches: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    node_prefix: str,
-) -> tuple[Finding, ...]:
-    """The causes of bad verdicts: those with high confidence, slow nodes, slow implementations, then other causes."""
-    causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    slow_nodes = search_findings([*measurements, *searches], verdicts, measurements, checks, causes, node_prefix)
+    The causes: those with high confidence, slow nodes, slow implementations, then others.
+    """
+    explained = {key for failure in failures for key in failure.explains}
+    others = [verdict for verdict in verdicts if VerdictKey.from_verdict(verdict) not in explained]
+    causes = cause_findings(others, measurements, checks, node_prefix)
+    slow_nodes = search_findings([*measurements, *searches], others, measurements, checks, causes, node_prefix)
     certain = [cause for cause in causes if cause.confidence == "high"]
-    implementations = implementation_findings(verdicts, checks, causes)
-    return (*certain, *slow_nodes, *implementations, *(cause for cause in causes if cause.confidence != "high"))
+    uncertain = [cause for cause in causes if cause.confidence != "high"]
+    implementations = implementation_findings(others, checks, causes)
+    return assign_consequences(failures, [*certain, *slow_nodes, *implementations, *uncertain])
 
 
 def refreshed_findings(
@@ -121,7 +121,7 @@ def refreshed_findings(
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in finding_templates(check)}
     missing_node_ids = (cause.id for cause in missing_node_causes())
-    job_causes = {*_RANK_CAUSES, *REFUSED_JOB_CAUSES, *missing_node_ids}  # not from verdicts
+    job_causes = {*_RANK_CAUSES, *REFUSALS, *missing_node_ids}  # not from verdicts
     from_jobs = [finding for finding in trial.findings if finding.cause in job_causes]
     others = unmerged([finding for finding in trial.findings if finding.cause not in job_causes])
     kept = [*from_jobs, *(finding for finding in others if finding.source not in sources)]
@@ -140,10 +140,11 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
 
     An earlier error of the same process that no signature knows stands above a consequence or a general error, whose
     confidence is low then. The evidence has the number of logs that show the same failure, the subject all places that
-    they name. ``origins`` reads the logs while ``matches`` yields.
+    they name. Findings of NCCL say if its network is unknown. ``origins`` reads the logs while ``matches`` yields.
     """
     all_matches, origins, secrets = list(matches), origins or LogOrigins(), secret_values()
     world = {match.signature.id for match in all_matches if match.signature.role == "fact"}
+    network = unknown_network(all_matches)
     places: dict[str, dict[str, None]] = {}  # signature → its places
     logs: dict[str, set[str]] = {}
     for match in _matches_to_report(all_matches):
@@ -160,6 +161,8 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
         place = origins.origin(match.line, match.source).name or named
         confidence = "low" if findings and not findings[0].signature else _confidence(match)
         finding = with_confirmations(_finding(match, place, confidence, world), match, near)
+        if network and match.signature.id.startswith("nccl."):
+            finding = finding.model_copy(update={"evidence": f"{finding.evidence} {network}."})
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
         findings.append(finding)
@@ -170,6 +173,12 @@ def error_lines(matches: Iterable[Match], origins: LogOrigins) -> list[Match]:
     """The lines that only look like errors, by time and rank: what to read if nothing is known."""
     lines = [match for match in matches if match.signature.role == "error_line"]
     return sorted(lines, key=lambda match: _order(match, origins))
+
+
+def unknown_network(matches: Iterable[Match]) -> str:
+    """The network of NCCL that data/networks.yaml does not have, in a sentence; empty if the logs name none."""
+    unknown = (match for match in matches if match.signature.rule == "unknown_network")
+    return next((match.signature.titled(match.values) for match in unknown), "")
 
 
 def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOrigins) -> Match | None:
@@ -232,7 +241,7 @@ def _confidence(match: Match) -> Confidence:
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
-            for match in _matches_to_report(search_lines(measurement.error.splitlines(), measurement.check)):
+            for match in _matches_to_report(search_text(measurement.error, measurement.check)):
                 yield _finding(match, measurement.subject, "high")
 
 
@@ -253,7 +262,7 @@ def _with_explained_errors(
         key = VerdictKey.from_verdict(verdict)
         if verdict.outcome is Outcome.ERROR and verdict.subject in places and key not in explained:
             if verdict.detail not in roots_by_text:
-                matches = search_lines(verdict.detail.splitlines(), verdict.check)
+                matches = search_text(verdict.detail, verdict.check)
                 roots_by_text[verdict.detail] = {match.signature.id for match in matches} & root_ids
             for signature in roots_by_text[verdict.detail]:
                 explained_by.setdefault((signature, verdict.subject), []).append(key)
@@ -276,7 +285,7 @@ def _findings_in_outputs(
     }
     for verdict in verdicts:
         if verdict.outcome is Outcome.FAIL and _has_output(verdict, checks):
-            for match in _matches_to_report(search_lines(verdict.evidence.splitlines(), verdict.check)):
+            for match in _matches_to_report(search_text(verdict.evidence, verdict.check)):
                 # the rank that the line names may differ from the rank that ended first
                 rank = match.values.get("rank", "")
                 subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)

@@ -10,8 +10,8 @@ from typing import Literal
 from seatrial.checks import catalog, declare
 from seatrial.checks.declare import metric
 from seatrial.discover.kubernetes_messages import Message
-from seatrial.model import Frozen, Verdict
-from seatrial.model.trial import Action
+from seatrial.model import Finding, Frozen, Verdict
+from seatrial.model.trial import Action, Confidence
 from seatrial.util import data_files
 
 
@@ -64,6 +64,28 @@ class Cause(Frozen):
             fnmatchcase(verdict.check, check) and any(fnmatchcase(verdict.metric, metric) for metric in metrics)
             for check, metrics in self.evidence.items()
         )
+
+    def finding(
+        self, place: str, confidence: Confidence, evidence: str, first_command: str, source: str, names: str = ""
+    ) -> Finding:
+        """The finding of the cause at ``place``; ``names``: what the title names after a colon."""
+        return Finding(
+            cause=self.id,
+            title=f"{self.title}: {names}" if names else self.title,
+            subject=place,
+            confidence=confidence,
+            evidence=evidence,
+            first_command=first_command,
+            fix=filled(self.fix, place),
+            action=self.action,
+            source=source,
+        )
+
+
+def filled(template: str, place: str) -> str:
+    """A command or fix with {gpu}, {port} and {node} of ``place``."""
+    node, _, device = place.partition("/")
+    return template.replace("{gpu}", device.removeprefix("gpu")).replace("{port}", device).replace("{node}", node)
 
 
 @cache

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check
-from seatrial.diagnose.cause_data import Cause, causes
+from seatrial.diagnose.cause_data import Cause, causes, filled
 from seatrial.diagnose.cause_details import Details, node_of
 from seatrial.discover.environment_variables import variables
 from seatrial.hardware.links import FactRole, role_facts
@@ -56,14 +56,27 @@ class _Suspect:
         return self.finding.subject
 
 
-class _ExplainedSuspect(NamedTuple):
-    """A suspect, and the bad verdicts that are its consequences."""
-
-    suspect: _Suspect
-    consequences: list[Verdict]
-
-
 _FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # (check, metric) → place → names: see _fault_places
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The bad verdicts of a run, the places that checks name for them, and what else is known."""
+
+    bad: Sequence[Verdict]
+    places: _FaultPlaces
+    measurements: Sequence[Measurement]
+    checks: Mapping[str, Check]
+    node_prefix: str
+
+    def verdicts_at(self, node: str, names: Container[str]) -> tuple[Verdict, ...]:
+        """The verdicts on the cluster that a check locates at ``node`` with one of ``names``."""
+        on_cluster = (verdict for verdict in self.bad if verdict.subject == CLUSTER)
+        return tuple(each for each in on_cluster if any(name in names for name in self.names_at(node, each)))
+
+    def names_at(self, place: str, verdict: Verdict) -> list[str]:
+        """The names that the check of a verdict gives for ``place``."""
+        return self.places.get((verdict.check, verdict.metric), {}).get(place, [])
 
 
 def cause_findings(
@@ -83,13 +96,9 @@ def cause_findings(
     if not bad:
         return []
     performance = {name: PerformanceMetrics(check) for name, check in checks.items()}
-    places = _fault_places(measurements, checks)
-    variable_suspects = list(_suspects_by_variable(bad, places, measurements, checks, node_prefix))
-    suspects = [
-        *_suspects_by_verdict(verdicts, bad, places, measurements, node_prefix),
-        *variable_suspects,
-        *_suspects_by_difference(bad, places, variable_suspects, measurements, checks, node_prefix),
-    ]
+    run = _Run(bad, _fault_places(measurements, checks), measurements, checks, node_prefix)
+    by_variable = list(_suspects_by_variable(run))
+    suspects = [*_suspects_by_verdict(run, verdicts), *by_variable, *_suspects_by_difference(run, by_variable)]
     suspect_by_evidence = {
         verdict: suspect
         for suspect in suspects
@@ -100,27 +109,22 @@ def cause_findings(
     for verdict in bad:
         for node in {end.partition("/")[0] for end in _ends(verdict.subject)}:
             bad_by_node.setdefault(node, []).append(verdict)
-    explained: list[_ExplainedSuspect] = []
+    explained: list[tuple[_Suspect, list[Verdict]]] = []  # suspects with their consequences
     for suspect in suspects:
         nodes = [end.partition("/")[0] for end in _ends(suspect.place)]
         # A dictionary, since a verdict on a pair of nodes is listed with both
         on_nodes = dict.fromkeys(verdict for node in [*nodes, CLUSTER] for verdict in bad_by_node.get(node, ()))
         candidates = bad if CLUSTER in nodes else list(on_nodes)
-        of_suspect = [
-            verdict
-            for verdict in candidates
-            if _is_explained(verdict, suspect, performance, suspect_by_evidence.get(verdict))
-        ]
-        explained.append(_ExplainedSuspect(suspect, of_suspect))
-    explained.sort(
-        key=lambda each: (_CONFIDENCE_ORDER.index(each.suspect.finding.confidence), _extent(each.suspect.place))
-    )
+        shown = suspect_by_evidence.get
+        consequences = [each for each in candidates if _is_explained(each, suspect, performance, shown(each))]
+        explained.append((suspect, consequences))
+    explained.sort(key=lambda each: (_CONFIDENCE_ORDER.index(each[0].finding.confidence), _extent(each[0].place)))
     return _needed_findings(explained)
 
 
-def _needed_findings(explained: Sequence[_ExplainedSuspect]) -> list[Finding]:
+def _needed_findings(explained: Sequence[tuple[_Suspect, list[Verdict]]]) -> list[Finding]:
     """The findings of suspects with their consequences, the most certain first; see cause_findings for omitted ones."""
-    explained_verdicts = {verdict for each in explained for verdict in each.consequences}
+    explained_verdicts = {verdict for _, consequences in explained for verdict in consequences}
     findings: list[Finding] = []
     # Verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains the verdict
     best_index: dict[VerdictKey, int] = {}
@@ -215,60 +219,26 @@ def _mappings(
                 yield measurement.check, key, values
 
 
-def _verdicts_at(bad: Sequence[Verdict], places: _FaultPlaces, node: str, names: Container[str]) -> tuple[Verdict, ...]:
-    """The verdicts on the cluster that a check locates at ``node`` with one of ``names``."""
-    verdicts: list[Verdict] = []
-    for verdict in bad:
-        names_by_place = places.get((verdict.check, verdict.metric), {}) if verdict.subject == CLUSTER else {}
-        if any(name in names for name in names_by_place.get(node, ())):
-            verdicts.append(verdict)
-    return tuple(verdicts)
-
-
-def _suspects_by_verdict(
-    verdicts: Sequence[Verdict],
-    bad: Sequence[Verdict],
-    places: _FaultPlaces,
-    measurements: Sequence[Measurement],
-    node_prefix: str,
-) -> Iterator[_Suspect]:
-    details = Details(measurements)
+def _suspects_by_verdict(run: _Run, verdicts: Sequence[Verdict]) -> Iterator[_Suspect]:
+    details = Details(run.measurements)
     for cause in causes():
-        violations = [v for v in bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
+        violations = [v for v in run.bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
         evidence = [verdict for verdict in violations if details.facts_allow(cause, verdict)]
-        for place, evidence_verdicts in _by_place(cause, evidence, verdicts, places).items():
+        for place, evidence_verdicts in _by_place(cause, evidence, verdicts, run.places).items():
             has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
             processes = details.process_names(cause, evidence_verdicts)
-            names: list[str] = []  # those of the facts ``fault_places``
-            for verdict in evidence_verdicts:
-                names += places.get((verdict.check, verdict.metric), {}).get(place, [])
-            command = node_command(details.command(cause, evidence_verdicts, place), place, node_prefix, names)
-            finding = _finding(
-                cause.model_copy(update={"title": ": ".join(filter(None, (cause.title, _listed(processes))))}),
+            names = [name for verdict in evidence_verdicts for name in run.names_at(place, verdict)]
+            command = node_command(details.command(cause, evidence_verdicts, place), place, run.node_prefix, names)
+            finding = cause.finding(
                 place,
                 "high" if has_failed else "medium",
                 _listed(verdict.evidence or verdict.summary for verdict in evidence_verdicts),
                 command,
                 _listed(f"{verdict.metric} of {verdict.check}" for verdict in evidence_verdicts),
+                _listed(processes),
             )
             texts = details.quotable_texts(cause, evidence_verdicts)
             yield _Suspect(finding, cause, cause.id, tuple(evidence_verdicts), quotable_texts=texts)
-
-
-def _finding(
-    cause: Cause, place: str, confidence: Confidence, evidence: str, first_command: str, source: str
-) -> Finding:
-    return Finding(
-        cause=cause.id,
-        title=cause.title,
-        subject=place,
-        confidence=confidence,
-        evidence=evidence,
-        first_command=first_command,
-        fix=_filled(cause.fix, place),
-        action=cause.action,
-        source=source,
-    )
 
 
 def _listed(texts: Iterable[str]) -> str:
@@ -300,19 +270,13 @@ def _by_place(
     return by_place
 
 
-def _suspects_by_variable(
-    bad: Sequence[Verdict],
-    places: _FaultPlaces,
-    measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    node_prefix: str,
-) -> Iterator[_Suspect]:
+def _suspects_by_variable(run: _Run) -> Iterator[_Suspect]:
     """One suspect for each environment variable and each value of it that is not harmless.
 
     Its place is a node if only this node of several has the value, else the cluster. The evidence is the WARN on the
     variable, and for a node the verdict that settings differ.
     """
-    for name, text, nodes, is_on_some, check in variable_values(measurements, checks):
+    for name, text, nodes, is_on_some, check in variable_values(run.measurements, run.checks):
         variable = variables()[name]
         if text.endswith(SET_BY_SEATRIAL) or not variable.has_effect(text):
             continue
@@ -330,31 +294,25 @@ def _suspects_by_variable(
             fix=f"Unset {name} where it is set, or remove it from the trial's env, and run the trial again.",
             action="fix-environment",
         )
-        finding = _finding(
-            cause,
+        finding = cause.finding(
             place,
             "high" if variable.large else "medium" if is_on_some else "low",
             f"{name}={text}{where}, in the environment of the ranks or in nccl.conf. Default: "
             f"{variable.default}. Effect of other values: {variable.effect}.",
-            node_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
+            node_command(command, nodes[0] if nodes else CLUSTER, run.node_prefix),
             f"{VARIABLES_SOURCE} ({variable.source}); {check}",
         )
-        warnings = (each for each in bad if each.metric == SLOWED_BY_PREFIX + name and overlap(place, each.subject))
-        yield _Suspect(finding, cause, name, (*_verdicts_at(bad, places, place, (name,)), *warnings))
+        warnings = (each for each in run.bad if each.metric == SLOWED_BY_PREFIX + name and overlap(place, each.subject))
+        yield _Suspect(finding, cause, name, (*run.verdicts_at(place, (name,)), *warnings))
 
 
-class VariableValue(NamedTuple):
-    """A value of an environment variable. ``is_on_some``: only ``nodes`` have it; else it applies to all ranks."""
+def variable_values(
+    measurements: Sequence[Measurement], checks: Mapping[str, Check]
+) -> Iterator[tuple[str, str, list[str], bool, str]]:
+    """Each value of a variable with a known effect in the environment of the ranks or in NCCL's files.
 
-    name: str
-    text: str
-    nodes: list[str]
-    is_on_some: bool
-    check: str  # the first check whose facts have the value
-
-
-def variable_values(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> Iterator[VariableValue]:
-    """Each value of a variable with a known effect in the environment of the ranks or in NCCL's files."""
+    (name, text, nodes, whether only these nodes have it and not all ranks, the first check whose facts have it).
+    """
     settings = list(_settings_of_nodes(measurements, checks))
     all_nodes = {node for node, _, _ in settings if node != CLUSTER}
     nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node or CLUSTER → check with the fact
@@ -365,7 +323,7 @@ def variable_values(measurements: Sequence[Measurement], checks: Mapping[str, Ch
     for (name, text), check_by_node in nodes_by_value.items():
         nodes = [node for node in check_by_node if node != CLUSTER]
         is_on_some = 0 < len(nodes) < len(all_nodes)
-        yield VariableValue(name, text, nodes, is_on_some, next(iter(check_by_node.values())))
+        yield name, text, nodes, is_on_some, next(iter(check_by_node.values()))
 
 
 def _settings_of_nodes(
@@ -380,37 +338,28 @@ def _settings_of_nodes(
             yield CLUSTER if is_of_all else node_of(measurement.subject), measurement.check, values
 
 
-def _suspects_by_difference(
-    bad: Sequence[Verdict],
-    places: _FaultPlaces,
-    variable_suspects: Sequence[_Suspect],
-    measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    node_prefix: str,
-) -> Iterator[_Suspect]:
+def _suspects_by_difference(run: _Run, variable_suspects: Sequence[_Suspect]) -> Iterator[_Suspect]:
     """One suspect for each node whose versions or settings differ from those of most nodes.
 
     Variables that are suspects themselves do not count.
     """
     variables_at = {(suspect.place, suspect.name) for suspect in variable_suspects}
-    sources = dict.fromkeys(
-        each.check for role in _DIFFERENCE_ROLES for each, _ in role_facts(role, measurements, checks)
-    )
-    for node, differences in node_differences(measurements, checks).items():
+    facts = (fact for role in _DIFFERENCE_ROLES for fact in role_facts(role, run.measurements, run.checks))
+    source = f"facts of {_listed(measurement.check for measurement, _ in facts)}"
+    for node, differences in node_differences(run.measurements, run.checks).items():
         values = {name: text for name, text in differences.items() if (node, name) not in variables_at}
         if not values:
             continue
         listed = _listed(f"{name}: {value}" for name, value in values.items())
-        finding = _finding(
-            _NODE_DIFFERS.model_copy(update={"title": f"{node} has other versions or settings than most nodes"}),
+        cause = _NODE_DIFFERS.model_copy(update={"title": f"{node} has other versions or settings than most nodes"})
+        finding = cause.finding(
             node,
             "medium",
             f"on {node} {listed}",
-            node_command(_command_for_differences(values), node, node_prefix),
-            f"facts of {and_more(list(sources), _MAX_NAMED)}",
+            node_command(_command_for_differences(values), node, run.node_prefix),
+            source,
         )
-        evidence = _verdicts_at(bad, places, node, values)
-        yield _Suspect(finding, _NODE_DIFFERS, _NODE_DIFFERS.id, evidence, only_here=True)
+        yield _Suspect(finding, _NODE_DIFFERS, _NODE_DIFFERS.id, run.verdicts_at(node, values), only_here=True)
 
 
 def _command_for_differences(names: Collection[str]) -> str:
@@ -438,13 +387,8 @@ def node_command(template: str, place: str, node_prefix: str, names: Collection[
     {names} in ``template`` is replaced by ``names``; without names, by the name of the host that runs the command.
     """
     names_text = shlex.join(names) or '"$(hostname)"'
-    command, node = _filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
+    command, node = filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
     if not node_prefix or node == CLUSTER or command.startswith(_CLIENT_PROGRAMS):
         return command
     shell = f"sh -c {shlex.quote(command)}" if set(command) & set(";|$&>") else command
     return f"{node_prefix.replace('{node}', node)} {shell}"
-
-
-def _filled(template: str, place: str) -> str:
-    node, _, device = place.partition("/")
-    return template.replace("{gpu}", device.removeprefix("gpu")).replace("{port}", device).replace("{node}", node)

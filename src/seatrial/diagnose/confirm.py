@@ -67,14 +67,11 @@ def unmerged(findings: Sequence[Finding]) -> list[Finding]:
 
 def _shows(other: Finding, cause: Finding, jobs: frozenset[str]) -> bool:
     """Whether the finding from a log shows the cause, at the same place or without a place."""
-    is_same = any(fnmatchcase(other.signature, pattern) for pattern in _signatures_of(cause.cause))
+    patterns = (pattern for each in causes() if each.id == cause.cause for pattern in each.signatures)
+    is_same = any(fnmatchcase(other.signature, pattern) for pattern in patterns)
     return is_same and (not other.subject or other.subject in jobs or overlap(cause.subject, other.subject))
 
 
 def _confirmed(finding: Finding, evidence: str) -> Finding:
     confidence = _RAISED_CONFIDENCE[finding.confidence]
     return finding.model_copy(update={"confidence": confidence, "evidence": f"{finding.evidence} {evidence}".strip()})
-
-
-def _signatures_of(cause: str) -> tuple[str, ...]:
-    return next((each.signatures for each in causes() if each.id == cause), ())

@@ -39,9 +39,10 @@ def implementation_findings(
         fast: list[Verdict] = []  # of implementations that are not slow
         for implementation, metric in metrics.items():
             judged = by_metric.get((name, metric), [])
-            if any(map(_is_slow, judged)):
+            failed = [verdict for verdict in judged if verdict.outcome is Outcome.FAIL]
+            if failed:
                 slow_names.append(implementation)
-                slow += filter(_is_slow, judged)
+                slow += failed
             else:
                 fast += filter(_is_as_fast_as_reference, judged)
         all_slow = bool(slow_names) and len(slow_names) == len(metrics)
@@ -58,10 +59,6 @@ def implementation_findings(
                 "not replace hardware because of this."
             )
             yield _finding(SLOW_IMPLEMENTATION, check.implementations.software_command, slow, fast, title, fix)
-
-
-def _is_slow(verdict: Verdict) -> bool:
-    return verdict.outcome is Outcome.FAIL
 
 
 def _is_as_fast_as_reference(verdict: Verdict) -> bool:

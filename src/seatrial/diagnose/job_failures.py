@@ -1,8 +1,12 @@
-"""Known causes why jobs and probe pods do not start or fail → findings, one per cause. Pure."""
+"""Why jobs, nodes and ranks failed or did not start → findings: known messages, refusals, missing nodes, one rank."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -10,20 +14,36 @@ from pydantic import ValidationError
 from seatrial.checks.check import Check
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import needs_cause, overlap
+from seatrial.diagnose.hangs import CAUSE as HANG
+from seatrial.diagnose.log_search import search_text
 from seatrial.hardware.links import role_facts
 from seatrial.model import (
     CLUSTER,
     Finding,
+    Frozen,
+    Job,
     JobFailure,
     JobResult,
+    JobState,
     Measurement,
     Outcome,
     Reason,
     Verdict,
     VerdictKey,
 )
+from seatrial.model.trial import Action
+from seatrial.util import data_files
+from seatrial.util.input_files import read_json
 from seatrial.util.text import and_more
+from seatrial.util.torchrun_logs import rank_of_log
 
+# Values of Finding.cause
+RANK_FAILED = "rank_failed"
+RENDEZVOUS_FAILS, NODE_UNFIT, JOB_REJECTED = REFUSALS = "rendezvous_fails", "node_unfit", "job_rejected"
+# torchrun prints these when seatrial ends a job
+SIGTERM_SIGNATURES = ("torchrun.agent_signal", "torchrun.terminated")
+_RANK = re.compile(r"rank (\d+)\b")
+_TAIL_LINES = 50
 _MAX_NAMED = 6
 
 
@@ -73,11 +93,6 @@ def assign_consequences(
             explains = dict.fromkeys((*extended[root].explains, *failure.explains))
             extended[root] = extended[root].model_copy(update={"explains": tuple(explains)})
     return kept, extended
-
-
-def is_explained_by(verdict: Verdict, findings: Sequence[Finding]) -> bool:
-    """Whether one of ``findings`` explains the verdict."""
-    return any(VerdictKey.from_verdict(verdict) in finding.explains for finding in findings)
 
 
 def not_started(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -146,15 +161,144 @@ def _finding(cause: Cause, members: Sequence[_SourcedFailure]) -> Finding:
     nodes = list(dict.fromkeys(node for failure in failures for node in failure.nodes))
     keys = dict.fromkeys(VerdictKey.from_verdict(verdict) for member in members for verdict in member.consequences)
     place = f"{and_more(nodes, _MAX_NAMED)}: " if nodes else ""
-    return Finding(
-        cause=cause.id,
-        title=f"{cause.title}: {first.name}" if first.name else cause.title,
-        subject=", ".join(nodes) or CLUSTER,
-        confidence="high",
-        evidence=f"{place}{first.message}",
-        first_command=first.first_command,
-        fix=cause.fix,
-        action=cause.action,
-        source=and_more(list(dict.fromkeys(member.source for member in members)), _MAX_NAMED),
-        explains=tuple(keys),
+    finding = cause.finding(
+        ", ".join(nodes) or CLUSTER,
+        "high",
+        f"{place}{first.message}",
+        first.first_command,
+        and_more(list(dict.fromkeys(member.source for member in members)), _MAX_NAMED),
+        first.name,
     )
+    return finding.model_copy(update={"explains": tuple(keys)})
+
+
+def refused_job_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
+    """The finding for the last job, if it was refused; it explains the checks that were not measured.
+
+    None if the scheduler rejected it for known failures or missing nodes: these have findings of their own.
+    """
+    findings = []
+    for result in results[-1:]:
+        if result.state is JobState.REFUSED and not result.missing_nodes:
+            findings = [_refused_by_nodes(result)]
+        elif result.state is JobState.REJECTED and not (result.failures or result.missing_nodes):
+            findings = [_rejected_by_scheduler(result)]
+        explains = tuple(map(VerdictKey.from_verdict, not_started(results, verdicts)))
+        changes = {"explains": explains, "first_command": result.first_command}
+    return [finding.model_copy(update=changes) for finding in findings]
+
+
+def _refused_by_nodes(result: JobResult) -> Finding:
+    is_rendezvous = "rendezvous" in result.cause
+    network_fix = "Correct name resolution, open all ports between the nodes, or free the port; then run it again."
+    node_fix = "Correct the environment of the node, or environment and container of the trial; then run it again."
+    return Finding(
+        title="The rendezvous of the job fails on a node"
+        if is_rendezvous
+        else "The node does not meet the requirements of the trial",
+        subject=result.failed_subject,
+        cause=RENDEZVOUS_FAILS if is_rendezvous else NODE_UNFIT,
+        confidence="high",
+        evidence=result.cause,
+        fix=network_fix if is_rendezvous else node_fix,
+        source=f"preflight of job {result.job}",
+    )
+
+
+def _rejected_by_scheduler(result: JobResult) -> Finding:
+    """The finding with title, fix and action of the signature that the scheduler's message has, if any."""
+    match = next(iter(search_text(result.cause, result.job)), None)
+    signature = match.signature if match else None
+    return Finding(
+        title=signature.titled(match.values) if signature and match else "The job was not started",
+        subject=CLUSTER,
+        cause=JOB_REJECTED,
+        confidence="high",
+        evidence=result.cause_without_command,
+        fix=signature.filled(signature.fix, match.values) if signature and match else "",
+        action=signature.action if signature else None,
+        signature=signature.id if signature else "",
+        source=f"job {result.job}",
+    )
+
+
+class MissingNodeCause(Frozen):
+    """Why a node is missing, and what to do. ``pattern``: a regular expression that the state of the node matches.
+
+    ``launcher``: the cause is only for jobs of this launcher; empty: for all jobs. In ``first_command`` and ``fix``,
+    {node} is replaced by the name of the node.
+    """
+
+    id: str
+    title: str
+    pattern: str
+    launcher: str = ""
+    first_command: str
+    fix: str
+    action: Action
+    source: str
+
+
+@cache
+def missing_node_causes() -> tuple[MissingNodeCause, ...]:
+    """All rows of the file, in its order; the last one matches every state."""
+    return tuple(MissingNodeCause.model_validate(row) for row in data_files.read("missing_nodes.yaml"))
+
+
+def missing_node_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
+    """One finding per node that a job lost or did not get; each explains all ERROR verdicts."""
+    errors = tuple(VerdictKey.from_verdict(verdict) for verdict in verdicts if verdict.outcome is Outcome.ERROR)
+    findings: dict[str, Finding] = {}
+    for result in results:
+        for node in result.missing_nodes:
+            rows = (row for row in missing_node_causes() if row.launcher in ("", result.launcher))
+            cause = next(row for row in rows if re.search(row.pattern, node.state))
+            finding = Finding(
+                cause=cause.id,
+                title=cause.title,
+                subject=node.name,
+                confidence="high",
+                evidence=f"{node.name}: {node.state}",
+                first_command=cause.first_command.replace("{node}", node.name),
+                fix=cause.fix.replace("{node}", node.name),
+                action=cause.action,
+                source=f"job {result.job}; {cause.source}",
+                explains=errors,
+            )
+            findings.setdefault(node.name, finding)
+    return list(findings.values())
+
+
+def failed_rank_finding(result: JobResult, folder: Path) -> Finding | None:
+    """The finding for the one rank that made a job fail or hang; None for other results.
+
+    ``folder``: the folder of the attempt.
+    """
+    rank = _RANK.match(result.failed_subject)
+    if rank is None or result.state not in (JobState.FAILED, JobState.HUNG):
+        return None
+    hung = result.state is JobState.HUNG
+    log = _error_log(folder, int(rank[1]))
+    return Finding(
+        cause=HANG if hung else RANK_FAILED,
+        title="One rank hung, and the others waited for it" if hung else "One rank failed, and ended the others",
+        subject=result.failed_subject,
+        confidence="high",
+        evidence=result.cause,
+        first_command=result.first_command or f"tail -n {_TAIL_LINES} {shlex.quote(str(log))}",
+        fix="Find what stopped the process or its node, then run the trial again."
+        if hung
+        else "Read the error of this rank: the errors of the other ranks follow from it. Then run the trial again.",
+        action="retry-job" if hung else "none",
+        source=f"job {result.job}, attempt {result.attempt}",
+    )
+
+
+def _error_log(folder: Path, rank: int) -> Path:
+    """The log of a rank's standard error as torchrun writes it; without one the log of the launcher."""
+    try:
+        job = Job.model_validate(read_json(folder.parent / "job.json"))
+    except (OSError, ValueError):
+        return folder / "launcher.err"
+    logs = (folder / "logs").glob("**/stderr.log")
+    return next((log for log in logs if rank_of_log(log, job.ranks_per_node) == rank), folder / "launcher.err")

@@ -125,8 +125,7 @@ class LogOrigins:
                 self._nodes.setdefault(_Process(log, match["task"].decode()), set()).add(_text(match["host"]))
         for position in self._positions(text, log):
             begin, end = text.rfind(b"\n", 0, position) + 1, text.find(b"\n", position)
-            line = _text(text[begin : min(end, begin + _PREFIX_CHARS)])
-            process, origin = _process(line, log), _line_origin(line, log)
+            origin, process = _line_origin(_text(text[begin : min(end, begin + _PREFIX_CHARS)]), log)
             if process.local_rank is not None and origin.rank is not None:
                 self._ranks.setdefault(process, set()).add(origin.rank)
             if origin.node:
@@ -135,7 +134,7 @@ class LogOrigins:
     def origin(self, line: str, source: str) -> Origin:
         """The origin of ``line``; ``source``: path of the log and line number."""
         log = source.rpartition(":")[0]
-        origin, process = _line_origin(line, log), _process(line, log)
+        origin, process = _line_origin(line, log)
         if run := _run_origin(origin, log):
             return run
         if origin.rank is None and process.pid is not None:
@@ -154,7 +153,7 @@ class LogOrigins:
 
     def _add_failure(self, match: re.Match[bytes], log: str) -> None:
         node, rank, local_rank = _text(match["host"]), int(match["rank"]), int(match["local"])
-        agent = _process(_text(match[0].partition(b"\n")[0]), log)
+        _, agent = _line_origin(_text(match[0].partition(b"\n")[0]), log)
         self._ranks.setdefault(agent._replace(local_rank=local_rank), set()).add(rank)
         self._nodes.setdefault(agent._replace(local_rank=None if agent.sender else local_rank), set()).add(node)
         self._nodes_of_ranks.setdefault((log, rank), set()).add(node)
@@ -179,8 +178,8 @@ class LogOrigins:
         return positions + variables
 
 
-def _line_origin(line: str, log: str) -> Origin:
-    """The origin according to the line and the name of its log."""
+def _line_origin(line: str, log: str) -> tuple[Origin, _Process]:
+    """The origin according to the line and the name of its log, and the process as other lines of the log name it."""
     prefix = line[:_PREFIX_CHARS]
     numbers = {"rank": _number(_RANK.search(prefix)), "local_rank": _number(_LOCAL_RANK.search(prefix))}
     numbers["mpi_rank"] = _number(_MPI_RANK.match(prefix))
@@ -191,18 +190,10 @@ def _line_origin(line: str, log: str) -> Origin:
         kind = str(name.lastgroup)
         numbers[_NAME_KINDS.get(kind, kind)] = _number(name)
     node = nccl["host"] if nccl else f"pod {sender['pod']}" if sender and sender["pod"] else ""
-    return Origin(**numbers, node=node, gpu=int(nccl["gpu"]) if nccl else None)
-
-
-def _process(line: str, log: str) -> _Process:
-    """The process that wrote a line, as the other lines of the log name it."""
-    sender, pid = _SENDER.match(line), _PID.search(line)
-    name = _IN_NAME.search(log)
     folder = str(Path(log).parent) if name and name["directory"] else log
-    local_rank = _line_origin(line, log).local_rank
-    return _Process(
-        folder, (sender["task"] or sender["pod"]) if sender else "", local_rank, int(pid[1]) if pid else None
-    )
+    process = _Process(folder, sender[sender.lastgroup or 0] if sender else "", numbers["local_rank"])
+    origin = Origin(**numbers, node=node, gpu=int(nccl["gpu"]) if nccl else None)
+    return origin, process._replace(pid=_number(_PID.search(line)))
 
 
 def _run_origin(origin: Origin, log: str) -> Origin | None:

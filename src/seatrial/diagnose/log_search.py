@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from io import BytesIO
 from typing import Any, NamedTuple
 
 from seatrial.diagnose.line_severity import has_failure_sign, is_healthy
@@ -20,7 +21,7 @@ from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.diagnose.patterns import compile_patterns, literal_database, reduced_database
 from seatrial.diagnose.signature import MAX_LINE, Signature, place_of
-from seatrial.diagnose.signatures import Match, all_signatures
+from seatrial.diagnose.signatures import LAST_ROLES, Match, all_signatures
 from seatrial.util.input_files import Readable
 from seatrial.util.log_time import log_time
 
@@ -76,6 +77,15 @@ def search(file: Readable, source: str, ignore: str = "", origins: LogOrigins | 
             database = None
 
 
+def search_text(text: str, source: str) -> list[Match]:
+    """The first match of each root, step or cascade in a text such as an error; ``source`` names its check."""
+    matches: dict[str, Match] = {}
+    for match in search(BytesIO(text.encode(errors="replace")), source) if text else ():
+        if match.signature.role not in LAST_ROLES:
+            matches.setdefault(match.signature.id, match)
+    return list(matches.values())
+
+
 @dataclass
 class _Search:
     """What was found in the blocks before; numbers of signatures are those of all_signatures."""
@@ -96,12 +106,13 @@ class _Search:
             signature, line = all_signatures()[number], _line_text(text, begin, end)
             if number in self.finished or (self.ignore and self.ignore in line) or _OWN_OUTPUT.search(line):
                 continue
-            if not signature.matches(line):
+            above = self._above(text, begin) if signature.rule else []
+            if not signature.matches(line, above):
                 self.rejected[number] += 1
                 if self.rejected[number] > _MAX_NO_ERRORS and signature.role in _REASONS:
                     self.finished.add(number)
                 continue
-            above = self._above(text, begin) if signature.header else []
+            above = above or (self._above(text, begin) if signature.header else [])
             values = signature.values(line, above)
             key = _NUMBERS.sub("", line) if signature.role == "error_line" else place_of(values)
             if not self._is_new(number, line, key) or (

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from seatrial.diagnose.errnos import has_speaker
+from seatrial.diagnose.status_rules import Rule, fault
 from seatrial.model import Frozen
 from seatrial.model.trial import Action
 
@@ -48,6 +49,7 @@ class Signature(Frozen):
     ``confirms``: patterns of the signatures that a confirmation supports or a recovery ends; by default those of its
     component, the part of the id before the dot. ``requires``: ids of facts that the log must have; "not ID": must not
     have. ``header``: pattern of the title of a block, such as ``CA 'mlx5_0'``, whose values belong to the lines below.
+    ``rule``: the rule of discover that must find a fault in the values of the line and the lines above it.
     ``errno``: the pattern is the text of an errno; it does not match what errnos.yaml knows by its speaker. The title
     and the command have values of groups, such as ``{host}``; ``[ of {host}]`` in a title is left out without a value.
     """
@@ -59,6 +61,7 @@ class Signature(Frozen):
     confirms: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     header: str = ""
+    rule: Rule | None = None
     errno: bool = False
     cause: str
     first_command: str
@@ -76,9 +79,12 @@ class Signature(Frozen):
     def _header(self) -> re.Pattern[str]:
         return re.compile(self.header, re.ASCII)
 
-    def matches(self, line: str) -> bool:
-        """Whether the pattern occurs in ``line``."""
-        return self._regex.search(line[:MAX_LINE]) is not None and not (self.errno and has_speaker(line))
+    def matches(self, line: str, above: Sequence[str] = ()) -> bool:
+        """Whether the pattern occurs in ``line``, and the rule finds a fault there and in the lines ``above``."""
+        match = self._regex.search(line[:MAX_LINE])
+        if match is None or (self.errno and has_speaker(line)):
+            return False
+        return self.rule is None or fault(self.rule, match.groupdict(), [*above, *line.splitlines()]) is not None
 
     def span(self, line: str) -> tuple[int, int] | None:
         """Begin and end of the first match of the pattern in ``line``; None if there is none."""
@@ -141,15 +147,18 @@ class Signature(Frozen):
     def values(self, line: str, above: Sequence[str] = ()) -> dict[str, str]:
         """Name of each group → its value in ``line``, which may be empty; {} if there is no match.
 
-        Also the groups of the header, from the closest line ``above`` that has one, and the path in ``line``. Digits at
+        Also the groups of the header, from the closest line ``above`` that has one, the values of the rule, and the
+        path in ``line``. Digits at
         the end of a group's name are removed, since a pattern cannot use a name twice.
         """
         match = self._regex.search(line[:MAX_LINE])
         header = next(filter(None, map(self._header.search, reversed(above))), None) if self.header else None
-        values: dict[str, str] = header.groupdict() if header else {}
-        for group, value in (match.groupdict() if match else {}).items():
+        values: dict[str, str] = {}
+        for group, value in (pair for each in (header, match) if each for pair in each.groupdict().items()):
             name = group.rstrip("0123456789")
             values[name] = values.get(name) or value or ""
+        if self.rule and match:
+            values |= fault(self.rule, values, [*above, *line.splitlines()]) or {}
         path = _PATH.search(line[:MAX_LINE]) if match and not values.get("path") else None
         return {"path": next(filter(None, path.groups())), **values} if path else values
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from seatrial.diagnose import errnos, xid
-from seatrial.diagnose.signature import MAX_LINE, Row, Signature, place_of
+from seatrial.diagnose.signature import Row, Signature, place_of
 from seatrial.diagnose.site_signatures import with_site_rows
 from seatrial.model import Frozen, UsageError
 from seatrial.util import data_files, user_cache
 
 _FACTS = "log_facts.yaml"
-_LAST_ROLES = ("fact", "recovery", "family", "general", "error_line")  # searched after the others, in this order
+LAST_ROLES = ("fact", "recovery", "family", "general", "error_line")  # searched after the others, in this order
 
 
 class Match(Frozen):
@@ -46,7 +45,7 @@ class Match(Frozen):
 def _loaded() -> tuple[tuple[Signature, ...], tuple[str, ...]]:
     """All signatures in the order of their roles, and the errors of the files of the site."""
     rows, errors = with_site_rows({row["id"]: row for row in _shipped_rows()})
-    order = {role: number for number, role in enumerate(_LAST_ROLES, 1)}
+    order = {role: number for number, role in enumerate(LAST_ROLES, 1)}
     return tuple(sorted(rows, key=lambda row: order.get(row.role, 0))), tuple(errors)
 
 
@@ -67,7 +66,7 @@ def _shipped_rows() -> list[Row]:
 
 def signatures() -> tuple[Signature, ...]:
     """The signatures of known failures: those of seatrial, changed and completed by the valid rows of the site."""
-    return tuple(signature for signature in all_signatures() if signature.role not in _LAST_ROLES)
+    return tuple(signature for signature in all_signatures() if signature.role not in LAST_ROLES)
 
 
 def all_signatures() -> tuple[Signature, ...]:
@@ -84,17 +83,3 @@ def check_signatures() -> None:
     """Raise UsageError if a file of the site is wrong."""
     if errors := signature_errors():
         raise UsageError(errors[0])
-
-
-def search_lines(lines: Iterable[str], source: str) -> list[Match]:
-    """One match per signature that occurs in a short text such as an error; ``source`` names the check."""
-    matches: dict[str, Match] = {}
-    for number, line in enumerate(lines, 1):
-        for signature in signatures():
-            if signature.id not in matches and signature.matches(line):
-                text = line[:MAX_LINE].strip()
-                values = signature.values(text)
-                matches[signature.id] = Match(
-                    signature=signature, line=text, source=f"{source}:{number}", values=values
-                )
-    return list(matches.values())

@@ -44,12 +44,7 @@ def with_site_rows(shipped: Mapping[str, Row]) -> tuple[list[Signature], list[st
 
 def _rows(errors: list[str]) -> Iterator[tuple[str, Any]]:
     """File and number of each row with the row; adds a sentence to ``errors`` for a file that cannot be read."""
-    try:
-        files = _files()
-    except UsageError as error:
-        errors.append(str(error))
-        return
-    for path in files:
+    for path in _files(errors):
         try:
             for number, row in enumerate(_read(path), 1):
                 yield f"{path}, row {number}", row
@@ -57,23 +52,18 @@ def _rows(errors: list[str]) -> Iterator[tuple[str, Any]]:
             errors.append(str(error))
 
 
-def _files() -> list[Path]:
-    """The YAML files of the site, sorted by name; none if there is no folder. Raises UsageError."""
+def _files(errors: list[str]) -> list[Path]:
+    """The YAML files of the site, sorted by name; none if there is no folder, or one that adds to ``errors``."""
     value = os.environ.get(VARIABLE)
-    folder = Path(value) if value else _default_folder()
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    folder = Path(value) if value else Path(config) / "seatrial" / "signatures"
     if value and not folder.is_dir():
-        raise UsageError(
-            f"{VARIABLE}={value}: this is not a directory; name a directory with *.yaml files, or unset it"
-        )
+        errors.append(f"{VARIABLE}={value}: this is not a directory; name a directory with *.yaml files, or unset it")
     try:
         return sorted(folder.glob("*.yaml"))
     except OSError as error:
-        raise UsageError(f"cannot read {folder}: {error.strerror or error}") from error
-
-
-def _default_folder() -> Path:
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return Path(config) / "seatrial" / "signatures"
+        errors.append(f"cannot read {folder}: {error.strerror or error}")
+        return []
 
 
 def _read(path: Path) -> Iterator[Any]:

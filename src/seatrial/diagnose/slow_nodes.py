@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
-from typing import NamedTuple
 
 from pydantic import JsonValue, ValidationError
 
@@ -69,7 +68,7 @@ def reasons_to_search(
     with_verdict = {(verdict.check, verdict.metric) for verdict in judged}
     shares = list(_inter_node_shares(measurements, inter_node))
     unjudged: dict[str, str] = {}  # of several low shares of a check, the lowest is named
-    for check, metric in sorted(shares, key=lambda share: share.metric.value, reverse=True):
+    for check, metric in sorted(shares, key=lambda share: share[1].value, reverse=True):
         if metric.value < UNJUDGED_SHARE and (check, metric.name) not in with_verdict:
             value = f"{metric.value:.3g} {metric.unit}"
             unjudged[check] = f"{metric.name} is {value} on {metric.subject}, without a threshold"
@@ -83,15 +82,10 @@ def reasons_to_search(
     return dict.fromkeys(sorted(uncompared), "no reference value, and no check compares nodes")
 
 
-class _Share(NamedTuple):
-    """A metric that compares one node or rank with the others, and the name of its check."""
-
-    check: str
-    metric: Metric
-
-
-def _inter_node_shares(measurements: Sequence[Measurement], inter_node: Mapping[str, Check]) -> Iterator[_Share]:
-    """All shares that compare nodes or ranks by their paths to other nodes.
+def _inter_node_shares(
+    measurements: Sequence[Measurement], inter_node: Mapping[str, Check]
+) -> Iterator[tuple[str, Metric]]:
+    """(check, metric) of all shares that compare nodes or ranks by their paths to other nodes.
 
     Shares of single pairs do not count: over gloo, healthy pairs reach only a fifth of the best pair by chance.
     """
@@ -101,7 +95,7 @@ def _inter_node_shares(measurements: Sequence[Measurement], inter_node: Mapping[
         for metric in measurement.metrics:
             comparison = comparisons.get(metric.name)
             if comparison and comparison.inter_node and not comparison.is_speedup and "->" not in metric.subject:
-                yield _Share(measurement.check, metric)
+                yield measurement.check, metric
 
 
 def _is_inter_node(check: Check) -> bool:
@@ -129,26 +123,23 @@ def search_notes(
     reasons = reasons_to_search(verdicts, measurements, checks) if searches else {}
     if not reasons:
         return ()
-    check, title = next(iter(reasons)), "search for slow nodes"
     errors = [measurement.error or measurement.skipped for measurement in searches]
-    conclusions = [conclusion for conclusion, _ in _conclusions(searches)]
-    if not conclusions:
-        reason = next(filter(None, errors), "no rank has measured")
-        return (Insight(check=check, title=title, text=f"not completed, so that no node is named: {reason}"),)
-    if any(finding.cause in SLOW_CAUSES for finding in findings):
+    last = next((conclusion for conclusion, _ in reversed([*_conclusions(searches)])), None)
+    if last is None:
+        text = f"not completed, so that no node is named: {next(filter(None, errors), 'no rank has measured')}"
+    elif any(finding.cause in SLOW_CAUSES for finding in findings):
         return ()
-    last = conclusions[-1]
-    if last.nodes == 2:
+    elif last.nodes == 2:
         text = (
             f"all rails and both directions between the two nodes are equally fast ({last.healthy_gb_s:.3g} GB/s per "
             "rail). Two nodes are one pair: a node that is slow on all rails is not visible. Search with a third node."
         )
-        return (Insight(check=check, title=title, text=text),)
-    text = (
-        f"no slow node, GPU, rail or path was found among {last.nodes} nodes; {_healthy_text(last)}. "
-        "The cause is common to all nodes, inside the nodes, or not in the network."
-    )
-    return (Insight(check=check, title=title, text=text),)
+    else:
+        text = (
+            f"no slow node, GPU, rail or path was found among {last.nodes} nodes; {_healthy_text(last)}. "
+            "The cause is common to all nodes, inside the nodes, or not in the network."
+        )
+    return (Insight(check=next(iter(reasons)), title="search for slow nodes", text=text),)
 
 
 def search_findings(
@@ -209,20 +200,13 @@ def _pair_rates(search: Measurement) -> list[PairRate]:
         return []
 
 
-@dataclass(frozen=True)
-class _NetworkTexts:
-    """First command and fix for a slow node on one kind of network."""
-
-    command: str
-    fix: str
-
-
-_RDMA = _NetworkTexts(
+# First command and fix for a slow node on one kind of network
+_RDMA = (
     "ibstat | grep -E \"CA '|State|Rate\"; lspci -vv | grep -E 'Mellanox|LnkSta:'; nvidia-smi topo -m",
     "Check rate, width and errors of the NIC, then its cable and its switch port (perfquery, mlxlink -d DEVICE). "
     "Exchange cable or port with a good node: if the fault follows, replace the part.",
 )
-_TCP = _NetworkTexts(
+_TCP = (
     "ip -s link; tc qdisc show; grep -H . /sys/class/net/*/speed /sys/class/net/*/mtu 2>/dev/null",
     "Check speed and errors of the interface (ethtool DEV, ethtool -S DEV), a traffic shaper (tc qdisc show), then its "
     "cable and its switch port.",
@@ -293,10 +277,10 @@ class _FindingWriter:
         return f"{slow_ranks} are {slower}{rails}.{unknown}{likely}"
 
     def _finding(self, cause: str, title: str, subject: str, evidence: str, confidence: Confidence) -> Finding:
-        texts = self._network_texts()
+        command, fix = self._command_and_fix()
         node = subject.partition("/")[0].partition("->")[0]
         commands = {
-            "slow_path": f"tracepath {subject.partition('->')[2]}; {texts.command}",
+            "slow_path": f"tracepath {subject.partition('->')[2]}; {command}",
             "slow_rail": "ibstat; ibqueryerrors",
         }
         return Finding(
@@ -305,13 +289,13 @@ class _FindingWriter:
             subject=subject,
             confidence=confidence,
             evidence=evidence,
-            first_command=node_command(commands.get(cause, texts.command), node, self.node_prefix),
-            fix=_PATH_FIX if cause == "slow_path" else texts.fix,
+            first_command=node_command(commands.get(cause, command), node, self.node_prefix),
+            fix=_PATH_FIX if cause == "slow_path" else fix,
             action="check-cable",
             source=f"{PAIR_RATES} of {self.search.check}",
         )
 
-    def _network_texts(self) -> _NetworkTexts:
+    def _command_and_fix(self) -> tuple[str, str]:
         facts = self.search.facts
         transports = facts.get("transports")
         names = transports if isinstance(transports, dict) else {}
@@ -320,8 +304,8 @@ class _FindingWriter:
             return _TCP
         if not unknown:
             return _RDMA
-        fix = f"NCCL uses {unknown}, which is not in the table of networks. RDMA: {_RDMA.fix} TCP: {_TCP.fix}"
-        return _NetworkTexts(f"{_RDMA.command}; {_TCP.command}", fix)
+        fix = f"NCCL uses {unknown}, which is not in the table of networks. RDMA: {_RDMA[1]} TCP: {_TCP[1]}"
+        return f"{_RDMA[0]}; {_TCP[0]}", fix
 
     def _confidence(self, deficits: Sequence[float]) -> Confidence:
         """High if all of several repetitions are slower than healthy pairs."""

@@ -29,7 +29,9 @@ def xid_rows() -> Iterator[Row]:
         words = "|".join(dict.fromkeys(_words(error) for group in errors.values() for error in group))
         if words:
             generated["pattern"] += rf"(?![^(\n]{{0,120}}\((?:{words}))"
-        yield generated | policy["xids"].get(fact["xid"], {})
+        own = dict(policy["xids"].get(fact["xid"], {}))
+        generated["pattern"] += own.pop("ends", "")
+        yield generated | own
         for identifier, group in errors.items():
             yield _nvlink_row(identifier, group, policy, catalog["source"])
     defined = frozenset(str(fact["xid"]) for fact in catalog["xids"])
@@ -62,12 +64,12 @@ def _xid_row(fact: Row, policy: Mapping[str, Any], source: str) -> Row:
         "id": f"xid.{number}",
         "title": f"Xid {number}: {meaning}",
         "pattern": rf"{_XID}{number},",
-        "cause": f"{_sentence(meaning)} {_nvidia_advice(fact, policy)}",
+        "cause": f"{meaning[0].upper()}{meaning[1:].rstrip('.')}. {_nvidia_advice(fact, policy)}",
         "source": source,
         # the driver's format: "NVRM: Xid (PCI:%04x:%02x:%02x): %d, "
         "examples": [f"{_EXAMPLE}{number}, pid='<unknown>', name=<unknown>"],
         "counter_examples": [f"{_EXAMPLE}{other}, pid={number}, name={number},", f"Xid {number} is in the catalog"],
-        **_advice(fact, policy),
+        **policy["advice"][fact["immediate"]],
     }
 
 
@@ -87,14 +89,8 @@ def _nvlink_row(identifier: str, group: list[Row], policy: Mapping[str, Any], so
         # the format of the driver, with the words of the catalog
         "examples": list(dict.fromkeys(f"{begin} ({_example_words(fact)})" for fact in group)),
         "counter_examples": [f"{begin} (0x3f00003f 0x7fffffff 0x00000000)"],
-        **_advice(first, policy),
+        **policy["advice"][first["immediate"]],
     }
-
-
-def _advice(fact: Row, policy: Mapping[str, Any]) -> Row:
-    """Action, role, first command and fix that follow from NVIDIA's immediate action."""
-    advice: Row = policy["advice"][fact["immediate"]]
-    return advice
 
 
 def _nvidia_advice(fact: Row, policy: Mapping[str, Any]) -> str:
@@ -125,19 +121,12 @@ def _hex_pattern(bits: str) -> str:
     digits = []
     for start in range(0, _WORD_BITS, 4):
         mask = bits[start : start + 4]
-        values = [f"{value:x}" for value in range(16) if _matches(f"{value:04b}", mask)]
+        matching = re.compile(mask.replace("-", "."))
+        values = [f"{value:x}" for value in range(16) if matching.fullmatch(f"{value:04b}")]
         digits.append(values[0] if len(values) == 1 else "[0-9a-f]" if len(values) == 16 else f"[{''.join(values)}]")
     return "".join(digits)
-
-
-def _matches(bits: str, mask: str) -> bool:
-    return all(expected in ("-", bit) for bit, expected in zip(bits, mask, strict=True))
 
 
 def _example_words(fact: Row) -> str:
     intrinfo = int(fact["intrinfo"][0].replace("-", "0"), 2)
     return f"0x{intrinfo:08x} {fact['status']} 0x00000000 0x00000000 0x00000000 0x00000000"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:].rstrip('.')}."

@@ -99,15 +99,20 @@ class PortDetails(Frozen):
         return self.pci_path[-1].rpartition(".")[0] if self.pci_path else ""
 
     def roce_gid(self, configured_index: int | None) -> Gid | None:
-        """The RoCE v2 GID that NCCL uses; None if there is no valid one.
+        """The RoCE v2 GID that NCCL uses; None if there is no valid one."""
+        return usable_roce_gid(self.gids, configured_index)
 
-        ``configured_index``: the value of NCCL_IB_GID_INDEX, None if it is not set. If it is set, NCCL uses only the
-        GID with this index. Otherwise NCCL uses the first valid GID, IPv4 before IPv6.
-        """
-        valid = [gid for gid in self.gids if gid.type == "RoCE v2" and gid.is_valid]
-        if configured_index is not None:
-            return next((gid for gid in valid if gid.index == configured_index), None)
-        return min(valid, key=lambda gid: (":" in gid.address, gid.index), default=None)
+
+def usable_roce_gid(gids: Sequence[Gid], configured_index: int | None = None) -> Gid | None:
+    """The RoCE v2 GID that NCCL uses of the table of a port; None if there is no valid one.
+
+    ``configured_index``: the value of NCCL_IB_GID_INDEX, None if it is not set. If it is set, NCCL uses only the
+    GID with this index. Otherwise NCCL uses the first valid GID, IPv4 before IPv6.
+    """
+    valid = [gid for gid in gids if gid.type == "RoCE v2" and gid.is_valid]
+    if configured_index is not None:
+        return next((gid for gid in valid if gid.index == configured_index), None)
+    return min(valid, key=lambda gid: (":" in gid.address, gid.index), default=None)
 
 
 def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:

@@ -37,6 +37,7 @@ _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # [days-][hours:]minu
 _BASE_STATES = {"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", "UNKNOWN"}
 # Suffix of a node's state → the flag that it stands for, sinfo(1)
 _SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN"}
+_SHORT_STATES = {"FAILG": "FAILING", "UNK": "UNKNOWN"}  # of sinfo, where they are not the beginning of the name
 _SUFFIXES |= {"$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}
 _ALLOCATION = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)(?: GRES=(\S*))?", re.MULTILINE)
 _REASON_AUTHOR = re.compile(r"\s*\[[^][]*@[^][]*]$")  # [root@2026-01-31T12:00:00]
@@ -179,10 +180,11 @@ def _node(record: Record) -> SlurmNode:
 
 
 def _node_state(text: str) -> tuple[str, tuple[str, ...]]:
-    """Base state and flags of ``IDLE*+DRAIN`` (older versions) or ``IDLE+DRAIN+NOT_RESPONDING`` (newer)."""
+    """Base state and flags of ``IDLE*+DRAIN`` (older versions), ``IDLE+DRAIN+NOT_RESPONDING`` or sinfo's ``failg*``."""
     names: list[str] = []
     for part in text.upper().split("+"):
-        names.append(part.rstrip("".join(_SUFFIXES)))
+        name = part.rstrip("".join(_SUFFIXES))
+        names.append(_SHORT_STATES.get(name, name))
         names += [_SUFFIXES[char] for char in part if char in _SUFFIXES]
     state = next((name for name in names if name in _BASE_STATES), names[0])
     return state, tuple(name for name in names if name != state)

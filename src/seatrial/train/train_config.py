@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -334,14 +335,14 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
     Of several overrides of a key, the last applies. If the file parallel.deepspeed exists relative to the config, its
     path becomes absolute. Raises UsageError with the file or override, the key and the expected value.
     """
-    path = config_path(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]
     try:
+        path = config_path(config)
         train_config = load_as(TrainConfig, str(path), assignments)
     except UsageError as error:
-        if program := _program_of(path):
+        if program := _program_of(Path(config)):
             raise UsageError(
-                f"{path} is a config of {program}, which seatrial does not read: run it with {program}, or write one "
+                f"{config} is a config of {program}, which seatrial does not read: run it with {program}, or write one "
                 "with the keys of docs/training.md"
             ) from error
         raise
@@ -357,7 +358,8 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
 def _program_of(path: Path) -> str:
     """The training program for which a config was written, by two of its keys; empty if it is not known."""
     try:
-        content = parse_yaml(read_text(path, _MAX_BYTES), str(path))
+        text = read_text(path, _MAX_BYTES)
+        content = tomllib.loads(text) if path.suffix == ".toml" else parse_yaml(text, str(path))
     except (OSError, ValueError, UsageError):
         return ""
     keys = set(content) if isinstance(content, dict) else set()

@@ -1,0 +1,63 @@
+"""Whether the output of a status command in a log shows a fault: the readers and rules of discover, for text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from seatrial.discover.slurm_output import parse_nodes
+from seatrial.hardware import networks
+
+Rule = Literal["node_gets_no_job", "node_not_up", "no_roce_gid", "fewer_nvlinks", "unknown_network"]
+Values = dict[str, str]
+_GID_ROW = re.compile(
+    r"^(?P<device>\S{1,40})\s+(?P<port>\d{1,3})\s+(?P<index>\d{1,3})\s+(?P<address>[0-9a-f:]{39})\s"
+    r"(?:.*\s)?v(?P<version>[12])(?:\s+(?P<netdev>\S+))?\s*$"
+)
+_TOPOLOGY_ROW = re.compile(r"^GPU(?P<gpu>\d{1,3})\s+(?P<cells>\S.*)")
+_NVLINKS = re.compile(r"NV(\d{1,3})")
+
+
+def fault(rule: Rule, values: Mapping[str, str], lines: Sequence[str]) -> Values | None:
+    """Values that name the fault; None if there is none.
+
+    ``values``: of the groups of the line; ``lines``: those above it, and the line itself.
+    """
+    if rule == "no_roce_gid":
+        return _port_without_gid(lines)
+    if rule == "fewer_nvlinks":
+        return _gpu_with_fewer_nvlinks(lines)
+    if rule == "unknown_network":
+        return {} if networks.kind(values["network"]) is None else None
+    (node,) = parse_nodes(f"NodeName=? State={values['state']}")
+    return {} if not node.up or (rule == "node_gets_no_job" and node.needs_administrator) else None
+
+
+def _port_without_gid(lines: Sequence[str]) -> Values | None:
+    """The first port in a table of show_gids with a network interface and without a GID that NCCL accepts."""
+    from seatrial.discover.rdma_ports import Gid, usable_roce_gid  # reads interfaces by psutil, which few logs need
+
+    gids_by_port: dict[str, list[Gid]] = {}
+    ethernet: set[str] = set()
+    for row in filter(None, map(_GID_ROW.match, lines)):
+        port = f"{row['device']}/{row['port']}"
+        kind = "RoCE v2" if row["version"] == "2" else "IB/RoCE v1"
+        gids_by_port.setdefault(port, []).append(Gid(index=int(row["index"]), address=row["address"], type=kind))
+        ethernet |= {port} if row["netdev"] else set()
+    ports = (port for port, gids in gids_by_port.items() if port in ethernet and not usable_roce_gid(gids))
+    return next(({"hca": port} for port in ports), None)
+
+
+def _gpu_with_fewer_nvlinks(lines: Sequence[str]) -> Values | None:
+    """The first GPU in a table of nvidia-smi topo -m with fewer NVLinks to one peer than other GPUs have."""
+    from seatrial.discover.nvlinks import links_missing
+    from seatrial.discover.nvml import Gpu, NvLink
+
+    gpus: list[Gpu] = []
+    for row in filter(None, map(_TOPOLOGY_ROW.match, lines)):
+        count = max(map(int, _NVLINKS.findall(row["cells"])), default=0)
+        links = tuple(NvLink(link=number, active=True) for number in range(count))
+        gpus.append(Gpu(index=int(row["gpu"]), nvlinks=links))
+    missing = ((gpu.index, links_missing(gpu, gpus)) for gpu in gpus)
+    return next(({"gpu": str(index), "missing": str(count)} for index, count in missing if count), None)
