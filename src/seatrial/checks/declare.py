@@ -53,6 +53,8 @@ from seatrial.model.rule import REFERENCE, Condition, Limit, Severity
 from seatrial.model.trial import Action
 
 # The subjects that must each have a value of a metric
+# Significant digits of stored samples: an error of at most 5e-7, and samples of docs/results vary by 3.5e-5 or more
+_SAMPLE_DIGITS = 7
 SubjectKind = Literal[
     "rank",  # each rank of a CLUSTER check
     "pair",  # each pair of ranks on a node
@@ -332,12 +334,15 @@ def answers(
                 expected = "yes or no (True, False)" if found.unit == "bool" else "a finite number"
                 raise SeatrialError(f"check {check}: {each.name} on {subject} is {each.value!r}, not {expected}")
             before[subject] = "a value"
+            numbers = [float(number) for number in (each.value, *each.samples)]
+            if each.samples:  # the value too, since it must stay within the range of its samples
+                numbers = [float(f"{number:.{_SAMPLE_DIGITS}g}") for number in numbers]
             yield Metric(
                 name=each.name,
-                value=float(each.value),
+                value=numbers[0],
                 unit=found.unit,
                 subject=subject,
-                samples=tuple(map(float, each.samples)),
+                samples=tuple(numbers[1:]),
                 evidence=each.evidence,
             )
         elif isinstance(each, NoValue):
