@@ -29,7 +29,7 @@ from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.checks.check import Check
-from seatrial.checks.declare import SubjectKind
+from seatrial.checks.declare import SubjectKind, stored_number
 from seatrial.config.schema import Cluster, Config
 from seatrial.judge import judge
 from seatrial.judge.decision import decide, metrics_without_threshold
@@ -51,7 +51,8 @@ def scale_trial(trial: Trial, nodes: int, gpus: int) -> tuple[Config, tuple[Job,
     recorded: dict[str, list[Measurement]] = {}
     for measurement in trial.measurements:
         if not measurement.skipped:
-            recorded.setdefault(measurement.check, []).append(measurement)
+            metrics = tuple(map(_with_stored_digits, measurement.metrics))
+            recorded.setdefault(measurement.check, []).append(measurement.model_copy(update={"metrics": metrics}))
     config = Config.model_validate(trial.config)
     settings = {name: config.checks[name] for name in recorded}
     config = config.model_copy(update={"cluster": Cluster(nodes=nodes, gpus_per_node=gpus), "checks": settings})
@@ -64,6 +65,13 @@ def scale_trial(trial: Trial, nodes: int, gpus: int) -> tuple[Config, tuple[Job,
         for copy in _scale_measurements(checks[name], measurements, job_by_check.get(name))
     ]
     return config, tuple(jobs), scaled
+
+
+def _with_stored_digits(metric: Metric) -> Metric:
+    """``metric`` as a run stores it today; records before 2026-11-29 have all digits."""
+    if not metric.samples:
+        return metric
+    return replace(metric, value=stored_number(metric.value), samples=tuple(map(stored_number, metric.samples)))
 
 
 def _scale_job(job: Job, nodes: int, gpus: int, recorded: Container[str]) -> Job:
@@ -187,12 +195,15 @@ def below_threshold(name: str, value: float, threshold: float, unit: str) -> boo
 
 
 def print_report_times(trial: Trial) -> None:
-    """Print CPU time and size of each report, except the record itself."""
+    """Print CPU time and size of each report and of the record, and the time to read the record."""
+    texts: dict[str, str] = {}
     for format in FORMATS:
-        if format != "json":
-            start = time.process_time()
-            size = len(render(trial, format).encode())
-            print(f"{format}: {time.process_time() - start:.1f} s of CPU, {size / 1e6:.2f} MB")
+        start = time.process_time()
+        texts[format] = render(trial, format)
+        print(f"{format}: {time.process_time() - start:.1f} s of CPU, {len(texts[format].encode()) / 1e6:.2f} MB")
+    start = time.process_time()
+    Trial.model_validate_json(texts["json"])
+    print(f"json read: {time.process_time() - start:.1f} s of CPU")
 
 
 def main() -> int:

@@ -53,8 +53,6 @@ from seatrial.model.rule import REFERENCE, Condition, Limit, Severity
 from seatrial.model.trial import Action
 
 # The subjects that must each have a value of a metric
-# Significant digits of stored samples: an error of at most 5e-7, and samples of docs/results vary by 3.5e-5 or more
-_SAMPLE_DIGITS = 7
 SubjectKind = Literal[
     "rank",  # each rank of a CLUSTER check
     "pair",  # each pair of ranks on a node
@@ -311,6 +309,14 @@ def _no_value(names: str | Iterable[str], why: Why, reason: str, subject: str | 
     return NoValue((names,) if isinstance(names, str) else tuple(names), why, reason, subject)
 
 
+def stored_number(number: float) -> float:
+    """A sample, or the value of a metric with samples, with seven significant digits.
+
+    The error is 5e-7 at most. Of all records in docs/results, no samples vary by less than 1e-5.
+    """
+    return float(f"{number:.7g}")
+
+
 def answers(
     given: Iterable[Answer], declared: Sequence[metric], check: str, own: Mapping[SubjectKind | None, str]
 ) -> Iterator[Observation]:
@@ -334,15 +340,12 @@ def answers(
                 expected = "yes or no (True, False)" if found.unit == "bool" else "a finite number"
                 raise SeatrialError(f"check {check}: {each.name} on {subject} is {each.value!r}, not {expected}")
             before[subject] = "a value"
-            numbers = [float(number) for number in (each.value, *each.samples)]
-            if each.samples:  # the value too, since it must stay within the range of its samples
-                numbers = [float(f"{number:.{_SAMPLE_DIGITS}g}") for number in numbers]
             yield Metric(
                 name=each.name,
-                value=numbers[0],
+                value=stored_number(each.value) if each.samples else float(each.value),  # within the range of samples
                 unit=found.unit,
                 subject=subject,
-                samples=tuple(numbers[1:]),
+                samples=tuple(map(stored_number, each.samples)),
                 evidence=each.evidence,
             )
         elif isinstance(each, NoValue):
