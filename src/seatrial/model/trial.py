@@ -313,7 +313,7 @@ def _own(facts: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_shared(facts: dict[str, Any], shared: Mapping[str, Any], check: str) -> None:
-    """Add what is shared to the facts of a measurement. Raises ValueError for a value of ``NAME[]`` that is no object."""
+    """Add what is shared to the facts of a measurement. Raises ValueError for a ``NAME[]`` that is not an object."""
     for name, value in shared.items():
         own = facts.get(name)
         if name.endswith(OF_EACH_ITEM):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from seatrial.model import SeatrialError, Trial, UsageError
 from seatrial.util import files
+from seatrial.util.gc_pause import gc_paused
 
 Render = Callable[[Trial], str]
 
@@ -51,6 +52,7 @@ FILES: Mapping[str, str] = {
 }
 
 
+@gc_paused()
 def render(trial: Trial, format: str, run_dir: Path | None = None, record: bytes = b"") -> str:
     """The trial as text in one of ``FORMATS``; commands name ``run_dir``, if it is known.
 

@@ -102,10 +102,11 @@ def fact_tables(facts: Mapping[str, Any], title: str = "") -> Iterator[Table]:
 def shared_facts(measurements: Iterable[Measurement], omitted: str = "") -> list[Table]:
     """The facts of several measurements: those that all share, and the different values of the others by subject."""
     by_name: dict[str, dict[str, tuple[Any, list[str]]]] = {}
+    texts: dict[int, str] = {}  # id → JSON: facts that a record has once are one object
     for measurement in measurements:
         for name, value in measurement.facts.items():
             if name != omitted:
-                key = f"text {value}" if isinstance(value, str) else json.dumps(value, sort_keys=True)
+                key = texts.get(id(value)) or texts.setdefault(id(value), json.dumps(value, sort_keys=True))
                 by_name.setdefault(name, {}).setdefault(key, (value, []))[1].append(measurement.subject)
     shared = {name: value for name, values in by_name.items() if len(values) == 1 for value, _ in values.values()}
     tables = list(fact_tables(shared))
