@@ -46,7 +46,7 @@ class Table:
     @property
     def text(self) -> str:
         """The title, and the rows in aligned columns."""
-        rows = [[single_line(clean(cell)) for cell in row] for row in (self.header, *self.rows) if row]
+        rows = [[single_line(cell) for cell in row] for row in (self.header, *self.rows) if row]
         widths = [max(map(len, column)) for column in zip(*rows, strict=False)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in rows]
         return "\n".join(line.rstrip() for line in ([clean(self.title)] if self.title else []) + lines)
@@ -63,7 +63,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             widths[len(row), n] = min(max(len(cell), widths.get((len(row), n), 0)), MAX_ALIGNED)
     for table in tables:
         if table.title:
-            console.print(Text(" ".join(clean(table.title).splitlines()), "bold"), soft_wrap=True)
+            console.print(Text(single_line(table.title), "bold"), soft_wrap=True)
         indent = "  " if table.title else ""
         grid = rich_table.Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         for n, column in enumerate(zip(*table.rows, strict=True)):
@@ -72,7 +72,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             grid.add_column(min_width=width, justify="right" if is_number else "left", overflow="fold")
         for row in filter(None, (table.header, *table.rows)):
             is_header = row is table.header
-            cells = [Text(single_line(clean(cell)), "dim" if is_header else STYLES.get(cell, "")) for cell in row]
+            cells = [Text(single_line(cell), "dim" if is_header else STYLES.get(cell, "")) for cell in row]
             grid.add_row(Text(indent) + cells[0], *cells[1:])
         if table.rows:
             console.print(grid)

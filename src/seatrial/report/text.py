@@ -32,8 +32,8 @@ def clean(text: str) -> str:
 
 
 def single_line(text: str) -> str:
-    """``text`` with each run of white space replaced by one blank."""
-    return " ".join(text.split())
+    """``text`` as ``clean`` returns it, with each run of white space replaced by one blank."""
+    return " ".join(clean(text).split())
 
 
 def utc(seconds: float, format: str) -> str:
