@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 from rich.console import Console
 
 from seatrial.model import Measurement
@@ -54,12 +55,17 @@ def test_equal_facts_of_different_types_are_different_values() -> None:
 
 
 def test_a_fact_that_many_measurements_have_as_one_object_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"torch": "2.13", "nccl": "2.28"}
+    versions: JsonValue = {"torch": "2.13", "nccl": "2.28"}
     measurements = [Measurement(check="x", subject=f"n{n}", facts={}) for n in range(100)]
     for measurement in measurements:
         measurement.facts["versions"] = versions
     read: list[object] = []
-    monkeypatch.setattr(json, "dumps", lambda value, **_: read.append(value) or repr(value))
+
+    def dumps(value: object, **_: object) -> str:
+        read.append(value)
+        return repr(value)
+
+    monkeypatch.setattr(json, "dumps", dumps)
     assert [table.rows for table in shared_facts(measurements)] == [[("versions", "torch 2.13, nccl 2.28")]]
     assert read == [versions]
 

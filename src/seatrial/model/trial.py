@@ -301,7 +301,7 @@ def _shared(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _own(facts: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
     """The facts without what is shared."""
-    own = {}
+    own: dict[str, Any] = {}
     for name, fact in facts.items():
         common = shared.get(name)
         if isinstance(common, dict) and isinstance(fact, dict):

@@ -136,7 +136,7 @@ def _environment() -> Environment:
         and_more=lambda names, count: and_more(list(names), count),
         split_code=split_code,
         plural=plural,
-        utc=_utc,
+        utc=utc,
         href=href,
         command=shlex.join,
         charts=_charts,
@@ -159,7 +159,3 @@ def href(path: str) -> str:
     if path.startswith("/") or ".." in Path(path).parts:
         return ""
     return "./" + quote(path, errors="replace")  # with "./" first, "javascript:" and "//host" are file names
-
-
-def _utc(seconds: float) -> str:
-    return utc(seconds, "%Y-%m-%d %H:%M:%S UTC") or "unknown time"

@@ -67,7 +67,7 @@ def render(trial: Trial) -> str:
 
 
 def _head(trial: Trial, bad_parts: Sequence[Part], found: Sequence[Problem]) -> str:
-    started = utc(trial.started, "%Y-%m-%d %H:%M UTC") or "unknown time"
+    started = utc(trial.started, "%Y-%m-%d %H:%M UTC")
     run_text = f"{machine_size(trial)} · {_text(launchers(trial))} · {started} · {trial.seconds:.1f} s"
     failing = failing_text(bad_parts)
     title = f"{_text(decision_title(trial))}: {_text(trial.name)}" + (f" ({failing})" if failing else "")
