@@ -51,8 +51,7 @@ def scale_trial(trial: Trial, nodes: int, gpus: int) -> tuple[Config, tuple[Job,
     recorded: dict[str, list[Measurement]] = {}
     for measurement in trial.measurements:
         if not measurement.skipped:
-            metrics = tuple(map(_with_stored_digits, measurement.metrics))
-            recorded.setdefault(measurement.check, []).append(measurement.model_copy(update={"metrics": metrics}))
+            recorded.setdefault(measurement.check, []).append(measurement)
     config = Config.model_validate(trial.config)
     settings = {name: config.checks[name] for name in recorded}
     config = config.model_copy(update={"cluster": Cluster(nodes=nodes, gpus_per_node=gpus), "checks": settings})
@@ -65,13 +64,6 @@ def scale_trial(trial: Trial, nodes: int, gpus: int) -> tuple[Config, tuple[Job,
         for copy in _scale_measurements(checks[name], measurements, job_by_check.get(name))
     ]
     return config, tuple(jobs), scaled
-
-
-def _with_stored_digits(metric: Metric) -> Metric:
-    """``metric`` as a run stores it today; records before 2026-11-29 have all digits."""
-    if not metric.samples:
-        return metric
-    return replace(metric, value=stored_number(metric.value), samples=tuple(map(stored_number, metric.samples)))
 
 
 def _scale_job(job: Job, nodes: int, gpus: int, recorded: Container[str]) -> Job:
@@ -206,6 +198,16 @@ def print_report_times(trial: Trial) -> None:
     print(f"json read: {time.process_time() - start:.1f} s of CPU")
 
 
+def with_stored_digits(measurement: Measurement) -> Measurement:
+    """``measurement`` as a run stores it today; records before 2026-11-29 have all digits."""
+
+    def stored(metric: Metric) -> Metric:
+        return replace(metric, value=stored_number(metric.value), samples=tuple(map(stored_number, metric.samples)))
+
+    metrics = tuple(stored(metric) if metric.samples else metric for metric in measurement.metrics)
+    return measurement.model_copy(update={"metrics": metrics})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, default=RECORD)
@@ -214,6 +216,7 @@ def main() -> int:
     parser.add_argument("--reports", action="store_true", help="also render all reports, and print their time and size")
     options = parser.parse_args()
     trial = load_trial(options.record)
+    trial = trial.model_copy(update={"measurements": tuple(map(with_stored_digits, trial.measurements))})
     config, jobs, measurements = scale_trial(trial, options.nodes, options.gpus)
     metrics = sum(len(measurement.metrics) for measurement in measurements)
     start, cpu_start = time.perf_counter(), time.process_time()

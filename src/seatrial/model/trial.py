@@ -207,19 +207,18 @@ class Trial(Frozen):
         A metric has no subject if it is that of its measurement. Verdicts with PASS are not there: the judge gives them
         again.
         """
-        units, shared = _units(self.measurements), dict[str, dict[str, Any]]()
-        stored = list(self.measurements)
-        for key, numbers in _groups(self.measurements).items():
-            if len(numbers) > 1:
-                shared[key] = _shared([stored[n].facts for n in numbers])
-            for n in numbers:
-                facts = _own(stored[n].facts, shared.get(key, {}))
-                shares = key if key != stored[n].check else ""
-                stored[n] = stored[n].model_copy(update={"facts": facts, "shares": shares})
-        for n, each in enumerate(stored):
+        units, groups = _units(self.measurements), _groups(self.measurements)
+        facts = {key: [self.measurements[n].facts for n in numbers] for key, numbers in groups.items()}
+        shared = {key: _shared(of_group) for key, of_group in facts.items() if len(of_group) > 1}
+        keys = {n: key for key, numbers in groups.items() for n in numbers}
+        stored = []
+        for n, each in enumerate(self.measurements):
             of_check = units.get(each.check, {})
             metrics = tuple(_short(metric, each.subject, of_check) for metric in each.metrics)
-            stored[n] = each.model_copy(update={"metrics": metrics})
+            own: dict[str, Any] = {}
+            if key := keys.get(n):
+                own = {"facts": _own(each.facts, shared.get(key, {})), "shares": key if key != each.check else ""}
+            stored.append(each.model_copy(update={"metrics": metrics, **own}))
         verdicts = tuple(verdict for verdict in self.verdicts if verdict.outcome is not Outcome.PASS)
         changed = {"measurements": tuple(stored), "units": units, "shared_facts": shared, "verdicts": verdicts}
         return self.model_copy(update=changed)
