@@ -29,7 +29,7 @@ from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.checks.check import Check
-from seatrial.checks.declare import SubjectKind
+from seatrial.checks.declare import SubjectKind, stored_number
 from seatrial.config.schema import Cluster, Config
 from seatrial.judge import judge
 from seatrial.judge.decision import decide, metrics_without_threshold
@@ -187,12 +187,25 @@ def below_threshold(name: str, value: float, threshold: float, unit: str) -> boo
 
 
 def print_report_times(trial: Trial) -> None:
-    """Print CPU time and size of each report, except the record itself."""
+    """Print CPU time and size of each report and of the record, and the time to read the record."""
+    texts: dict[str, str] = {}
     for format in FORMATS:
-        if format != "json":
-            start = time.process_time()
-            size = len(render(trial, format).encode())
-            print(f"{format}: {time.process_time() - start:.1f} s of CPU, {size / 1e6:.2f} MB")
+        start = time.process_time()
+        texts[format] = render(trial, format)
+        print(f"{format}: {time.process_time() - start:.1f} s of CPU, {len(texts[format].encode()) / 1e6:.2f} MB")
+    start = time.process_time()
+    Trial.model_validate_json(texts["json"])
+    print(f"json read: {time.process_time() - start:.1f} s of CPU")
+
+
+def with_stored_digits(measurement: Measurement) -> Measurement:
+    """``measurement`` as a run stores it today; records before 2026-11-29 have all digits."""
+
+    def stored(metric: Metric) -> Metric:
+        return replace(metric, value=stored_number(metric.value), samples=tuple(map(stored_number, metric.samples)))
+
+    metrics = tuple(stored(metric) if metric.samples else metric for metric in measurement.metrics)
+    return measurement.model_copy(update={"metrics": metrics})
 
 
 def main() -> int:
@@ -203,6 +216,7 @@ def main() -> int:
     parser.add_argument("--reports", action="store_true", help="also render all reports, and print their time and size")
     options = parser.parse_args()
     trial = load_trial(options.record)
+    trial = trial.model_copy(update={"measurements": tuple(map(with_stored_digits, trial.measurements))})
     config, jobs, measurements = scale_trial(trial, options.nodes, options.gpus)
     metrics = sum(len(measurement.metrics) for measurement in measurements)
     start, cpu_start = time.perf_counter(), time.process_time()

@@ -34,6 +34,17 @@ def observed(*given: Answer) -> list[Any]:
     return list(answers(given, DECLARED, "a.check", {None: "cluster", "rank": "n0/gpu3"}))
 
 
+def test_a_value_and_its_samples_are_stored_with_seven_digits_and_the_value_stays_within_their_range() -> None:
+    noisy = 681.2345678901234
+    (stored,) = observed(value("speed.8GiB", noisy)._replace(samples=(noisy, noisy)))
+    assert (stored.value, stored.samples) == (681.2346, (681.2346, 681.2346))
+
+
+def test_a_value_without_samples_keeps_all_digits() -> None:
+    (stored,) = observed(value("speed.8GiB", 681.2345678901234))
+    assert (stored.value, stored.samples) == (681.2345678901234, ())
+
+
 @pytest.mark.parametrize(
     ("text", "limits", "reference"),
     [

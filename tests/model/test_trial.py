@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from seatrial.model import Measurement, Trial
 from tests.report import samples
 
+KEY = "gpu.inventory"
 GPU = {"name": "NVIDIA H200", "links": [{"link": 0, "up": True}]}
 
 
@@ -37,7 +38,7 @@ def test_other_schema_version_is_rejected(version: object) -> None:
         Trial.model_validate({**record, "schema_version": version})
 
 
-def of(rank: int, check: str = "gpu.inventory", error: str | None = None, **facts: object) -> Measurement:
+def of(rank: int, check: str = KEY, error: str | None = None, **facts: object) -> Measurement:
     return Measurement.model_validate(
         {"check": check, "subject": f"n{rank}", "rank": rank, "facts": facts, "error": error}
     )
@@ -50,13 +51,20 @@ def gpus(*numbers: int) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("measurements", "shared"),
     [
-        ([of(0, method="m", gpus=gpus(1)), of(1, method="m", gpus=gpus(2, 3))], {"method": "m", "gpus[]": GPU}),
-        ([of(0, method="m", extra=1), of(1, method="m"), of(2, error="lost")], {"method": "m"}),
-        ([of(0, gpus=gpus(1)), of(1)], {"gpus[]": {**GPU, "serial": 1}}),
-        ([of(0, gpus=gpus(1)), of(1, gpus=[*gpus(1), "unreadable"])], {"gpus[]": {**GPU, "serial": 1}}),
-        ([of(0, gpus=gpus(1)), of(1, gpus=[])], {"gpus[]": {**GPU, "serial": 1}}),
-        ([of(0, method="m"), of(1, method=None)], {}),
-        ([of(0, ready=True), of(1, ready=1)], {}),
+        ([of(0, method="m", gpus=gpus(1)), of(1, method="m", gpus=gpus(2, 3))], {KEY: {"method": "m", "gpus[]": GPU}}),
+        ([of(0, method="m"), of(1, method="m"), of(2, error="lost")], {KEY: {"method": "m"}}),
+        ([of(0, gpus=gpus(1)), of(1, gpus=[*gpus(1), "unreadable"])], {KEY: {"gpus[]": {**GPU, "serial": 1}}}),
+        ([of(0, gpus=gpus(1)), of(1, gpus=[])], {KEY: {"gpus[]": {**GPU, "serial": 1}}}),
+        ([of(0, method="m"), of(1, method=None)], {KEY: {}}),
+        ([of(0, ready=True), of(1, ready=1)], {KEY: {}}),
+        ([of(0, read={"a": 1, "b": {"c": 2}}), of(1, read={"a": 1, "b": {}})], {KEY: {"read": {"a": 1}}}),
+        ([of(0, read={"a": 1, "x[]": 5}), of(1, read={"a": 1})], {KEY: {"read": {"a": 1}}}),
+        ([of(0, read={"a": 1}), of(1, read={"a": 1}), of(2, read={})], {KEY: {}}),
+        (
+            [of(0, method="m", size=4), of(1, method="m"), of(2, method="m"), of(3, method="m", size=4), of(4, own=1)],
+            {KEY: {"method": "m", "size": 4}, f"{KEY} 2": {"method": "m"}},
+        ),
+        ([of(0, method="m"), of(1)], {}),
     ],
 )
 def test_facts_of_many_measurements_are_stored_once(measurements: list[Measurement], shared: dict[str, object]) -> None:
@@ -64,8 +72,27 @@ def test_facts_of_many_measurements_are_stored_once(measurements: list[Measureme
     trial = samples.rejected().model_copy(update={"measurements": (*measurements, alone), "verdicts": ()})
     text = trial.as_stored().model_dump_json()
     assert Trial.model_validate_json(text) == trial
-    assert {"gpu.inventory": shared} == trial.as_stored().shared_facts
+    assert trial.as_stored().shared_facts == shared
     assert '"kernel":"6.8"' in text
+
+
+def metric(subject: str, unit: str, name: str = "speed") -> dict[str, object]:
+    return {"name": name, "value": 1.5, "unit": unit, "subject": subject, "samples": [1.0, 2.0]}
+
+
+def test_units_and_own_subjects_of_metrics_are_not_repeated() -> None:
+    metrics = [metric("n0", "GB/s"), metric("n0/gpu1", "GB/s"), metric("n0", "", "share"), metric("n0", "s", "time")]
+    other = [metric("n1", "ms", "time"), metric("n1", "GB/s")]
+    measurements = tuple(
+        Measurement.model_validate({"check": KEY, "subject": subject, "metrics": of_node})
+        for subject, of_node in (("n0", metrics), ("n1", other))
+    )
+    trial = samples.rejected().model_copy(update={"measurements": measurements, "verdicts": ()})
+    stored = json.loads(trial.as_stored().model_dump_json())
+    assert Trial.model_validate(stored) == trial
+    assert stored["units"] == {KEY: {"speed": "GB/s"}}  # of two units, each metric has its own
+    written = [each.keys() - {"name", "value", "samples"} for each in stored["measurements"][0]["metrics"]]
+    assert written == [set(), {"subject"}, set(), {"unit"}]
 
 
 def test_shared_facts_of_another_form_are_refused() -> None:

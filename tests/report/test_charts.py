@@ -22,12 +22,12 @@ from seatrial.report.charts import (
     TOP,
     WIDTH,
     Chart,
-    Limit,
     charts,
     distribution,
     path,
     telemetry_charts,
 )
+from seatrial.report.figures import Figure
 from tests.report.svg_paths import points_of
 
 
@@ -164,13 +164,13 @@ def test_the_bars_of_any_values_are_within_the_strip(values: list[float], limit:
     assert all(0 <= float(x) <= BINS * BIN_WIDTH and 0 <= float(y) <= BAR_HEIGHT for x, y in starts)
 
 
+def figure(metric: str, limit: float, expected: float | None) -> Figure:
+    return Figure(("a.b",), metric, None, expected, ">=", limit, "GB/s", "", "", 1, None, None)
+
+
 def test_limits_are_marked_at_their_sizes() -> None:
     sizes = [2.0**20, 2.0**30]
-    marks = [
-        Limit("busbw", 2.0**30, 90.0, 100.0),
-        Limit("busbw", 2.0**33, 1.0, None),
-        Limit("other", 2.0**30, 1.0, None),
-    ]
+    marks = [figure("busbw.1GiB", 90.0, 100.0), figure("busbw.8GiB", 1.0, None), figure("other.1GiB", 1.0, None)]
     (chart,) = charts([series("busbw", sizes, [10.0, 95.0], units="B GB/s")], frozenset(), marks)
     ((x, y),) = chart.limits
     assert (x, y) == (chart.x.position(2.0**30), chart.y.position(90.0))

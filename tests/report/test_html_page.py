@@ -111,7 +111,7 @@ def test_the_first_screen_answers_what_why_and_what_to_do() -> None:
         "Do first on vm: nvidia-smi -q",
         "vm/gpu1 serial 1654924088691, GPU-71065a98-5ac3-45ac-4f16-b66204303f01, slot 0000:00:07.0",
         "Excluded by --only 35 checks",
-        "580.159.04",
+        "1 node × 2 GPUs · launcher local · NVIDIA H200 · driver 580.159.04",
         "0123abcd",
         serial_digest(gpus_of(trial)),
         "Provider: name, date, signature",
@@ -119,8 +119,14 @@ def test_the_first_screen_answers_what_why_and_what_to_do() -> None:
         assert expected in first
 
 
+def test_checks_that_are_not_covered_lead_to_their_list() -> None:
+    page = Page(render(load_trial(record_path("2026-11-23-2xh200/busy-gpu"))))
+    assert page.values("href").count("#not-covered") == 3  # contents, excluded checks, metrics without a limit
+
+
 def test_a_record_without_serials_says_so() -> None:
     page = render(samples.accepted().model_copy(update={"measurements": (), "environment": {}}))
+    assert "serials" not in Page(page).values("id")
     assert "none recorded" in Page(page).text
     assert "no SHA-256" in Page(page).text
 

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from seatrial.model import Job, Outcome
-from seatrial.report.progress import STYLES, Live, Remaining
+from seatrial.report.progress import Live, Remaining
+from seatrial.report.tables import STYLES
 
 JOB = Job(
     name="pair",

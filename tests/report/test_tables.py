@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 from rich.console import Console
 
 from seatrial.model import Measurement
@@ -50,6 +52,22 @@ def test_a_fact_that_differs_has_its_values_with_subjects_the_most_frequent_firs
 def test_equal_facts_of_different_types_are_different_values() -> None:
     measurements = [Measurement(check="x", subject="n", facts={"f": value}) for value in (1, "1", True)]
     assert [row[2] for row in shared_facts(measurements)[0].rows] == ["1", "1", "yes"]
+
+
+def test_a_fact_that_many_measurements_have_as_one_object_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions: JsonValue = {"torch": "2.13", "nccl": "2.28"}
+    measurements = [Measurement(check="x", subject=f"n{n}", facts={}) for n in range(100)]
+    for measurement in measurements:
+        measurement.facts["versions"] = versions
+    read: list[object] = []
+
+    def dumps(value: object, **_: object) -> str:
+        read.append(value)
+        return repr(value)
+
+    monkeypatch.setattr(json, "dumps", dumps)
+    assert [table.rows for table in shared_facts(measurements)] == [[("versions", "torch 2.13, nccl 2.28")]]
+    assert read == [versions]
 
 
 def test_a_setting_without_an_origin_has_that_of_its_parent() -> None:

@@ -45,6 +45,8 @@ from seatrial.util.gc_pause import gc_ignores_imports
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
     from seatrial.model import Job, Trial
+    from seatrial.pipeline.benchmark_file import BenchmarkFile
+    from seatrial.pipeline.benchmark_hardware import HardwareOptions
     from seatrial.pipeline.preview import Preview
     from seatrial.pipeline.run_directory import Request, RunDir
 
@@ -334,49 +336,68 @@ def judge(
     """
     from seatrial.pipeline.benchmark_file import open_benchmark
     from seatrial.pipeline.benchmark_hardware import HardwareOptions
-    from seatrial.report import benchmark as benchmark_text
 
-    options = HardwareOptions(gpus, nodes, nics, fabric, algorithm)
+    hardware = HardwareOptions(gpus, nodes, nics, fabric, algorithm)
     if benchmark := open_benchmark(run):
         if why_not or trial or set_ or format or html or out:
             raise UsageError(
                 "--why-not, --trial, --set, --format, --html and --out are for a run of seatrial: a benchmark has no "
                 "decision"
             )
-        judgement = benchmark.judge(options, operation or "", baseline)
-        if as_json:
-            print_json(judgement.model_dump(mode="json"))
-        else:
-            print("\n".join(benchmark_text.lines(judgement)))
-        raise typer.Exit(EXIT_CODES_OF_OUTCOMES[judgement.outcome])
-    if run.exists() and any(value is not None for value in (gpus, nodes, nics, fabric, operation, algorithm)):
+        outcome = _judge_benchmark(benchmark, hardware, operation or "", baseline, as_json)
+        raise typer.Exit(EXIT_CODES_OF_OUTCOMES[outcome])
+    if run.exists() and any(value is not None for value in (gpus, nodes, nics, fabric, algorithm, operation)):
         raise UsageError(
             "--gpus to --algorithm are for the output of nccl-tests or nvbandwidth: a record has its hardware"
         )
     if format and (why_not or as_json):
         raise UsageError("--format prints a whole report: use neither --why-not nor --json with it")
-    from seatrial import report as reports
-
     result, run_dir = _judged(run, baseline, trial, collect_overrides(set_))
-    file = run / "trial.json" if run.is_dir() else run
-    record = file.read_bytes() if file.is_file() else b""  # the page shows its SHA-256
     if out:
-        create_out_folder(out)
-        reports.write_all(result, out)
-    if html:
-        _write_page(html, reports.render(result, "html", run_dir, record))
-    if why_not:
-        from seatrial.report.why_not import lines, paragraphs
+        from seatrial.report import write_all
 
-        if as_json:
-            print_json(lines(result, run_dir))
-        else:
-            print_lines(paragraphs(result, run_dir))
+        create_out_folder(out)
+        write_all(result, out)
+    if html:
+        _write_page(html, _rendered(result, run, run_dir, "html"))
+    if why_not:
+        _print_reasons(result, run_dir, as_json)
     elif format:
-        print(reports.render(result, format, run_dir, record), end="")
+        print(_rendered(result, run, run_dir, format), end="")
     else:
         print_result(result, as_json, run_dir, verbose=verbose)
     raise typer.Exit(EXIT_CODES[result.decision.value])
+
+
+def _judge_benchmark(
+    benchmark: BenchmarkFile, hardware: HardwareOptions, operation: str, baseline: Path | None, as_json: bool
+) -> Outcome:
+    """Print the judgement of a benchmark's output, and return its outcome."""
+    from seatrial.report.benchmark import lines
+
+    judgement = benchmark.judge(hardware, operation, baseline)
+    if as_json:
+        print_json(judgement.model_dump(mode="json"))
+    else:
+        print("\n".join(lines(judgement)))
+    return judgement.outcome
+
+
+def _rendered(result: Trial, run: Path, run_dir: Path | None, format: str) -> str:
+    """The report in one of FORMATS; a page shows the SHA-256 of the record that was judged."""
+    from seatrial.report import render
+
+    file = run / "trial.json" if run.is_dir() else run
+    return render(result, format, run_dir, file.read_bytes() if file.is_file() else b"")
+
+
+def _print_reasons(result: Trial, run_dir: Path | None, as_json: bool) -> None:
+    from seatrial.report.why_not import lines, paragraphs
+
+    if as_json:
+        print_json(lines(result, run_dir))
+    else:
+        print_lines(paragraphs(result, run_dir))
 
 
 def _write_page(path: Path, page: str) -> None:

@@ -175,7 +175,7 @@ def _finding(cause: Cause, members: Sequence[_SourcedFailure]) -> Finding:
 def refused_job_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
     """The finding for the last job, if it was refused; it explains the checks that were not measured.
 
-    None if the scheduler rejected it for known failures or missing nodes: these have findings of their own.
+    None if nodes are missing, or if the scheduler rejected it for known failures: these have findings of their own.
     """
     findings = []
     for result in results[-1:]:

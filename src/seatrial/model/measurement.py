@@ -44,13 +44,15 @@ class Phase(StrEnum):
 class Metric:
     """One measured value; ``samples`` holds the individual readings if there are several.
 
-    A large cluster has a million metrics, hence ``slots``; fields without content are not written.
+    A value with samples, and the samples, have seven significant digits. A large cluster has a million metrics, hence
+    ``slots``; fields without content are not written. ``unit`` and ``subject`` are empty only in files: see
+    ``Trial.as_stored``.
     """
 
     name: str
     value: Number
-    unit: str
-    subject: str
+    unit: str = Field(default="", exclude_if=not_)
+    subject: str = Field(default="", exclude_if=not_)
     samples: tuple[Number, ...] = Field(default=(), exclude_if=not_)
     evidence: JsonValue = Field(
         default=None, exclude_if=lambda evidence: evidence is None
@@ -124,6 +126,11 @@ class Measurement(Frozen):
     metrics: tuple[Metric, ...] = Field(default=(), exclude_if=not_)
     absent: tuple[Absent, ...] = Field(default=(), exclude_if=not_)
     facts: dict[str, JsonValue] = Field(default={}, exclude_if=not_)
+    shares: str = Field(
+        default="",
+        description="only in files: the key of Trial.shared_facts; empty: the name of the check",
+        exclude_if=not_,
+    )
     series: tuple[Series, ...] = Field(default=(), exclude_if=not_)
     artifacts: tuple[Artifact, ...] = Field(default=(), exclude_if=not_)
     error: str | None = Field(default=None, exclude_if=not_)
@@ -149,5 +156,5 @@ class Measurement(Frozen):
 
     @property
     def has_shared_facts(self) -> bool:
-        """Whether the facts in ``Trial.shared_facts`` hold for this measurement."""
+        """Whether facts of this measurement may be in ``Trial.shared_facts``."""
         return not (self.error or self.skipped)

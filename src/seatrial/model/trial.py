@@ -1,6 +1,7 @@
 """The record of a trial: configuration, measurements, verdicts, findings and decision."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from pydantic import (
 
 from seatrial.model.base import Duration, Frozen
 from seatrial.model.job import Job, JobResult, MissingNode
-from seatrial.model.measurement import Measurement
+from seatrial.model.measurement import Measurement, Metric
 from seatrial.model.outcome import Outcome
 from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
@@ -25,6 +26,7 @@ from seatrial.util.secrets import redacted
 TIME_LIMIT = "--time-limit"
 # Suffix of a name in Trial.shared_facts: the fact is a list of objects, which have these items in common
 OF_EACH_ITEM = "[]"
+_FIELDS = [field.name for field in fields(Metric)]
 
 Confidence = Literal["high", "medium", "low"]
 Action = Literal[
@@ -179,8 +181,11 @@ class Trial(Frozen):
     sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]
+    units: dict[str, dict[str, str]] = Field(
+        default={}, description="only in files: the unit of each metric of ``measurements``, by check"
+    )
     shared_facts: dict[str, dict[str, Any]] = Field(
-        default={}, description="only in files: facts that all successful measurements of a check have, by check"
+        default={}, description="only in files: facts that measurements have in common, by ``shares`` or by check"
     )
     retries: tuple[Measurement, ...] = Field(default=(), description="second and third measurements of checks")
     localization: tuple[Measurement, ...] = Field(
@@ -197,67 +202,129 @@ class Trial(Frozen):
     )
 
     def as_stored(self) -> "Trial":
-        """The trial as it is written to trial.json: values of facts that many processes report are there once.
+        """The trial as it is written to trial.json: units, and facts that many processes report, are there once.
 
-        Verdicts with PASS are not there: the judge gives them again.
+        A metric has no subject if it is that of its measurement. Verdicts with PASS are not there: the judge gives them
+        again.
         """
-        by_check: dict[str, list[Measurement]] = {}
-        for measurement in self.measurements:
-            if measurement.has_shared_facts:
-                by_check.setdefault(measurement.check, []).append(measurement)
-        shared = {check: _shared(group) for check, group in by_check.items() if len(group) > 1}
-        measurements = (
-            measurement.model_copy(update={"facts": _own(measurement.facts, shared[measurement.check])})
-            if measurement.has_shared_facts and measurement.check in shared
-            else measurement
-            for measurement in self.measurements
-        )
-        verdicts = (verdict for verdict in self.verdicts if verdict.outcome is not Outcome.PASS)
-        changed = {"measurements": tuple(measurements), "shared_facts": shared, "verdicts": tuple(verdicts)}
+        units, groups = _units(self.measurements), _groups(self.measurements)
+        facts = {key: [self.measurements[n].facts for n in numbers] for key, numbers in groups.items()}
+        shared = {key: _shared(of_group) for key, of_group in facts.items() if len(of_group) > 1}
+        keys = {n: key for key, numbers in groups.items() for n in numbers}
+        stored = []
+        for n, each in enumerate(self.measurements):
+            of_check = units.get(each.check, {})
+            metrics = tuple(_short(metric, each.subject, of_check) for metric in each.metrics)
+            own: dict[str, Any] = {}
+            if key := keys.get(n):
+                own = {"facts": _own(each.facts, shared.get(key, {})), "shares": key if key != each.check else ""}
+            stored.append(each.model_copy(update={"metrics": metrics, **own}))
+        verdicts = tuple(verdict for verdict in self.verdicts if verdict.outcome is not Outcome.PASS)
+        changed = {"measurements": tuple(stored), "units": units, "shared_facts": shared, "verdicts": verdicts}
         return self.model_copy(update=changed)
 
     @model_validator(mode="after")
-    def _give_shared_facts_to_all(self) -> "Trial":
-        for measurement in self.measurements if self.shared_facts else ():
+    def _complete_measurements(self) -> "Trial":
+        """Undo ``as_stored`` in the measurements of a file."""
+        for measurement in self.measurements:
+            units = self.units.get(measurement.check, {})
+            for metric in measurement.metrics:
+                object.__setattr__(metric, "subject", metric.subject or measurement.subject)
+                object.__setattr__(metric, "unit", metric.unit or units.get(metric.name, ""))
             if measurement.has_shared_facts:
-                for name, value in self.shared_facts.get(measurement.check, {}).items():
-                    if name.endswith(OF_EACH_ITEM):
-                        if not isinstance(value, dict):
-                            raise ValueError(f"shared fact {name} of {measurement.check} is {value!r}, not an object")
-                        for item in _objects(measurement.facts.get(name.removesuffix(OF_EACH_ITEM))):
-                            item.update(value)
-                    else:
-                        measurement.facts[name] = value
+                key = measurement.shares or measurement.check
+                _add_shared(measurement.facts, self.shared_facts.get(key, {}), key)
+                object.__setattr__(measurement, "shares", "")
+        self.units.clear()
         self.shared_facts.clear()
         return self
 
 
-def _shared(group: Sequence[Measurement]) -> dict[str, Any]:
-    """Facts that are equal in all measurements; of lists of objects, such as GPUs, the items equal in all objects."""
-    shared: dict[str, Any] = _intersection([measurement.facts for measurement in group])
-    for name in group[0].facts.keys() - shared.keys():
-        objects = [item for measurement in group for item in _objects(measurement.facts.get(name))]
-        if objects and (common := _intersection(objects)):
-            shared[name + OF_EACH_ITEM] = common
+def _groups(measurements: Sequence[Measurement]) -> dict[str, list[int]]:
+    """Key of shared facts → the numbers of the measurements of a check that have facts of the same names.
+
+    The key of the largest group of a check is the name of the check.
+    """
+    by_names: dict[str, dict[frozenset[str], list[int]]] = {}
+    for n, measurement in enumerate(measurements):
+        if measurement.has_shared_facts:
+            by_names.setdefault(measurement.check, {}).setdefault(frozenset(measurement.facts), []).append(n)
+    return {
+        check if rank == 0 else f"{check} {rank + 1}": group
+        for check, groups in by_names.items()
+        for rank, group in enumerate(sorted(groups.values(), key=len, reverse=True))
+    }
+
+
+def _units(measurements: Iterable[Measurement]) -> dict[str, dict[str, str]]:
+    """Check → metric → unit, without metrics that have several units."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for measurement in measurements:
+        of_check = found.setdefault(measurement.check, {}) if measurement.metrics else {}
+        for metric in measurement.metrics:
+            of_check.setdefault(metric.name, set()).add(metric.unit)
+    return {
+        check: {name: unit for name, (unit, *others) in of_check.items() if unit and not others}
+        for check, of_check in found.items()
+    }
+
+
+def _short(metric: Metric, subject: str, units: Mapping[str, str]) -> Metric:
+    """The metric without its unit, and without its subject if it is that of the measurement."""
+    changed = {"unit": "" if metric.name in units else metric.unit}
+    changed["subject"] = "" if metric.subject == subject else metric.subject
+    short = object.__new__(Metric)  # dataclasses.replace() would validate a million metrics again
+    for name in _FIELDS:
+        object.__setattr__(short, name, changed[name] if name in changed else getattr(metric, name))
+    return short
+
+
+def _shared(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all have in common: equal facts; of a fact that is an object, its common items.
+
+    Of lists of objects, such as GPUs, ``NAME[]`` has the items that are equal in all objects of all lists.
+    """
+    shared: dict[str, Any] = {}
+    for name, first in facts[0].items():
+        if name.endswith(OF_EACH_ITEM):
+            continue
+        text = repr(first)  # since True == 1 == 1.0
+        if all(name in each and repr(each[name]) == text for each in facts):
+            shared[name] = first
+        elif isinstance(first, dict) and all(isinstance(each.get(name), dict) for each in facts):
+            shared |= {name: common} if (common := _shared([each[name] for each in facts])) else {}
+        elif objects := [item for each in facts for item in _objects(each.get(name))]:
+            shared |= {name + OF_EACH_ITEM: common} if (common := _shared(objects)) else {}
     return shared
 
 
-def _own(facts: Mapping[str, JsonValue], shared: Mapping[str, Any]) -> dict[str, JsonValue]:
+def _own(facts: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
     """The facts without what is shared."""
-    own = {name: fact for name, fact in facts.items() if name not in shared}
-    for name, fact in own.items():
-        if (common := shared.get(name + OF_EACH_ITEM)) and (objects := _objects(fact)):
-            own[name] = [{key: value for key, value in item.items() if key not in common} for item in objects]
+    own: dict[str, Any] = {}
+    for name, fact in facts.items():
+        common = shared.get(name)
+        if isinstance(common, dict) and isinstance(fact, dict):
+            own |= {name: rest} if (rest := _own(fact, common)) else {}
+        elif name not in shared:
+            of_items, objects = shared.get(name + OF_EACH_ITEM), _objects(fact)
+            own[name] = [_own(item, of_items) for item in objects] if of_items and objects else fact
     return own
+
+
+def _add_shared(facts: dict[str, Any], shared: Mapping[str, Any], check: str) -> None:
+    """Add what is shared to the facts of a measurement. Raises ValueError for a ``NAME[]`` that is not an object."""
+    for name, value in shared.items():
+        own = facts.get(name)
+        if name.endswith(OF_EACH_ITEM):
+            if not isinstance(value, dict):
+                raise ValueError(f"shared fact {name} of {check} is {value!r}, not an object")
+            for item in _objects(facts.get(name.removesuffix(OF_EACH_ITEM))):
+                _add_shared(item, value, check)
+        elif isinstance(value, dict) and isinstance(own, dict):
+            _add_shared(own, value, check)
+        else:
+            facts[name] = value
 
 
 def _objects(fact: Any) -> list[dict[str, JsonValue]]:
     return fact if isinstance(fact, list) and all(isinstance(item, dict) for item in fact) else []
-
-
-def _intersection(objects: Sequence[Mapping[str, JsonValue]]) -> dict[str, JsonValue]:
-    texts = {name: repr(value) for name, value in objects[0].items()}  # since True == 1 == 1.0
-    for each in objects[1:]:
-        for name in [name for name, text in texts.items() if name not in each or repr(each[name]) != text]:
-            del texts[name]
-    return {name: objects[0][name] for name in texts}

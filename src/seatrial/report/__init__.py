@@ -1,44 +1,26 @@
-"""Reports of a trial. They show verdicts and compute none.
-
-Each format is one module with ``render(trial) -> str``, imported at its first use.
-"""
+"""Reports of a trial. They show verdicts and compute none."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
 from seatrial.model import SeatrialError, Trial, UsageError
 from seatrial.util import files
+from seatrial.util.gc_pause import gc_paused
 
-Render = Callable[[Trial], str]
-
-
-def _find_render(module: str) -> Render:
-    """The ``render`` of a module of this package; the module is imported at the first call."""
-
-    def render_with_module(trial: Trial) -> str:
-        text: str = import_module(f"{__name__}.{module}").render(trial)
-        return text
-
-    return render_with_module
-
-
-def _json(trial: Trial) -> str:
-    return trial.as_stored().model_dump_json() + "\n"
-
-
-FORMATS: Mapping[str, Render] = {
-    "html": _find_render("html_page"),
-    "junit": _find_render("junit"),
-    "prometheus": _find_render("prometheus"),
-    "json": _json,
-    "markdown": _find_render("markdown"),
-    "csv": _find_render("csv_table"),
-    "summary": _find_render("summary_json"),
+# Format → the module of this package with its ``render``, imported at its first use; json is the record itself
+FORMATS: Mapping[str, str] = {
+    "html": "html_page",
+    "junit": "junit",
+    "prometheus": "prometheus",
+    "json": "",
+    "markdown": "markdown",
+    "csv": "csv_table",
+    "summary": "summary_json",
 }
 
 # File in the run directory → format. trial.json is first: all other files can be rendered from it.
@@ -51,6 +33,7 @@ FILES: Mapping[str, str] = {
 }
 
 
+@gc_paused()
 def render(trial: Trial, format: str, run_dir: Path | None = None, record: bytes = b"") -> str:
     """The trial as text in one of ``FORMATS``; commands name ``run_dir``, if it is known.
 
@@ -59,15 +42,12 @@ def render(trial: Trial, format: str, run_dir: Path | None = None, record: bytes
     if format not in FORMATS:
         raise UsageError(f"unknown report format {format!r}: expected {', '.join(FORMATS)}")
     if format == "json":  # as recorded
-        return _json(trial)
+        return trial.as_stored().model_dump_json() + "\n"
     from seatrial.report.parts import with_real_values
 
-    shown = with_real_values(trial, run_dir)
-    if format == "html" and record:
-        from seatrial.report import html_page
-
-        return html_page.render(shown, hashlib.sha256(record).hexdigest())
-    return FORMATS[format](shown)
+    digest = [hashlib.sha256(record).hexdigest()] if format == "html" and record else []
+    text: str = import_module(f"{__name__}.{FORMATS[format]}").render(with_real_values(trial, run_dir), *digest)
+    return text
 
 
 class NotWritten(SeatrialError):

@@ -28,7 +28,7 @@ def appendix(trial: Trial, gpus: Mapping[str, Gpu]) -> list[tuple[str, str, list
     title += f" ({overhead / trial.seconds:.1%} of the total)" if trial.seconds else ""
     config = Table("", list(settings(trial.config, trial.origins)), ("name", "value", "origin"))
     return [
-        ("serials", f"Serial numbers of {plural(len(gpus), 'GPU')}", [_serials(gpus)]),
+        *([("serials", f"Serial numbers of {plural(len(gpus), 'GPU')}", [_serials(gpus)])] if gpus else []),
         ("time", title, [_time(trial)]),
         ("jobs", "Jobs", list(_jobs(trial))),
         *([("loads", "Load of each GPU during each check", [_loads(trial)])] if trial.telemetry else []),

@@ -21,7 +21,7 @@ def lines(judgement: BenchmarkJudgement) -> list[str]:
     texts.append("")
     texts += [f"note: {note}" for note in judgement.notes]
     texts.append(f"Outcome: {judgement.outcome}")
-    return [single_line(clean(text)) if not text.startswith("  ") else clean(text) for text in texts]
+    return [single_line(text) if not text.startswith("  ") else clean(text) for text in texts]
 
 
 def _hardware(hardware: BenchmarkHardware) -> str:

@@ -11,7 +11,8 @@ from statistics import median
 
 from seatrial.model import Series, format_bytes, format_value
 from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge
-from seatrial.report.formatting import family, natural_key, print_value, unit_text
+from seatrial.report.figures import Figure
+from seatrial.report.formatting import family, natural_key, print_value, size_in_name, unit_text
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460.0, 250.0, 58.0, 446.0, 24.0, 210.0  # SVG units; the last four: axes
 # Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit. The width is that of
@@ -87,16 +88,6 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """The limit and the expected value of a family of metrics at one size."""
-
-    family: str
-    size: float
-    limit: float
-    expected: float | None
-
-
-@dataclass(frozen=True)
 class Line:
     """The values of a curve before they are drawn; at a point with a NaN the curve is interrupted."""
 
@@ -105,11 +96,11 @@ class Line:
     is_bad: bool = False
 
 
-def charts(all_series: Iterable[Series], not_passed: frozenset[str], limits: Sequence[Limit] = ()) -> list[Chart]:
+def charts(all_series: Iterable[Series], not_passed: frozenset[str], figures: Sequence[Figure] = ()) -> list[Chart]:
     """One chart per family of names: ``loss.all_ranks`` and ``loss.one_process`` share a chart.
 
-    ``limits`` are short lines at their sizes. With more than MAX_CURVES curves, a chart has their band and median, and
-    curves of ``not_passed`` subjects.
+    The limits of ``figures`` are short lines at the sizes in their names. With more than MAX_CURVES curves, a chart has
+    their band and median, and curves of ``not_passed`` subjects.
     """
     families: dict[tuple[str, str, str], list[Series]] = {}
     for series in all_series:
@@ -120,7 +111,7 @@ def charts(all_series: Iterable[Series], not_passed: frozenset[str], limits: Seq
         label_of = _label_function(group)
         lines = [Line(label_of(each), _points(each.x, each.y), each.subject in not_passed) for each in group]
         title = name if len({series.name for series in group}) > 1 else group[0].name
-        drawn.append(_chart(title, lines, x_unit, y_unit, [limit for limit in limits if limit.family == name]))
+        drawn.append(_chart(title, lines, x_unit, y_unit, [each for each in figures if family(each.metric) == name]))
     return drawn
 
 
@@ -159,7 +150,7 @@ def _unbroken(values: Sequence[float | None], dashboard: Dashboard, scale: float
             last = time
 
 
-def _chart(title: str, lines: Sequence[Line], x_unit: str, y_unit: str, limits: Sequence[Limit]) -> Chart:
+def _chart(title: str, lines: Sequence[Line], x_unit: str, y_unit: str, figures: Sequence[Figure]) -> Chart:
     ys_by_x: dict[float, list[float]] = {}
     for line in lines:
         for x, y in line.points:
@@ -167,8 +158,10 @@ def _chart(title: str, lines: Sequence[Line], x_unit: str, y_unit: str, limits: 
                 ys_by_x.setdefault(x, []).append(y)
     xs = sorted(ys_by_x)
     over_sizes = x_unit == "B" and xs[0] > 0
-    limits = [limit for limit in limits if limit.size in ys_by_x]
-    marked = [drawable(y) for each in limits for y in (each.limit, each.expected) if y is not None]
+    sizes = [(size, each) for each in figures if (size := size_in_name(each.metric)) in ys_by_x]
+    limits = [(size, drawable(each.limit)) for size, each in sizes if each.limit is not None]
+    expected = [(size, drawable(each.expected)) for size, each in sizes if each.expected is not None]
+    marked = [y for _, y in (*limits, *expected)]
     y_axis = _y_axis(title, y_unit, [y for ys in ys_by_x.values() for y in ys] + marked, over_sizes)
     left = max(LEFT, TICK_MARGIN + DIGIT_WIDTH * max(len(label) for _position, label in y_axis.ticks))
     x_axis = logarithmic(xs, 2, x_unit, left, RIGHT) if over_sizes else linear(xs, x_unit, left, RIGHT)
@@ -198,8 +191,8 @@ def _chart(title: str, lines: Sequence[Line], x_unit: str, y_unit: str, limits: 
         curves=(*median_curve, *(curve(line, style) for style, line in enumerate(drawn, len(median_curve)))),
         band=path([*combined(min), *reversed(combined(max))]) + "Z" if has_band else "",
         band_label=f"all {len(lines)}" if has_band else "",
-        limits=tuple(to_svg((each.size, drawable(each.limit)) for each in limits)),
-        expected=tuple(to_svg((each.size, drawable(each.expected)) for each in limits if each.expected is not None)),
+        limits=tuple(to_svg(limits)),
+        expected=tuple(to_svg(expected)),
     )
 
 

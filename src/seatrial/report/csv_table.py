@@ -8,7 +8,7 @@ import io
 from seatrial.model import Outcome, Trial
 from seatrial.report.figures import figures, outcome_rank
 from seatrial.report.identity import Gpu, gpus_of
-from seatrial.report.text import clean, single_line
+from seatrial.report.text import single_line
 
 COLUMNS = ("outcome", "check", "metric", "subject", "value", "unit", "limit", "expected", "serial")
 # A spreadsheet would take a text that starts with one of these characters for a formula
@@ -38,5 +38,5 @@ def render(trial: Trial) -> str:
 
 
 def _cell(text: str) -> str:
-    text = single_line(clean(text))
+    text = single_line(text)
     return f"'{text}" if text.startswith(_FORMULA) else text

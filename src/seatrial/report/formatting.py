@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from seatrial.model import CLUSTER, parse_bytes, value_parts
 from seatrial.util.text import plural
 
+# A GPU, or a rank without one, of a node
+DEVICE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<index>\d+)")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _UNIT_TEXTS = {"count": "", "us": "µs"}
 

@@ -19,7 +19,6 @@ from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
 from seatrial.report import charts
 from seatrial.report.appendix import appendix, telemetry_notes
 from seatrial.report.figures import NOT_PASSED, Figure, headline
-from seatrial.report.formatting import family, size_in_name
 from seatrial.report.identity import gpus_of, serial_digest, variable_lines, versions
 from seatrial.report.node_map import node_groups
 from seatrial.report.not_seen import not_seen, unseen_slowdowns
@@ -111,13 +110,8 @@ def render(trial: Trial, record_sha256: str = "") -> str:
 def _charts(check: CheckView) -> list[charts.Chart]:
     """The charts of a check; subjects that did not pass are highlighted. Limits are marked at their sizes."""
     not_passed = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in NOT_PASSED)
-    marks = [
-        charts.Limit(family(figure.metric), float(size), figure.limit, figure.expected)
-        for figure in check.figures
-        if figure.limit is not None and (size := size_in_name(figure.metric))
-    ]
     all_series = [series for measurement in check.measurements for series in measurement.series]
-    return charts.charts(all_series, not_passed, marks)
+    return charts.charts(all_series, not_passed, check.figures)
 
 
 def _distribution(figure: Figure) -> charts.Distribution | None:
@@ -146,7 +140,7 @@ def _environment() -> Environment:
         and_more=lambda names, count: and_more(list(names), count),
         split_code=split_code,
         plural=plural,
-        utc=_utc,
+        utc=utc,
         href=href,
         command=shlex.join,
         charts=_charts,
@@ -169,7 +163,3 @@ def href(path: str) -> str:
     if path.startswith("/") or ".." in Path(path).parts:
         return ""
     return "./" + quote(path, errors="replace")  # with "./" first, "javascript:" and "//host" are file names
-
-
-def _utc(seconds: float) -> str:
-    return utc(seconds, "%Y-%m-%d %H:%M:%S UTC") or "unknown time"

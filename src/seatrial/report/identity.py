@@ -137,12 +137,12 @@ def variable_lines(trial: Trial) -> list[str]:
 
 def _recorded(trial: Trial) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(host, facts) of the host that runs seatrial, if it is the only one, and of each measurement."""
-    hosts = {measurement.subject.partition("/")[0] for measurement in trial.measurements}
-    if hosts <= {trial.host}:
+    if all(measurement.subject.partition("/")[0] == trial.host for measurement in trial.measurements):
         environment = [trial.environment.get(name) for name in ("host", "gpu")]
         yield from ((trial.host, facts) for facts in environment if isinstance(facts, dict))
     for measurement in trial.measurements:
-        yield measurement.subject.partition("/")[0], measurement.facts
+        if measurement.facts:
+            yield measurement.subject.partition("/")[0], measurement.facts
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:

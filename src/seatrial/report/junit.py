@@ -15,7 +15,7 @@ from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, Verdic
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.formatting import natural_key
 from seatrial.report.identity import Gpu, gpus_of
-from seatrial.report.text import clean, single_line, utc
+from seatrial.report.text import UNKNOWN_TIME, clean, single_line, utc
 from seatrial.report.view import CheckView, check_views, lax_thresholds
 
 MAX_SUBJECTS = 64  # of a check with more subjects, those that passed are one case
@@ -27,7 +27,7 @@ def render(trial: Trial) -> str:
     """The trial as one well-formed ``testsuites`` document."""
     name = f"seatrial {trial.name}" + (" (CPU ONLY)" if trial.decision.cpu_only else "")
     root = ET.Element("testsuites", name=name, time=_seconds(trial.seconds))
-    if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
+    if (started := utc(trial.started, "%Y-%m-%dT%H:%M:%S")) != UNKNOWN_TIME:
         root.set("timestamp", started)
     if code := trial.decision.reason_code:  # a reason that is not in any verdict
         _single(root, "decision", "error", message=single_line(trial.decision.reason), type=str(code))

@@ -67,7 +67,7 @@ def render(trial: Trial) -> str:
 
 
 def _head(trial: Trial, bad_parts: Sequence[Part], found: Sequence[Problem]) -> str:
-    started = utc(trial.started, "%Y-%m-%d %H:%M UTC") or "unknown time"
+    started = utc(trial.started, "%Y-%m-%d %H:%M UTC")
     run_text = f"{machine_size(trial)} · {_text(launchers(trial))} · {started} · {trial.seconds:.1f} s"
     failing = failing_text(bad_parts)
     title = f"{_text(decision_title(trial))}: {_text(trial.name)}" + (f" ({failing})" if failing else "")
@@ -109,7 +109,7 @@ def _problem(problem: Problem) -> str:
 
 def _text(text: str) -> str:
     """Text on one line with Markdown and mentions escaped; commands between backticks become code spans."""
-    pieces = split_code(single_line(clean(text)))
+    pieces = split_code(single_line(text))
     return "".join(_code(piece) if is_code else _plain(piece) for piece, is_code in pieces).strip()
 
 
@@ -125,7 +125,7 @@ def _cell(text: str) -> str:
 
 def _code(text: str) -> str:
     """A code span; CommonMark requires a fence longer than any run of backticks in the text."""
-    text = single_line(clean(text))
+    text = single_line(text)
     fence = "`" * (_longest_backtick_run(text) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seatrial.model import Outcome, Topology, Trial, worst
 from seatrial.report.figures import NOT_PASSED
-from seatrial.report.formatting import natural_key
+from seatrial.report.formatting import DEVICE, natural_key
 from seatrial.util.text import plural
 
 MAX_NODES = 64  # the map of more nodes shows only those on which something is bad
-_DEVICE = re.compile(r"(?P<node>[^/>]+)/(?:gpu|rank)(?P<index>\d+)")
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def _nodes(trial: Trial) -> list[MappedNode]:
         outcomes.setdefault(verdict.subject, set()).add(verdict.outcome)
     devices: dict[str, dict[str, Outcome]] = {}
     for subject in sorted(outcomes, key=natural_key):
-        if match := _DEVICE.fullmatch(subject):
+        if match := DEVICE.fullmatch(subject):
             devices.setdefault(match["node"], {})[match["index"]] = worst(outcomes[subject])
     return [
         MappedNode(node, worst(outcomes[node]) if node in outcomes else None, of_node)

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from seatrial.model import CLUSTER, Finding, Outcome, Topology, Trial, Verdict, VerdictKey, worst
 from seatrial.report.figures import NOT_PASSED, Figure, figures, outcome_rank
-from seatrial.report.formatting import natural_key, subject_kind
+from seatrial.report.formatting import DEVICE, natural_key, subject_kind
 from seatrial.report.identity import Gpu, gpus_of
 from seatrial.report.text import split_code
 from seatrial.util.text import and_more, plural
 
 # Kinds of parts, the most specific first: a bad GPU explains a slow cluster, not the reverse
 KINDS = ("GPU", "node", "port", "link", "rail", "rank", CLUSTER)
-_GPU_OR_RANK = re.compile(r"(?P<node>[^/>]+)/(?:gpu|rank)(?P<index>\d+)")
 _GPU = re.compile(r"(?P<node>[^/>]+)/gpu(?P<index>\d+)")
 NEXT_STEPS = {  # outcome → the fix of a verdict that has none
     Outcome.FAIL: "read the evidence: `seatrial judge RUN -v`",
@@ -267,7 +266,7 @@ def _switches(subject: str, topology: Topology) -> str:
         path = topology.path(node, other_node)
         crossing = f" (crosses {path[len(path) // 2]})" if len(path) > 1 else ""
         return " – ".join(path) + crossing
-    if match := _GPU_OR_RANK.fullmatch(subject):
+    if match := DEVICE.fullmatch(subject):
         rail = topology.rail_switch(match["node"], int(match["index"]))
         return f"rail {match['index']}: {rail}" if rail else " – ".join(topology.switches_above(match["node"])[:1])
     return ""

@@ -17,17 +17,10 @@ from rich.status import Status
 from seatrial.checks import catalog
 from seatrial.model import Job, Outcome
 from seatrial.report.plan_text import plan_lines
+from seatrial.report.tables import STYLES
 from seatrial.report.text import clean
 from seatrial.util.text import and_more, plural
 
-STYLES = {
-    Outcome.PASS: "green",
-    Outcome.WARN: "yellow",
-    Outcome.FAIL: "bold red",
-    Outcome.ERROR: "magenta",
-    Outcome.UNJUDGED: "cyan",
-    Outcome.SKIP: "dim",
-}
 # If the typical durations of the finished checks sum to more than this, the remaining time is scaled by the ratio of
 # their measured to their typical duration
 MIN_TYPICAL_DONE_S = 10.0

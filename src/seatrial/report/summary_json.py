@@ -10,6 +10,11 @@ from seatrial.model import Trial
 from seatrial.report.figures import Figure, headline
 from seatrial.report.parts import Part, parts
 
+_FIGURE = (
+    *("checks", "metric", "measured", "unit", "expected", "share", "op", "limit"),
+    *("source", "worst_part", "n", "outcome"),
+)
+
 
 def render(trial: Trial) -> str:
     """One JSON document with a stable form; text is as recorded, and a value that is not finite is null."""
@@ -19,20 +24,8 @@ def render(trial: Trial) -> str:
 
 
 def _figure(figure: Figure) -> dict[str, Any]:
-    return {
-        "checks": figure.checks,
-        "metric": figure.metric,
-        "measured": figure.measured if figure.measured is None or math.isfinite(figure.measured) else None,
-        "unit": figure.unit,
-        "expected": figure.expected,
-        "share": figure.share,
-        "op": figure.op,
-        "limit": figure.limit,
-        "source": figure.source,
-        "worst_part": figure.worst_part,
-        "n": figure.n,
-        "outcome": figure.outcome,
-    }
+    values = {name: getattr(figure, name) for name in _FIGURE}
+    return values | {"measured": values["measured"] if math.isfinite(values["measured"] or 0.0) else None}
 
 
 def _part(part: Part) -> dict[str, Any]:

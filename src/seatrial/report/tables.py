@@ -46,7 +46,7 @@ class Table:
     @property
     def text(self) -> str:
         """The title, and the rows in aligned columns."""
-        rows = [[single_line(clean(cell)) for cell in row] for row in (self.header, *self.rows) if row]
+        rows = [[single_line(cell) for cell in row] for row in (self.header, *self.rows) if row]
         widths = [max(map(len, column)) for column in zip(*rows, strict=False)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in rows]
         return "\n".join(line.rstrip() for line in ([clean(self.title)] if self.title else []) + lines)
@@ -63,7 +63,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             widths[len(row), n] = min(max(len(cell), widths.get((len(row), n), 0)), MAX_ALIGNED)
     for table in tables:
         if table.title:
-            console.print(Text(" ".join(clean(table.title).splitlines()), "bold"), soft_wrap=True)
+            console.print(Text(single_line(table.title), "bold"), soft_wrap=True)
         indent = "  " if table.title else ""
         grid = rich_table.Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         for n, column in enumerate(zip(*table.rows, strict=True)):
@@ -72,7 +72,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             grid.add_column(min_width=width, justify="right" if is_number else "left", overflow="fold")
         for row in filter(None, (table.header, *table.rows)):
             is_header = row is table.header
-            cells = [Text(single_line(clean(cell)), "dim" if is_header else STYLES.get(cell, "")) for cell in row]
+            cells = [Text(single_line(cell), "dim" if is_header else STYLES.get(cell, "")) for cell in row]
             grid.add_row(Text(indent) + cells[0], *cells[1:])
         if table.rows:
             console.print(grid)
@@ -102,10 +102,11 @@ def fact_tables(facts: Mapping[str, Any], title: str = "") -> Iterator[Table]:
 def shared_facts(measurements: Iterable[Measurement], omitted: str = "") -> list[Table]:
     """The facts of several measurements: those that all share, and the different values of the others by subject."""
     by_name: dict[str, dict[str, tuple[Any, list[str]]]] = {}
+    texts: dict[int, str] = {}  # id → JSON: facts that a record has once are one object
     for measurement in measurements:
         for name, value in measurement.facts.items():
             if name != omitted:
-                key = f"text {value}" if isinstance(value, str) else json.dumps(value, sort_keys=True)
+                key = texts.get(id(value)) or texts.setdefault(id(value), json.dumps(value, sort_keys=True))
                 by_name.setdefault(name, {}).setdefault(key, (value, []))[1].append(measurement.subject)
     shared = {name: value for name, values in by_name.items() if len(values) == 1 for value, _ in values.values()}
     tables = list(fact_tables(shared))

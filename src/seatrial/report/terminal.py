@@ -47,7 +47,7 @@ def summary(trial: Trial, console: Console, run_dir: Path | None = None, *, verb
     bad_parts = parts(trial)
     found = problems(bad_parts)
     run_text = f"{machine_size(trial)} · {launchers(trial) or 'no launcher'} · {trial.seconds:.1f} s"
-    console.print(Text.assemble((_line(f"seatrial {trial.name}"), "bold"), f" · {_line(run_text)}"))
+    console.print(Text.assemble((single_line(f"seatrial {trial.name}"), "bold"), f" · {single_line(run_text)}"))
     if verbose:
         _all_checks(trial, console)
         for problem in found:
@@ -60,25 +60,21 @@ def summary(trial: Trial, console: Console, run_dir: Path | None = None, *, verb
         # if nothing was measured, the decision says so
         if title.startswith("Excluded") or (title.startswith("Not measured") and measured):
             names = ", ".join(checks) if verbose else and_more(checks, MAX_NAMED)
-            console.print(Text(_line(f"{title}: {plural(len(checks), 'check')} ({names})"), "yellow"))
+            console.print(Text(single_line(f"{title}: {plural(len(checks), 'check')} ({names})"), "yellow"))
     if unseen := not_seen(trial, MAX_NAMED):
-        console.print(Text(f"Not seen: {_line(unseen)}", "dim"))
+        console.print(Text(f"Not seen: {single_line(unseen)}", "dim"))
     lines = variable_lines(trial)
     for line in lines if verbose else lines[:MAX_VARIABLES]:
-        console.print(Text(f"Environment variable {_line(line)}", "dim"))
+        console.print(Text(f"Environment variable {single_line(line)}", "dim"))
     if not verbose and len(lines) > MAX_VARIABLES:
         console.print(Text(f"and {plural(len(lines) - MAX_VARIABLES, 'more environment variable')}", "dim"))
     for check, text in lax_thresholds(trial.verdicts):
-        console.print(Text.assemble((LAX_THRESHOLD, "yellow"), "  ", _line(f"{check} {text}")))
+        console.print(Text.assemble((LAX_THRESHOLD, "yellow"), "  ", single_line(f"{check} {text}")))
     console.print()
     console.print(_decision(trial, failing_text(bad_parts), cause_text(bad_parts)))
     if do := filled(next_step(trial, found), run_values(run_dir)):
         # not wrapped, so that it can be copied
-        console.print(Text.assemble(("Do first: ", "bold"), _line(do)), soft_wrap=True)
-
-
-def _line(text: str) -> str:
-    return single_line(clean(text))
+        console.print(Text.assemble(("Do first: ", "bold"), single_line(do)), soft_wrap=True)
 
 
 def _short_problems(found: Sequence[Problem], console: Console) -> None:
@@ -88,16 +84,16 @@ def _short_problems(found: Sequence[Problem], console: Console) -> None:
         console.print()
     for problem in bad[:MAX_PARTS]:
         console.print(_title(problem))
-        console.print(Text(f"      {_line(problem.text)}"), overflow="ellipsis", no_wrap=True)
+        console.print(Text(f"      {single_line(problem.text)}"), overflow="ellipsis", no_wrap=True)
     if len(found) > len(bad[:MAX_PARTS]):
         rest = plural(len(found) - len(bad[:MAX_PARTS]), "more problem")
         console.print(Text(f"and {rest} (-v prints all)", "dim"))
 
 
 def _title(problem: Problem) -> Text:
-    outcome, identity = problem.first.outcome, problem.identity(MAX_NAMED)
+    outcome, identity = problem.first.outcome, single_line(problem.identity(MAX_NAMED))
     style = STYLES[outcome] if outcome else "bold"
-    return Text.assemble((outcome or "FINDING", style), "  ", (_line(problem.title), "bold"), f"  {_line(identity)}")
+    return Text.assemble((outcome or "FINDING", style), "  ", (single_line(problem.title), "bold"), f"  {identity}")
 
 
 def _full_problem(problem: Problem, console: Console) -> None:
@@ -147,20 +143,20 @@ def _all_checks(trial: Trial, console: Console) -> None:
         bases = (verdict.basis for verdict in trial.verdicts)
         count = sum(basis is not None and basis.kind is BasisKind.SITE for basis in bases)
         line += f"; {count:,} judged by the site's baseline {trial.baseline.name}"
-    console.print(Text(f"\n{_line(line)}"))
+    console.print(Text(f"\n{single_line(line)}"))
 
 
 def _decision(trial: Trial, failing: str, causes: str) -> Grid:
     """The decision, its reason, the causes and the tested hardware."""
     decision = trial.decision
-    text = Text(_line(f"{failing}: {decision.reason}" if failing else decision.reason))
+    text = Text(single_line(f"{failing}: {decision.reason}" if failing else decision.reason))
     if causes:
-        text.append(f"\nCause: {_line(causes)}")
+        text.append(f"\nCause: {single_line(causes)}")
     if decision.tested_hardware:
-        text.append(f"\nTested: {_line(decision.tested_hardware)}", "dim")
+        text.append(f"\nTested: {single_line(decision.tested_hardware)}", "dim")
     for insight in trial.insights:
         if insight.title == RARE_FAULTS:
-            text.append(f"\n{RARE_FAULTS}: {_line(insight.text)}", "dim")
+            text.append(f"\n{RARE_FAULTS}: {singlesingle_line(insight.text)}", "dim")
     value = Text(decision.value, STYLES[decision.value])
     if decision.cpu_only:
         if decision.value is DecisionValue.ACCEPTED:

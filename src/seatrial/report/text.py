@@ -21,6 +21,7 @@ _TERMINAL = re.compile(
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
+UNKNOWN_TIME = "unknown time"
 
 
 def clean(text: str) -> str:
@@ -32,16 +33,16 @@ def clean(text: str) -> str:
 
 
 def single_line(text: str) -> str:
-    """``text`` with each run of white space replaced by one blank."""
-    return " ".join(text.split())
+    """``text`` as ``clean`` returns it, with each run of white space replaced by one blank."""
+    return " ".join(clean(text).split())
 
 
 def utc(seconds: float, format: str) -> str:
-    """Unix seconds as a UTC date in ``format``; empty for a number out of range, as in a damaged record."""
+    """Unix seconds as a UTC date in ``format``; "unknown time" for a number out of range, as in a damaged record."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime(format)
     except (ValueError, OverflowError, OSError):
-        return ""
+        return UNKNOWN_TIME
 
 
 def split_code(text: str) -> list[tuple[str, bool]]:

@@ -35,7 +35,7 @@ def _without_private(line: str) -> str:
 
 
 def _lines(trial: Trial, part: Part) -> Iterator[str]:
-    gpu, began = part.gpu, utc(trial.started, "%Y-%m-%d %H:%M UTC") or "unknown time"
+    gpu, began = part.gpu, utc(trial.started, "%Y-%m-%d %H:%M UTC")
     what = part.figures[0].text if part.figures else part.cause
     yield single_line(f"{part.kind} {part.name}: {part.cause or what}")
     yield ""

@@ -31,7 +31,7 @@ class NotAcceptedReason:
     def line(self) -> str:
         """The reason on one line."""
         text = f"{self.title}: {self.text}" if self.text else self.title
-        return single_line(clean(f"{text}. Next: {self.next_step}" if self.next_step else text))
+        return single_line(f"{text}. Next: {self.next_step}" if self.next_step else text)
 
     @property
     def paragraph(self) -> list[str]:
@@ -39,8 +39,8 @@ class NotAcceptedReason:
         text = textwrap.shorten(
             clean(self.text), _MAX_TEXT, placeholder=" …; `seatrial judge RUN -v` shows the whole text"
         )
-        next_step = [f"  next: {single_line(clean(self.next_step))}"] if self.next_step else []
-        return [single_line(clean(self.title)), *([f"  {text}"] if text else []), *next_step]
+        next_step = [f"  next: {single_line(self.next_step)}"] if self.next_step else []
+        return [single_line(self.title), *([f"  {text}"] if text else []), *next_step]
 
 
 def lines(trial: Trial, run_dir: Path | None = None) -> list[str]:

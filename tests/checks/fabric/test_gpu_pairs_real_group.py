@@ -139,7 +139,7 @@ def test_pairs_on_a_shared_link_are_fast_in_the_retry(runs: Runs) -> None:
     for pair in ("node0/rank0->rank3", "node0/rank1->rank2"):
         rates = retry_rates(runs["shared"])[pair]
         assert rates["single"] > 1.5 * rates["concurrent"]
-        assert values(runs["shared"], "busbw.64KiB")[pair] == rates["single"]
+        assert values(runs["shared"], "busbw.64KiB")[pair] == pytest.approx(rates["single"])
     assert values(runs["shared"], "shared_links")["node0"] >= 1
 
 
