@@ -39,6 +39,7 @@ FORMATS: Mapping[str, Render] = {
     "markdown": _find_render("markdown"),
     "csv": _find_render("csv_table"),
     "summary": _find_render("summary_json"),
+    "contract": _find_render("contract"),
 }
 
 # File in the run directory → format. trial.json is first: all other files can be rendered from it.
