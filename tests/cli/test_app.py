@@ -17,6 +17,7 @@ from tests.processes import call
 COMMANDS = {
     "Run": ["run", "judge", "explain", "drill"],
     "Look": ["discover", "render", "watch", "ticket", "show"],
+    "Hand over": ["bundle", "verify", "compare", "history"],
     "Operate": ["init", "readmit", "baseline", "hook"],
     "Train": ["train"],
 }

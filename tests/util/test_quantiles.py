@@ -13,6 +13,8 @@ from seatrial.util.quantiles import (
     interval_rank,
     median_interval,
     spread,
+    t_quantile,
+    t_tail,
 )
 
 SAMPLES = some.lists(some.floats(1, 1000), min_size=6, max_size=200)
@@ -68,3 +70,15 @@ def test_interval_coverage_of_correlated_windows(correlation: float) -> None:
 def test_binomial_tail() -> None:
     assert binomial_tail(0, 10, 0.05) == pytest.approx(1)
     assert binomial_tail(4, 10, 0.05) == pytest.approx(0.00103, abs=1e-5)
+
+
+# From tables of Student's t, two-sided: 5 % and 0.1 %
+@pytest.mark.parametrize(
+    ("freedom", "five_percent", "one_per_mille"),
+    [(1, 12.706, 636.62), (4, 2.776, 8.610), (9, 2.262, 4.781), (30, 2.042, 3.646)],
+)
+def test_students_t_is_that_of_the_tables(freedom: int, five_percent: float, one_per_mille: float) -> None:
+    assert t_quantile(0.05, freedom) == pytest.approx(five_percent, abs=6e-4)
+    assert t_quantile(0.001, freedom) == pytest.approx(one_per_mille, rel=2e-4)
+    assert t_tail(-t_quantile(0.05, freedom), freedom) == pytest.approx(0.05, rel=1e-6)
+    assert t_tail(0.0, freedom) == pytest.approx(1.0)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from seatrial import __version__
-from seatrial.cli import machine, site, training, trial
+from seatrial.cli import handover, machine, site, training, trial
 from seatrial.cli.drill import drill
 from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.explain import explain
@@ -69,6 +69,7 @@ def _command(group: typer.Typer, command: Callable[..., None], name: str, panel:
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {  # by heading in the help
     "Run": (trial.run, trial.judge, explain, drill),
     "Look": (machine.discover, trial.render, watch, trial.ticket, trial.schema),
+    "Hand over": (handover.bundle, handover.verify, handover.compare, handover.history),
     "Operate": (site.init, readmit),
 }
 GROUPS: dict[str, tuple[str, str, tuple[Callable[..., None], ...]]] = {  # name → heading, help, commands

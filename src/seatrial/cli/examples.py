@@ -54,6 +54,18 @@ EXAMPLES = {
     ),
     "drill": _examples("drill --list", "drill rank-killed", "drill cpu --out drills", "drill --all --json"),
     "ticket": _examples("ticket seatrial-runs/RUN", "ticket seatrial-runs/RUN node3/gpu5"),
+    "compare": _examples(
+        "compare seatrial-runs/BEFORE seatrial-runs/AFTER --fail-on regression",
+        "compare runs-before/ runs-after/ --format html",
+    ),
+    "history": _examples("history seatrial-runs", "history seatrial-runs --part 1654024075472"),
+    "bundle": _examples(
+        "bundle seatrial-runs/RUN -o acceptance.tar.gz --sign ~/.ssh/id_ed25519",
+        "bundle acceptance.tar.gz --sign ~/.ssh/id_ed25519 --as customer",
+    ),
+    "verify": _examples(
+        "verify acceptance.tar.gz --allowed-signers allowed_signers", "verify acceptance.tar.gz --contract"
+    ),
     "schema": _examples("schema > trial.schema.json"),
     "init": _examples(
         "init /shared/site", "init /shared/site --nodes 4 --gpus-per-node 8 --partition gpu --account ops"

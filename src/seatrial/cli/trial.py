@@ -304,7 +304,7 @@ def judge(
     format: Annotated[
         str | None,
         typer.Option(
-            metavar="FORMAT", help="Print html, junit, prometheus, json, markdown, csv or summary (JSON) instead."
+            metavar="FORMAT", help="Print html, junit, prometheus, json, markdown, csv, summary (JSON) or contract."
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as an HTML page.")] = None,

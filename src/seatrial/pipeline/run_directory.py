@@ -191,13 +191,7 @@ class RunDir:
         for record in new_records:
             self._journal.append(record)
             records.append(record)
-        for record in records:
-            try:
-                _add_record(record, saved)
-            except (ValidationError, TypeError) as error:
-                reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-                saved.warnings.append(f"{self._journal.path}: damaged record ignored: {reason}")
-        return saved
+        return _add_records(records, saved, self._journal.path)
 
     def manifest(self) -> dict[str, str]:
         """Return the SHA-256 of each file with results: the journals of the run and of all ranks. Raises OSError."""
@@ -207,6 +201,12 @@ class RunDir:
     def _lock(self) -> None:
         if not journal.lock(self._journal.fileno(), self.path):
             raise UsageError(f"{self.path} is in use by another seatrial process")
+
+
+def read_saved_run(path: Path) -> SavedRun:
+    """Return the run saved in a measurements.jsonl. Raises OSError."""
+    records, warnings = journal.read(path)
+    return _add_records(records, SavedRun(warnings=warnings), path)
 
 
 def _group_id(request: Request) -> int | None:
@@ -320,6 +320,17 @@ def _check_and_discard_key(record: journal.Record) -> tuple[str, str]:
     return str(measurement.get("check")), _DISCARDED_RETRIES if measurement.get("retry") else _DISCARDED_CHECKS
 
 
+def _add_records(records: Iterable[journal.Record], saved: SavedRun, path: Path) -> SavedRun:
+    """Apply the records of ``path`` to ``saved``; each damaged record adds a warning. Return ``saved``."""
+    for record in records:
+        try:
+            _add_record(record, saved)
+        except (ValidationError, TypeError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            saved.warnings.append(f"{path}: damaged record ignored: {reason}")
+    return saved
+
+
 def _add_record(record: journal.Record, saved: SavedRun) -> None:
     """Apply a record of measurements.jsonl to ``saved``. Raises ValidationError or TypeError if it is damaged."""
     if _DISCARDED_CHECKS in record:
@@ -340,10 +351,11 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
         (saved.retries if measurement.retry else saved.measurements).append(measurement)
 
 
-def load_trial(path: Path) -> Trial:
+def load_trial(path: Path, *, verify_results: bool = True) -> Trial:
     """Return the trial recorded in ``path``, a run directory or a trial.json.
 
-    Raises UsageError, also if a file with results in the run directory is not as it was when the record was made.
+    Raises UsageError, also if a file with results in the run directory is not as it was when the record was made; with
+    ``verify_results`` False, these files are not read.
     """
     file = path / "trial.json" if is_folder(path) else path
     has_journal = path_exists(file.parent / _JOURNAL)
@@ -359,7 +371,7 @@ def load_trial(path: Path) -> Trial:
             raise UsageError(f"{file} is not a trial.json: it is a JSON object with {keys}, without 'seatrial'")
         _check_version(document, file)
         trial = Trial.model_validate(document)
-        if file.name == "trial.json":
+        if verify_results and file.name == "trial.json":
             _check_results(file.parent, trial.manifest, hint)
         return trial
     except FileNotFoundError as error:

@@ -21,6 +21,7 @@ FORMATS: Mapping[str, str] = {
     "markdown": "markdown",
     "csv": "csv_table",
     "summary": "summary_json",
+    "contract": "contract",
 }
 
 # File in the run directory → format. trial.json is first: all other files can be rendered from it.

@@ -14,10 +14,12 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from seatrial import __version__
 from seatrial.judge.insights import RARE_FAULTS
 from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
 from seatrial.report import charts
 from seatrial.report.appendix import appendix, telemetry_notes
+from seatrial.report.document import Document
 from seatrial.report.figures import NOT_PASSED, Figure, headline
 from seatrial.report.identity import gpus_of, serial_digest, variable_lines, versions
 from seatrial.report.node_map import node_groups
@@ -105,6 +107,13 @@ def render(trial: Trial, record_sha256: str = "") -> str:
         appendix=appendix(trial, gpus),
         telemetry_notes=list(telemetry_notes(trial.telemetry)) if trial.telemetry else [],
     )
+
+
+def render_document(document: Document) -> str:
+    """A comparison or another document as one HTML page, in the style of the report."""
+    titles = [(f"section-{number}", section.title) for number, section in enumerate(document.sections)]
+    template = _environment().get_template("document.html.j2")
+    return template.render(document=document, titles=titles, version=__version__)
 
 
 def _charts(check: CheckView) -> list[charts.Chart]:

@@ -47,19 +47,26 @@ class Version:
 
 def gpus_of(trial: Trial) -> dict[str, Gpu]:
     """Subject → identity of each GPU in the record, from the facts ``gpus``."""
-    gpus: dict[str, Gpu] = {}
+    return {
+        subject: Gpu(
+            model=_text(fields, "name"),
+            serial=_text(fields, "serial"),
+            uuid=_text(fields, "uuid"),
+            slot=_text(fields, "pci_bus_id"),
+            vbios=_text(fields, "vbios"),
+        )
+        for subject, fields in gpu_fields(trial).items()
+    }
+
+
+def gpu_fields(trial: Trial) -> dict[str, Mapping[str, Any]]:
+    """Subject → what NVML reports of each GPU in the record."""
+    found: dict[str, Mapping[str, Any]] = {}
     for node, facts in _recorded(trial):
-        listed = facts.get("gpus")
-        for fields in listed if isinstance(listed, list) else ():
-            if isinstance(fields, dict) and "index" in fields and "uuid" in fields:
-                gpus[f"{node}/gpu{fields['index']}"] = Gpu(
-                    model=_text(fields, "name"),
-                    serial=_text(fields, "serial"),
-                    uuid=_text(fields, "uuid"),
-                    slot=_text(fields, "pci_bus_id"),
-                    vbios=_text(fields, "vbios"),
-                )
-    return gpus
+        for fields in _objects(facts.get("gpus")):
+            if "index" in fields and "uuid" in fields:
+                found[f"{node}/gpu{fields['index']}"] = fields
+    return found
 
 
 def serial_digest(gpus: Mapping[str, Gpu]) -> str:
@@ -70,12 +77,7 @@ def serial_digest(gpus: Mapping[str, Gpu]) -> str:
 
 def versions(trial: Trial) -> list[Version]:
     """GPU model, driver, CUDA, NCCL, torch, kernel and network of all hosts, as far as they are in the record."""
-    by_name: dict[str, dict[str, str]] = {}  # name → host → value
-    for host, facts in _recorded(trial):
-        for name, value in _versions(facts):
-            if isinstance(value, str) and value:
-                by_name.setdefault(name, {})[host] = value
-    found = []
+    by_name, found = facts_by_host(trial), []
     for name in _NAMES:
         if not (hosts := by_name.get(name)):
             continue
@@ -83,6 +85,16 @@ def versions(trial: Trial) -> list[Version]:
         others = sorted((host for host in hosts if hosts[host] != value), key=natural_key)
         found.append(Version(name, value, and_more([f"{host} {hosts[host]}" for host in others], _MAX_NAMED)))
     return found
+
+
+def facts_by_host(trial: Trial) -> dict[str, dict[str, str]]:
+    """Name → host → value of each property of the hosts that can change the speed."""
+    by_name: dict[str, dict[str, str]] = {}
+    for host, facts in _recorded(trial):
+        for name, value in _versions(facts):
+            if isinstance(value, str) and value:
+                by_name.setdefault(name, {})[host] = value
+    return by_name
 
 
 _NAMES = (
@@ -99,23 +111,34 @@ _NAMES = (
 
 
 def _versions(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(name in _NAMES, value) of each version in the facts of one measurement."""
-    software, system = facts.get("software"), facts.get("os")
-    software, system = (fields if isinstance(fields, dict) else {} for fields in (software, system))
+    """(name, value) of each property in the facts of one measurement; a page shows those in _NAMES."""
+    software, system, cpu, rdma = (_mapping(facts, name) for name in ("software", "os", "cpu", "rdma"))
     yield "driver", facts.get("driver") or software.get("driver")
     yield "CUDA of the driver", facts.get("cuda_driver")
     yield "CUDA of torch", software.get("cuda")
     yield "torch", software.get("torch")
     yield "kernel", system.get("kernel")
+    yield "operating system", system.get("name")
+    yield "CPU", cpu and f"{cpu.get('model')}, usable threads: {cpu.get('usable_threads')}"
     yield "NCCL's network", facts.get("network")
-    gpus = facts.get("gpus")
-    links = [gpu.get("nvlinks") for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    yield "NCCL's transports", ", ".join(sorted(_mapping(facts, "transports")))
+    firmware = {port.get("firmware") for port in _objects(rdma.get("devices"))}
+    yield "firmware of RDMA devices", ", ".join(sorted(filter(None, firmware)))
+    links = [gpu.get("nvlinks") for gpu in _objects(facts.get("gpus"))]
     active = {sum(link.get("active") is True for link in of_gpu) for of_gpu in links if isinstance(of_gpu, list)}
     if active:
         yield "NVLinks per GPU", ", ".join(map(str, sorted(active)))
-    nccl = software.get("nccl")
-    for source, version in nccl.items() if isinstance(nccl, dict) else ():
+    for source, version in _mapping(software, "nccl").items():
         yield "NCCL of the system" if source.startswith("/") else "NCCL of torch", version
+
+
+def _mapping(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = facts.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def variable_lines(trial: Trial) -> list[str]:

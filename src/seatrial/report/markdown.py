@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from seatrial.judge.insights import RARE_FAULTS
 from seatrial.model import Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
+from seatrial.report.document import Document
 from seatrial.report.figures import headline
 from seatrial.report.not_seen import not_seen
 from seatrial.report.parts import Part, Problem, cause_text, failing_text, parts, problems
@@ -63,6 +64,15 @@ def render(trial: Trial) -> str:
     ]
     if len(found) > MAX_PROBLEMS:
         texts.append(f"… and {plural(len(found) - MAX_PROBLEMS, 'more problem')} (see the report).")
+    return "\n\n".join(filter(None, texts)) + "\n"
+
+
+def render_document(document: Document) -> str:
+    """A comparison or another document: the result, then its sections."""
+    texts = [f"## {_text(document.kind)}: {_text(document.result)}"]
+    for section in document.sections:
+        texts += [f"### {_text(section.title)}", "\n".join(f"- {_text(line)}" for line in section.lines)]
+        texts.append(_table(section.table.header, section.table.rows) if section.table else "")
     return "\n\n".join(filter(None, texts)) + "\n"
 
 

@@ -24,6 +24,8 @@ STYLES: Mapping[str, str] = {
     Outcome.SKIP: "dim",
     Outcome.UNJUDGED: "bold cyan",
     Outcome.ERROR: "bold magenta",
+    "slower": "bold red",  # effects of a comparison
+    "faster": "green",
     DecisionValue.ACCEPTED: "bold green",
     DecisionValue.REJECTED: "bold red",
     DecisionValue.INCOMPLETE: "bold yellow",

@@ -156,7 +156,7 @@ def _decision(trial: Trial, failing: str, causes: str) -> Grid:
         text.append(f"\nTested: {single_line(decision.tested_hardware)}", "dim")
     for insight in trial.insights:
         if insight.title == RARE_FAULTS:
-            text.append(f"\n{RARE_FAULTS}: {singlesingle_line(insight.text)}", "dim")
+            text.append(f"\n{RARE_FAULTS}: {single_line(insight.text)}", "dim")
     value = Text(decision.value, STYLES[decision.value])
     if decision.cpu_only:
         if decision.value is DecisionValue.ACCEPTED:

@@ -51,11 +51,11 @@ class CommandResult:
     err: str
 
 
-def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
+def run_command(argv: Sequence[str], timeout_s: float, *, stdin: int = subprocess.DEVNULL) -> CommandResult:
     """Run a short command and return its exit code and output. Raises OSError if it cannot start."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        child = start(argv, env={}, stdout=out, stderr=err)
+        child = start(argv, env={}, stdout=out, stderr=err, stdin=stdin)
         try:
             code: int | None = child.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from math import asin, comb, floor, pi, sqrt
+from math import asin, atan2, comb, cos, floor, pi, sin, sqrt
 from statistics import NormalDist, median
 
 # Standard deviation of a normal distribution / its median absolute deviation
@@ -139,3 +139,28 @@ def _normal_scores(samples: Sequence[float]) -> list[float]:
         mean_rank = (first_rank[value] + last_rank[value]) / 2
         scores[value] = normal.inv_cdf((mean_rank + 0.5) / count)
     return [scores[value] for value in samples]
+
+
+def t_tail(t: float, freedom: int) -> float:
+    """Return the probability that Student's t with ``freedom`` degrees of freedom is at least ``t`` from 0.
+
+    Finite series for integer degrees of freedom: Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """
+    angle = atan2(abs(t), sqrt(freedom))
+    is_odd, cosine = freedom % 2, cos(angle)
+    total, term = 0.0, cosine**is_odd
+    for k in range(1 + is_odd, freedom + is_odd, 2):
+        total += term
+        term *= k / (k + 1) * cosine**2
+    inside = 2 / pi * (angle + sin(angle) * total) if is_odd else sin(angle) * total
+    return max(0.0, 1 - inside)
+
+
+@cache
+def t_quantile(probability: float, freedom: int) -> float:
+    """Return the distance from 0 that Student's t exceeds with ``probability``, on both sides together."""
+    low, high = 0.0, 1e6
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tail(middle, freedom) > probability else (low, middle)
+    return high

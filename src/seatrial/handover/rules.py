@@ -1,0 +1,96 @@
+"""The rules and reference values that verdicts rest on, as a document that two versions of seatrial can compare."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+from seatrial.checks import catalog
+from seatrial.model import Basis, BasisKind, Frozen, Outcome, Rule, Trial, Verdict
+
+# Other kinds are in the rules, in the config of the record, or computed from its measurements
+_REFERENCE_KINDS = (BasisKind.SITE, BasisKind.SKU, BasisKind.FABRIC_MODEL, BasisKind.PHYSICAL_LIMIT)
+VerdictKey = tuple[str, str, str]  # check, subject, metric
+
+
+class Rulebook(Frozen):
+    """What a trial is judged by; the keys of ``rules`` and ``references`` are a check and a metric, or a pattern.
+
+    ``thresholds``: SHA-256 of the checks and thresholds in the trial's config.
+    """
+
+    rules: dict[str, list[str]]
+    references: dict[str, list[Basis]]
+    thresholds: str
+
+
+def digest(document: object) -> str:
+    """The SHA-256 of a JSON document."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def rulebook(judged: Trial) -> Rulebook:
+    """The rules of the checks of a trial judged by this version, and the reference values of its verdicts."""
+    rules: dict[str, list[str]] = {}
+    for name, check in catalog().items():
+        for rule in check.rules if name in judged.config["checks"] else ():
+            rules.setdefault(f"{name} {rule.metric}", []).extend(_rule_texts(rule))
+    references: dict[str, list[Basis]] = {}
+    seen: set[tuple[str, str, int]] = set()  # verdicts of many subjects share their bases
+    for verdict in judged.verdicts:
+        for basis in (verdict.basis, *verdict.other_limits) if verdict.basis else ():
+            key = (verdict.check, verdict.metric, id(basis))
+            if basis.kind in _REFERENCE_KINDS and key not in seen:
+                seen.add(key)
+                of_metric = references.setdefault(f"{verdict.check} {verdict.metric}", [])
+                of_metric += [basis] if basis not in of_metric else []
+    return Rulebook(
+        rules=dict(sorted(rules.items())),
+        references=dict(sorted(references.items())),
+        thresholds=digest(judged.config["checks"]),
+    )
+
+
+def _rule_texts(rule: Rule) -> Iterable[str]:
+    """``>= 0.9 reference, else FAIL (when nodes >= 2; reference value all_reduce/bf16)`` of each limit."""
+    notes = [f"when {rule.when}"] if str(rule.when) else []
+    notes += [f"reference value {rule.reference}"] if rule.reference else []
+    for limit in rule.limits:
+        yield f"{limit} {limit.base}".strip() + f", else {limit.outcome}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def different_verdicts(recorded: Iterable[Verdict], judged: Iterable[Verdict]) -> dict[VerdictKey, tuple[str, str]]:
+    """The outcomes in the record and by this version, where they differ; a record does not contain PASS."""
+    before, now = _outcomes(recorded), _outcomes(judged)
+    keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    return {key: (before.get(key, str(Outcome.PASS)), now.get(key, str(Outcome.PASS))) for key in keys}
+
+
+def _outcomes(verdicts: Iterable[Verdict]) -> dict[VerdictKey, str]:
+    """The outcomes other than PASS of each check, subject and metric."""
+    outcomes: dict[VerdictKey, list[Outcome]] = {}
+    for verdict in verdicts:
+        if verdict.outcome is not Outcome.PASS:
+            outcomes.setdefault((verdict.check, verdict.subject, verdict.metric), []).append(verdict.outcome)
+    return {key: " and ".join(sorted(found)) for key, found in outcomes.items()}
+
+
+def changes(book: Rulebook, other: Rulebook) -> dict[str, str]:
+    """What differs between the rulebook of a bundle and that of this version: key (check and metric) → text."""
+    found = dict(_changes("rule", book.rules, other.rules))
+    for key, text in _changes("reference value", book.references, other.references):
+        found[key] = f"{found[key]}; {text}" if key in found else text
+    if book.thresholds != other.thresholds:
+        found["thresholds"] = "the thresholds of the bundle are not those of its record"
+    return found
+
+
+def _changes(
+    kind: str, book: Mapping[str, Iterable[object]], other: Mapping[str, Iterable[object]]
+) -> Iterator[tuple[str, str]]:
+    for key in sorted(book.keys() | other.keys()):
+        old, new = ({str(each) for each in side.get(key, ())} for side in (book, other))
+        if old != new:
+            texts = [" and ".join(sorted(only)) or "none" for only in (old - new, new - old)]
+            yield key, f"{kind}: {texts[0]} in the bundle, {texts[1]} in this version"
