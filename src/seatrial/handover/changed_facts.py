@@ -106,9 +106,9 @@ def _facts(side: Side) -> dict[str, dict[str, str]]:
         for field, name in _GPU_FACTS.items():
             if fields.get(field) is not None:
                 found.setdefault(name, {})[side.keys[subject]] = fact_text(fields[field])
-    for variable in variable_values(trial.measurements, catalog()):
-        text = variable.text.removesuffix(SET_BY_SEATRIAL).rstrip()
-        found.setdefault(_VARIABLE + variable.name, {}).update(dict.fromkeys(variable.nodes or [""], text))
+    for name, text, nodes, _, _ in variable_values(trial.measurements, catalog()):
+        value = text.removesuffix(SET_BY_SEATRIAL).rstrip()
+        found.setdefault(_VARIABLE + name, {}).update(dict.fromkeys(nodes or [""], value))
     for name, value, _ in settings({key: trial.config[key] for key in trial.config.keys() - _NOT_FACTS}, {}):
         found[f"setting {name}"] = {"": value}
     found["seatrial"] = {"": trial.seatrial}
