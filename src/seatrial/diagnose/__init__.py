@@ -145,25 +145,20 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
     all_matches, origins, secrets = list(matches), origins or LogOrigins(), secret_values()
     world = {match.signature.id for match in all_matches if match.signature.role == "fact"}
     network = unknown_network(all_matches)
-    places: dict[str, dict[str, None]] = {}  # signature → its places
-    logs: dict[str, set[str]] = {}
-    for match in _matches_to_report(all_matches):
-        places.setdefault(match.signature.id, {}).update({match.place: None} if match.place else {})
-    for match in all_matches:
-        logs.setdefault(match.signature.id, set()).add(match.log)
+    reported = _matches_to_report(all_matches)
     findings: list[Finding] = []
     for match in ordered_matches(all_matches, origins):
         first = None if findings else _first_unknown_error(match, all_matches, origins)
         if first:
             findings.append(_unknown_error(first, origins))
         near = [other for other in all_matches if _is_near(other, match)]
-        named = and_more(list(places[match.signature.id]), _MAX_NAMED)
-        place = origins.origin(match.line, match.source).name or named
+        places = dict.fromkeys(other.place for other in reported if other.place and other.signature is match.signature)
+        place = origins.origin(match.line, match.source).name or and_more(list(places), _MAX_NAMED)
         confidence = "low" if findings and not findings[0].signature else _confidence(match)
         finding = with_confirmations(_finding(match, place, confidence, world), match, near)
         if network and match.signature.id.startswith("nccl."):
             finding = finding.model_copy(update={"evidence": f"{finding.evidence} {network}."})
-        if (count := len(logs[match.signature.id])) > 1:
+        if (count := len({other.log for other in all_matches if other.signature is match.signature})) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
         findings.append(finding)
     return tuple(finding.without_secrets(secrets) for finding in findings)
