@@ -271,8 +271,11 @@ def test_a_speed_of_zero_is_a_total_loss_and_nothing_divides_by_zero() -> None:
     lost = compare([noisy(1)], [slower_by(1.0, "device.memory", "copy")])
     assert [(loss.changes[0].part, loss.changes[0].change) for loss in lost.losses] == [(GPU, -1.0)]
     back = compare([slower_by(1.0, "device.memory", "copy")], [noisy(1)])
-    assert change_of(back, "device.memory", "copy", GPU).reason == "the value before is 0"
+    assert change_of(back, "device.memory", "copy", GPU).reason.startswith("no speed: 0 before, ")
     assert not back.has_regression
+    instant = compare([noisy(1)], [slower_by(1.0, "train.cnn", "seconds")])
+    assert change_of(instant, "train.cnn", "seconds", GPU).effect == "not compared"  # a duration of 0 is no loss
+    assert not instant.has_regression
 
 
 def test_a_part_that_fails_now_is_a_regression() -> None:

@@ -64,7 +64,7 @@ EXAMPLES = {
         "bundle acceptance.tar.gz --sign ~/.ssh/id_ed25519 --as customer",
     ),
     "verify": _examples(
-        "verify acceptance.tar.gz --allowed-signers allowed_signers", "verify acceptance.tar.gz --contract"
+        "verify acceptance.tar.gz --allowed-signers allowed_signers --contract",
     ),
     "schema": _examples("schema > trial.schema.json"),
     "init": _examples(

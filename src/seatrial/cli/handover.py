@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from seatrial.handover.history import Run
     from seatrial.model import Trial
 
-MAX_NAMED = 3  # failing parts in a line of a run
-
 
 def bundle(
     run: Annotated[
@@ -186,7 +184,7 @@ def _print_runs(runs: Sequence[Run], parts: Sequence[str]) -> None:
         if run.state != "finished":
             rows.append((run.path, "", "", "", run.state, run.note))
             continue
-        failing = parts[number] if parts else and_more(list(run.failing), MAX_NAMED)
+        failing = parts[number] if parts else and_more(list(run.failing), 3)
         started = utc(run.started, "%Y-%m-%d %H:%M")
         rows.append((run.path, started, run.trial, run.size, run.decision, failing))
     header = ("run", "started (UTC)", "trial", "size", "decision", "part" if parts else "failing")

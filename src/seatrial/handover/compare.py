@@ -201,8 +201,8 @@ def _changes(a: Side, b: Side) -> Iterator[tuple[tuple[Speed, str], Change]]:
                 reason = "no GPU is on both sides, by serial numbers and UUIDs"
             elif sizes[0] != sizes[1] and subject_kind(change.part) not in ("GPU", "node", "port"):
                 reason = f"another size: {sizes[0]} before, {sizes[1]} now"
-            elif change.before <= 0:
-                reason = f"the value before is {change.before:g}"
+            elif before <= 0 or (after <= 0 and change.unit in TIME_UNITS):
+                reason = f"no speed: {before:g} before, {after:g} now"
             yield (speed, key), replace(change, reason=reason)
 
 
