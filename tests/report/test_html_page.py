@@ -16,7 +16,7 @@ from seatrial.report.appendix import MEANINGS, telemetry_notes
 from seatrial.report.html_page import SYMBOLS, _distribution, href, render
 from seatrial.report.identity import gpus_of, serial_digest
 from seatrial.report.parts import parts, problems
-from seatrial.report.view import check_views
+from seatrial.report.view import check_views, coverage
 from tests.report import samples
 from tests.report.sample_data import METHOD
 from tests.report.sample_telemetry import telemetry
@@ -122,6 +122,13 @@ def test_the_first_screen_answers_what_why_and_what_to_do() -> None:
 def test_checks_that_are_not_covered_lead_to_their_list() -> None:
     page = Page(render(load_trial(record_path("2026-11-23-2xh200/busy-gpu"))))
     assert page.values("href").count("#not-covered") == 3  # contents, excluded checks, metrics without a limit
+
+
+def test_checks_without_a_result_stand_out_on_the_first_screen() -> None:
+    trial = samples.large_cluster()
+    assert {"Not measured", "Without a verdict"} & set(coverage(trial))
+    not_tested = set(coverage(trial)) - {"Covered", "Does not apply here"}
+    assert Page(render(trial)).values("class").count("excluded") == len(not_tested)
 
 
 def test_a_record_without_serials_says_so() -> None:

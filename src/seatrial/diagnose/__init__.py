@@ -254,8 +254,9 @@ def _with_explained_errors(
     roots_by_text: dict[str, set[str]] = {}  # error → ids of roots; many checks may have the same error
     explained_by: dict[tuple[str, str], list[VerdictKey]] = {}  # (signature, place) → verdicts
     for verdict in verdicts:
-        key = VerdictKey.from_verdict(verdict)
-        if verdict.outcome is Outcome.ERROR and verdict.subject in places and key not in explained:
+        if verdict.outcome is not Outcome.ERROR or verdict.subject not in places:
+            continue
+        if (key := VerdictKey.from_verdict(verdict)) not in explained:
             if verdict.detail not in roots_by_text:
                 matches = search_text(verdict.detail, verdict.check)
                 roots_by_text[verdict.detail] = {match.signature.id for match in matches} & root_ids

@@ -65,7 +65,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             widths[len(row), n] = min(max(len(cell), widths.get((len(row), n), 0)), MAX_ALIGNED)
     for table in tables:
         if table.title:
-            console.print(Text(single_line(table.title), "bold"), soft_wrap=True)
+            console.print(Text(" ".join(clean(table.title).splitlines()), "bold"), soft_wrap=True)
         indent = "  " if table.title else ""
         grid = rich_table.Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         for n, column in enumerate(zip(*table.rows, strict=True)):
