@@ -48,10 +48,19 @@ def with_only(name: str) -> Trial:
     config = {**RECORD.config, "checks": {name: {**RECORD.config["checks"][name], "expect": {}}}}
     jobs = tuple(job.model_copy(update={"checks": (name,)}) for job in RECORD.jobs if name in job.checks)
     measurements, retries = (
-        tuple(measurement for measurement in group if measurement.check == name)
+        tuple(map(with_work, (measurement for measurement in group if measurement.check == name)))
         for group in (RECORD.measurements, RECORD.retries)
     )
     return RECORD.model_copy(update={"config": config, "jobs": jobs, "measurements": measurements, "retries": retries})
+
+
+def with_work(measurement: Measurement) -> Measurement:
+    """The measurement with the FLOPs per token of its trainings, which the record does not have."""
+    facts = {
+        name: {**value, "flops_per_token": 1e10} if name.startswith("run.") and isinstance(value, dict) else value
+        for name, value in measurement.facts.items()
+    }
+    return measurement.model_copy(update={"facts": facts})
 
 
 def changed(trial: Trial, change: Callable[[Measurement], Measurement]) -> Trial:
@@ -84,7 +93,9 @@ def mutations(trial: Trial, fact: str) -> Iterator[Any]:
 
 
 def skipped(verdicts: tuple[Verdict, ...]) -> set[str]:
-    return {verdict.metric for verdict in verdicts if verdict.outcome is Outcome.SKIP}
+    """The metrics that a rule skips, and that no other verdict keeps from ACCEPTED."""
+    bad = {each.metric for each in verdicts if each.outcome in (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED)}
+    return {verdict.metric for verdict in verdicts if verdict.outcome is Outcome.SKIP} - bad
 
 
 def errors(trial: Trial) -> list[Verdict]:
