@@ -36,6 +36,17 @@ def result(state: str) -> JobResult:
         ("ALLOCATED; port 6818 of node1 does not answer within 3 s", "node_unreachable"),
         ("ALLOCATED; port 6818 of node1 accepts connections: slurmd runs", "node_lost"),
         ("no heartbeat from any of its ranks for 60 s during job ranks", "node_lost"),
+        *(
+            (f"srun cannot start a task on this node: {error}", cause)
+            for error, cause in {
+                "Zero Bytes were transmitted or received": "node_authentication",
+                "Invalid job credential": "node_authentication",
+                "Connection refused": "slurmd_down",
+                "Communication connection failure": "node_unreachable",
+                "User not found on host": "node_user_unknown",
+                "Unspecified error": "node_lost",
+            }.items()
+        ),
     ],
 )
 def test_state_gives_the_cause_and_the_command_for_the_node(state: str, cause: str) -> None:

@@ -67,8 +67,9 @@ def test_a_refused_job_that_ran_later_has_no_finding(state: JobState, tmp_path: 
     assert diagnose([first, completed], [], [], (), {}, tmp_path) == ()
 
 
-def test_missing_nodes_are_the_only_findings_of_a_rejected_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [JobState.REFUSED, JobState.REJECTED])
+def test_missing_nodes_are_the_only_findings_of_a_refused_job(state: JobState, tmp_path: Path) -> None:
     missing = (MissingNode(name="n1", state="DOWN"),)
-    result = refused(JobState.REJECTED, "n1", "n1 is DOWN").model_copy(update={"missing_nodes": missing})
+    result = refused(state, "n1", "n1 is DOWN").model_copy(update={"missing_nodes": missing})
     (finding,) = diagnose([result], [], [], [UNMEASURED], {}, tmp_path)
     assert (finding.subject, finding.explains) == ("n1", (VerdictKey.from_verdict(UNMEASURED),))

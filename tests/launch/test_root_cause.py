@@ -332,6 +332,23 @@ def test_a_silent_node_is_the_cause_and_not_the_peer_that_lost_its_connection(tm
     assert (cause.shortage.usable, [node.name for node in cause.shortage.missing]) == (1, ["gpu-n1"])
 
 
+@pytest.mark.parametrize(("other_rank_s", "silent"), [(9.6, ["n1"]), (0.5, [])])
+def test_the_ranks_of_a_silent_node_need_not_reach_the_limit_together(
+    other_rank_s: float, silent: list[str], tmp_path: Path
+) -> None:
+    """Their last heartbeats were up to a second apart: the node died, not the rank that was silent first."""
+    node_of_two = TWO_NODES.model_copy(update={"ranks_per_node": 2})
+    for rank in range(4):
+        write_rank(tmp_path, rank)
+    ranks = read_ranks(tmp_path, node_of_two)
+    for rank in ranks:
+        rank.read()
+        assert rank.heartbeat
+        rank.heartbeat = rank.heartbeat.model_copy(update={"node": f"n{rank.number // 2}"})
+    ranks[2].last_seen, ranks[3].last_seen = time.monotonic() - other_rank_s, time.monotonic() - 10.1
+    assert list(root_cause.silent_nodes(ranks, node_of_two, tmp_path, 10)) == silent
+
+
 @pytest.mark.parametrize(
     "end",
     [
@@ -360,6 +377,30 @@ def test_silence_of_all_nodes_blames_none(tmp_path: Path) -> None:
     ranks = two_nodes(tmp_path, 1, 99)
     ranks[0].last_seen = ranks[1].last_seen
     assert root_cause.silent_nodes(ranks, TWO_NODES, tmp_path, 10) == {}
+
+
+# launcher.err of the drill munge-key
+ANOTHER_MUNGE_KEY = """\
+srun: error: slurm_receive_msgs: [[node1]:6818] failed: Zero Bytes were transmitted or received
+srun: error: Task launch for StepId=7.0 failed on node node1: Zero Bytes were transmitted or received
+srun: error: Application launch failed: Zero Bytes were transmitted or received
+srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
+slurmstepd-node0: error: *** STEP 7.0 ON node0 CANCELLED AT 2026-11-29T04:47:31 ***
+preflight done: node0.
+preflight: node1: the preflight task did not complete within 120 s (srun: error: slurm_receive_msgs: [[node1]:6818] \
+failed: Zero Bytes were transmitted or received). Run first: srun --nodelist=node1 hostname
+"""
+
+
+def test_a_node_on_which_srun_cannot_start_a_task_is_missing_with_the_error_of_srun(tmp_path: Path) -> None:
+    (tmp_path / "launcher.err").write_text(ANOTHER_MUNGE_KEY)
+    cause = root_cause.node_error(TWO_NODES, tmp_path)
+    assert cause
+    assert (cause.subject, cause.preflight) == ("node1", True)
+    assert cause.shortage
+    (node,) = cause.shortage.missing
+    assert (node.name, cause.shortage.usable) == ("node1", 1)
+    assert node.state == "srun cannot start a task on this node: Zero Bytes were transmitted or received"
 
 
 def test_nodes_with_the_same_missing_requirements_share_a_sentence(tmp_path: Path) -> None:

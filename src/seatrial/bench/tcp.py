@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from seatrial.util.resolver import RESOLVE_TIMEOUT_S
 from seatrial.util.text import error_text
@@ -24,6 +25,14 @@ class Lookup:
 
     addresses: tuple[str, ...]
     problem: str | None = None
+
+
+def segment_counters() -> tuple[int, int]:
+    """The TCP segments that this node has sent, and those of them that it sent again (proc(5), /proc/net/snmp)."""
+    lines = Path("/proc/net/snmp").read_text(encoding="utf-8").splitlines()
+    names, values = (line.split()[1:] for line in lines if line.startswith("Tcp:"))
+    counters = dict(zip(names, map(int, values), strict=True))
+    return counters["OutSegs"] + counters["RetransSegs"], counters["RetransSegs"]
 
 
 def resolve_names(names: Sequence[str], resolve: Callable[[str], Sequence[str]]) -> dict[str, Lookup]:

@@ -14,11 +14,11 @@ RENDEZVOUS_FAILS, NODE_UNFIT, JOB_REJECTED = CAUSES = "rendezvous_fails", "node_
 def refused_job_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
     """The finding for the last job, if it was refused; it explains the checks that were not measured.
 
-    None if the scheduler rejected it for known failures or missing nodes: these have findings of their own.
+    None if nodes are missing, or if the scheduler rejected it for known failures: these have findings of their own.
     """
     findings = []
     for result in results[-1:]:
-        if result.state is JobState.REFUSED:
+        if result.state is JobState.REFUSED and not result.missing_nodes:
             findings = [_refused_by_nodes(result)]
         elif result.state is JobState.REJECTED and not (result.failures or result.missing_nodes):
             findings = [_rejected_by_scheduler(result)]

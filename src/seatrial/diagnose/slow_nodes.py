@@ -336,11 +336,13 @@ class _FindingWriter:
         return f"{node}/rank{rail}"
 
     def _node_rates(self, node: str) -> str:
-        """The pairs of the node, at most _MAX_NAMED, with their GB/s in bidirectional steps."""
+        """The pairs of the node, at most _MAX_NAMED, with their GB/s in bidirectional steps, and its lost packets."""
         rates = _pair_rates(self.search)
         of_node = [rate for rate in rates if node in rate.pair and not rate.unidirectional]
         bidirectional = {rate.pair: median(rate.gb_s) for rate in of_node}
-        return and_more([f"{a}-{b} {gb_s:.3g} GB/s" for (a, b), gb_s in bidirectional.items()], _MAX_NAMED)
+        pairs = [f"{a}-{b} {gb_s:.3g} GB/s" for (a, b), gb_s in bidirectional.items()]
+        lost = median(rate.retransmitted for rate in of_node)
+        return and_more(pairs, _MAX_NAMED) + (f"; {lost:.0%} of TCP segments sent again" if lost >= 0.01 else "")
 
     def _likely_cause(self, node: str) -> str:
         """The likely cause: other bad verdicts on the node, and its settings that differ from most nodes."""

@@ -57,13 +57,17 @@ class PairStep:
 
 
 class PairRate(Frozen):
-    """The rate of each rail between two nodes in GB/s per direction; ``unidirectional``: only ``first`` sent."""
+    """The rate of each rail between two nodes in GB/s per direction; ``unidirectional``: only ``first`` sent.
+
+    ``retransmitted``: the share of their TCP segments that the two nodes sent again; 0 also if TCP was not measured.
+    """
 
     stage: Stage
     first: str
     second: str
     gb_s: tuple[Annotated[FiniteFloat, Field(ge=0, le=1e6)], ...] = Field(min_length=1)
     unidirectional: bool = False
+    retransmitted: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @model_validator(mode="after")
     def _require_two_nodes(self) -> PairRate:

@@ -35,10 +35,8 @@ _PREFLIGHT = re.compile(r"^(?:\d+: )?preflight: (?P<node>[^:]+): (?P<error>.+)$"
 _LAUNCH_FAILED = re.compile(
     r"^srun: error: Task launch for \S+ failed on node (?P<node>[^:]+): (?P<error>.+)$", re.MULTILINE
 )
-_LAUNCH_ERROR = (
-    "srun cannot start a task on this node: {error}. "
-    "Run first: sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
-)
+_LAUNCH_ERROR = "srun cannot start a task on this node: {error}"
+_LAUNCH_COMMAND = "Run first: sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
 # printed by srun when tasks exit, and when it starts to terminate them (Slurm 22.05); a job has one task per node
 _TASK_END = re.compile(r"^srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,-]+): (?P<end>.+)$", re.MULTILINE)
 _ENDED_BY_SRUN = re.compile(r"^srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)", re.MULTILINE)
@@ -51,6 +49,9 @@ _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals(
 _ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")  # printed by torchrun
 _MAX_NAMED = 8  # ranks or nodes listed in a message
 SILENT_AT_END_S = 10.0  # a node without a heartbeat for this long when the job ends has failed before the others
+# The ranks of a lost node wrote their last heartbeats at different times: if the first of them is silent for the limit
+# and all others for this share of it, the node is silent, not that rank
+_SILENT_SHARE = 0.75
 QueryNodeState = Callable[[str], tuple[str, str]]  # see StartedJob
 # Bytes that are read from the end of a log; torchrun's summary of failures has about 300 bytes per rank
 _LAUNCHER_LOG_BYTES, _RANK_LOG_BYTES = 1 << 20, 1 << 16
@@ -96,19 +97,21 @@ def no_heartbeat(rank: Rank, seconds: float) -> RootCause:
 
 
 def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float) -> dict[str, float]:
-    """Return host name → seconds since the last heartbeat of any of its ranks, if longer than ``silent_s``.
+    """Return host name → seconds since the last heartbeat of any of its ranks, for nodes that are silent.
 
-    A node is not silent if one of its ranks is done, terminates or reported an error, or if torchrun or srun reported
-    the end of its processes. A node that never had a heartbeat does not count. Empty if all nodes are silent: then none
-    of them failed before the others.
+    A node is silent if one of its ranks is silent for ``silent_s`` and the others nearly as long. It is not silent if
+    one of its ranks is done, terminates or reported an error, or if torchrun or srun reported the end of its processes.
+    A node that never had a heartbeat does not count. Empty if all nodes are silent: then none of them failed before the
+    others.
     """
     now, silence_by_node = time.monotonic(), dict[int, float]()
     size = job.ranks_per_node
     for node in range(job.nodes):
         seen_ranks = [rank for rank in ranks[node * size : (node + 1) * size] if rank.heartbeat]
-        silence_s = min((now - (rank.last_seen or now) for rank in seen_ranks), default=0.0)
-        if silence_s > silent_s and all(rank.heartbeat_expected and not rank.exit_expected for rank in seen_ranks):
-            silence_by_node[node] = silence_s
+        silences_s = [now - (rank.last_seen or now) for rank in seen_ranks] or [0.0]
+        is_silent = max(silences_s) > silent_s and min(silences_s) > silent_s * _SILENT_SHARE
+        if is_silent and all(rank.heartbeat_expected and not rank.exit_expected for rank in seen_ranks):
+            silence_by_node[node] = min(silences_s)
     if not silence_by_node or len(silence_by_node) == job.nodes:
         return {}
     ended_nodes = {task.number for task in _ended_tasks(folder)}  # one task per node
@@ -295,10 +298,11 @@ def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host:
         cause = f"Slurm reports a node failure during job {job.name}"
         command = f"scontrol show node {failed[0]}; ping {failed[0]}"
         _, state = node_state(failed[0])
-        shortage = _shortage(job, failed, f"{cause}; {state}" if state else cause)
+        shortage = _shortage(job, dict.fromkeys(failed, f"{cause}; {state}" if state else cause))
         return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {command}", None, shortage)
-    errors = [(match["node"], _LAUNCH_ERROR.format(**match.groupdict())) for match in _LAUNCH_FAILED.finditer(log)]
+    states = {match["node"]: _LAUNCH_ERROR.format(error=match["error"]) for match in _LAUNCH_FAILED.finditer(log)}
     preflight_errors = [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
+    errors = [(node, f"{state}. {_LAUNCH_COMMAND.format(node=node)}") for node, state in states.items()]
     errors = errors or preflight_errors
     if not errors:
         return None
@@ -314,7 +318,7 @@ def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host:
         prefix = "" if len(nodes_by_text) == 1 else f"{and_more(nodes, _MAX_NAMED)}: "
         texts.append(prefix + text.replace("\0", nodes[0]))
     subject = and_more(sorted(errors_by_node), _MAX_NAMED)
-    return RootCause(subject, "; ".join(texts), None, preflight=bool(preflight_errors))
+    return RootCause(subject, "; ".join(texts), None, _shortage(job, states), preflight=bool(preflight_errors))
 
 
 def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | None:
@@ -331,15 +335,13 @@ def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCa
     cause = "the task on this node does not respond to srun (node reset or hung?)"
     text = f"{cause}. Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
     hosts = sorted({rank.heartbeat.node for rank in first_ranks if rank.heartbeat})
-    return RootCause(and_more(nodes, _MAX_NAMED), text, None, _shortage(job, hosts, cause))
+    return RootCause(and_more(nodes, _MAX_NAMED), text, None, _shortage(job, dict.fromkeys(hosts, cause)))
 
 
-def _shortage(job: Job, nodes: Sequence[str], state: str) -> NodeShortage | None:
-    """Return the shortage that the loss of these nodes causes, each with this state; None without nodes."""
-    if not nodes:
-        return None
-    missing = tuple(MissingNode(name=name, state=state) for name in nodes)
-    return NodeShortage(usable=job.nodes - len(nodes), missing=missing)
+def _shortage(job: Job, states: Mapping[str, str]) -> NodeShortage | None:
+    """Return the shortage that the loss of these nodes causes; ``states``: node → how it was lost. None without any."""
+    missing = tuple(MissingNode(name=name, state=state) for name, state in states.items())
+    return NodeShortage(usable=job.nodes - len(missing), missing=missing) if missing else None
 
 
 def _torchrun_errors(ranks: Sequence[Rank], job: Job, folder: Path) -> dict[int, _ReportedError]:

@@ -399,7 +399,7 @@ class _Attempt:
         for measurement in errors:
             self.listener.add_measurement(measurement)
         lost_nodes: list[str] = []
-        if cause and cause.shortage and self._has_lost_nodes(cause):
+        if cause and cause.shortage and (cause.preflight or self._has_lost_nodes(cause)):
             lost_nodes = [node.name for node in cause.shortage.missing]
         exclude = ",".join(filter(None, [job.exclude, *lost_nodes]))
         # without a node list, so that the scheduler can choose other nodes: a node of this attempt may be at fault

@@ -7,8 +7,9 @@ nodes takes minutes.
 
 Rates are compared only with those of other pairs, so that no reference value is needed. With GPUs, GPU i of a node
 sends to GPU i of the other node. Without GPUs one process of each node sends over TCP (gloo), and the fastest time
-counts: a busy CPU slows some transfers, a slow link slows all of them. With two nodes there is only one pair; its rails
-and its directions are compared with each other (hardware.two_nodes).
+counts: a busy CPU slows some transfers, a slow link slows all of them. A link that loses packets slows some transfers
+too, by TCP's timeouts: the kernel's counter of retransmitted segments shows it. With two nodes there is only one pair;
+its rails and its directions are compared with each other (hardware.two_nodes).
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("4MiB")
 # For GPUs on a slow TCP network ``default_size`` halves GPU_SIZE, at most to CPU_SIZE, until one operation takes at
 # most this many seconds. Each step of a search has at least five operations.
 MAX_OPERATION_S = 0.1
+# A pair loses packets if its nodes retransmit at least this share of their TCP segments. Over links without losses
+# (4 nodes on 2 loaded CPU cores) it was at most 0.6 %, with a node that loses 20 % of what it receives 9 % to 20 %.
+MAX_RETRANSMITTED = 0.02
+# Linux's shortest wait before it sends a segment again (TCP_RTO_MIN). It counts as the time of a transfer over a link
+# with losses that had no timeout by chance.
+TCP_TIMEOUT_S = 0.2
 
 
 class LocalizationOptions(Options):
@@ -64,7 +71,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Answer]:
 
     Raises NotApplicable on one node.
     """
-    from seatrial.bench import collectives, pairs, rank, subgroups
+    from seatrial.bench import collectives, pairs, rank, subgroups, tcp
 
     all_ranks = subgroups.ranks_by_node(context.node)
     if len(all_ranks) < 2:
@@ -84,9 +91,12 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Answer]:
     while True:
         context.progress(f"{step.stage}, step {step_number}: {len(step.pairs)} pairs")
         partners, receivers = _partners(step, members)
+        sent, sent_again = tcp.segment_counters()
         step_timings = pairs.measure_pairs(partners, size, context.device, options.seconds, receivers=receivers)
         timings += step_timings
-        step_rates = _rates(step, members, step_timings, size, use_fastest=not context.on_gpu)
+        sent_after, sent_again_after = tcp.segment_counters()
+        segments = rank.gather((sent_after - sent, sent_again_after - sent_again))
+        step_rates = _rates(step, members, step_timings, size, None if context.on_gpu else segments)
         rates += step_rates
         try:
             step, step_number = search.send(step_rates), step_number + 1
@@ -140,28 +150,39 @@ def _partners(step: PairStep, members: Mapping[str, Sequence[int]]) -> tuple[dic
 
 
 def _rates(
-    step: PairStep, members: Mapping[str, Sequence[int]], timings: Sequence[PairTiming], size: int, *, use_fastest: bool
+    step: PairStep,
+    members: Mapping[str, Sequence[int]],
+    timings: Sequence[PairTiming],
+    size: int,
+    segments: Sequence[tuple[int, int]] | None,
 ) -> list[PairRate]:
-    """The rates of the pairs of a step in GB/s, from their fastest or their median window.
+    """The rates of the pairs of a step in GB/s, from their median window; with ``segments`` from their fastest one.
 
-    In a window, the time of the slower one of the two ranks counts.
+    In a window, the time of the slower one of the two ranks counts. ``segments``: bench.tcp.segment_counters of
+    the step, by rank. A transfer of a pair that loses packets takes at least TCP_TIMEOUT_S.
     """
     seconds_by_rank = {timing.rank: timing.seconds for timing in timings}
-
-    def rate(sender: int, receiver: int) -> float:
-        windows = [max(times) for times in zip(seconds_by_rank[sender], seconds_by_rank[receiver], strict=True)]
-        return size / (min(windows) if use_fastest else median(windows)) / 1e9
-
-    return [
-        PairRate(
-            stage=step.stage,
-            first=first,
-            second=second,
-            gb_s=tuple(rate(*ranks) for ranks in zip(members[first], members[second], strict=True)),
-            unidirectional=step.unidirectional,
+    rates = []
+    for first, second in step.pairs:
+        rails = list(zip(members[first], members[second], strict=True))
+        of_pair = [segments[rank] for rank in rails[0]] if segments else []
+        retransmitted = sum(again for _, again in of_pair) / max(1, sum(sent for sent, _ in of_pair))
+        least_s = TCP_TIMEOUT_S if retransmitted >= MAX_RETRANSMITTED else 0.0
+        gb_s = []
+        for rail in rails:
+            windows = [max(times) for times in zip(*(seconds_by_rank[rank] for rank in rail), strict=True)]
+            gb_s.append(size / max(least_s, min(windows) if segments else median(windows)) / 1e9)
+        rates.append(
+            PairRate(
+                stage=step.stage,
+                first=first,
+                second=second,
+                gb_s=tuple(gb_s),
+                unidirectional=step.unidirectional,
+                retransmitted=retransmitted,
+            )
         )
-        for first, second in step.pairs
-    ]
+    return rates
 
 
 CHECK = Check(
