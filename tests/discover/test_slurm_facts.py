@@ -6,19 +6,9 @@ import pytest
 
 from seatrial.discover.slurm_facts import UNKNOWN, Gres, JobRecord, Partition, Settings, SlurmNode
 
-TUPLES = (
-    "select_type_parameters",
-    "task_plugin",
-    "gres_types",
-    "job_acct_gather_params",
-    "propagate_resource_limits",
-    "propagate_resource_limits_except",
-)
 
-
-def settings(**given: Any) -> Settings:
-    empty: dict[str, Any] = {name: () if name in TUPLES else None for name in Settings.model_fields}
-    return Settings.model_validate(empty | given)
+def settings(**given: object) -> Settings:
+    return Settings.model_validate({}).model_copy(update=given)
 
 
 def node(state: str = "IDLE", *flags: str, **more: Any) -> SlurmNode:

@@ -3,11 +3,16 @@
 Memory is in bytes, times are in Unix seconds, durations in seconds. A field is None if Slurm does not show it.
 """
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_pascal
 
 from seatrial.model import Frozen
 
 Duration = int | Literal["unlimited"] | None
+UNLIMITED = {"UNLIMITED", "INFINITE"}
 
 UNKNOWN = "UNKNOWN"
 _CONSUMABLE_CPUS = {"CR_CORE", "CR_CPU", "CR_SOCKET"}
@@ -35,36 +40,58 @@ class Ping(Frozen):
     up: bool
 
 
-class Settings(Frozen):
-    """The settings in ``scontrol show config`` that a trial uses; a tuple is empty if its setting is unset."""
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
-    version: str | None
-    cluster_name: str | None
-    select_type: str | None
-    select_type_parameters: tuple[str, ...]
-    proctrack_type: str | None
-    task_plugin: tuple[str, ...]
-    gres_types: tuple[str, ...]
-    accounting_storage_type: str | None
-    job_acct_gather_type: str | None
-    job_acct_gather_params: tuple[str, ...]
-    job_acct_gather_frequency: str | None
-    kill_wait_s: Duration
-    min_job_age_s: Duration
-    over_time_limit_s: Duration
-    slurmd_timeout_s: Duration
-    return_to_service: str | None
-    prolog: str | None
-    epilog: str | None
-    health_check_program: str | None
-    mpi_default: str | None
-    propagate_resource_limits: tuple[str, ...]
-    propagate_resource_limits_except: tuple[str, ...]
+
+def _seconds(text: str) -> Duration:
+    """Seconds of ``30 sec``, ``5 min`` or ``30``; "unlimited" for ``UNLIMITED``; None for any other text."""
+    if match := re.fullmatch(r"(\d+)(?: (sec|min))?", text):
+        return int(match[1]) * (60 if match[2] == "min" else 1)
+    return "unlimited" if text in UNLIMITED else None
+
+
+def _is_same(hash_value: str) -> bool | None:
+    return hash_value == "Match" if hash_value.startswith(("Match", "Different")) else None
+
+
+_Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+_Seconds = Annotated[Duration, BeforeValidator(_seconds)]
+
+
+class Settings(Frozen):
+    """The settings in ``scontrol show config`` that a trial uses, by Slurm's names; an unset one is None or empty."""
+
+    model_config = ConfigDict(alias_generator=to_pascal, extra="ignore")
+
+    version: str | None = Field(None, alias="SLURM_VERSION")
+    cluster_name: str | None = None
+    select_type: str | None = None
+    select_type_parameters: _Names = ()
+    proctrack_type: str | None = None
+    task_plugin: _Names = ()
+    gres_types: _Names = ()
+    accounting_storage_type: str | None = None
+    job_acct_gather_type: str | None = None
+    job_acct_gather_params: _Names = ()
+    job_acct_gather_frequency: str | None = None
+    kill_wait_s: _Seconds = Field(None, alias="KillWait")
+    min_job_age_s: _Seconds = Field(None, alias="MinJobAge")
+    over_time_limit_s: _Seconds = Field(None, alias="OverTimeLimit")
+    slurmd_timeout_s: _Seconds = Field(None, alias="SlurmdTimeout")
+    return_to_service: str | None = None
+    prolog: str | None = None  # several are joined by commas
+    epilog: str | None = None
+    health_check_program: str | None = None
+    mpi_default: str | None = None
+    propagate_resource_limits: _Names = ()
+    propagate_resource_limits_except: _Names = ()
     # The constrain_* settings are from cgroup.conf; Slurm shows them only if it uses cgroups
-    constrain_ram_space: str | None
-    constrain_cores: str | None
-    constrain_devices: str | None
-    same_configuration: bool | None  # whether slurm.conf of this host equals the controller's
+    constrain_ram_space: str | None = Field(None, alias="ConstrainRAMSpace")
+    constrain_cores: str | None = None
+    constrain_devices: str | None = None
+    # whether slurm.conf of this host equals the controller's
+    same_configuration: Annotated[bool | None, BeforeValidator(_is_same)] = Field(None, alias="HASH_VAL")
 
     @property
     def accounting_enabled(self) -> bool:

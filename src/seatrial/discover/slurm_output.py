@@ -12,6 +12,7 @@ from datetime import datetime
 
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.discover.slurm_facts import (
+    UNLIMITED,
     AllocatedResources,
     Duration,
     Gres,
@@ -29,7 +30,6 @@ _FREE_TEXT_OF_NODE = {"OS", "Reason", "Comment", "Extra"}
 _FREE_TEXT_OF_JOB = {"JobName", "Comment", "AdminComment", "SystemComment", "Extra", "SubmitLine"}
 _FREE_TEXT_OF_JOB |= {"Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
 _UNSET = {"", "(null)", "(null type)", "N/A", "None", "NONE"}
-_UNLIMITED = {"UNLIMITED", "INFINITE"}
 _PING = re.compile(r"Slurmctld\((\w+)\) at (\S+) is (UP|DOWN)")
 _SETTING = re.compile(r"(\S+)\s*= ?(.*)")
 _GRES = re.compile(r"([\w-]+)(?::([\w.-]*[A-Za-z_][\w.-]*))?(?::(\d+)([KMGTP]?))?")
@@ -39,7 +39,6 @@ _BASE_STATES = {"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", "UNKNOW
 _SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN"}
 _SUFFIXES |= {"$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}
 _ALLOCATION = re.compile(r"^\s+Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)(?: GRES=(\S*))?", re.MULTILINE)
-_SECONDS = {"sec": 1, "min": 60}
 _REASON_AUTHOR = re.compile(r"\s*\[[^][]*@[^][]*]$")  # [root@2026-01-31T12:00:00]
 
 
@@ -50,37 +49,12 @@ def parse_pings(text: str) -> tuple[Ping, ...]:
 
 def parse_settings(text: str) -> Settings:
     """The settings in the output of ``scontrol show config``."""
-    pairs = [match.groups() for line in text.splitlines() if (match := _SETTING.match(line))]
-    raw = {key: value.strip() for key, value in pairs}
-    hash_value = raw.get("HASH_VAL", "")
-    return Settings(
-        version=_value(raw, "SLURM_VERSION"),
-        cluster_name=_value(raw, "ClusterName"),
-        select_type=_value(raw, "SelectType"),
-        select_type_parameters=_list(raw, "SelectTypeParameters"),
-        proctrack_type=_value(raw, "ProctrackType"),
-        task_plugin=_list(raw, "TaskPlugin"),
-        gres_types=_list(raw, "GresTypes"),
-        accounting_storage_type=_value(raw, "AccountingStorageType"),
-        job_acct_gather_type=_value(raw, "JobAcctGatherType"),
-        job_acct_gather_params=_list(raw, "JobAcctGatherParams"),
-        job_acct_gather_frequency=_value(raw, "JobAcctGatherFrequency"),
-        kill_wait_s=_seconds(raw, "KillWait"),
-        min_job_age_s=_seconds(raw, "MinJobAge"),
-        over_time_limit_s=_seconds(raw, "OverTimeLimit"),
-        slurmd_timeout_s=_seconds(raw, "SlurmdTimeout"),
-        return_to_service=_value(raw, "ReturnToService"),
-        prolog=_program(raw, "Prolog"),
-        epilog=_program(raw, "Epilog"),
-        health_check_program=_value(raw, "HealthCheckProgram"),
-        mpi_default=_value(raw, "MpiDefault"),
-        propagate_resource_limits=_list(raw, "PropagateResourceLimits"),
-        propagate_resource_limits_except=_list(raw, "PropagateResourceLimitsExcept"),
-        constrain_ram_space=_value(raw, "ConstrainRAMSpace"),
-        constrain_cores=_value(raw, "ConstrainCores"),
-        constrain_devices=_value(raw, "ConstrainDevices"),
-        same_configuration=hash_value == "Match" if hash_value.startswith(("Match", "Different")) else None,
-    )
+    raw: Record = {}
+    for line in text.splitlines():
+        if (match := _SETTING.match(line)) and (value := match[2].strip()) not in _UNSET:
+            key, index, _ = match[1].partition("[")  # newer versions print Prolog[0], Prolog[1]
+            raw[key] = f"{raw[key]},{value}" if index and key in raw else value
+    return Settings.model_validate(raw)
 
 
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
@@ -145,7 +119,7 @@ def parse_duration(text: str) -> Duration:
 
     None for an unset value, and for ``Partition_Limit``, which means that the limit of the partition applies.
     """
-    if text in _UNLIMITED:
+    if text in UNLIMITED:
         return "unlimited"
     if text in _UNSET or text == "Partition_Limit":
         return None
@@ -290,22 +264,3 @@ def _value(raw: Mapping[str, str], key: str) -> str | None:
     """The value of a key; None if it is unset or missing."""
     value = raw.get(key, "")
     return None if value in _UNSET else value
-
-
-def _program(raw: Mapping[str, str], key: str) -> str | None:
-    """The values of a setting, joined by commas: newer versions print ``Prolog[0]``, ``Prolog[1]``. None if unset."""
-    values = [value for name, value in raw.items() if re.fullmatch(rf"{key}(\[\d+])?", name) and value not in _UNSET]
-    return ",".join(values) or None
-
-
-def _list(raw: Mapping[str, str], key: str) -> tuple[str, ...]:
-    return tuple(item.strip() for item in (_value(raw, key) or "").split(",") if item.strip())
-
-
-def _seconds(raw: Mapping[str, str], key: str) -> Duration:
-    """Seconds of ``30 sec``, ``5 min`` or ``30``; "unlimited" for ``UNLIMITED``; None for any other text."""
-    value = raw.get(key, "")
-    match = re.fullmatch(r"(\d+)(?: (sec|min))?", value)
-    if match:
-        return int(match[1]) * _SECONDS[match[2] or "sec"]
-    return "unlimited" if value in _UNLIMITED else None

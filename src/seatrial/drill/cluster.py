@@ -215,6 +215,7 @@ DRILLS = (
         ),
         needs=cluster_needs(3, "iptables"),
         prepare=partial(change_node, command=f"iptables --append {_LOSS_RULE}", undo=f"iptables --delete {_LOSS_RULE}"),
+        limit_s=600.0,  # TCP's timeouts slow the trial itself: it took 295 s
     ),
     # NCCL may use few channels on one node only
     _drill(
