@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, NotRequired, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -103,68 +103,59 @@ class StartedChildRanks:
         return gather(replace(result, host=node_name()))
 
 
+class ChildOptions(TypedDict):
+    """How children are started. ``device``, ``local_rank``: of this rank; ``file_prefix``: of the children's files.
+
+    ``limit_s``: seconds until a child is ended. ``groups``: ranks of each process group of children, by default one
+    group of all ranks; a rank that is in no group has no child. ``spare_gpus``: instead of a new process, use a spare
+    child that has imported the training code and sees these GPUs, if there is one and its variables allow it
+    (spare_children.py).
+    """
+
+    device: str
+    local_rank: int
+    file_prefix: Path
+    limit_s: float
+    groups: NotRequired[Sequence[Sequence[int]] | None]
+    spare_gpus: NotRequired[spare_children.Gpus | None]
+
+
 def run_child_ranks(
     module: str,
     task: Mapping[str, Any],
     env: Mapping[str, str],
     *,
-    device: str,
-    local_rank: int,
-    file_prefix: Path,
-    limit_s: float,
-    groups: Sequence[Sequence[int]] | None = None,
     on_poll: Callable[[], None] = lambda: None,
-    spare_gpus: spare_children.Gpus | None = None,
+    **options: Unpack[ChildOptions],
 ) -> list[ChildResult]:
     """Run ``python -m module TASK`` with ``env`` beside every rank and return the results of all children, by rank.
 
-    Each of ``groups`` (default: one group of all ranks) is a process group of children. A rank that is in no group has
-    no child. The children's files are named after ``file_prefix``; ``on_poll`` is called about once a second. A child
-    is ended after ``limit_s`` seconds, or when another child of its group fails. ``spare_gpus``: see
-    ``start_child_ranks``. Called by all ranks together.
+    ``on_poll`` is called about once a second. A child is also ended when another child of its group fails. Called by
+    all ranks together.
     """
-    release_memory(device)
+    release_memory(options["device"])
     store_barrier()  # aligns the start: children of a module without a process group do not wait for each other
-    with start_child_ranks(
-        module,
-        task,
-        env,
-        device=device,
-        local_rank=local_rank,
-        file_prefix=file_prefix,
-        limit_s=limit_s,
-        groups=groups,
-        spare_gpus=spare_gpus,
-    ) as children:
+    with start_child_ranks(module, task, env, **options) as children:
         return children.results(on_poll)
 
 
 @contextmanager
 def start_child_ranks(
-    module: str,
-    task: Mapping[str, Any],
-    env: Mapping[str, str],
-    *,
-    device: str,
-    local_rank: int,
-    file_prefix: Path,
-    limit_s: float,
-    groups: Sequence[Sequence[int]] | None = None,
-    spare_gpus: spare_children.Gpus | None = None,
+    module: str, task: Mapping[str, Any], env: Mapping[str, str], **options: Unpack[ChildOptions]
 ) -> Iterator[StartedChildRanks]:
     """Context manager: start children as for ``run_child_ranks``; at the exit, children that still run are ended.
 
     A check that runs children several times can start all of them first, so that later children import torch while
     earlier ones run. ``limit_s`` applies separately to ``wait_until_ready``, to ``results`` (from its call) and to each
-    operation of the children's process group. ``spare_gpus``: instead of a new process, use a spare child that has
-    imported the training code and sees these GPUs, if there is one and ``env`` allows it (spare_children.py).
+    operation of the children's process group.
     """
-    release_memory(device)
+    release_memory(options["device"])
+    file_prefix, limit_s = options["file_prefix"], options["limit_s"]
     rank, run_number = dist.get_rank(), next(_run_numbers)
     files = {stream: file_prefix.with_name(f"{file_prefix.name}.rank{rank}.{stream}") for stream in ("out", "err")}
     for path in files.values():
         path.unlink(missing_ok=True)  # otherwise the output of an earlier attempt could be read as this one's
-    all_groups = groups or [range(dist.get_world_size())]
+    all_groups = options.get("groups") or [range(dist.get_world_size())]
     group_number = next((number for number, ranks in enumerate(all_groups) if rank in ranks), None)
     start_key = f"seatrial/children/{run_number}/start"
     group_name = f"seatrial/children/{run_number}/{group_number}"
@@ -172,17 +163,18 @@ def start_child_ranks(
     if group_number is not None:
         ranks = all_groups[group_number]
         child_rank = ranks.index(rank)
-        identity = {"RANK": str(child_rank), "WORLD_SIZE": str(len(ranks)), "LOCAL_RANK": str(local_rank)}
+        identity = {"RANK": str(child_rank), "WORLD_SIZE": str(len(ranks)), "LOCAL_RANK": str(options["local_rank"])}
         # The child must not inherit NCCL_GRAPH_MIXING_SUPPORT=0 of seatrial: training may run operations in a CUDA
         # graph concurrently with others
         omitted_variable = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
         group_task = {  # read by open_child_group; "started" is read by train/child.py
             "group": group_name,
             "start_key": start_key,
-            "device": device,
+            "device": options["device"],
             "limit_s": limit_s,
             "started": time.time(),
         }
+        spare_gpus = options.get("spare_gpus")
         child = _start(module, {**group_task, **task}, {**env, **identity}, omitted_variable, files, spare_gpus)
     try:
         yield StartedChildRanks(start_key, group_name, child, sum(map(len, all_groups)), files, limit_s)
@@ -213,6 +205,15 @@ def _start(
 def failure_text(rank: int, result: ChildResult) -> str:
     """The error of a child, with its rank and host."""
     return f"rank {rank}{' on ' if result.host else ''}{result.host}: {result.error}"
+
+
+def first_failure_text(results: Sequence[ChildResult]) -> str:
+    """The error of the child that most likely failed first, with its rank and host; empty if none failed."""
+    failed = {rank: result for rank, result in enumerate(results) if result.error}
+    if not failed:
+        return ""
+    first = first_failed_rank(failed)
+    return failure_text(first, failed[first])
 
 
 def first_failed_rank(failed: Mapping[int, ChildResult]) -> int:

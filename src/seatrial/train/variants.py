@@ -81,10 +81,8 @@ class StartedVariants:
         results = self.children.results()
         if self.killed_rank is not None and results[self.killed_rank].exit_code == -signal.SIGKILL:
             return []
-        failed = {rank: result for rank, result in enumerate(results) if result.error}
-        if failed:
-            first_failed = child_ranks.first_failed_rank(failed)
-            raise SeatrialError(f"{self.title}: {child_ranks.failure_text(first_failed, results[first_failed])}")
+        if failure := child_ranks.first_failure_text(results):
+            raise SeatrialError(f"{self.title}: {failure}")
         if self.killed_rank is not None:
             raise SeatrialError(
                 f"{self.title}: rank {self.killed_rank} was not killed during its save; expected SIGKILL"

@@ -48,10 +48,8 @@ def logged_choices(context: Context) -> dict[str, Any]:
         limit_s=TIMEOUT_S
         + sum(limit_with_network(0, network, request["operation"], request["size"], 1) for request in ordered_requests),
     )
-    failed = {child_rank: result for child_rank, result in enumerate(results) if result.error}
-    if failed:
-        first = child_ranks.first_failed_rank(failed)
-        return {"unavailable": child_ranks.failure_text(first, failed[first])}
+    if failure := child_ranks.first_failure_text(results):
+        return {"unavailable": failure}
     return choices_by_operation(ordered_requests, results[0].value) if context.rank == 0 else {}
 
 

@@ -88,9 +88,8 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
         file_prefix=context.artifacts_dir / "ring",
         limit_s=limit_with_network(LIMIT_S, network, "all_reduce", size, OPERATIONS),
     )
-    if failed := {child_rank: result for child_rank, result in enumerate(results) if result.error}:
-        first = child_ranks.first_failed_rank(failed)
-        raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
+    if failure := child_ranks.first_failure_text(results):
+        raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {failure}")
     if context.rank == 0:
         rank_0_result = results[0].value  # format: bench.nccl_settings
         busbw = f"busbw_ring.{size_label(size)}"

@@ -217,9 +217,8 @@ def _measure_rings(
             RING_LIMIT_S, context.tcp_network, "all_reduce", size, len(groups) * (OPERATIONS_PER_SIZE + 1)
         ),
     )
-    if failed := {rank: result for rank, result in enumerate(child_results) if result.error}:
-        first = child_ranks.first_failed_rank(failed)
-        raise SeatrialError(f"NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
+    if failure := child_ranks.first_failure_text(child_results):
+        raise SeatrialError(f"NCCL_ALGO=Ring: {failure}")
     # Each child reports the sum over all ranks of its groups
     if wrong_elements := max(result.value["wrong_elements"] for result in child_results):
         raise SeatrialError(f"NCCL_ALGO=Ring: {wrong_elements} wrong elements; collectives.all_reduce locates them")
