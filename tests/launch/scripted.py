@@ -126,6 +126,11 @@ class RecordingListener:
         ]
 
 
+@dataclass(frozen=True)
+class ScriptedJob(LocalJob):
+    unreadable_nodes: tuple[int, ...] = ()
+
+
 class Scripted:
     """Starts one process per attempt; its script simulates all ranks."""
 
@@ -146,7 +151,7 @@ class Scripted:
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         child = processes.start(rendered.argv, env={}, stdout=folder / "launcher.out", stderr=folder / "launcher.err")
-        return LocalJob(child, unreadable_nodes=self._unreadable_nodes)
+        return ScriptedJob(child, unreadable_nodes=self._unreadable_nodes)
 
 
 class TorchrunScript(LocalLauncher):

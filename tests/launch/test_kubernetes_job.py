@@ -11,7 +11,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.config.schema import Environment, Limits
 from seatrial.discover.kubectl import Kubectl
-from seatrial.launch import cancel_earlier_jobs, kubernetes_job
+from seatrial.launch import base, cancel_earlier_jobs, kubernetes_job
 from seatrial.launch.kubernetes import KubernetesLauncher
 from seatrial.launch.kubernetes_job import TOKEN, Identity, KubernetesJob
 from seatrial.launch.watch import run_job
@@ -158,8 +158,8 @@ def test_failed_preflight_of_the_pods_names_their_nodes(attempt: Attempt) -> Non
 def test_api_server_that_does_not_answer_for_long_ends_the_job(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes_job, "_OUTAGE_MESSAGE_S", 0.0)
-    monkeypatch.setattr(kubernetes_job, "_OUTAGE_LIMIT_S", 0.3)
+    monkeypatch.setattr(base, "OUTAGE_MESSAGE_S", 0.0)
+    monkeypatch.setattr(base, "OUTAGE_LIMIT_S", 0.3)
     monkeypatch.setattr(kubernetes_job, "_DELETE_LIMIT_S", 0.5)
     attempt.install(
         pods=both("creating"), unreachable="Unable to connect to the server: net/http: TLS handshake timeout"

@@ -5,12 +5,16 @@ A new launcher is one file in this folder, and an entry in ``_launcher`` (__init
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
 from seatrial.model import Frozen, Job, JobFailure, NodeShortage, SeatrialError
 from seatrial.util.processes import CommandResult
+
+# Seconds without an answer of the scheduler until a message is shown, and until the job counts as failed
+OUTAGE_MESSAGE_S, OUTAGE_LIMIT_S = 10.0, 600.0
 
 
 class RenderedJob(Frozen):
@@ -36,6 +40,16 @@ class WaitState(Frozen):
     failures: tuple[JobFailure, ...] = ()  # known causes why the job does not start
 
 
+def unknown_state(subject: str, seconds: float, error: str) -> WaitState | None:
+    """Return the state of a job whose scheduler has not answered for ``seconds``, if that is worth a message."""
+    if not error or seconds <= OUTAGE_MESSAGE_S:
+        return None
+    permanent = seconds > OUTAGE_LIMIT_S
+    duration = f" for {seconds:.0f} s" if permanent else ""
+    reason = f"the state of {subject} is unknown{duration}: {error}"
+    return WaitState(reason=reason, permanent=permanent, seconds=seconds)
+
+
 class JobRefused(SeatrialError):
     """The scheduler refused a job. ``failures``: known causes. ``transient``: it may accept the job a little later."""
 
@@ -56,38 +70,49 @@ class Allocation(Frozen):
     failures: tuple[JobFailure, ...] = ()
 
 
-class StartedJob(Protocol):
-    """A started job."""
+class StartedJob(ABC):
+    """A started job; the methods that are not abstract are for a job without a scheduler."""
 
     @property
     def show_node_command(self) -> str:
         """The command that shows the state of a node; ``{node}`` stands for the node's name."""
+        return "uptime"
 
     @property
     def unreadable_nodes(self) -> Collection[int]:
         """The indices of the nodes whose files cannot be read now; the checks may run on them nevertheless."""
+        return ()
 
     def allocation(self) -> Allocation:
         """Return the scheduler's job id and nodes; empty while unknown."""
+        return Allocation()
 
     def wait_state(self) -> WaitState | None:
         """Return why the ranks cannot be watched now; None if they can."""
+        return None
 
+    @abstractmethod
     def poll(self) -> int | None:
         """Return the exit code of the job, or 1 if its files cannot be fetched; None while it runs or waits."""
 
     def exit_reason(self) -> str:
         """Return the scheduler's reason for the end of the job; empty if there is none."""
+        return ""
 
     def completing_code(self) -> int | None:
         """Return the exit code of a job that has ended, even if its nodes are not free yet; else None."""
+        return self.poll()
 
     def node_state(self, host: str) -> tuple[str, str]:
         """Return the scheduler's name of the node with this host name, and its state, which is empty if unknown."""
+        return host, ""
 
     def node_is_free(self, name: str) -> bool:
         """Return whether this node is up and all processes of the cancelled job on it have ended; False if unknown."""
+        del name
+        return False
 
+    @abstractmethod
     def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> CommandResult:
         """Run a bash script once on each node while the job runs; ``$0`` is the attempt's folder on the node.
 
@@ -95,6 +120,7 @@ class StartedJob(Protocol):
         the script cannot start.
         """
 
+    @abstractmethod
     def cancel(self, *, node_lost: bool = False) -> str:
         """End all processes of the job, even if the job has ended; return a message if some may still run, else empty.
 

@@ -19,7 +19,7 @@ from seatrial.config.schema import Config
 from seatrial.discover.kubectl import Kubectl, KubectlError
 from seatrial.discover.kubernetes_messages import Place, job_failures
 from seatrial.launch import pod_states
-from seatrial.launch.base import Allocation, WaitState
+from seatrial.launch.base import Allocation, StartedJob, WaitState, unknown_state
 from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
 from seatrial.launch.collect_logs import NODE_DIR, POD_LIMIT_BYTES, LogTransport
 from seatrial.launch.pod_states import Object
@@ -39,8 +39,6 @@ RESOURCES = {
 }
 
 _POLL_S = 2.0
-# Seconds without an answer of the API server until a message is shown, and until the job counts as failed
-_OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
 _COLLECT_LIMIT_S = 60.0  # from the end of the workload until all files have arrived
 # Seconds from the deletion until all pods must be gone, and the same if a node is lost. Pods have
 # terminationGracePeriodSeconds to end, 30 s by default
@@ -72,7 +70,7 @@ class Identity:
 
 
 @dataclass
-class KubernetesJob:
+class KubernetesJob(StartedJob):
     """A created workload. ``folder``: the attempt's folder. Times are of the monotonic clock."""
 
     identity: Identity
@@ -99,11 +97,12 @@ class KubernetesJob:
         self.kubectl = kubectl(self.settings)
         identity = self.identity
         self.selector = selector(identity.token)
-        self.show_node_command = (
-            Kubectl(context=self.settings.kubernetes.context).command_text("describe", "node") + " {node}"
-        )
         transport = LogTransport(self.kubectl, self.selector, identity.container, identity.token, identity.pods)
         self.collector = Collector(transport, NODE_DIR, self.folder, limit_bytes=POD_LIMIT_BYTES * identity.pods)
+
+    @property
+    def show_node_command(self) -> str:
+        return Kubectl(context=self.settings.kubernetes.context).command_text("describe", "node") + " {node}"
 
     def poll(self) -> int | None:
         self._query()
@@ -154,11 +153,8 @@ class KubernetesJob:
     def wait_state(self) -> WaitState | None:
         self._query()
         outage_s = time.monotonic() - self._last_response
-        if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
-            permanent = outage_s > _OUTAGE_LIMIT_S
-            duration = f" for {outage_s:.0f} s" if permanent else ""
-            reason = f"the state of {self._kind_and_name} is unknown{duration}: {self._query_error}"
-            return WaitState(reason=reason, permanent=permanent, seconds=outage_s)
+        if unknown := unknown_state(self._kind_and_name, outage_s, self._query_error):
+            return unknown
         if self.completing_code() is not None:
             return None
         if self._has_started:

@@ -18,7 +18,6 @@ from seatrial.config.kubernetes_pod import Object, without_empty
 from seatrial.config.schema import Config
 from seatrial.launch import script
 from seatrial.launch.collect_logs import send_results
-from seatrial.launch.requirements import requirements
 from seatrial.model import Job, UsageError
 
 RUN_LABEL, JOB_LABEL, ATTEMPT_LABEL = "seatrial.dev/run", "seatrial.dev/job", "seatrial.dev/attempt"
@@ -215,13 +214,13 @@ def _container(settings: Config, job: Job, name: str, attempt: int) -> Object:
 
 
 def _pod_script(settings: Config, job: Job, name: str, attempt: int) -> str:
-    return script.template("pod.sh.j2").render(
-        job=job,
-        attempt=attempt,
+    return script.job_script(
+        "pod.sh.j2",
+        settings,
+        job,
+        attempt,
         image=kubernetes_pod.image(settings.kubernetes),
         mode="750" if settings.group else "700",
-        requirements=requirements(settings),
-        environment=script.environment(settings, job),
         port=rendezvous_port(name),
         rendezvous_key=_digest(name)[:16],
         rendezvous_s=math.ceil(settings.kubernetes.queue_s),

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from seatrial.config.schema import Config
 from seatrial.launch import container, script
-from seatrial.launch.base import Allocation, RenderedJob
-from seatrial.launch.requirements import requirements
+from seatrial.launch.base import RenderedJob, StartedJob
 from seatrial.model import Job
 from seatrial.util import processes
 from seatrial.util.files import atomic_write
@@ -23,35 +22,14 @@ _REMOVE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class LocalJob:
+class LocalJob(StartedJob):
     """A job in child processes of this process. ``runtime``: docker or podman if one of them runs it, else empty."""
 
     child: processes.Child
     runtime: str = ""
-    show_node_command: str = "uptime"
-    unreadable_nodes: tuple[int, ...] = ()
-
-    def wait_state(self) -> None:
-        return None
-
-    def allocation(self) -> Allocation:
-        return Allocation()
-
-    def exit_reason(self) -> str:
-        return ""
 
     def poll(self) -> int | None:
         return self.child.poll()
-
-    def completing_code(self) -> int | None:
-        return self.poll()
-
-    def node_state(self, host: str) -> tuple[str, str]:
-        return host, ""
-
-    def node_is_free(self, name: str) -> bool:
-        del name
-        return False
 
     def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
         return processes.run_command(["bash", "-c", script, str(attempt)], limit_s)
@@ -81,19 +59,11 @@ class LocalLauncher:
         return container.unsupported_reason(self._settings, ("apptainer", "docker", "podman"))
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
-        settings, folder = self._settings, run_dir / "jobs" / job.name
+        folder = run_dir / "jobs" / job.name
         rank_env = {} if job.placement == "ranks" else _SINGLE_PROCESS
         env = {**(_LOOPBACK if job.device == "cpu" else {}), **rank_env, **job.env}
         job = job.model_copy(update={"env": env})
-        text = script.template("local.sh.j2").render(
-            job=job,
-            attempt=attempt,
-            run_dir=str(run_dir),
-            requirements=requirements(settings),
-            environment=script.environment(settings, job),
-            python=container.python_array(settings, job),
-            python_name=container.python_name(settings),
-        )
+        text = script.job_script("local.sh.j2", self._settings, job, attempt, run_dir=str(run_dir))
         return RenderedJob(argv=("bash", str(folder / f"attempt{attempt}" / "job.sh")), text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:

@@ -11,8 +11,24 @@ from pathlib import Path
 import jinja2
 
 from seatrial.config.schema import Config
+from seatrial.launch import container
+from seatrial.launch.requirements import requirements
 from seatrial.model import Job
 from seatrial.util import user_cache
+
+
+def job_script(name: str, settings: Config, job: Job, attempt: int, **variables: object) -> str:
+    """Return the text of the template ``name`` for a job: its environment and Python, and further ``variables``."""
+    return template(name).render(
+        job=job,
+        attempt=attempt,
+        umask=settings.umask,
+        requirements=requirements(settings),
+        environment=environment(settings, job),
+        python=container.python_array(settings, job),
+        python_name=container.python_name(settings),
+        **variables,
+    )
 
 
 def environment(settings: Config, job: Job) -> list[str]:

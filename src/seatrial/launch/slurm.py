@@ -18,7 +18,6 @@ from seatrial.config.slurm_options import option_lines, placement_options
 from seatrial.discover import slurm
 from seatrial.launch import container, script
 from seatrial.launch.base import JobRefused, RenderedJob
-from seatrial.launch.requirements import requirements
 from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
 from seatrial.model import Job, SeatrialError, UsageError
 from seatrial.util.files import atomic_write
@@ -62,20 +61,17 @@ class SlurmLauncher:
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         settings = self._settings
-        text = script.template("sbatch.sh.j2").render(
-            job=job,
-            attempt=attempt,
+        text = script.job_script(
+            "sbatch.sh.j2",
+            settings,
+            job,
+            attempt,
             run_dir=str(run_dir),
-            umask=settings.umask,
             scratch=settings.slurm.scratch,
             sbatch_options=_sbatch_options(job, settings.slurm),
-            requirements=requirements(settings),
-            environment=script.environment(settings, job),
             cpus=settings.slurm.cpus_per_task,
             interface=settings.slurm.interface,
             srun_flags=_srun_flags(settings),
-            python=container.python_array(settings, job),
-            python_name=container.python_name(settings),
         )
         return RenderedJob(argv=("sbatch", "--parsable"), text=text)
 

@@ -16,7 +16,7 @@ from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
 from seatrial.discover.slurm_messages import first_commands
 from seatrial.discover.slurm_nodes import PendingJob, candidate_nodes, node_state
-from seatrial.launch.base import Allocation, WaitState
+from seatrial.launch.base import Allocation, StartedJob, WaitState, unknown_state
 from seatrial.launch.collect import Collector
 from seatrial.launch.collect_srun import SrunTransport
 from seatrial.model import SeatrialError
@@ -26,8 +26,6 @@ from seatrial.util import processes
 SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"
 
 _POLL_S = 1.0
-# Seconds without a response from Slurm until a message is shown, and until the job counts as failed
-_OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
 # Seconds in state COMPLETING until a message is shown, and until the job counts as ended. Slurm's defaults
 # (slurm.conf(5)): KillWait 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
 _COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
@@ -38,7 +36,7 @@ _CLEANUP_LIMIT_S = 15.0  # from the fetch of all files until the script has remo
 
 
 @dataclass
-class SlurmJob:
+class SlurmJob(StartedJob):
     """A submitted Slurm job."""
 
     id: str
@@ -46,7 +44,6 @@ class SlurmJob:
     collector: Collector
     submitted: float = field(default_factory=time.monotonic)
     show_node_command: str = "scontrol show node {node}"
-    unreadable_nodes: tuple[int, ...] = ()
     _last_query: float = 0.0
     _last_response: float = field(default_factory=time.monotonic)
     _query_error: str = ""  # error of the last query; empty if Slurm answered
@@ -82,11 +79,8 @@ class SlurmJob:
     def wait_state(self) -> WaitState | None:
         job = self._query()
         outage_s = time.monotonic() - self._last_response
-        if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
-            permanent = outage_s > _OUTAGE_LIMIT_S
-            duration = f" for {outage_s:.0f} s" if permanent else ""
-            reason = f"the state of Slurm job {self.id} is unknown{duration}: {self._query_error}"
-            return WaitState(reason=reason, permanent=permanent, seconds=outage_s)
+        if unknown := unknown_state(f"Slurm job {self.id}", outage_s, self._query_error):
+            return unknown
         if job is None or _is_over(job):
             return None
         if job.pending:

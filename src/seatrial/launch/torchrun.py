@@ -11,7 +11,6 @@ from pathlib import Path
 from seatrial.config.schema import Config
 from seatrial.launch import container, script
 from seatrial.launch.base import RenderedJob, StartedJob
-from seatrial.launch.requirements import requirements
 from seatrial.model import Job, SeatrialError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
@@ -33,16 +32,7 @@ class TorchrunLauncher:
         return container.unsupported_reason(self._settings, ("apptainer", "docker", "podman"))
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
-        text = script.template("torchrun.sh.j2").render(
-            job=job,
-            attempt=attempt,
-            run_dir=str(run_dir),
-            umask=self._settings.umask,
-            requirements=requirements(self._settings),
-            environment=script.environment(self._settings, job),
-            python=container.python_array(self._settings, job),
-            python_name=container.python_name(self._settings),
-        )
+        text = script.job_script("torchrun.sh.j2", self._settings, job, attempt, run_dir=str(run_dir))
         return RenderedJob(argv=(), text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
