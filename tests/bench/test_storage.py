@@ -56,15 +56,15 @@ def test_small_files_are_created_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     assert storage.create_small_files(folder, 5) > 0
     assert [path.stat().st_size for path in folder.iterdir()] == [storage.SMALL_FILE_BYTES] * 5
-    assert storage.stat_small_files(folder, 5) > 0
-    assert storage.unlink_small_files(folder, 5) > 0
+    assert storage.time_small_files(Path.stat, folder, 5) > 0
+    assert storage.time_small_files(Path.unlink, folder, 5) > 0
     assert list(folder.iterdir()) == []
 
 
 def test_stat_of_a_missing_file_is_an_error(tmp_path: Path) -> None:
     storage.create_small_files(tmp_path / "small", 2)
     with pytest.raises(FileNotFoundError):
-        storage.stat_small_files(tmp_path / "small", 3)
+        storage.time_small_files(Path.stat, tmp_path / "small", 3)
 
 
 def test_free_space_is_required(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class QueuedJob(LocalJob):
 
     states: Callable[[], WaitState | None] = lambda: None
 
-    def wait_state(self) -> WaitState | None:  # type: ignore[override]
+    def wait_state(self) -> WaitState | None:
         return self.states()
 
 
@@ -135,6 +135,19 @@ def test_with_min_nodes_a_pending_job_starts_again_on_the_nodes_that_are_there(t
     queue = Queue({"ranks": "time.sleep(60)", "ranks-on1": REST.replace("CHECKS", "[CLUSTER_CHECK]")}, PENDING, None)
     results, listener = run_scripted(queue, ONE_CHECK, tmp_path, min_nodes=1)
     assert [(result.job, result.failed_subject) for result in results] == [("ranks", "n1"), ("ranks-on1", "")]
+    assert listener.errors == []
+
+
+def test_with_min_nodes_a_job_starts_again_without_the_node_on_which_srun_starts_no_task(tmp_path: Path) -> None:
+    error = "srun: error: Task launch for StepId=7.0 failed on node n1: Zero Bytes were transmitted or received"
+    refused = f"print({error!r}, 'preflight: n1: no answer', sep=chr(10), file=sys.stderr, flush=True); os._exit(1)"
+    queue = Queue({"ranks": refused, "ranks-on1": REST.replace("CHECKS", "[CLUSTER_CHECK]")}, None)
+    results, listener = run_scripted(queue, ONE_CHECK, tmp_path, min_nodes=1)
+    assert [(each.state, [node.name for node in each.missing_nodes]) for each in results] == [
+        (JobState.REFUSED, ["n1"]),
+        (JobState.COMPLETED, []),
+    ]
+    assert Job.model_validate_json((tmp_path / "jobs/ranks-on1/job.json").read_text()).exclude == "n1"
     assert listener.errors == []
 
 

@@ -338,8 +338,8 @@ def test_the_ranks_of_a_silent_node_need_not_reach_the_limit_together(
 ) -> None:
     """Their last heartbeats were up to a second apart: the node died, not the rank that was silent first."""
     node_of_two = TWO_NODES.model_copy(update={"ranks_per_node": 2})
-    for rank in range(4):
-        write_rank(tmp_path, rank)
+    for number in range(4):
+        write_rank(tmp_path, number)
     ranks = read_ranks(tmp_path, node_of_two)
     for rank in ranks:
         rank.read()

@@ -66,7 +66,7 @@ def test_a_rejected_job_is_not_repeated_and_measures_nothing(
 class Pending(LocalJob):
     """A job that never starts, since a node is missing."""
 
-    def wait_state(self) -> WaitState:  # type: ignore[override]
+    def wait_state(self) -> WaitState:
         shortage = NodeShortage(usable=1, missing=(MissingNode(name="n1", state="DOWN"),))
         return WaitState(reason="n1 is DOWN", permanent=True, pending=True, shortage=shortage)
 

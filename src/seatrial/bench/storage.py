@@ -161,20 +161,11 @@ def create_small_files(folder: Path, count: int) -> float:
     """Seconds to create ``count`` files of SMALL_FILE_BYTES in a new folder, without fsync. Raises OSError."""
     folder.mkdir()
     data = os.urandom(SMALL_FILE_BYTES)
-    return _time_each_path(lambda path: path.write_bytes(data), folder, count)
+    return time_small_files(lambda path: path.write_bytes(data), folder, count)
 
 
-def stat_small_files(folder: Path, count: int) -> float:
-    """Seconds to stat the files of ``create_small_files``. Raises OSError."""
-    return _time_each_path(Path.stat, folder, count)
-
-
-def unlink_small_files(folder: Path, count: int) -> float:
-    """Seconds to delete the files of ``create_small_files``; the folder remains. Raises OSError."""
-    return _time_each_path(Path.unlink, folder, count)
-
-
-def _time_each_path(action: Callable[[Path], object], folder: Path, count: int) -> float:
+def time_small_files(action: Callable[[Path], object], folder: Path, count: int) -> float:
+    """Seconds to call ``action``, such as Path.stat, with the path of each small file of a folder. Raises OSError."""
     paths = [folder / f"{number}" for number in range(count)]
     started = time.perf_counter()
     for path in paths:

@@ -11,7 +11,7 @@ import typer
 
 from seatrial.cli.options import EXIT_CODES, AsJson
 from seatrial.cli.output import print_json, print_lines, stdout
-from seatrial.model import DecisionValue, UsageError
+from seatrial.model import DecisionValue, UsageError, format_bytes
 from seatrial.util.text import printable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def bundle(
     out = out or Path(f"{run.resolve().name.removesuffix('.gz').removesuffix('.json')}.tar.gz")
     if note := handover.make(run, out, sign, role):
         print(f"seatrial: {note}", file=sys.stderr)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, {f'signed as {role}' if sign else 'unsigned'}")
+    print(f"{out}: {format_bytes(out.stat().st_size)}, {f'signed as {role}' if sign else 'unsigned'}")
 
 
 def verify(

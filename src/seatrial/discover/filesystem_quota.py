@@ -75,13 +75,6 @@ class _Query(NamedTuple):
     parse: Callable[[str], Quota | None]
 
 
-class _OwnerQueries(NamedTuple):
-    """The queries for the quota of the user and of the group; the first query that succeeds gives the quota."""
-
-    user: list[_Query]
-    group: list[_Query]
-
-
 def read_quota(
     tool: str, path: str, filesystem_count: int = 1, run: Run = run_command, *, gid: int | None = None
 ) -> QuotaReading:
@@ -96,46 +89,46 @@ def read_quota(
     if tool == "beegfs" and filesystem_count > 1:
         reason = "several BeeGFS filesystems are mounted, and the output does not say which one it is for"
         return QuotaReading(command="beegfs quota list-usage", reason=reason)
-    queries = _owner_queries(tool, path, os.getegid() if gid is None else gid)
-    if queries is None:
+    user_queries, group_queries = _owner_queries(tool, path, os.getegid() if gid is None else gid)
+    if not user_queries:
         return QuotaReading(command="", reason="seatrial knows no quota tool for this type")
-    user_reading = _read_first(queries.user, run)
+    user_reading = _read_first(user_queries, run)
     if user_reading.reason:  # the other queries would fail, or hang, in the same way
         return user_reading
     readings = [user_reading]
     if not user_reading.command.startswith("beegfs "):  # the output of BeeGFS 8 has the group too
-        readings.append(_read_first(queries.group, run))
+        readings.append(_read_first(group_queries, run))
     if tool == "lfs":
         readings.append(_read_project(path, run))
     fullest = max(readings, key=_used_percent)  # the user's if none has a limit
     return fullest.model_copy(update={"unread": tuple(reading.reason for reading in readings if reading.reason)})
 
 
-def _owner_queries(tool: str, path: str, gid: int) -> _OwnerQueries | None:
-    """The queries with ``tool`` for this process's user and for group ``gid``; None for an unknown tool."""
+def _owner_queries(tool: str, path: str, gid: int) -> tuple[list[_Query], list[_Query]]:
+    """The queries with ``tool`` for this process's user, and those for group ``gid``; none for an unknown tool.
+
+    Of several queries, the first one that succeeds gives the quota.
+    """
     uid = os.geteuid()
     if tool == "lfs":
-        return _OwnerQueries(
-            user=[_Query(["lfs", "quota", "-u", str(uid), path], parse_quota_table)],
-            group=[_Query(["lfs", "quota", "-g", str(gid), path], parse_quota_table)],
-        )
+        user, group = ["lfs", "quota", "-u", str(uid), path], ["lfs", "quota", "-g", str(gid), path]
+        return [_Query(user, parse_quota_table)], [_Query(group, parse_quota_table)]
     if tool == "quota":
-        return _OwnerQueries(
-            user=[_Query(["quota", "-u", "-v", "-w", "-f", path], parse_quota_table)],
-            group=[_Query(["quota", "-g", "-v", "-w", "-f", path, str(gid)], parse_quota_table)],
-        )
+        options = ["-v", "-w", "-f", path]
+        user, group = ["quota", "-u", *options], ["quota", "-g", *options, str(gid)]
+        return [_Query(user, parse_quota_table)], [_Query(group, parse_quota_table)]
     if tool == "beegfs":
         owners = ["--uids", "current", "--gids", "current"]
         beegfs_8 = ["beegfs", "quota", "list-usage", *owners, "--raw", "--output", "ndjson"]
         beegfs_7 = ["beegfs-ctl", "--getquota", "--csv", f"--mount={path}"]
-        return _OwnerQueries(
-            user=[
+        return (
+            [
                 _Query(beegfs_8, lambda text: parse_beegfs_8(text, gid)),
                 _Query([*beegfs_7, "--uid", str(uid)], parse_beegfs_7),
             ],
-            group=[_Query([*beegfs_7, "--gid", str(gid)], parse_beegfs_7)],
+            [_Query([*beegfs_7, "--gid", str(gid)], parse_beegfs_7)],
         )
-    return None
+    return [], []
 
 
 def _read_first(queries: list[_Query], run: Run) -> QuotaReading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seatrial.discover.nvml import NvmlReader, error_kind
+from seatrial.discover.nvml import NO_SUCH_LINK, NvmlReader, error_kind
 from seatrial.hardware import error_counters
 
 # Counter -> NVML's constant for nvmlDeviceGetNvLinkErrorCounter, which supports NVLink up to version 4
@@ -30,7 +30,6 @@ _NVLINK_5 = {
 }
 _ROW_REMAPPING = ("rows_remapped", "remap_pending", "remap_failed")
 GPU_COUNTERS = ("ecc_corrected", "ecc_uncorrected", *_ROW_REMAPPING, "pcie_replays", "nvlinks_down", *_NVLINK, "xid")
-_NO_SUCH_LINK = ("NotSupported", "InvalidArgument")  # errors for a link number that the GPU does not have
 
 
 class GpuErrorCounters:
@@ -154,7 +153,7 @@ def _nvlink_5_count(reader: NvmlReader, handle: Any, links: Sequence[int], name:
         errors = [error]
     else:
         errors = [nvml.NVMLError(value.nvmlReturn) for value in values if value.nvmlReturn != nvml.NVML_SUCCESS]
-    read_error = next((error for error in errors if error_kind(error) not in _NO_SUCH_LINK), None)
+    read_error = next((error for error in errors if error_kind(error) not in NO_SUCH_LINK), None)
     if errors and read_error is None:
         return None
     reader.unsupported.discard(name)
@@ -175,7 +174,7 @@ def _active_links(reader: NvmlReader, handle: Any) -> list[int]:
             if nvml.nvmlDeviceGetNvLinkState(handle, link):
                 active.append(link)
         except nvml.NVMLError as error:
-            if error_kind(error) not in _NO_SUCH_LINK:
+            if error_kind(error) not in NO_SUCH_LINK:
                 for counter in counters:
                     reader.record_error(counter, "nvmlDeviceGetNvLinkState", error)
     if not active and not set(counters) & set(reader.unreadable):

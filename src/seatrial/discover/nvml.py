@@ -16,7 +16,7 @@ from seatrial.model import Frozen
 _DRIVER_MISMATCH = ("FunctionNotFound", "ArgumentVersionMismatch", "Deprecated")
 _GPU_LOST = ("GpuIsLost", "ResetRequired")
 _NO_PCI_ADDRESS = "FFFFFFFF:"  # NVML's address of a switch that is not visible in a virtual machine
-_NO_SUCH_LINK = ("NotSupported", "InvalidArgument")  # errors for a link number that the GPU does not have
+NO_SUCH_LINK = ("NotSupported", "InvalidArgument")  # errors for a link number that the GPU does not have
 
 _INIT_ERRORS = {
     "LibraryNotFound": "libnvidia-ml.so.1 not found: no driver installed, or a container started without GPUs",
@@ -373,7 +373,7 @@ def _nvlinks(reader: NvmlReader, handle: Any) -> tuple[NvLink, ...]:
         try:
             active = bool(nvml.nvmlDeviceGetNvLinkState(handle, number))
         except nvml.NVMLError as error:
-            if error_kind(error) in _NO_SUCH_LINK:
+            if error_kind(error) in NO_SUCH_LINK:
                 continue
             reader.record_error(f"nvlinks[{number}]", "nvmlDeviceGetNvLinkState", error)
             links.append(NvLink(link=number, active=None))

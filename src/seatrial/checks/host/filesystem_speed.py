@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -126,8 +127,11 @@ def _small_files(folder: SharedFolder, count: int, name: str, is_shared: bool) -
     timeout_s = STEP_TIMEOUT_S + len(folder.names) * count / MIN_FILES_PER_S
     yield "create", folder.run_on_all(lambda: storage.create_small_files(folder.file(name), count), timeout_s)
     stat_path = (folder.next_file if is_shared else folder.file)(name)
-    yield "stat", folder.run_on_all(lambda: storage.stat_small_files(stat_path, count), timeout_s)
-    yield "unlink", folder.run_on_all(lambda: storage.unlink_small_files(folder.file(name), count), timeout_s)
+    yield "stat", folder.run_on_all(lambda: storage.time_small_files(Path.stat, stat_path, count), timeout_s)
+    yield (
+        "unlink",
+        folder.run_on_all(lambda: storage.time_small_files(Path.unlink, folder.file(name), count), timeout_s),
+    )
 
 
 def _rate(name: str, amount: float, seconds: Sequence[float]) -> Value:
