@@ -231,7 +231,8 @@ def test_share_of_the_peak_speed(value: float, gpu: str, outcome: Outcome) -> No
     )
     name = "tokens_per_second_per_gpu"
     training = check(metric(name, ">= 0.05 bound", "waits", "look", unit="tokens/s/GPU"))
-    facts = {**FOUR, "gpu": gpu, "training": {"precision": "bf16", "flops_per_token": 1e12}}
+    work: JsonValue = {"precision": "bf16", "flops_per_token": 1e12}
+    facts: dict[str, JsonValue] = {**FOUR, "gpu": gpu, "training": work}
     speed = Metric(name=name, value=value, unit="tokens/s/GPU", subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(speed,), facts=facts)
     (verdict,) = judge_check(training, [measurement], {}, "mine", References(None, [SKU, fast]))

@@ -161,7 +161,8 @@ SLOW_LINKS_AND_MEMORY = {
 def test_slow_links_and_memory_are_rejected(record: str) -> None:
     trial = load_trial(record_path(record))
     for pattern, factor in SLOW_LINKS_AND_MEMORY[record].items():
-        trial = scaled(trial, *pattern.split(), factor)
+        check, metrics = pattern.split()
+        trial = scaled(trial, check, metrics, factor)
     failed = {verdict.check for verdict in trial.verdicts if verdict.outcome is Outcome.FAIL}
     assert failed == {pattern.split()[0] for pattern in SLOW_LINKS_AND_MEMORY[record]}
 

@@ -49,7 +49,7 @@ def not_seen(trial: Trial, most: int) -> str:
 
 
 def _of_check(check: str, shares: dict[str, float]) -> str:
-    """The metrics of a check with their shares: ``transfer.host h2d_concurrent and 2 more 56 to 70 %``."""
+    """The metrics of a check with their shares: ``CHECK h2d_concurrent and 2 more 56 to 70 %``."""
     low, high = (f"{100 * share:.0f}" for share in (min(shares.values()), max(shares.values())))
     return f"{check} {and_more(list(shares), 1)} {low if low == high else f'{low} to {high}'} %"
 

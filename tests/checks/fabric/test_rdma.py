@@ -82,8 +82,8 @@ def test_with_too_few_nodes_only_the_missing_ones_are_judged() -> None:
     given = compare_nodes(
         {"node0": TOOLS, "node1": NodeTools(("ib_write_lat",))}, {"node1": "not installed"}, ["node0"]
     )
-    given = [*given, Fact(name="architecture", value="aarch64")]
-    by_metric = {verdict.metric: verdict for verdict in verdicts(CHECK, given)}
+    architecture = Fact(name="architecture", value="aarch64")
+    by_metric = {verdict.metric: verdict for verdict in verdicts(CHECK, [*given, architecture])}
     missing = by_metric.pop("nodes_not_measured")
     assert (missing.outcome, "node1" in missing.evidence) == (Outcome.ERROR, True)
     assert by_metric.keys() == {rule.metric for rule in CHECK.rules} - {"nodes_not_measured"}
