@@ -13,6 +13,14 @@ from seatrial.bench.tcp import Endpoint, Lookup, open_connection, resolve_names
 from tests.processes import with_enough_time
 
 
+def test_segments_are_counted() -> None:
+    sent, sent_again = tcp.segment_counters()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        after, again_after = tcp.segment_counters()
+    assert 0 <= sent_again <= again_after <= after
+    assert after > sent
+
+
 def test_port_without_listener_refuses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -105,6 +105,21 @@ def test_slow_node_explains_the_cluster_and_its_own_gpus_only() -> None:
     assert (finding.action, finding.source) == ("check-cable", f"{PAIR_RATES} of {SEARCH}")
 
 
+def test_slow_node_that_loses_packets_has_its_share_of_retransmitted_segments() -> None:
+    record = searched(slow("n0003", share=0.1), backend="gloo")
+    rows = record.facts[PAIR_RATES]
+    assert isinstance(rows, list)
+    lossy = [
+        {**row, "retransmitted": 0.11 if "n0003" in (row["first"], row["second"]) else 0.004}
+        for row in rows
+        if isinstance(row, dict)
+    ]
+    (finding,) = found(record.model_copy(update={"facts": {**record.facts, PAIR_RATES: lossy}}))
+    assert "11% of TCP segments sent again" in finding.evidence
+    (finding,) = found(record)
+    assert "TCP segments" not in finding.evidence
+
+
 def test_setting_that_differs_on_the_slow_node_is_the_likely_cause() -> None:
     settings = {"n0003": {"speed": "200000 Mb/s, majority: 400000 Mb/s"}, "n0001": {"MTU": "1500 B, majority: 9000 B"}}
     connectivity = Measurement(check="nodes.connectivity", subject="n0000", facts={"network_minority": settings})
