@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.training import lora
@@ -15,6 +16,7 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Basis, BasisKind, Finding, Measurement, Metric, Outcome, Verdict, VerdictKey
 
 FACTS = {"device": "cuda", "trained": "yes", "settings": "shipped", "gpu": "NVIDIA H200", "nodes": 1}
+WORK: dict[str, JsonValue] = {"precision": "bf16", "flops_per_token": 3e10}
 NATIVE, HF = 17183.0, 10118.0  # the reference values of two H200
 
 
@@ -26,7 +28,10 @@ def verdicts(native: float, hf: float, ranks: int = 2) -> list[Verdict]:
         for stack, speed in speeds.items()
     )
     measurement = Measurement(
-        check="train.lora", subject="n0/gpu0", metrics=metrics, facts=FACTS | {"world_size": ranks}
+        check="train.lora",
+        subject="n0/gpu0",
+        metrics=metrics,
+        facts=FACTS | {"world_size": ranks, "run.native": WORK, "run.hf": WORK},
     )
     judged = judge_check(lora.CHECK, [measurement], {}, "t", select_references(Links(), None))
     return [verdict for verdict in judged if verdict.metric.startswith("tokens_per_second")]

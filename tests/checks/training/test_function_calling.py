@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from pydantic import JsonValue
 
 from seatrial.bench.child_ranks import ChildResult
 from seatrial.checks.check import Context
@@ -156,7 +157,9 @@ def test_speed_rule_applies_only_to_gpus() -> None:
 
 def outcomes(pretrained: str, device: str = "cuda", **values: float) -> dict[str, Outcome]:
     metrics = tuple(Metric(name=n, value=v, unit=CHECK.units[n], subject=CLUSTER) for n, v in values.items())
-    facts = {"trained": "yes", "pretrained": pretrained, "device": device}
+    facts: dict[str, JsonValue] = {"trained": "yes", "pretrained": pretrained, "device": device}
+    facts |= {"gpu": None if device == "cpu" else "GPU X", "world_size": 1, "nodes": 1}
+    facts["training"] = {"precision": "bf16", "flops_per_token": 4.6e10}
     measurement = Measurement(check=CHECK.name, subject=CLUSTER, rank=0, metrics=metrics, facts=facts)
     return {verdict.metric: verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t")}
 
