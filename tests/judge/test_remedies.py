@@ -56,7 +56,7 @@ def test_judged_record_of_an_unknown_gpu() -> None:
     verdicts = judge(config, [], [measurement], {"c": check(SPEED)}, {})
     (verdict,) = [verdict for verdict in verdicts if verdict.outcome is Outcome.UNJUDGED]
     assert "seatrial baseline learn" in verdict.fix
-    assert unknown_gpus([measurement], verdicts) == ("NVIDIA X999",)
+    assert unknown_gpus([measurement]) == ("NVIDIA X999",)
     decision = decide({"c": True}, [verdict], {}, "", unknown_gpus=("NVIDIA X999",))
     assert (decision.value, decision.unknown_gpus) == (DecisionValue.INCOMPLETE, ("NVIDIA X999",))
     assert decision.reason.startswith("unknown GPU model NVIDIA X999")
@@ -64,6 +64,4 @@ def test_judged_record_of_an_unknown_gpu() -> None:
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H200", "", "NVIDIA X999"])
 def test_known_and_unnamed_models_are_not_unknown(gpu: str) -> None:
-    verdict = replace(UNJUDGED, reasons=(Reason.NO_REFERENCE,))
-    assert unknown_gpus([measured(gpu)], [verdict]) == (("NVIDIA X999",) if gpu == "NVIDIA X999" else ())
-    assert unknown_gpus([measured(gpu)], [replace(verdict, reasons=(Reason.INCONCLUSIVE,))]) == ()
+    assert unknown_gpus([measured(gpu)]) == (("NVIDIA X999",) if gpu == "NVIDIA X999" else ())

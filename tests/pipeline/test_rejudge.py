@@ -16,6 +16,7 @@ from seatrial.model import (
     MissingNode,
     Outcome,
     ReferenceValue,
+    Trial,
     UsageError,
 )
 from seatrial.pipeline.rejudge import learn, load_baseline, rejudge
@@ -151,3 +152,15 @@ def test_values_of_the_site_alone_are_counted_first() -> None:
     site = Baseline(name="lab", learned_from=runs, expected={"gemm.bf16": (value,)})
     decision = rejudge(trial.model_copy(update={"measurements": measurements, "baseline": site})).decision
     assert decision.reason.startswith("no published reference and no bound: 2 verdicts rest on your own runs")
+
+
+def test_a_new_gpu_model_is_judged_by_bounds_and_the_decision_begins_with_that() -> None:
+    record = record_path("2026-11-29-1xh200/acceptance")
+    trial = Trial.model_validate_json(record.read_text().replace("NVIDIA H200", "NVIDIA Z900"))
+    judged = rejudge(trial)
+    assert judged.decision.value is DecisionValue.ACCEPTED
+    assert judged.decision.unknown_gpus == ("NVIDIA Z900",)
+    assert judged.decision.reason.startswith("unknown GPU model NVIDIA Z900: no published figures, judged by bounds")
+    (speed,) = (each for each in judged.verdicts if (each.check, each.metric) == ("device.gemm", "tflops.bf16"))
+    assert speed.basis
+    assert speed.basis.kind is BasisKind.PHYSICAL_LIMIT

@@ -48,10 +48,12 @@ def decide(
     The reason of ACCEPTED lists the thresholds that were not evaluated and counts the checks in
     ``metrics_without_threshold``. A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
     Every reason ends with the ``notes``, such as the baseline that the verdicts use. ``marks`` are weaknesses of the
-    trial, such as overridden rules: a reason that is no rejection starts with them.
+    trial, such as overridden rules: a reason that is no rejection starts with them, and with the ``unknown_gpus``.
     """
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None
+    unknown = "unknown GPU model {}: no published figures, judged by bounds and by this run"
+    marks = [*marks, *map(unknown.format, unknown_gpus)]
     if failed := sorted(name for name, check_outcomes in outcomes.items() if Outcome.FAIL in check_outcomes):
         names = ", ".join(_failed_checks(failed, verdicts))
         value = DecisionValue.REJECTED
@@ -63,8 +65,7 @@ def decide(
         blockers = [untested_nodes, *blockers, _NO_GPU if no_gpu else ""]
         if missing := [*filter(None, blockers), *_missing_results(required, verdicts, excluded_checks)]:
             reason_code = ReasonCode.NO_GPU if no_gpu else None
-            unknown = [f"unknown GPU model {gpu}: no SKU data" for gpu in unknown_gpus]
-            value, reason = DecisionValue.INCOMPLETE, "; ".join([*marks, *unknown, *missing, *errors])
+            value, reason = DecisionValue.INCOMPLETE, "; ".join([*marks, *missing, *errors])
         else:
             parts = [*marks, _passed_checks(required, outcomes, excluded_checks), *skipped, *errors]
             if metrics_without_threshold:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from seatrial.hardware.references import MODEL_SEPARATOR, skus
@@ -46,17 +46,7 @@ def _with_remedy(verdict: Verdict) -> Verdict:
     return replace(verdict, fix=text.format(check=verdict.check, metric=verdict.metric, unit=verdict.unit))
 
 
-def unknown_gpus(measurements: Iterable[Measurement], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    """The GPU models without SKU data, in the measurements of checks that lack a reference value."""
-    checks = {
-        verdict.check
-        for verdict in verdicts
-        if verdict.outcome is Outcome.UNJUDGED and Reason.NO_REFERENCE in verdict.reasons
-    }
-    models = {
-        model
-        for measurement in measurements
-        if measurement.check in checks
-        for model in gpu_model(measurement.facts).split(MODEL_SEPARATOR)
-    }
+def unknown_gpus(measurements: Iterable[Measurement]) -> tuple[str, ...]:
+    """The measured GPU models without SKU data."""
+    models = {model for each in measurements for model in gpu_model(each.facts).split(MODEL_SEPARATOR)}
     return tuple(sorted(models - {"", *(name for sku in skus() for name in sku.nvml_names)}))

@@ -113,9 +113,7 @@ class Decision(Frozen):
     reason_code: ReasonCode | None = None
     tested_hardware: str = ""
     cpu_only: bool = Field(default=False, description="no GPU was used, so GPUs and fabric are not tested")
-    unknown_gpus: tuple[str, ...] = Field(
-        default=(), description="GPU models without SKU data; their verdicts are UNJUDGED"
-    )
+    unknown_gpus: tuple[str, ...] = Field(default=(), description="GPU models without SKU data: no published figures")
     metrics_without_threshold: dict[str, tuple[str, ...]] = Field(
         default={}, description="performance metrics that no rule or threshold evaluated, by check"
     )

@@ -203,7 +203,7 @@ def make_decision(
         notes=notes,
         marks=marks,
         cpu_only_requested=settings.cluster.gpus_per_node == 0,
-        unknown_gpus=unknown_gpus(measurements, verdicts),
+        unknown_gpus=unknown_gpus(measurements),
         untested_nodes=_untested_nodes(settings, jobs, missing_nodes),
     )
 
