@@ -63,7 +63,6 @@ SYMBOLS: dict[str, str] = {
 LIMITS = {
     "parts": 8,  # parts on the first screen
     "figures": 9,  # figures on the first screen
-    "checks": 4,  # checks with speeds that may be slow, on the first screen
     "problems": 40,  # problems with details; of more, the page has only the names
     "values": 10,  # subjects of a figure, worst first; figures.csv has all
     "rows": 200,  # figures in a table
@@ -96,7 +95,7 @@ def render(trial: Trial, record_sha256: str = "") -> str:
         serial_digest=serial_digest(gpus),
         record_sha256=record_sha256,
         metrics_without_threshold=metrics_without_threshold(trial.decision),
-        not_seen=not_seen(trial, LIMITS["checks"]),
+        not_seen=not_seen(trial),
         unseen_slowdowns=unseen_slowdowns(trial),
         launcher=launchers(trial),
         machine_size=machine_size(trial),

@@ -92,7 +92,7 @@ def _head(trial: Trial, bad_parts: Sequence[Part], found: Sequence[Problem]) -> 
     for insight in trial.insights:
         if insight.title == RARE_FAULTS:
             lines += ["", f"{RARE_FAULTS}: {_text(insight.text)}"]
-    if unseen := not_seen(trial, MAX_SUBJECTS):
+    if unseen := not_seen(trial):
         lines += ["", f"Not seen: {_text(unseen)}"]
     for check, text in lax_thresholds(trial.verdicts):
         lines += ["", f"{LAX_THRESHOLD}: {_text(f'{check} {text}')}"]

@@ -10,6 +10,7 @@ from seatrial.model import Basis, BasisKind, Outcome, Trial
 from seatrial.util.text import and_more, plural
 
 MAX_UNSEEN = 0.12  # a limit that rejects from this slowdown on sees enough: healthy GPUs differ by some percent
+_MAX_NAMED = 5
 _TIME_UNITS = ("s", "ms", "us")
 # All parts may be equally slow: what others of the run reach is no limit then
 _RELATIVE = (BasisKind.PEERS, BasisKind.OWN_MEDIAN)
@@ -34,24 +35,18 @@ def unseen_slowdowns(trial: Trial) -> dict[str, dict[str, float]]:
     return unseen
 
 
-def not_seen(trial: Trial, most: int) -> str:
-    """One line on the speeds that may be slow without a rejection, ``most`` checks of each kind; empty if none may."""
-    unseen = sorted(unseen_slowdowns(trial).items(), key=lambda item: min(item[1].values()))
-    texts = [_of_check(check, shares) for check, shares in unseen]
+def not_seen(trial: Trial) -> str:
+    """One line on the speeds that may be slow without a rejection, the least limited first; empty if none may."""
+    worst = {check: max(shares.values()) for check, shares in unseen_slowdowns(trial).items()}
+    texts = [f"{100 * worst[check]:.0f} % in {check}" for check in sorted(worst, key=worst.__getitem__, reverse=True)]
     gpus = max(
         (job.process_count for job in trial.jobs if job.placement == "ranks" and job.device == "cuda"), default=0
     )
     slow = "the GPU, which is compared with no other," if gpus == 1 else "all parts"
-    parts = [f"{slow} slower than measured by up to {and_more(texts, most)}"] if texts else []
-    if without := list(trial.decision.metrics_without_threshold):
-        parts.append(f"at any speed (no limit): metrics of {plural(len(without), 'check')} ({and_more(without, most)})")
+    parts = [f"{slow} slower than measured by up to {and_more(texts, _MAX_NAMED)}"] if texts else []
+    if without := trial.decision.metrics_without_threshold:
+        parts.append(f"any slowness in metrics of {plural(len(without), 'check')} that have no limit")
     return "; ".join(parts)
-
-
-def _of_check(check: str, shares: dict[str, float]) -> str:
-    """The metrics of a check with their shares: ``CHECK h2d_concurrent and 2 more 56 to 70 %``."""
-    low, high = (f"{100 * share:.0f}" for share in (min(shares.values()), max(shares.values())))
-    return f"{check} {and_more(list(shares), 1)} {low if low == high else f'{low} to {high}'} %"
 
 
 @cache

@@ -61,7 +61,7 @@ def summary(trial: Trial, console: Console, run_dir: Path | None = None, *, verb
         if title.startswith("Excluded") or (title.startswith("Not measured") and measured):
             names = ", ".join(checks) if verbose else and_more(checks, MAX_NAMED)
             console.print(Text(single_line(f"{title}: {plural(len(checks), 'check')} ({names})"), "yellow"))
-    if unseen := not_seen(trial, MAX_NAMED):
+    if unseen := not_seen(trial):
         console.print(Text(f"Not seen: {single_line(unseen)}", "dim"))
     lines = variable_lines(trial)
     for line in lines if verbose else lines[:MAX_VARIABLES]:
