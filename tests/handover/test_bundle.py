@@ -180,6 +180,8 @@ def test_the_second_signature_changes_nothing_that_the_first_signed(run_dir: Pat
     path, keys = tmp_path / "a.tar.gz", [make_key(tmp_path / role) for role in signatures.ROLES]
     bundle.make(run_dir, path, keys[0], "provider")
     before = contents(path)
+    with pytest.raises(UsageError, match="use --as customer"):
+        bundle.add_signature(path, keys[0], "provider")
     bundle.add_signature(path, keys[1], "customer")
     after = contents(path)
     assert {name: after[name] for name in before} == before

@@ -95,7 +95,11 @@ def add_signature(bundle: Path, key: Path, role: str) -> None:
         raise UsageError(f"{bundle} is not signed, since its files changed: {problems[0]}; seatrial verify {bundle}")
     name = signatures.file_name(role)
     if name in digests:
-        raise UsageError(f"{bundle} has a signature of the {role}: --as {' or '.join(signatures.ROLES)}")
+        (other,) = {*signatures.ROLES} - {role}
+        both = signatures.file_name(other) in digests
+        raise UsageError(
+            f"{bundle} has a signature of the {role}" + (f" and of the {other}" if both else f": use --as {other}")
+        )
     archive.write(bundle, [*contents.items(), (name, signatures.sign(contents[archive.SUMS], key))])
     sync_folder(bundle.absolute().parent)
 
