@@ -53,6 +53,15 @@ def test_a_side_of_several_records_is_a_folder_or_a_list(slower: str) -> None:
     assert json.loads(by_folder)["notes"][0].startswith("spread between runs: of the 10 and 1 records themselves")
 
 
+def test_copies_of_a_run_are_one_record(slower: str, tmp_path: Path) -> None:
+    """Equal copies, as of a bundle that was unpacked, would have no spread: each change would be an alarm."""
+    copies = tmp_path / "copies"
+    for number in range(4):
+        (copies / str(number)).mkdir(parents=True)
+        (copies / str(number) / "trial.json").write_bytes(gzip.decompress(Path(FIRST).read_bytes()))
+    assert call("compare", copies, slower, "--json")[1] == call("compare", FIRST, slower, "--json")[1]
+
+
 @pytest.mark.parametrize(("format", "start"), [("markdown", "## Comparison: "), ("html", "<!doctype html>")])
 def test_formats(slower: str, format: str, start: str) -> None:
     code, out, _ = call("compare", FIRST, slower, "--format", format)

@@ -33,10 +33,7 @@ def make_run(
     trial = load_trial(record_path(record))
     measurements = tuple(scaled(each, factor) for each in trial.measurements)
     folder.mkdir()
-    journal = Journal(folder / "measurements.jsonl")
-    for each in (*measurements, *trial.retries, *trial.localization):
-        journal.append({"measurement": each.model_dump(mode="json")})
-    digest = hashlib.sha256((folder / "measurements.jsonl").read_bytes()).hexdigest()
+    digest = write_journal(folder, trial.model_copy(update={"measurements": measurements}))
     changed = {"measurements": measurements, "manifest": {"measurements.jsonl": digest}, "rewritten_from": ""}
     judged = rejudge(trial.model_copy(update=changed), overrides=overrides)
     if record == ACCEPTED and factor == 1 and not overrides:
@@ -47,6 +44,18 @@ def make_run(
     log.parent.mkdir(parents=True)
     log.write_text("step 1\n")
     return folder
+
+
+def write_journal(folder: Path, trial: Trial) -> str:
+    """Write the journal of a run, and return its SHA-256."""
+    journal = Journal(folder / "measurements.jsonl")
+    for each in (*trial.measurements, *trial.retries, *trial.localization):
+        journal.append({"measurement": each.model_dump(mode="json")})
+    for result in trial.results:
+        journal.append({"result": result.model_dump(mode="json")})
+    for session in trial.sessions:
+        journal.append({"session": session.model_dump(mode="json")})
+    return hashlib.sha256(journal.path.read_bytes()).hexdigest()
 
 
 def scaled(measurement: Measurement, factor: float) -> Measurement:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from tools.records import record_path
 
+from seatrial import report
 from seatrial.config.schema import Config
 from seatrial.handover import archive, bundle, signatures
 from seatrial.handover.verify import verify
 from seatrial.model import UsageError
-from seatrial.pipeline.run_directory import Request
-from tests.handover.fixtures import CHECK, contents, make_key, make_run
+from seatrial.pipeline.run_directory import Request, load_trial
+from tests.handover.fixtures import CHECK, contents, make_key, make_run, write_journal
 from tests.processes import call
 
 SECRET = "planted-secret-0123456789"
@@ -95,6 +96,26 @@ def test_secrets_are_removed_before_hashing(run_dir: Path, tmp_path: Path) -> No
     assert verify(tmp_path / "a.tar.gz").result == "ok"
 
 
+@pytest.mark.parametrize("secret", [SECRET, 'planted "secret\\ é 0123456789'])
+def test_a_secret_in_the_journal(tmp_path: Path, secret: str) -> None:
+    """It is removed also where JSON escapes it, and the measurements without it are compared."""
+    run = make_run(tmp_path / "run")
+    trial = load_trial(run / "trial.json")
+    first = trial.measurements[0].model_copy(update={"facts": {**trial.measurements[0].facts, "text": secret}})
+    changed = trial.model_copy(update={"measurements": (first, *trial.measurements[1:])})
+    (run / "measurements.jsonl").unlink()
+    digest = write_journal(run, changed)
+    changed = changed.model_copy(update={"manifest": {"measurements.jsonl": digest}})
+    (run / "trial.json").write_text(report.render(changed, "json"))
+    config = Config.model_validate({"name": "t", "checks": {}, "env": {"MY_TOKEN": secret}})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=0)
+    (run / "run.json").write_text(request.model_dump_json())
+    files = made(run, tmp_path)
+    assert [name for name, content in files.items() if secret[-10:].encode() in content] == []
+    (step,) = [step for step in verify(tmp_path / "a.tar.gz").steps if step.name == "record"]
+    assert step.result == "ok", step.details
+
+
 def test_a_run_that_this_version_judges_otherwise_is_bundled_without_rules(tmp_path: Path) -> None:
     """The record of last month, with the rules of today: the decision of the record is handed over."""
     record, path = record_path("2026-11-21-4xh200/repeat-1"), tmp_path / "a.tar.gz"
@@ -159,6 +180,8 @@ def test_the_second_signature_changes_nothing_that_the_first_signed(run_dir: Pat
     path, keys = tmp_path / "a.tar.gz", [make_key(tmp_path / role) for role in signatures.ROLES]
     bundle.make(run_dir, path, keys[0], "provider")
     before = contents(path)
+    with pytest.raises(UsageError, match="use --as customer"):
+        bundle.add_signature(path, keys[0], "provider")
     bundle.add_signature(path, keys[1], "customer")
     after = contents(path)
     assert {name: after[name] for name in before} == before

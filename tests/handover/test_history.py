@@ -61,6 +61,14 @@ def test_an_entry_has_decision_and_failing_parts(tmp_path: Path) -> None:
     assert set(run.gpus) == {"vm/gpu0", "vm/gpu1"}
 
 
+def test_a_run_counts_once_under_several_names_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a", busy())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("runs")
+    (run,) = read_runs([Path("runs"), Path("."), tmp_path / "runs", Path("link")])
+    assert run.path == "runs/a"
+
+
 def test_runs_without_a_usable_record_are_listed_as_such(tmp_path: Path) -> None:
     write(tmp_path, "good", busy())
     damaged = write(tmp_path, "damaged", busy())

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from seatrial import report
 from seatrial.handover import bundle, signatures
 from seatrial.handover.verify import Step, file_problems, signature_steps, verify
 from seatrial.hardware import references
-from seatrial.model import UsageError
+from seatrial.model import Trial, UsageError
 from tests.handover.fixtures import CHECK, METRIC, contents, make_key, make_run, repack, tampered_record
 from tests.processes import call
 
@@ -216,6 +217,44 @@ def test_a_measurement_that_is_twice_in_the_record(original: tuple[Path, dict[st
     step = steps(repack(tmp_path / "a.tar.gz", files, new_sums=True))["record"]
     assert step.result == "failed"
     assert any("only in run/trial.json" in each for each in step.details)
+
+
+@pytest.mark.parametrize("name", ["localization", "retries"])
+def test_a_measurement_in_another_list_of_the_record(
+    original: tuple[Path, dict[str, bytes]], tmp_path: Path, name: str
+) -> None:
+    """A bad measurement that is moved to where it counts less, such as the search for slow nodes."""
+    trial = Trial.model_validate_json(original[1][bundle.RECORD])
+    (moved,) = [each for each in trial.measurements if each.check == CHECK]
+    others = tuple(each for each in trial.measurements if each is not moved)
+    changed = trial.model_copy(update={"measurements": others, name: (*getattr(trial, name), moved)})
+    files = {**original[1], bundle.RECORD: report.render(changed, "json").encode()}
+    step = steps(repack(tmp_path / "a.tar.gz", files, new_sums=True))["record"]
+    assert step.result == "failed"
+    assert [name in each or "measurements)" in each for each in step.details] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["results", "sessions", "stop_reason"])
+def test_other_results_of_jobs_and_sessions(original: tuple[Path, dict[str, bytes]], tmp_path: Path, name: str) -> None:
+    """A failed job or the reason of an interruption that is removed from the record."""
+    record = json.loads(original[1][bundle.RECORD])
+    assert all(record[each] for each in ("results", "sessions"))
+    record[name] = "interrupted" if name == "stop_reason" else []
+    files = {**original[1], bundle.RECORD: json.dumps(record).encode()}
+    step = steps(repack(tmp_path / "a.tar.gz", files, new_sums=True))["record"]
+    assert step.result == "failed"
+    assert name in step.details[0]
+
+
+def test_a_damaged_statement(original: tuple[Path, dict[str, bytes]], tmp_path: Path) -> None:
+    """No JSON, and a key twice, of which programs read either."""
+    statement = original[1][bundle.STATEMENT]
+    twice = statement.replace(b'"result": "WARNED"', b'"result": "PASSED", "result": "WARNED"')
+    assert twice != statement
+    for content in (b"{", b"\xff", b"", twice):
+        path = repack(tmp_path / "a.tar.gz", {**original[1], bundle.STATEMENT: content}, new_sums=True)
+        step = steps(path)["decision"]
+        assert (step.result, bundle.STATEMENT in step.details[0]) == ("failed", True)
 
 
 @pytest.mark.parametrize("name", ["tested_hardware", "cpu_only", "unknown_gpus"])

@@ -144,8 +144,9 @@ def _records(text: str) -> list[Trial]:
     paths: list[Path] = []
     for path in given:
         paths += (list(find_records(path)) if path.is_dir() else []) or [path]
-    distinct = {path.resolve(): path for path in paths}
-    return [rejudge(load_trial(path)) for path in distinct.values()]
+    trials = [load_trial(path) for path in {path.resolve(): path for path in paths}.values()]
+    runs = {(trial.host, trial.started): trial for trial in trials}  # a copy, as from a bundle, is no repetition
+    return [rejudge(trial) for trial in runs.values()]
 
 
 def history(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import html
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from seatrial.model import DecisionValue, Frozen, Outcome, Trial, UsageError
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import Request, load_trial
 from seatrial.report.view import check_views
+from seatrial.util import journal
 from seatrial.util.files import sync_folder
 from seatrial.util.gc_pause import gc_paused
 from seatrial.util.input_files import GZIP_MAGIC, MAX_RECORD_BYTES, gunzip, read_bytes, read_text
@@ -93,12 +95,16 @@ def add_signature(bundle: Path, key: Path, role: str) -> None:
         raise UsageError(f"{bundle} is not signed, since its files changed: {problems[0]}; seatrial verify {bundle}")
     name = signatures.file_name(role)
     if name in digests:
-        raise UsageError(f"{bundle} has a signature of the {role}: --as {' or '.join(signatures.ROLES)}")
+        (other,) = {*signatures.ROLES} - {role}
+        both = signatures.file_name(other) in digests
+        raise UsageError(
+            f"{bundle} has a signature of the {role}" + (f" and of the {other}" if both else f": use --as {other}")
+        )
     archive.write(bundle, [*contents.items(), (name, signatures.sign(contents[archive.SUMS], key))])
     sync_folder(bundle.absolute().parent)
 
 
-def statement(trial: Trial, record_digest: str, rules: Rulebook | None) -> dict[str, JsonValue]:
+def statement_bytes(trial: Trial, record_digest: str, rules: Rulebook | None) -> bytes:
     """The result in a record as an in-toto Statement v1 with the predicate test-result v0.1.
 
     INCOMPLETE is FAILED; decision and reason are annotations of the subject, the record. A check without a verdict that
@@ -128,12 +134,13 @@ def statement(trial: Trial, record_digest: str, rules: Rulebook | None) -> dict[
         "configuration": configuration,
         **tests,
     }
-    return {
+    document = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [subject],
         "predicateType": _PREDICATE,
         "predicate": predicate,
     }
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def _files(
@@ -160,8 +167,7 @@ def _files(
         yield name, content
     info = BundleInfo(seatrial=__version__, redacted=tuple(removed), rulebook=rules)
     yield RULES, info.model_dump_json(indent=1, exclude_none=True).encode()
-    document = statement(trial, hashlib.sha256(record[0]).hexdigest(), rules)
-    yield STATEMENT, (json.dumps(document, indent=1) + "\n").encode()
+    yield STATEMENT, statement_bytes(trial, hashlib.sha256(record[0]).hexdigest(), rules)
 
 
 def _paths(run: Path) -> dict[str, Path]:
@@ -211,7 +217,11 @@ def _without_secrets(path: Path, secrets: Mapping[str, str], *, is_own: bool) ->
     shown = content
     if is_own:
         for value in secrets:
-            shown = shown.replace(value.encode(), REDACTED.encode())
+            in_json = (json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
+            for form in {value, *in_json, html.escape(value)}:
+                shown = shown.replace(form.encode(), REDACTED.encode())
+        if path.name == Path(JOURNAL).name:
+            shown = journal.with_new_digests(content, shown)
     else:
         text: Any = redacted(content.decode(errors="surrogateescape"), secrets)
         shown = str(text).encode(errors="surrogateescape")

@@ -80,7 +80,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a directory: give a directory that contains run directories")
-        runs |= {run.path: run for run in _runs(folder)}
+        for run in _runs(folder):
+            runs.setdefault(os.path.realpath(run.path), run)  # folders can overlap, and have several names
     if not runs:
         raise UsageError(f"no run in {', '.join(map(str, folders))}: a run directory has {RECORD} or {REQUEST}")
     return sorted(runs.values(), key=lambda run: (run.state == "finished", run.started, run.path))

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from seatrial import __version__
 from seatrial.handover import archive, signatures
-from seatrial.handover.bundle import JOURNAL, RECORD, RULES, RUN, STATEMENT, BundleInfo, parse_record, statement
+from seatrial.handover.bundle import JOURNAL, RECORD, RULES, RUN, STATEMENT, BundleInfo, parse_record, statement_bytes
 from seatrial.handover.rules import changes, different_verdicts, rulebook
-from seatrial.model import Measurement, Trial, UsageError, first_validation_error
+from seatrial.model import Measurement, Session, Trial, UsageError, first_validation_error
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import read_saved_run
 from seatrial.util.gc_pause import gc_paused
@@ -72,7 +72,7 @@ def verify(bundle: Path, allowed_signers: Path | None = None) -> Verification:
     trial = parse_record(contents[RECORD], f"{bundle}:{RECORD}")
     steps.append(_record_step(contents.get(JOURNAL), digests, info.redacted, trial))
     judged = rejudge(trial)
-    is_stated = parse_json(contents[STATEMENT]) == statement(trial, digests[RECORD], info.rulebook)
+    is_stated = contents[STATEMENT] == statement_bytes(trial, digests[RECORD], info.rulebook)
     steps.append(_decision_step(info, trial, judged, is_stated=is_stated))
     return Verification(tuple(steps), judged)
 
@@ -153,27 +153,40 @@ def _origin_problems(
         copy = Path(folder) / "measurements.jsonl"
         copy.write_bytes(journal)
         saved = read_saved_run(copy)
-    written = _by_key((*saved.measurements, *saved.retries))
-    recorded = _by_key((*trial.measurements, *trial.retries, *trial.localization))
+    first = [each for each in saved.measurements if each.check in trial.config["checks"]]
+    search = [each for each in saved.measurements if each.check not in trial.config["checks"]]
+    written = _by_key({"measurements": first, "retries": saved.retries, "localization": search})
+    recorded = _by_key({name: getattr(trial, name) for name in ("measurements", "retries", "localization")})
     for key in sorted(written.keys() | recorded.keys()):
         where = f"{key[0]} of {key[1]}, rank {key[2] or 'none'}"
         if key not in written:
-            yield f"{where}: only in {RECORD}, not in {JOURNAL}"
+            yield f"{where}: only in {RECORD} ({key[3]}), not in {JOURNAL}"
         elif key not in recorded:
-            yield f"{where}: only in {JOURNAL}, not in {RECORD}"
+            yield f"{where}: only in {JOURNAL}, not in {RECORD} ({key[3]})"
         elif recorded[key] != written[key]:
             yield f"{where}: {_changed_values(recorded[key], written[key])}"
+    if list(trial.results) != saved.job_results:
+        yield f"results of jobs of {RECORD} not as in {JOURNAL}"
+    stop_reasons = [each.stop_reason for each in saved.sessions] or [""]
+    if [*map(_session, trial.sessions)] != [*map(_session, saved.sessions)] or trial.stop_reason != stop_reasons[-1]:
+        yield f"sessions or stop_reason of {RECORD} not as in {JOURNAL}"
 
 
-def _by_key(measurements: Iterable[Measurement]) -> dict[tuple[str, str, str, int, str, int], Measurement]:
-    """The measurements by check, subject, rank, retry, start and, if these are equal, their number."""
-    found: dict[tuple[str, str, str, int, str, int], Measurement] = {}
-    counts = Counter[tuple[str, str, str, int, str]]()
-    for each in measurements:
-        rank = "" if each.rank is None else str(each.rank)
-        key = (each.check, each.subject, rank, each.retry, str(each.started))
-        found[*key, counts[key]] = each
-        counts[key] += 1
+def _session(session: Session) -> tuple[float, tuple[str, ...], str]:
+    """The start, the command and why it ended early; after these are saved, the time of the reports is added."""
+    return session.started, session.command, session.stop_reason
+
+
+def _by_key(lists: Mapping[str, Iterable[Measurement]]) -> dict[tuple[str, str, str, str, str, int], Measurement]:
+    """The measurements by check, subject, rank, name of their list, start and, if these are equal, their number."""
+    found: dict[tuple[str, str, str, str, str, int], Measurement] = {}
+    counts = Counter[tuple[str, str, str, str, str]]()
+    for name, measurements in lists.items():
+        for each in measurements:
+            rank = "" if each.rank is None else str(each.rank)
+            key = (each.check, each.subject, rank, name, str(each.started))
+            found[*key, counts[key]] = each
+            counts[key] += 1
     return found
 
 

@@ -101,6 +101,24 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
     return records, warnings
 
 
+def with_new_digests(original: bytes, changed: bytes) -> bytes:
+    """The changed lines of a journal with the SHA-256 of their new record, unless the original was cut or changed."""
+    lines = []
+    for before, line in zip(original.splitlines(keepends=True), changed.splitlines(keepends=True), strict=True):
+        start, separator, _ = line.rpartition(_DIGEST_KEY.encode())
+        if line != before and _is_intact(before):
+            line = start + separator + hashlib.sha256(start + b"}").hexdigest().encode() + b'"}\n'
+        lines.append(line)
+    return b"".join(lines)
+
+
+def _is_intact(line: bytes) -> bool:
+    try:
+        return bool(_record(line.rstrip(b"\n")))
+    except ValueError:
+        return False
+
+
 def _record(line: bytes) -> Record:
     """Return the record in a line. Raises ValueError, with the start of the line, if it is not as it was written."""
     excerpt = repr(line[:60].decode("utf-8", errors="replace"))
