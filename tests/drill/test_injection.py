@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.drill import faults
 from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.injection import Injection, TrialEndedEarly
 from seatrial.model import SeatrialError
@@ -122,3 +123,17 @@ def test_heartbeats_are_of_the_last_attempt(injection: Injection) -> None:
         (folder / "rank4.heartbeat.json").write_text("{")
         time.sleep(0.02)
     assert {rank: beat.status for rank, beat in injection.heartbeats().items()} == {3: "train.ddp"}
+
+
+def test_every_fault_finds_what_it_changes_in_the_module() -> None:
+    names = [path.stem for path in Path(faults.__file__).parent.glob("[a-z]*.py")]
+    assert "truncated_cache" in names
+    code = f"""
+import importlib
+for name in {names}:
+    importlib.import_module(f"seatrial.drill.faults.{{name}}").install()
+import seatrial.bench.collectives, seatrial.train.checkpoint, seatrial.train.ddp, seatrial.train.loop
+"""
+    environment = {**os.environ, "RANK": str(faults.FAULTY_RANK)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -15,14 +15,15 @@ def install() -> None:
 
 
 def _change(data: Any) -> None:
-    load_blocks = data._load_blocks
+    prepared_folder = data.ranks.prepared_folder
 
-    def load_half(folder: Path) -> Any:
+    def folder_with_half(*arguments: Any) -> Path:
+        folder: Path = prepared_folder(*arguments)
         complete = folder / data.BLOCKS_FILE
         half = complete.with_name("half.npy")
         content = complete.read_bytes()
         half.write_bytes(content[: len(content) // 2])
         half.replace(complete)  # a new file: ranks that have opened the old one keep it
-        return load_blocks(folder)
+        return folder
 
-    data._load_blocks = load_half
+    data.ranks.prepared_folder = folder_with_half
