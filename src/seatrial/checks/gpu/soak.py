@@ -63,7 +63,7 @@ class Round(Frozen):
     ``device``: GPU and libraries. ``seconds``: of the round; ``load_s``: those with load on the device. ``speeds``: by
     the keys of SPEEDS. ``relative_error``: as a multiple of the limit of device.gemm. ``losses``: digest of all losses
     and gradient norms; empty if one is not finite. ``steps``: of the training. ``throttled``: number of load samples
-    with throttling, and of all. ``errors``: level (FAIL, WARN) → new errors of the GPU's counters.
+    with throttling, and of all. ``errors``: level (FAIL, WARN, info) → new errors of the GPU's counters.
     """
 
     device: str
