@@ -17,8 +17,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rig", description=__doc__)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--gpus-per-node", type=int, default=0, help="fake GPUs per node")
-    parser.add_argument("--real-gpus", action="store_true", help="node N has GPU N of this machine")
-    parser.add_argument("--rate", help="rate of each node's link, in both directions, such as 20gbit")
+    parser.add_argument(
+        "--real-gpus", action="store_true", help="node N has GPU N of this machine; with fewer GPUs, nodes share"
+    )
+    parser.add_argument(
+        "--rate",
+        action="append",
+        default=[],
+        help="rate of each node's link in both directions, such as 20gbit; NODE=RATE for one node, after that",
+    )
     parser.add_argument(
         "--partition",
         action="append",
@@ -39,9 +46,10 @@ def main(arguments: list[str]) -> int:
             partitions=dict(each.split("=", 1) for each in options.partition),
         ) as cluster,
     ):
-        if options.rate:
-            for node in cluster.nodes:
-                cluster.slow_link(node, options.rate, burst="64mbit")
+        for text in options.rate:
+            node, _, rate = text.rpartition("=")
+            for limited in [node] if node else cluster.nodes:
+                cluster.slow_link(limited, rate, burst="64mbit")
         return _run(options.command, {**cluster.env, CLUSTER_VARIABLE: str(_access_file(cluster))})
 
 

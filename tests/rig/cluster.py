@@ -99,7 +99,8 @@ class Cluster(Faults):
 
     ``partitions``: name → nodes, such as ``{"cpu": "node0", "gpu": "node[1-3]"}``; the first one is Slurm's default.
 
-    ``real_gpus``: node N has GPU N of this machine, and an equal part of its CPUs and memory.
+    ``real_gpus``: node N has GPU N of this machine, and an equal part of its CPUs and memory. With fewer GPUs than
+    nodes, nodes share them: NCCL then uses sockets between two ranks on one GPU, as their host names differ.
 
     Node names resolve to the node's own cluster on a node, and to the newest rig on the host.
     """
@@ -242,7 +243,7 @@ class Cluster(Faults):
     def _boot(self, name: str, number: int) -> subprocess.Popen[bytes]:
         """Starts the init process of a node and waits until its namespaces are ready."""
         minors = [*_GPU_MINORS, *[_NULL] * self._gpus][: self._gpus]
-        own_gpu = _OWN_GPU.format(folder=self.folder, gpu=number) if self._real_gpus else ""
+        own_gpu = _OWN_GPU.format(folder=self.folder, gpu=files.gpu_of_node(number)) if self._real_gpus else ""
         script = _INIT.format(folder=self.folder, name=name, gpus=" ".join(map(str, minors)), own_gpu=own_gpu)
         namespaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--uts", "--net", "--ipc"]
         init = self._daemon(f"init-{name}", ["unshare", *namespaces, "sh", "-c", script], subprocess.PIPE)

@@ -67,11 +67,16 @@ def fake_node(folder: Path, gpus: int, confined: bool) -> NodeSize:
     return NodeSize(hardware, [f"Name=gpu Type=fake File={folder}/dev/gpu{number}" for number in range(gpus)])
 
 
+def gpu_of_node(number: int) -> int:
+    """The GPU of node ``number``; with fewer GPUs than nodes, nodes share them."""
+    return number % (len(list(Path("/dev").glob("nvidia[0-9]*"))) or 1)
+
+
 def real_gpu_node(nodes: list[str]) -> NodeSize:
     """A node with one real GPU and an equal part of this machine's CPUs and memory."""
     cpus = (os.cpu_count() or 1) // len(nodes)
     memory_mib = psutil.virtual_memory().total // len(nodes) >> 20
-    gres = [f"NodeName={node} Name=gpu File=/dev/nvidia{gpu}" for gpu, node in enumerate(nodes)]
+    gres = [f"NodeName={node} Name=gpu File=/dev/nvidia{gpu_of_node(number)}" for number, node in enumerate(nodes)]
     return NodeSize(f"CPUs={cpus} RealMemory={memory_mib} Gres=gpu:1", gres)
 
 
