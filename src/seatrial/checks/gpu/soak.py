@@ -122,9 +122,10 @@ def measure(context: Context, options: SoakOptions) -> Iterator[Answer]:
     yield Fact(name="rounds", value=len(rounds))
     yield Fact(
         name="method",
-        value=f"{len(rounds)} rounds of {options.round_s:g} s, {earlier} of them in earlier sessions: matrix products, "
-        "copy and pattern test of the memory, all-reduce on all ranks, and a training on each rank alone with the same "
-        "seed and batches in each round; losses and gradient norms compared bit by bit with the first round",
+        value=f"{len(rounds)} rounds of {fmean(each.seconds for each in rounds):.0f} s, {earlier} of them in earlier "
+        "sessions: matrix products, copy and pattern test of the memory, all-reduce on all ranks, and a training on "
+        "each rank alone with the same seed and batches in each round; losses and gradient norms compared bit by bit "
+        "with the first round",
     )
 
 
