@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import textwrap
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -48,6 +49,17 @@ class Model(Frozen):
     width: int | None = Field(
         default=None, gt=0, description="hidden size instead of the model's, with heads to match; random weights only"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_local_weights(cls, fields: Any) -> Any:
+        """The name of local weights is their folder, since FLOPs per token and memory are computed from ``name``."""
+        weights = fields.get("weights") if isinstance(fields, Mapping) else None
+        if isinstance(weights, str) and weights != "random" and Path(weights, "config.json").is_file():
+            with suppress(UsageError):  # another kind of model than seatrial's: stack hf compares it with ``name``
+                architecture.load(weights)
+                return {**fields, "name": weights}
+        return fields
 
     @model_validator(mode="after")
     def _check_resized_weights_are_random(self) -> Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,6 +42,19 @@ def test_weights_of_other_shapes_are_rejected(weights: Path, tmp_path: Path) -> 
     (tmp_path / "model.safetensors").symlink_to(weights / "model.safetensors")
     with pytest.raises(UsageError, match=f"cannot load {tmp_path}: the shapes of the weights differ"):
         build(tmp_path)
+
+
+def test_local_weights_name_the_model_and_other_models_are_refused(weights: Path, tmp_path: Path) -> None:
+    """Figures such as FLOPs per token are those of the weights, whatever model the config names."""
+    other = runs.config("function-calling-qwen2-7b", f"model.weights={weights}", "seq_len=256")
+    assert other.model.name == str(weights)
+    assert other.architecture().parameters == models.load(weights, other).num_parameters()
+    foreign = json.loads((weights / "config.json").read_text()) | {"rope_parameters": {"rope_type": "llama3"}}
+    foreign["num_hidden_layers"] += 1
+    with pytest.raises(UsageError, match=r"has num_hidden_layers \d, but model.name tiny-text has \d: set model.name"):
+        models._require_named_model(SimpleNamespace(**foreign), runs.config("function-calling-qwen2-7b"))
+    (tmp_path / "config.json").write_text(json.dumps(foreign))
+    assert runs.config("function-calling-qwen2-7b", f"model.weights={tmp_path}").model.name == "tiny-text"
 
 
 def test_out_of_memory_is_not_a_usage_error(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
+from seatrial.model import UsageError
 from seatrial.train import weights
 from seatrial.train.hf import hub
 from seatrial.train.train_config import TrainConfig
@@ -54,9 +55,22 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
                 if "mismatched_sizes" not in str(error):  # another error, such as out of memory or a lost peer
                     raise
                 raise ValueError("the shapes of the weights differ from config.json") from error
+        _require_named_model(model.config, config)
         if not _is_zero3_enabled():
             model = model.to(device)
     return cast("PreTrainedModel", model)
+
+
+def _require_named_model(loaded: Any, config: TrainConfig) -> None:
+    """Raise UsageError unless the ``loaded`` config is that of model.name, from which FLOPs and memory are computed."""
+    architecture = config.architecture()
+    for field in ("num_hidden_layers", "hidden_size"):
+        found, expected = getattr(loaded, field, None), getattr(architecture, field)
+        if found != expected:
+            raise UsageError(
+                f"{config.model.weights} has {field} {found}, but model.name {config.model.name} has {expected}: set "
+                "model.name to its model, or download the weights and set model.weights to their directory"
+            )
 
 
 @torch.no_grad()
