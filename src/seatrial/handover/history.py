@@ -99,7 +99,10 @@ def _runs(folder: Path) -> Iterator[Run]:
         try:
             status = file.stat()
         except OSError:
-            yield _without_record(path)
+            if journal.is_locked(path / JOURNAL):
+                yield Run(path=str(path), state="in progress", note=f"seatrial watch {path}")
+            else:  # it ended before the record was written
+                yield Run(path=str(path), state="unfinished", note=f"seatrial run --resume {path}")
             continue
         stamp, entry = (status.st_mtime_ns, status.st_size), cached.get(str(path))
         if not entry or entry[0] != stamp:
@@ -118,13 +121,6 @@ def _read_cache(name: str, key: str) -> dict[str, _Entry]:
         return _CACHE.validate_json(user_cache.read(name, key) or b"{}")
     except ValidationError:
         return {}
-
-
-def _without_record(path: Path) -> Run:
-    """A run directory without a record: in progress, or ended before it was written."""
-    if journal.is_locked(path / JOURNAL):
-        return Run(path=str(path), state="in progress", note=f"seatrial watch {path}")
-    return Run(path=str(path), state="unfinished", note=f"seatrial run --resume {path}")
 
 
 def _run(path: Path, file: Path) -> Run:

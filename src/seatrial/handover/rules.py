@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 from seatrial.checks import catalog
 from seatrial.model import Basis, BasisKind, Frozen, Outcome, Rule, Trial, Verdict
@@ -36,18 +36,14 @@ def rulebook(judged: Trial) -> Rulebook:
     for name, check in catalog().items():
         for rule in check.rules if name in judged.config["checks"] else ():
             rules.setdefault(f"{name} {rule.metric}", []).extend(_rule_texts(rule))
-    references: dict[str, list[Basis]] = {}
-    seen: set[tuple[str, str, int]] = set()  # verdicts of many subjects share their bases
+    references: dict[str, dict[Basis, None]] = {}
     for verdict in judged.verdicts:
         for basis in (verdict.basis, *verdict.other_limits) if verdict.basis else ():
-            key = (verdict.check, verdict.metric, id(basis))
-            if basis.kind in _REFERENCE_KINDS and key not in seen:
-                seen.add(key)
-                of_metric = references.setdefault(f"{verdict.check} {verdict.metric}", [])
-                of_metric += [basis] if basis not in of_metric else []
+            if basis.kind in _REFERENCE_KINDS:
+                references.setdefault(f"{verdict.check} {verdict.metric}", {})[basis] = None
     return Rulebook(
         rules=dict(sorted(rules.items())),
-        references=dict(sorted(references.items())),
+        references={key: list(bases) for key, bases in sorted(references.items())},
         thresholds=digest(judged.config["checks"]),
     )
 
@@ -78,19 +74,14 @@ def _outcomes(verdicts: Iterable[Verdict]) -> dict[VerdictKey, str]:
 
 def changes(book: Rulebook, other: Rulebook) -> dict[str, str]:
     """What differs between the rulebook of a bundle and that of this version: key (check and metric) → text."""
-    found = dict(_changes("rule", book.rules, other.rules))
-    for key, text in _changes("reference value", book.references, other.references):
-        found[key] = f"{found[key]}; {text}" if key in found else text
+    found: dict[str, list[str]] = {}
+    for kind, name in (("rule", "rules"), ("reference value", "references")):
+        sides: list[dict[str, list[object]]] = [getattr(each, name) for each in (book, other)]
+        for key in sorted({*sides[0], *sides[1]}):
+            old, new = ({str(each) for each in side.get(key, ())} for side in sides)
+            if old != new:
+                texts = [" and ".join(sorted(only)) or "none" for only in (old - new, new - old)]
+                found.setdefault(key, []).append(f"{kind}: {texts[0]} in the bundle, {texts[1]} in this version")
     if book.thresholds != other.thresholds:
-        found["thresholds"] = "the thresholds of the bundle are not those of its record"
-    return found
-
-
-def _changes(
-    kind: str, book: Mapping[str, Iterable[object]], other: Mapping[str, Iterable[object]]
-) -> Iterator[tuple[str, str]]:
-    for key in sorted(book.keys() | other.keys()):
-        old, new = ({str(each) for each in side.get(key, ())} for side in (book, other))
-        if old != new:
-            texts = [" and ".join(sorted(only)) or "none" for only in (old - new, new - old)]
-            yield key, f"{kind}: {texts[0]} in the bundle, {texts[1]} in this version"
+        found["thresholds"] = ["the thresholds of the bundle are not those of its record"]
+    return {key: "; ".join(texts) for key, texts in found.items()}

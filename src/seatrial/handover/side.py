@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
 
 from seatrial.checks import catalog
 from seatrial.judge.plausibility import TIME_UNITS
-from seatrial.model import Metric, Outcome, Trial
+from seatrial.model import Outcome, Trial
 from seatrial.report.identity import Gpu, gpus_of
 from seatrial.report.parts import parts, problems
 
 Speed = tuple[str, str, str]  # check, metric and unit
 
 
-def speeds(trial: Trial) -> Iterator[tuple[Speed, Metric]]:
-    """Each rate or duration that has a limit; of a check without limits, its first speed.
-
-    Other metrics follow from these, such as the bus bandwidth at other sizes: to test them too would hide small losses.
-    """
-    for measurement in (*trial.measurements, *trial.retries):
-        if check := catalog().get(measurement.check):
-            for metric in measurement.metrics:
-                declared = check.declaration(metric.name)
-                if declared and declared.name in _compared(measurement.check):
-                    yield (measurement.check, metric.name, metric.unit), metric
-
-
 @cache
 def _compared(check: str) -> frozenset[str]:
-    """The names of the speeds, or families, of a check that are compared."""
+    """The names of the speeds, or families, of a check that are compared.
+
+    These are the rates and durations with a limit; of a check without limits, its first speed. Other metrics follow
+    from them, such as the bus bandwidth at other sizes: to test them too would hide small losses.
+    """
     declared = [
         each for each in catalog()[check].declared if each.speed and (each.unit in TIME_UNITS or "/s" in each.unit)
     ]
@@ -43,8 +34,12 @@ def _compared(check: str) -> frozenset[str]:
 def speed_values(trial: Trial) -> dict[Speed, dict[str, float]]:
     """Speed → subject → value; a retry is a second value of one run, so the median counts."""
     values: dict[Speed, dict[str, list[float]]] = {}
-    for speed, metric in speeds(trial):
-        values.setdefault(speed, {}).setdefault(metric.subject, []).append(metric.value)
+    for measurement in (*trial.measurements, *trial.retries):
+        if check := catalog().get(measurement.check):
+            for metric in measurement.metrics:
+                if (declared := check.declaration(metric.name)) and declared.name in _compared(check.name):
+                    speed = check.name, metric.name, metric.unit
+                    values.setdefault(speed, {}).setdefault(metric.subject, []).append(metric.value)
     return {speed: {part: median(each) for part, each in by_part.items()} for speed, by_part in values.items()}
 
 
@@ -73,16 +68,13 @@ class Side:
 
 def sides(before: Sequence[Trial], after: Sequence[Trial]) -> tuple[Side, Side]:
     """Both sides; GPUs are matched by the first identity that all GPUs of all records have, else by place."""
-    gpus = [gpus_of(trial) for trial in (*before, *after)]
-    common = (name for name in ("serial", "uuid") if all(_all_differ(of_trial, name) for of_trial in gpus))
-    identity = next(common, "")
+    records = [gpus_of(trial).values() for trial in (*before, *after)]
+    identity = ""
+    for name in ("uuid", "serial"):
+        found = [{getattr(gpu, name) for gpu in gpus} for gpus in records]
+        if all(len(of_record - {""}) == len(gpus) for of_record, gpus in zip(found, records, strict=True)):
+            identity = name
     return _side(before, identity), _side(after, identity)
-
-
-def _all_differ(gpus: Mapping[str, Gpu], identity: str) -> bool:
-    """Whether each GPU of a record has an identity of its own."""
-    values = {getattr(gpu, identity) for gpu in gpus.values()}
-    return len(values) == len(gpus) and "" not in values
 
 
 def _side(trials: Sequence[Trial], identity: str) -> Side:

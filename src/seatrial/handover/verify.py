@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -153,18 +153,15 @@ def _origin_problems(
         copy = Path(folder) / "measurements.jsonl"
         copy.write_bytes(journal)
         saved = read_saved_run(copy)
-    first = [each for each in saved.measurements if each.check in trial.config["checks"]]
+    # of the search for slow nodes are measurements of checks that the trial does not name
     search = [each for each in saved.measurements if each.check not in trial.config["checks"]]
+    first = [each for each in saved.measurements if each.check in trial.config["checks"]]
     written = _by_key({"measurements": first, "retries": saved.retries, "localization": search})
     recorded = _by_key({name: getattr(trial, name) for name in ("measurements", "retries", "localization")})
     for key in sorted(written.keys() | recorded.keys()):
-        where = f"{key[0]} of {key[1]}, rank {key[2] or 'none'}"
-        if key not in written:
-            yield f"{where}: only in {RECORD} ({key[3]}), not in {JOURNAL}"
-        elif key not in recorded:
-            yield f"{where}: only in {JOURNAL}, not in {RECORD} ({key[3]})"
-        elif recorded[key] != written[key]:
-            yield f"{where}: {_changed_values(recorded[key], written[key])}"
+        for in_record, in_journal in zip_longest(recorded.get(key, ()), written.get(key, ())):
+            if in_record != in_journal:
+                yield f"{key[0]} of {key[1]}, rank {key[2] or 'none'}: {_difference(in_record, in_journal, key[3])}"
     if list(trial.results) != saved.job_results:
         yield f"results of jobs of {RECORD} not as in {JOURNAL}"
     stop_reasons = [each.stop_reason for each in saved.sessions] or [""]
@@ -177,21 +174,21 @@ def _session(session: Session) -> tuple[float, tuple[str, ...], str]:
     return session.started, session.command, session.stop_reason
 
 
-def _by_key(lists: Mapping[str, Iterable[Measurement]]) -> dict[tuple[str, str, str, str, str, int], Measurement]:
-    """The measurements by check, subject, rank, name of their list, start and, if these are equal, their number."""
-    found: dict[tuple[str, str, str, str, str, int], Measurement] = {}
-    counts = Counter[tuple[str, str, str, str, str]]()
+def _by_key(lists: Mapping[str, Iterable[Measurement]]) -> dict[tuple[str, ...], list[Measurement]]:
+    """The measurements by check, subject, rank, name of their list, and start."""
+    found: dict[tuple[str, ...], list[Measurement]] = {}
     for name, measurements in lists.items():
         for each in measurements:
             rank = "" if each.rank is None else str(each.rank)
-            key = (each.check, each.subject, rank, name, str(each.started))
-            found[*key, counts[key]] = each
-            counts[key] += 1
+            found.setdefault((each.check, each.subject, rank, name, str(each.started)), []).append(each)
     return found
 
 
-def _changed_values(recorded: Measurement, written: Measurement) -> str:
-    """The first metric, else the fields, that differ."""
+def _difference(recorded: Measurement | None, written: Measurement | None, kind: str) -> str:
+    """The first metric, else the fields, that differ; ``kind``: the name of the list in the record."""
+    if not recorded or not written:
+        places = (RECORD, JOURNAL) if recorded else (JOURNAL, RECORD)
+        return f"only in {places[0]}, not in {places[1]} ({kind})"
     for metric, original in zip(recorded.metrics, written.metrics, strict=False):
         if metric != original:
             values = f"{metric.value:g} {metric.unit} in {RECORD}, {original.value:g} {original.unit} in {JOURNAL}"
