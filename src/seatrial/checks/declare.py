@@ -29,6 +29,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from math import isfinite
 from numbers import Real
 from statistics import median
@@ -232,6 +233,9 @@ class metric:
                 meaning=given.meaning or self.meaning,
                 fix=given.fix or self.fix,
             )
+
+
+warning = partial(metric, outcome=Outcome.WARN)  # a metric whose violations are WARN
 
 
 def possible_values(fact: str) -> str:

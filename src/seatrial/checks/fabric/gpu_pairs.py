@@ -21,15 +21,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import (
-    Answer,
-    Comparison,
-    FindingTemplate,
-    absent,
-    metric,
-    not_requested,
-    value,
-)
+from seatrial.checks.declare import Answer, Comparison, FindingTemplate, absent, metric, not_requested, value, warning
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
@@ -40,7 +32,6 @@ from seatrial.model import (
     ByteSize,
     Fact,
     NotApplicable,
-    Outcome,
     Phase,
     Scope,
     format_bytes,
@@ -357,13 +348,12 @@ CHECK = Check(
             per="rank",
             bound=COLLECTIVE,
         ),
-        metric(
+        warning(
             "shared_links",
             "== 0 pairs",
             "These pairs are slow when other pairs run concurrently and fast otherwise, so they share a link. With "
             "NVLink between all GPUs, no two pairs share a link by design.",
             f"{_LINK_COMMANDS}; for the switches: systemctl status nvidia-fabricmanager; dmesg | grep SXid",
-            outcome=Outcome.WARN,
             when=f"backend == nccl and link == {NVLINK}",
         ),
         wrong_data_metric(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, Comparison, absent, metric, value
+from seatrial.checks.declare import Answer, Comparison, absent, metric, value, warning
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._wrong_data import wrong_data_metric
 from seatrial.discover import gpu
@@ -28,7 +28,6 @@ from seatrial.model import (
     ByteSize,
     Fact,
     NotApplicable,
-    Outcome,
     Phase,
     Scope,
     SeatrialError,
@@ -298,13 +297,12 @@ CHECK = Check(
             speed=True,
             comparison=Comparison(part="peer-to-peer", is_speedup=True),
         ),
-        metric(
+        warning(
             "default_vs_ring",
             ">= 0.90 x",
             "A ring is faster than NCCL's default algorithm: NCCL's model of this machine is wrong.",
             "Run env | grep NCCL (NCCL_ALGO, NCCL_TOPO_FILE, NCCL_TUNER_PLUGIN) and unset these variables. Else report "
             "an NCCL log with NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING to NVIDIA.",
-            outcome=Outcome.WARN,
             speed=True,
         ),
         wrong_data_metric("Run collectives.all_reduce: it names rank, offset and flipped bits."),

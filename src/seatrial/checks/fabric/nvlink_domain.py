@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from seatrial.checks.check import Check, Context, Needs, Options
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answer, absent, value, warning
 from seatrial.discover import nvml
-from seatrial.model import Fact, Outcome, Phase, Scope
+from seatrial.model import Fact, Phase, Scope
 
 MAX_GPUS = 72  # largest NVLink domain: GB200 and GB300 NVL72 (nvidia.com/en-us/data-center/gb200-nvl72)
 
@@ -67,27 +67,24 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     needs=Needs(gpus=True),
     declared=(
-        metric(
+        warning(
             "gpus_without_domain",
             "== 0 GPUs",
             "These GPUs are in no NVLink domain although others are: they reach other nodes over RDMA only.",
             _FIX,
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "split_nodes",
             "== 0 nodes",
             "GPUs of one node are in different NVLink domains and have no NVLink between them.",
             _FIX,
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "additional_domains",
             "== 0",
             f"The nodes are in more NVLink domains than their number of GPUs needs ({MAX_GPUS} fit into one): traffic "
             "between domains uses RDMA. A node alone in its domain is misconfigured or in another rack.",
             f"{_FIX}. If the nodes are in several racks on purpose, ignore this",
-            outcome=Outcome.WARN,
             unit="count",
         ),
     ),

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Comparison, FindingTemplate, metric, value
+from seatrial.checks.declare import Answer, Comparison, FindingTemplate, metric, value, warning
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
@@ -34,7 +34,6 @@ from seatrial.model import (
     ByteSize,
     Fact,
     NotApplicable,
-    Outcome,
     Phase,
     Scope,
     SeatrialError,
@@ -252,14 +251,13 @@ CHECK = Check(
                 title="The path between two nodes is slow", first_command="ibtracert between {pair}"
             ),
         ),
-        metric(
+        warning(
             "shared_paths",
             "== 0 pairs",
             "These paths are slow when other pairs run concurrently and fast otherwise: they share an oversubscribed "
             "uplink.",
             "Compare the uplinks of the nodes' leaf switches with their ports to nodes: uplinks may be down, or the "
             "fabric may be oversubscribed by design. Check with ibdiagnet whether adaptive routing is on.",
-            outcome=Outcome.WARN,
             when=_WHEN,
         ),
         wrong_data_metric("The evidence names sender, receiver, offset and flipped bits; a rank in all is at fault."),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, FindingTemplate, absent, metric, rule, value
+from seatrial.checks.declare import Answer, Cause, FindingTemplate, absent, metric, rule, value, warning
 from seatrial.checks.fabric._compute_ports import ComputePorts, NodePorts, read_node_ports, select_compute_ports
 from seatrial.model import PORTS_USED, Fact, Outcome, Phase, Scope
 
@@ -216,28 +216,26 @@ _DECLARED = (
         "compare with ibstat on the node; in a container /sys/class/infiniband may be masked",
         outcome=Outcome.ERROR,
     ),
-    metric(
+    warning(
         "nic_models",
         "<= 1 models",
         "the compute ports are of different NIC models: the slowest one limits all nodes",
         "test the nodes of each model on their own, or list the compute ports in NCCL_IB_HCA",
-        outcome=Outcome.WARN,
         when=_SEVERAL_NODES,
     ),
-    metric(
+    warning(
         "rate_vs_maximum",
         ">= 99 %",
         "the link runs below the fastest mode that the NIC supports",
         "ethtool INTERFACE (supported and advertised modes); then the cable or transceiver and the switch port",
-        outcome=Outcome.WARN,  # a NIC on a switch of the next lower rate may be intended
+        # a NIC on a switch of the next lower rate may be intended
     ),
-    metric(
+    warning(
         "pci_bandwidth",
         ">= 100 %",
         "the PCIe link of the NIC is slower than its port",
         "lspci -vv -s ADDRESS | grep -e LnkCap -e LnkSta on the NIC and on its slot: reseat the NIC or its riser if "
         "the link is narrower or slower than both support. If it stays so, replace the riser, then the NIC",
-        outcome=Outcome.WARN,
         may_exceed_100=True,
         cause=Cause(
             id="port_pci_slow",
@@ -267,13 +265,12 @@ _DECLARED = (
             action="fix-config",
         ),
     ),
-    metric(
+    warning(
         "settings_differing",
         "== 0 components",
         "MTU or firmware of the RDMA port differs from most ports of its kind",
         "give all ports of this kind the same MTU (ip link show INTERFACE, and the switch port) and the same firmware "
         "(mlxfwmanager on the node)",
-        outcome=Outcome.WARN,
         per="port",
         cause=Cause(
             id="port_settings_differ",

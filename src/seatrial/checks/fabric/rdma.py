@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
-from seatrial.checks.declare import Answer, Comparison, FindingTemplate, absent, metric, rule, value
+from seatrial.checks.declare import Answer, Comparison, FindingTemplate, absent, metric, rule, value, warning
 from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths
 from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
@@ -241,23 +241,22 @@ CHECK = Check(
             speed=True,
             comparison=Comparison(part="one RDMA port", inter_node=True),
         ),
-        metric(
+        warning(
             "path_share",
             f">= {MIN_SHARE} of the best",
             "the slowest rail between two nodes is slow, and both its ports are faster with other nodes: the path "
             "between the nodes is slow, or shared with other pairs",
             "run ibtracert or traceroute between the two nodes; check the switch ports on the path for errors "
             "(ibqueryerrors) and uplinks that are down",
-            outcome=Outcome.WARN,  # pairs run concurrently; collectives.pairs retries slow paths alone
+            # pairs run concurrently; collectives.pairs retries slow paths alone
             speed=True,
         ),
-        metric(
+        warning(
             "write_latency",
             f"<= {_MAX_LATENCY_US:g} us",
             f"{_HIGH_LATENCY} {_MAX_LATENCY_SOURCE}",
             "cpupower frequency-info on the node; ibtracert or traceroute to the partner; for RoCE check PFC and ECN "
             "settings and pause counters (ethtool -S INTERFACE | grep pause)",
-            outcome=Outcome.WARN,
             when="architecture == x86_64",
             also=(
                 rule(
@@ -270,13 +269,12 @@ CHECK = Check(
             per="port",
             speed=True,
         ),
-        metric(
+        warning(
             "latency_vs_peers",
             f"<= {MAX_LATENCY_RATIO} x",
             "the latency of the port is far above the median of all ports with every partner",
             "compare with a good node: CPU frequency governor and C-states (cpupower frequency-info), NUMA node of the "
             "NIC (/sys/class/infiniband/DEVICE/device/numa_node), and the number of switches on the path (ibtracert)",
-            outcome=Outcome.WARN,
             speed=True,
         ),
         metric(
@@ -303,12 +301,11 @@ CHECK = Check(
             "container; pass /dev/infiniband into the container; see fabric.ports for ports that are down",
             outcome=Outcome.ERROR,
         ),
-        metric(
+        warning(
             "perftest_versions",
             "<= 1 count",
             "the nodes have different versions of perftest, which may be incompatible",
             "install the same version of perftest on all nodes; the evidence lists them",
-            outcome=Outcome.WARN,
         ),
     ),
     measure=measure,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, Cause, Evidence, absent, forbidden, metric, value
+from seatrial.checks.declare import Answer, Cause, Evidence, absent, forbidden, metric, value, warning
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED
 from seatrial.hardware import networks
-from seatrial.model import Fact, Outcome, Phase, Scope, SeatrialError
+from seatrial.model import Fact, Phase, Scope, SeatrialError
 from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
@@ -245,13 +245,12 @@ CHECK = Check(
                 action="fix-config",
             ),
         ),
-        metric(
+        warning(
             "rdma_without_gpudirect",
             "== 0 ranks",
             "RDMA without GPUDirect (no GDRDMA): each byte crosses PCIe twice and passes through host memory.",
             "Run modprobe nvidia-peermem, or use a kernel of 5.12 or newer with the open kernel modules (dma-buf). "
             "Unset NCCL_NET_GDR_LEVEL. Run nvidia-smi topo -m: NIC and GPU should share a switch (PIX, PXB).",
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="rdma_without_gpudirect",
                 title="NCCL uses RDMA without GPUDirect",
@@ -263,14 +262,13 @@ CHECK = Check(
                 action="fix-config",
             ),
         ),
-        metric(
+        warning(
             "nvls_missing",
             "== 0 ranks",
             "NCCL does not reduce in the NVSwitches (NVLink SHARP): the all-reduce of a node is slower.",
             "Unset NCCL_NVLS_ENABLE and NCCL_CUMEM_ENABLE. Start nvidia-fabricmanager in exactly the version of the "
             "driver and reset the GPUs; then look for NVLS in the rank's nccl.*.log. A virtual machine needs all GPUs "
             "that share its NVSwitches.",
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="nvls_missing",
                 title="NCCL does not reduce in the NVSwitches (NVLS)",

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, absent, metric, value
-from seatrial.model import NotApplicable, Outcome, Phase, Scope
+from seatrial.checks.declare import Answer, absent, metric, value, warning
+from seatrial.model import NotApplicable, Phase, Scope
 
 GPU_SIZE, CPU_SIZE = 4096, 512  # rows and columns
 GPU_PRODUCTS, CPU_PRODUCTS = 500, 50  # about 2 s on an H200 in fp32, less than 1 s on a CPU core
@@ -149,12 +149,11 @@ CHECK = Check(
             "rounds: transient upset, monitor the GPU. Mismatch in every round: replace the GPU",
             per="rank",
         ),
-        metric(
+        warning(
             "uncompared_devices",
             "== 0 devices",
             "arithmetic not compared: no other device has the same model and the same libraries",
             "compare GPU models and torch versions (fact: models); install the same libraries for identical GPUs",
-            outcome=Outcome.WARN,
         ),
     ),
     limit_s=300.0,

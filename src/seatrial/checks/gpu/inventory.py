@@ -14,11 +14,11 @@ from itertools import chain
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value, warning
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
-from seatrial.model import GPUS_USED, Fact, NotApplicable, Outcome, Phase, Scope, SeatrialError
+from seatrial.model import GPUS_USED, Fact, NotApplicable, Phase, Scope, SeatrialError
 
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}
 # Fields of Gpu that a GPU must return if another GPU of its model does; otherwise readings_failed reports it as faulty.
@@ -170,7 +170,7 @@ def _process_name(pid: int) -> str:
         return "not visible: in another container, or ended"
 
 
-_gpu_metric = partial(metric, per="gpu")
+_gpu_metric, _gpu_warning = partial(metric, per="gpu"), partial(warning, per="gpu")
 _ALL_GPU_CHECKS = ("device.*", "transfer.*", "collectives.*", "train.*")
 _QUERY_PROCESSES = "nvidia-smi --id={gpu} --query-compute-apps=pid,process_name,used_memory --format=csv"
 _LIST_PROCESSES = "ps -o pid,user,lstart,args -p {pids}"
@@ -205,12 +205,11 @@ CHECK = Check(
                 action="fix-environment",
             ),
         ),
-        metric(
+        warning(
             "gpu_models",
             "<= 1 models",
             "different GPU models in one node: all ranks wait for the slowest model",
             "nvidia-smi -L; choose GPUs of one model with CUDA_VISIBLE_DEVICES (and CUDA_DEVICE_ORDER=PCI_BUS_ID)",
-            outcome=Outcome.WARN,
         ),
         _gpu_metric(
             "readings_failed",
@@ -225,12 +224,11 @@ CHECK = Check(
             "nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX; drain the node, reset the GPU, run dcgmi diag -r 3; if "
             "errors return, replace the GPU",
         ),
-        _gpu_metric(
+        _gpu_warning(
             "ecc_enabled",
             "yes",
             "without ECC a flipped bit in GPU memory corrupts training silently",
             "nvidia-smi -i INDEX -e 1, then reset the GPU or reboot",
-            outcome=Outcome.WARN,
         ),
         _gpu_metric(
             "repair_pending",
@@ -251,12 +249,11 @@ CHECK = Check(
             "to 10 (SuperBench/Anubis, arXiv 2402.06194)",
             "nvidia-smi -q -d ROW_REMAPPER -i INDEX; run dcgmi diag -r 3; request a replacement from the vendor",
         ),
-        _gpu_metric(
+        _gpu_warning(
             "rows_remapped_uncorrectable",
             "== 0 rows",
             "rows remapped because of uncorrectable errors; each such error terminates a job",
             "nvidia-smi -q -d ROW_REMAPPER -i INDEX; monitor the count; if it increases, replace the GPU",
-            outcome=Outcome.WARN,
         ),
         _gpu_metric(
             "pcie_width_lost",
@@ -281,12 +278,11 @@ CHECK = Check(
             "nvidia-smi nvlink -s -i INDEX; dmesg | grep -E 'Xid.*(74|144|145|149)|SXid'; restart "
             "nvidia-fabricmanager, reset the GPUs; otherwise check the baseboard or NVLink bridge",
         ),
-        _gpu_metric(
+        _gpu_warning(
             "nvlinks_missing",
             "== 0 links",
             "this GPU has fewer active NVLinks than another GPU of the same model in this node",
             "nvidia-smi nvlink -s; nvidia-smi topo -m; compare the NVLink bridges or the NVSwitch logs",
-            outcome=Outcome.WARN,
         ),
         _gpu_metric(
             "fabric_ready",
@@ -321,26 +317,23 @@ CHECK = Check(
                 action="replace-hardware",
             ),
         ),
-        _gpu_metric(
+        _gpu_warning(
             "thermal_slowdown",
             "no",
             "the driver reduces the clocks because of temperature before any load",
             "nvidia-smi -q -d TEMPERATURE -i INDEX; check cooling and air flow",
-            outcome=Outcome.WARN,
         ),
-        _gpu_metric(
+        _gpu_warning(
             "persistence",
             "yes",
             "persistence mode is off: the driver unloads GPU state between processes; slow starts, settings get lost",
             "systemctl enable --now nvidia-persistenced (or nvidia-smi -pm 1)",
-            outcome=Outcome.WARN,
         ),
-        _gpu_metric(
+        _gpu_warning(
             "mig_enabled",
             "no",
             "MIG enabled: MIG instances have no NVLink and only a part of the GPU",
             "nvidia-smi -i INDEX -mig 0, then reset the GPU",
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="mig_enabled",
                 title="MIG mode is enabled",
@@ -352,12 +345,11 @@ CHECK = Check(
                 action="fix-config",
             ),
         ),
-        _gpu_metric(
+        _gpu_warning(
             "power_limit_reduced",
             "== 0 W",
             "power limit below the factory default: this GPU is slower than others of its model",
             "nvidia-smi -q -d POWER -i INDEX; nvidia-smi -i INDEX -pl DEFAULT_WATTS, unless the site limits power",
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="power_limit_reduced",
                 title="the power limit of the GPU is below its default",
@@ -386,12 +378,11 @@ CHECK = Check(
                 action="fix-environment",
             ),
         ),
-        _gpu_metric(
+        _gpu_warning(
             "memory_used_bytes",
             "<= 1 GiB",
             "GPU memory in use before the trial starts, possibly by a process in another container",
             "on the host: nvidia-smi -i INDEX; fuser -v /dev/nvidiaN",
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="leftover_memory",
                 title="GPU memory is in use although no program of this trial runs",

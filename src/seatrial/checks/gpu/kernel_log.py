@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, metric, value
-from seatrial.model import Outcome, Phase, Scope
+from seatrial.checks.declare import Answer, absent, value, warning
+from seatrial.model import Phase, Scope
 from seatrial.util import data_files
 
 # Values of ``immediate`` in xid_catalog.yaml (NVIDIA's Xid catalog) that ask to reset or repair the GPU or the node
@@ -59,7 +59,7 @@ CHECK = Check(
     rights="root, to read the kernel log",
     measure=measure,
     declared=(
-        metric(
+        warning(
             "hardware_xids",
             "== 0 Xids",
             "Since the node booted the driver has reported errors for which NVIDIA asks to reset or repair the GPU or "
@@ -68,7 +68,6 @@ CHECK = Check(
             "node and reset it: nvidia-smi --gpu-reset -i INDEX",
             # WARN: the log keeps an Xid until the node boots, even after a reset that repaired the GPU. Lasting faults,
             # such as a lost GPU or a pending row remap, fail in gpu.inventory.
-            outcome=Outcome.WARN,
         ),
     ),
     limit_s=60,

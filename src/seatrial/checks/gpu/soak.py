@@ -11,19 +11,21 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from seatrial.checks.check import HOURS_UNDER_LOAD, Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answer, absent, metric, value, warning
 from seatrial.checks.gpu.burn import COOLING, DTYPES, no_value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.checks.gpu.memory import CPU_ARRAY_BYTES, GPU_ARRAY_BYTES, bytes_to_test
 from seatrial.discover.gpu_counters import GPU_COUNTERS
 from seatrial.hardware.error_counters import counter_definitions
-from seatrial.model import Fact, Frozen, Outcome, Phase, Scope, SeatrialError, Series, parse_bytes
+from seatrial.model import Fact, Frozen, Phase, Scope, SeatrialError, Series, parse_bytes
 from seatrial.model.telemetry import THROTTLE_REASONS
 from seatrial.util import journal
 from seatrial.util.files import atomic_write
@@ -80,6 +82,15 @@ class Round(Frozen):
     throttled: tuple[int, int] = (0, 0)
     errors: dict[str, int]
 
+    def wrong_results(self, first: Round) -> dict[str, int]:
+        """Metric → the number of wrong results; the losses are compared with those of the ``first`` round."""
+        return {
+            "changed_products": self.changed_products,
+            "wrong_words": self.wrong_words,
+            "wrong_elements": self.wrong_elements,
+            "changed_losses": int(not self.losses or self.losses != first.losses),
+        }
+
 
 def measure(context: Context, options: SoakOptions) -> Iterator[Answer]:
     """Yield wrong results, trends and heat over the rounds of all sessions. All ranks run the same number of rounds.
@@ -92,7 +103,7 @@ def measure(context: Context, options: SoakOptions) -> Iterator[Answer]:
 
     device = f"{context.gpu_uuid or context.node}, {compute.describe_arithmetic(context.device)}"
     path = context.artifacts_dir / f"rounds.rank{context.rank}.jsonl"
-    rounds = _earlier_rounds(context, device)
+    rounds = _earlier_rounds(path, device)
     earlier = len(rounds)
     load = None
     with ExitStack() as stack:
@@ -129,18 +140,17 @@ def measure(context: Context, options: SoakOptions) -> Iterator[Answer]:
     )
 
 
-def _earlier_rounds(context: Context, device: str) -> list[Round]:
-    """The rounds that earlier sessions completed on all ranks; the journal keeps only these."""
+def _earlier_rounds(path: Path, device: str) -> list[Round]:
+    """The rounds that earlier sessions completed on all ranks; the journal ``path`` keeps only these."""
     from seatrial.bench import rank
 
-    path = context.artifacts_dir / f"rounds.rank{context.rank}.jsonl"
     records, _warnings = journal.read(path) if path.exists() else ([], [])
     rounds = [Round.model_validate({name: record[name] for name in Round.model_fields}) for record in records]
     others = sorted({each.device for each in rounds} - {device})
     if reasons := [text for text in rank.gather("; ".join(others) and f"{'; '.join(others)} ({path})") if text]:
         raise SeatrialError(
-            f"the earlier rounds of this soak ran on {reasons[0]}; rank {context.rank} is on {device}: resume on the "
-            "same machine and installation, or start a new run"
+            f"the earlier rounds of this soak ran on {reasons[0]}; this rank is on {device}: resume on the same "
+            "machine and installation, or start a new run"
         )
     rounds = rounds[: min(rank.gather(len(rounds)))]
     if len(rounds) < len(records):
@@ -153,17 +163,10 @@ def _is_done(context: Context, options: SoakOptions, rounds: Sequence[Round]) ->
     from seatrial.bench import rank
 
     spent_s = max(rank.gather(sum(each.seconds for each in rounds)))
-    wrong = context.on_gpu and any(_is_wrong(each, rounds[0]) for each in rounds)
+    wrong = context.on_gpu and any(
+        any(each.wrong_results(rounds[0]).values()) or each.relative_error > 1 for each in rounds
+    )
     return any(rank.gather(wrong)) or (len(rounds) >= MIN_ROUNDS and spent_s >= options.budget_s)
-
-
-def _is_wrong(each: Round, first: Round) -> bool:
-    wrong = each.changed_products or each.wrong_words or each.wrong_elements or each.relative_error > 1
-    return bool(wrong) or _has_other_losses(each, first)
-
-
-def _has_other_losses(each: Round, first: Round) -> bool:
-    return not each.losses or each.losses != first.losses
 
 
 def _run_round(context: Context, options: SoakOptions, device: str, load: GpuLoad | None, steps: int) -> Round:
@@ -246,19 +249,16 @@ def _errors_by_level(counts: ErrorCounts) -> dict[str, int]:
 
 def _results(rounds: Sequence[Round], earlier: int) -> Iterator[Answer]:
     """Yield the wrong results of this rank, each with the rounds (from 1) that have one."""
-    counts = {
-        "changed_products": [each.changed_products for each in rounds],
-        "wrong_words": [each.wrong_words for each in rounds],
-        "changed_losses": [int(_has_other_losses(each, rounds[0])) for each in rounds],
+    wrong = [each.wrong_results(rounds[0]) for each in rounds]
+    counts = {name: [each[name] for each in wrong] for name in wrong[0]} | {
         "errors_before_resume": [each.errors["FAIL"] for each in rounds[:earlier]],
         "warnings_before_resume": [each.errors["WARN"] for each in rounds[:earlier]],
     }
-    if "all_reduce" in rounds[0].speeds:
-        counts |= {"wrong_elements": [each.wrong_elements for each in rounds]}
-    else:
-        yield absent("wrong_elements", "one rank has no collectives")
     for name, numbers in counts.items():
-        yield value(name, sum(numbers), evidence=_bad_rounds(numbers))
+        if name == "wrong_elements" and "all_reduce" not in rounds[0].speeds:
+            yield absent(name, "one rank has no collectives")
+        else:
+            yield value(name, sum(numbers), evidence=_bad_rounds(numbers))
     # without samples: one wrong result is enough
     errors = [round(each.relative_error, 3) for each in rounds]
     yield value("relative_error", max(each.relative_error for each in rounds), evidence={"by round": errors})
@@ -298,6 +298,7 @@ def _heat(rounds: Sequence[Round], load: GpuLoad) -> Iterator[Answer]:
 
 
 _REPLACE = "dcgmi diag -r 4 -i INDEX; run device.digests; if results still differ, replace the GPU"
+_rank_metric, _rank_warning = partial(metric, per="rank"), partial(warning, per="rank")
 CHECK = Check(
     name="device.soak",
     title="Hours of load in rounds: repeated results, trends, heat",
@@ -305,87 +306,76 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     measure=measure,
     declared=(
-        metric(
+        _rank_metric(
             "changed_losses",
             "== 0 rounds",
             "The same training gave other loss bits than in the first round, or losses that are not finite: silent "
             "data corruption.",
             _REPLACE,
-            per="rank",
             when="backend == cuda",  # CPU libraries may change the order of summation
         ),
-        metric(
+        _rank_metric(
             "changed_products",
             "== 0 products",
             "The same matrix product gave different bits under load.",
             _REPLACE,
-            per="rank",
             when="backend == cuda",
         ),
-        metric(
+        _rank_metric(
             "relative_error",
             "<= 1 ratio",
             "The error of a matrix product is above 1 × the limit of device.gemm: wrong results under load.",
             _REPLACE,
-            per="rank",
         ),
-        metric(
+        _rank_metric(
             "wrong_words",
             "== 0 words",
             "Memory words read back differ from the words written.",
             "nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX; reset the GPU to remap bad rows; if errors return, replace it",
-            per="rank",
         ),
-        metric(
+        _rank_metric(
             "wrong_elements",
             "== 0 elements",
             "Elements of an all-reduce on this rank differ from the exact sum.",
             "Run collectives.all_reduce and device.digests; check NVLink and port errors of this node",
-            per="rank",
         ),
-        metric(
+        _rank_metric(
             "errors_before_resume",
             "== 0 errors",
             "Error counters of the GPU increased in rounds before the run was interrupted (after it: new_errors).",
             "nvidia-smi -q -d ECC,ROW_REMAPPER,PCIE -i INDEX; journalctl -k | grep -i xid",
-            per="rank",
         ),
-        metric(
+        _rank_warning(
             "warnings_before_resume",
             "== 0 errors",
             "Counters of corrected errors of the GPU increased in rounds before the run was interrupted.",
             "nvidia-smi -q -d ECC,ROW_REMAPPER -i INDEX; nvidia-smi nvlink -e -i INDEX",
-            outcome=Outcome.WARN,
-            per="rank",
         ),
         *(
-            metric(
+            _rank_metric(
                 f"drift.{name}",
                 "<= 10 %",
                 "The last third of the rounds was slower than the first.",
                 COOLING,
                 warn="<= 5 %",
                 when="backend == cuda",
-                per="rank",
                 signed=True,
                 may_exceed_100=True,
             )
             for name in SPEEDS
         ),
-        metric(
+        _rank_metric(
             "temperature_max",
             "<= 105 °C",
             "highest GPU temperature of all rounds",
             COOLING,
-            per="rank",
             when="backend == cuda",
         ),
-        metric(
+        _rank_metric(
             "throttled_share",
             "<= 0 %",
             "clocks reduced by hardware or temperature in this share of the samples",
             COOLING,
-            per="rank",
         ),
     ),
     limit_s=600.0,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, facts
-from seatrial.checks.declare import Answer, absent, forbidden, metric, rule, value
+from seatrial.checks.declare import Answer, absent, forbidden, metric, rule, value, warning
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
 from seatrial.discover.file_readers import read_text
@@ -185,7 +185,7 @@ def _tier_metrics(name: str) -> Iterator[metric]:
         # quota(1) of MIT's Athena also warns above 90 %
         also=(rule("<= 90 %", "Little of the quota is left: a checkpoint may not fit.", outcome=Outcome.WARN),),
     )
-    yield metric(
+    yield warning(
         f"target_used.{name}",
         # ldiskfs reserves 5 % of an OST and is slow above 95 %; a full OST fails writes although others have space.
         # Sources: Lustre manual, Managing Free Space; wiki.lustre.org/Handling_Full_OSTs
@@ -193,7 +193,6 @@ def _tier_metrics(name: str) -> Iterator[metric]:
         "A server disk (OST) of Lustre is almost full: files on it are slow to write, then fail with ENOSPC "
         "although df shows free space.",
         "lfs df PATH; then lfs find PATH --ost NAME -size +100G, and lfs_migrate of the largest files.",
-        outcome=Outcome.WARN,
     )
     yield metric(
         f"targets_down.{name}",
@@ -218,20 +217,18 @@ CHECK = Check(
             "A path does not exist on this node, or its filesystem is not mounted or does not answer.",
             "On the node: timeout 5 stat -f PATH; findmnt -T PATH",
         ),
-        metric(
+        warning(
             "unwise_settings",
             "== 0 components",
             "A client setting of the filesystem makes training I/O slow, or loses locks or data.",
             "The evidence lists each setting with the value to use instead; see docs/filesystems.md.",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "paths_misplaced",
             "== 0 paths",
             "Temporary files and compile caches are on a network filesystem: processes of the node wait for the "
             "network.",
             "Set TMPDIR to a directory on a disk of the node.",
-            outcome=Outcome.WARN,
         ),
         _tiers.UNKNOWN_TIERS,
         *(each for name in tiers() for each in _tier_metrics(name)),

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answer, absent, metric, value, warning
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
-from seatrial.model import Fact, Outcome, Phase, Scope
+from seatrial.model import Fact, Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.metadata import OperationTiming
@@ -199,12 +199,11 @@ CHECK = Check(
             "A node cannot create, read or delete files in the directory, or this took too long.",
             "On the node that is named: df -i PATH; ls -ld PATH; findmnt -T PATH",
         ),
-        metric(
+        warning(
             "leftover_folders",
             "== 0 paths",
             "Earlier runs that were killed left directories with many files, which were not removed.",
             "If no run of seatrial uses these directories: rm -r PATH",
-            outcome=Outcome.WARN,
         ),
         *_rates(),
     ),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, absent, metric, rule, unreadable, value
+from seatrial.checks.declare import Answer, absent, metric, rule, unreadable, value, warning
 from seatrial.discover.file_readers import read_text
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util.text import printable
@@ -283,13 +283,12 @@ CHECK = Check(
             "The user has different uid:gid on some nodes, and may not access files written on other nodes.",
             'On each node: id "$USER"; use a directory service (LDAP with SSSD) or one /etc/passwd',
         ),
-        metric(
+        warning(
             "visibility_delay",
             "< 1000 ms",
             "New files become visible on other nodes only after this delay (5000 ms: test timeout).",
             "NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
             "smaller actimeo. FUSE and virtiofs: lower entry and attribute timeouts.",
-            outcome=Outcome.WARN,
         ),
         metric(
             "rename_failures",
@@ -297,16 +296,15 @@ CHECK = Check(
             "Rename is not atomic: another node may find the checkpoint missing or incomplete.",
             "Keep checkpoints on a POSIX filesystem; object store gateways may not rename atomically.",
         ),
-        metric(
+        warning(
             "append_failures",
             "== 0 paths",
             "Appends from several nodes overwrite each other: shared log files lose lines.",
             "Write one file per process. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
             # WARN: NFS (open(2), O_APPEND) and default BeeGFS are known for this. Training needs no atomic appends.
-            outcome=Outcome.WARN,
         ),
         *(
-            metric(
+            warning(
                 f"{lock}_failures",
                 "== 0 paths",
                 "Two nodes can hold the same file lock: Hugging Face download caches, torch's FileStore and compile "
@@ -316,7 +314,6 @@ CHECK = Check(
                 "rpc-statd). virtiofs: virtiofsd must support remote locks. "
                 "Workaround: put caches on a local disk of each node (HF_HOME, TRITON_CACHE_DIR).",
                 # WARN: BeeGFS and older Lustre do not lock across nodes by default. Training needs no locks.
-                outcome=Outcome.WARN,
             )
             for lock in ("flock", "fcntl")
         ),
@@ -333,19 +330,17 @@ CHECK = Check(
             "NFS 4: same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
             "same uids on all nodes; check all_squash in /etc/exports and id-mapped mounts of containers.",
         ),
-        metric(
+        warning(
             "free_bytes",
             ">= 1GiB",
             "Less than 1 GiB is free: writing a checkpoint fails and terminates the job.",
             "df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; delete files or raise the quota.",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "free_inodes",
             ">= 1000 inodes",
             "Few free inodes: no new files can be created when none are left.",
             "df -i PATH; find directories with many files: du --inodes -xd2 PATH | sort -n",
-            outcome=Outcome.WARN,
         ),
     ),
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
-from seatrial.model import Outcome, Phase, Scope
+from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value, warning
+from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.discover.host import HostFacts
@@ -84,27 +84,24 @@ CHECK = Check(
             "Docker: --shm-size=16g or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. "
             "Otherwise: mount -o remount,size=16G /dev/shm",
         ),
-        metric(
+        warning(
             "shm_free",
             ">= 1GiB",
             "Little free space in /dev/shm, often because of segments that crashed jobs left there.",
             "ls -l /dev/shm: find the owners; delete the files of jobs that have ended.",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "tmp_free",
             ">= 1GiB",
             "Little free space, or not writable (0): the temporary directory holds the error files of torchrun and the "
             "compile caches of torch and Triton.",
             "Find large files: du -xsh ${TMPDIR:-/tmp}/* | sort -h; or set TMPDIR to a directory with free space.",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "home_writable",
             "yes",
             "Triton, Hugging Face and torch extensions write caches to the home directory, or fail.",
             "Set HOME to a writable directory, or set TRITON_CACHE_DIR, HF_HOME and TORCH_EXTENSIONS_DIR.",
-            outcome=Outcome.WARN,
         ),
         metric(
             "hung_mounts",
@@ -126,14 +123,13 @@ CHECK = Check(
         ),
         # The soft limit is 1024 on most distributions, which is enough for small jobs. A process may raise it up to the
         # hard limit (NCCL does so in its root process).
-        metric(
+        warning(
             "nofile_soft",
             ">= 4096 files",
             "Each tensor from a data loader worker and each connection to a peer takes a file descriptor: large "
             "jobs fail with 'Too many open files'.",
             "ulimit -n 65536 in the job; permanently: '* soft nofile 65536' in /etc/security/limits.d/, "
             "LimitNOFILE=1048576 for slurmd, --ulimit nofile=65536 for Docker.",
-            outcome=Outcome.WARN,
         ),
         metric(
             "nofile_hard",
@@ -150,7 +146,7 @@ CHECK = Check(
             "LimitMEMLOCK=infinity for slurmd or containerd, --ulimit memlock=-1 for Docker.",
             when="verbs_accessible == yes",
         ),
-        metric(
+        warning(
             "hostname_resolves",
             "yes",
             "Rendezvous and Gloo publish the address that the node's host name resolves to; other nodes cannot "
@@ -158,38 +154,33 @@ CHECK = Check(
             'Try: getent ahosts "$(hostname)"; put the node\'s address in DNS or /etc/hosts, and remove its name from '
             "the line of 127.0.0.1 or 127.0.1.1. Workaround: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
             # WARN: a single node needs no name; nodes.connectivity checks names between nodes.
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "clock_status_readable",
             "yes",
             "The kernel does not report the clock status, for example in some containers.",
             "On the host: timedatectl show -p NTPSynchronized",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "clock_synchronised",
             "yes",
             "Clock not synchronized: munge, Slurm, Kerberos and TLS reject a node with a wrong clock, and its logs "
             "cannot be ordered with the logs of other nodes.",
             "timedatectl set-ntp true, or systemctl enable --now chrony (chrony.conf needs rtcsync to set the "
             "kernel's status); then: chronyc tracking",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "rdma_status_readable",
             "yes",
             "Some attributes of the InfiniBand or RoCE devices could not be read; their state is unknown.",
             "Compare the attributes under unreadable with: ibstat; rdma link",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "rdma_inaccessible_devices",
             "== 0 devices",
             "NCCL cannot open these RDMA devices and falls back to TCP, which is many times slower between nodes.",
             "Docker: --device=/dev/infiniband. Kubernetes: request the RDMA resource of the device plugin. "
             'Host: modprobe ib_uverbs; ls -l /dev/infiniband; a udev rule with MODE="0666"',
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="rdma_devices_inaccessible",
                 title="this user cannot open the RDMA devices",
@@ -201,14 +192,13 @@ CHECK = Check(
                 action="fix-environment",
             ),
         ),
-        metric(
+        warning(
             "rdma_inactive_ports",
             "== 0 ports",
             "NCCL does not use a port that is not ACTIVE: its rail is slower or missing.",
             "See ibstat. Polling: check the cable and the switch port. LinkUp but INIT: no subnet manager, see sminfo. "
             "Disabled: ip link set INTERFACE up. Ignore unused ports.",
             # WARN: an unused port may be intended.
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="rdma_ports_inactive",
                 title="RDMA ports of the node are not active",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, metric, value
-from seatrial.model import Outcome, Phase, Scope, SeatrialError
+from seatrial.checks.declare import Answer, Cause, value, warning
+from seatrial.model import Phase, Scope, SeatrialError
 
 if TYPE_CHECKING:
     import psutil
@@ -93,14 +93,13 @@ CHECK = Check(
     measure=measure,
     limit_s=60,
     declared=(
-        metric(
+        warning(
             "cpu_busy",
             # On an idle GPU node monitoring and this check use less than 5 %. On a loaded node kernel launches, host
             # copies and data loading are slower.
             "<= 25 %",
             "Other programs use this share of the CPUs: kernel launches, host copies and data loading are slower.",
             "End the processes in busiest_processes, or their jobs, and run the trial again.",
-            outcome=Outcome.WARN,
             when="gpu_node == yes",
             cause=Cause(
                 id="busy_cpus",

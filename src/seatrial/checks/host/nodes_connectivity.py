@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, absent, metric, rule, value
+from seatrial.checks.declare import Answer, Cause, absent, metric, rule, value, warning
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver
@@ -343,12 +343,11 @@ CHECK = Check(
                 action="fix-config",
             ),
         ),
-        metric(
+        warning(
             "versions_differing",
             "== 0 components",
             "Software versions differ between nodes: results may differ, or processes fail on incompatible protocols.",
             "Install the same image, container or environment on all nodes.",
-            outcome=Outcome.WARN,
         ),
         metric(
             "nodes_differing",
@@ -356,7 +355,7 @@ CHECK = Check(
             "These nodes have other software versions than the majority of nodes.",
             "Reinstall these nodes.",
         ),
-        metric(
+        warning(
             "network_differing",
             "== 0 components",
             "Network settings differ between nodes. MTU: large messages hang although ping works. Speed: the slowest "
@@ -364,15 +363,13 @@ CHECK = Check(
             "Fact network has the interface of each node. MTU and speed: ip link show DEV; ethtool DEV; then the "
             "switch port. Variable: set it once for the whole job (environment.source), and search for it in shell "
             "profiles and in the TaskProlog.",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "interfaces_unreadable",
             "== 0 nodes",
             "Interface and MTU of the connection to the first node could not be read on these nodes.",
             "On the node: ip route get MASTER_ADDR (see fact network). If its name resolves to a loopback address, see "
             "names_unresolved. In a container /sys/class/net may be hidden.",
-            outcome=Outcome.WARN,
         ),
     ),
 )

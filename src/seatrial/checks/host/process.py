@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pydantic import JsonValue
 
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, Cause, absent, unreadable, value, warning
 from seatrial.discover import environment_variables
 from seatrial.discover.file_readers import id_list, parse_id_list
-from seatrial.model import Outcome, Phase, Scope, SeatrialError
+from seatrial.model import Phase, Scope, SeatrialError
 
 # A rank that trains keeps four threads busy: Python, autograd's backward pass, NCCL's proxy, and the copies or the data
 # loader. All healthy runs in docs/results have 16 CPUs per GPU.
@@ -131,14 +131,13 @@ CHECK = Check(
     fact_roles={"variables": "variables"},
     limit_s=60,
     declared=(
-        metric(
+        warning(
             "allowed_cpus",
             MIN_CPUS,
             "The rank may use few of the node's CPUs: kernel launches, NCCL's threads and data loading wait for each "
             "other.",
             "Start the run without taskset and numactl. Slurm: request all CPUs of the node (slurm.exclusive, "
             "slurm.cpus_per_task), and check Cores= in gres.conf. Container: remove --cpuset-cpus.",
-            outcome=Outcome.WARN,
             when="backend == cuda",
             varies_by_device=True,
             cause=_cause(
@@ -147,7 +146,7 @@ CHECK = Check(
                 "grep Cpus_allowed_list /proc/self/status; nproc --all; scontrol show config | grep -i TaskPlugin",
             ),
         ),
-        metric(
+        warning(
             "cpus_near_gpu",
             ">= 1 CPUs",
             "The rank may use no CPU of its GPU's NUMA node: host copies and messages to NICs cross the link between "
@@ -155,7 +154,6 @@ CHECK = Check(
             "Bind each rank to CPUs of its GPU's NUMA node, or to none: Slurm with Cores= in gres.conf "
             "(AutoDetect=nvml) and --gres-flags=enforce-binding; Kubernetes with the topology manager's policy "
             "single-numa-node.",
-            outcome=Outcome.WARN,
             when="backend == cuda",
             varies_by_device=True,
             cause=_cause(
@@ -165,12 +163,11 @@ CHECK = Check(
                 ("transfer.host", "collectives.*", "fabric.*", "train.*"),
             ),
         ),
-        metric(
+        warning(
             "cpu_quota",
             MIN_CPUS,
             "The cgroup limits the CPU time of the ranks: the kernel stops all threads for a part of each 100 ms.",
             "Remove the quota: docker --cpus, limits.cpu of the pod, CPUQuota= of the systemd unit.",
-            outcome=Outcome.WARN,
             when="backend == cuda",
             varies_by_device=True,
             cause=_cause(
@@ -179,32 +176,29 @@ CHECK = Check(
                 "cat /proc/self/cgroup; grep -H . /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu.stat",
             ),
         ),
-        metric(
+        warning(
             "nice",
             "<= 0",
             "Other processes of the node get CPU time before this rank.",
             _PRIORITY_FIX,
-            outcome=Outcome.WARN,
             when="backend == cuda",
             signed=True,
             cause=_PRIORITY,
         ),
-        metric(
+        warning(
             "background_scheduling",
             "no",
             "With SCHED_IDLE or SCHED_BATCH other processes of the node get CPU time before this rank.",
             _PRIORITY_FIX,
-            outcome=Outcome.WARN,
             when="backend == cuda",
             cause=_PRIORITY,
         ),
         *(
-            metric(
+            warning(
                 SLOWED_BY_PREFIX + name,
                 "no",
                 f"{name} is set: {variable.effect}.",
                 f"Unset {name} where it is set: shell profile, TaskProlog, image, /etc/nccl.conf, or the trial's env.",
-                outcome=Outcome.WARN,
                 when="backend == cuda",
             )
             for name, variable in _SLOWING.items()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
-from seatrial.model import Outcome, Phase, Scope
+from seatrial.checks.declare import Answer, Cause, absent, unreadable, value, warning
+from seatrial.model import Phase, Scope
 
 # Setting → its metric, and how the metric's value follows from the setting's
 METRIC_BY_SETTING: Mapping[str, tuple[str, Callable[[Any], float]]] = {
@@ -53,11 +53,6 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
             yield absent(metric_name, setting.reason)
 
 
-def _setting(name: str, text: str, meaning: str, fix: str, *, when: str = "", cause: Cause | None = None) -> metric:
-    """A metric whose violation is WARN, since training works with any value of the setting."""
-    return metric(name, text, meaning, fix, outcome=Outcome.WARN, when=when, cause=cause)
-
-
 CHECK = Check(
     name="host.settings",
     title="Settings of kernel, CPU, PCIe and NVIDIA driver",
@@ -66,15 +61,15 @@ CHECK = Check(
     rights="root, to read ACS of PCIe bridges; without it this metric is SKIP",
     measure=measure,
     limit_s=60,
-    declared=(
-        _setting(
+    declared=(  # warnings, since training works with any value of a setting
+        warning(
             "open_kernel_module",
             "yes",
             "The proprietary kernel module is loaded. Blackwell GPUs and dma-buf need the open one.",
             "Install the open kernel module (nvidia-open, or --kernel-module-type=open) and reboot; then: cat "
             "/proc/driver/nvidia/version",
         ),
-        _setting(
+        warning(
             "gpudirect_rdma_available",
             "yes",
             "NICs cannot reach GPU memory: dma-buf needs the open kernel module and kernel 5.12 or newer, otherwise "
@@ -90,7 +85,7 @@ CHECK = Check(
                 action="fix-config",
             ),
         ),
-        _setting(
+        warning(
             "acs_redirecting_bridges",
             "== 0 devices",
             "ACS of these PCIe bridges sends traffic between GPUs and NICs through the root complex: GPUDirect is "
@@ -107,7 +102,7 @@ CHECK = Check(
                 action="fix-config",
             ),
         ),
-        _setting(
+        warning(
             "iommu_translates",
             "no",
             "The IOMMU translates each address of GPUs or NICs: traffic between them goes through the root complex, "
@@ -124,27 +119,27 @@ CHECK = Check(
                 action="fix-config",
             ),
         ),
-        _setting(
+        warning(
             "governor_performance",
             "yes",
             "CPUs reduce their clocks between short loads: kernel launches, data loading and communication are slower.",
             "cpupower frequency-set -g performance; permanently: tuned-adm profile hpc-compute, or a systemd unit",
         ),
-        _setting(
+        warning(
             "turbo_enabled",
             "yes",
             "CPUs cannot exceed their base frequency: single-threaded work, such as kernel launches, is slower.",
             "Enable turbo (boost) in the BIOS; or: echo 0 > /sys/devices/system/cpu/intel_pstate/no_turbo, "
             "echo 1 > /sys/devices/system/cpu/cpufreq/boost",
         ),
-        _setting(
+        warning(
             "transparent_hugepages_enabled",
             "yes",
             "Programs cannot get huge pages: large allocations in host memory cause more page faults and TLB misses.",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; permanently: kernel option "
             "transparent_hugepage=madvise",
         ),
-        _setting(
+        warning(
             "numa_balancing_enabled",
             "no",
             "The kernel unmaps and moves pages between NUMA nodes: irregular delays in data loading and communication.",
@@ -158,14 +153,14 @@ CHECK = Check(
                 action="fix-config",
             ),
         ),
-        _setting(
+        warning(
             "gdrcopy_accessible",
             "yes",
             "GDRCopy's module is loaded, but this user cannot open /dev/gdrdrv: NVSHMEM and UCX copy small messages "
             "through the copy engine, with a higher latency.",
             "ls -l /dev/gdrdrv; chmod 666 /dev/gdrdrv (udev rule). Container: --device=/dev/gdrdrv",
         ),
-        _setting(
+        warning(
             "performance_counters_readable",
             "yes",
             "Only administrators may read GPU performance counters: Nsight Compute and CUPTI end with "

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answer, absent, value, warning
 from seatrial.hardware.minimum_versions import MinimumVersions, UnknownVersionError, minimum_versions
-from seatrial.model import Outcome, Phase, Scope
+from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.discover.versions import ComponentVersions, InstalledVersion
@@ -66,13 +66,12 @@ CHECK = Check(
     measure=measure,
     limit_s=60,
     declared=tuple(
-        metric(
+        warning(
             f"{name}_outdated",
             "no",
             f"{minimum.title} is older than the first fixed version: {minimum.risk}. "
             f"{', '.join(minimum.advisories)}, {minimum.published}.",
             f"{minimum.fix}. Advisory: {minimum.source}",
-            outcome=Outcome.WARN,
         )
         for name, minimum in minimum_versions().items()
     ),

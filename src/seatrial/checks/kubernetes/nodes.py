@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, Cause, absent, metric, value
+from seatrial.checks.declare import Answer, Cause, absent, metric, value, warning
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,
     kubectl,
@@ -17,7 +17,7 @@ from seatrial.checks.kubernetes._cluster import (
     trial_nodes,
 )
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
-from seatrial.model import Fact, Outcome, Phase, Scope, SeatrialError
+from seatrial.model import Fact, Phase, Scope, SeatrialError
 
 if TYPE_CHECKING:
     from seatrial.discover.kubernetes import KubernetesNode, Pod
@@ -222,13 +222,12 @@ CHECK = Check(
             "kubectl describe node NODE shows conditions, taints and devices; after the repair: kubectl uncordon NODE",
         ),
         # Metrics of one node only WARN, as the trial can run on other nodes; nodes_missing FAILs if too few are left
-        metric(
+        warning(
             "ready",
             "yes",
             "the node is not Ready: its kubelet, its container runtime or its network plug-in does not work",
             "kubectl describe node NODE; on the node: systemctl status kubelet containerd; journalctl -u kubelet -n "
             "50; replace the node if it stays NotReady",
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="kubernetes_node_not_ready",
                 place="node",
@@ -240,13 +239,12 @@ CHECK = Check(
                 signatures=("kubernetes.node_not_ready",),
             ),
         ),
-        metric(
+        warning(
             "schedulable",
             "yes",
             "the node is cordoned or has a taint that the trial's pods do not tolerate: it gets no pods",
             "kubectl describe node NODE; then kubectl uncordon NODE, kubectl taint nodes NODE KEY-, or add the "
             "toleration to kubernetes.tolerations",
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="kubernetes_node_excluded",
                 place="node",
@@ -258,38 +256,34 @@ CHECK = Check(
                 signatures=("kubernetes.unschedulable",),
             ),
         ),
-        metric(
+        warning(
             "problem_conditions",
             "== 0 conditions",
             "a condition of the node reports a problem of the kubelet, the kernel, a GPU or the cloud's machine",
             "kubectl describe node NODE; the reason of the condition names the component",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "gpus_unhealthy",
             "== 0 GPUs",
             "GPUs in the node's capacity are not allocatable: the device plugin marks them unhealthy, for example "
             "after an Xid error, or it has lost its connection to the kubelet",
             "kubectl logs -n gpu-operator -l app=nvidia-device-plugin-daemonset; on the node: nvidia-smi -L; dmesg | "
             "grep -i xid. Until the repair: kubectl cordon NODE",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "gpus_below_expected",
             "== 0 GPUs",
             "the node's capacity has fewer GPUs than expected: a GPU is lost, or the device plugin does not run",
             "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep nvidia; on the node: "
             "nvidia-smi -L; lspci | grep -i nvidia",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "gpus_shared",
             "no",
             "GPUs are divided by MIG, or several pods share one by time-slicing or MPS; nvidia.com/gpu then counts "
             "parts of GPUs, which are not measured",
             "kubectl get node NODE --show-labels | tr , '\\n' | grep -E 'mig|sharing|product'; kubectl label node NODE "
             "nvidia.com/mig.config=all-disabled --overwrite; remove `sharing` from the device plugin's configuration",
-            outcome=Outcome.WARN,
             cause=Cause(
                 id="kubernetes_gpus_shared",
                 place="node",
@@ -300,7 +294,7 @@ CHECK = Check(
                 explains=("kubernetes.*", "gpu.inventory", "device.*", "transfer.*", "collectives.*", "train.*"),
             ),
         ),
-        metric(
+        warning(
             "resources_missing",
             "== 0 resources",
             "the node lacks devices that the trial's pods request or that most other nodes have, such as rdma/…: "
@@ -308,54 +302,47 @@ CHECK = Check(
             "kubectl get node NODE -o jsonpath='{.status.allocatable}'; kubectl get pods -A -o wide --field-selector "
             "spec.nodeName=NODE | grep -iE 'rdma|sriov|mofed|device-plugin'; on the node: ibstat; lspci | grep -i "
             "mellanox",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "topology_labels_missing",
             "== 0 labels",
             "the node lacks a topology label that most other nodes have: schedulers cannot place it near its "
             "peers. A node of an NVL72 without the label nvidia.com/gpu.clique has no initialised NVLink fabric",
             "kubectl get nodes --show-labels; nvidia.com/gpu.clique: on the node nvidia-smi -q | grep -A4 Fabric; "
             "other labels: the logs of the pod that writes them, such as Topograph",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "kubelet_version_differs",
             "no",
             "the node's kubelet has another version than most other nodes: an upgrade did not complete",
             "kubectl get nodes -o wide; upgrade the node group",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "driver_version_differs",
             "no",
             "the node's GPU driver has another version than most other nodes, or no version label: NCCL and CUDA "
             "may behave differently there",
             "kubectl get nodes -L nvidia.com/cuda.driver-version.full,nvidia.com/gpu-driver-upgrade-state; kubectl get "
             "pods -A -o wide -l app.kubernetes.io/component=nvidia-driver",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "gpu_model_differs",
             "no",
             "the node has another GPU model than most other nodes: a job on both is as slow as the slower one",
             "kubectl get nodes -L nvidia.com/gpu.product; select one pool: --set kubernetes.node_selector=…",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "operator_pods_not_ready",
             "== 0 pods",
             "a pod of GPU Operator, Network Operator or a device plugin is not ready on the node",
             "kubectl describe pod -n NAMESPACE POD; kubectl logs -n NAMESPACE POD --all-containers --tail=50",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "operator_pods_missing",
             "== 0 pods",
             "a DaemonSet of GPU Operator, Network Operator or a device plugin has a pod on most other nodes, but "
             "not on this one: a label nvidia.com/gpu.deploy.* or a taint excludes it",
             "kubectl get daemonsets -A; kubectl get node NODE --show-labels | tr , '\\n' | grep deploy",
-            outcome=Outcome.WARN,
         ),
     ),
 )

@@ -8,13 +8,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value, warning
 from seatrial.checks.kubernetes._cluster import requested_devices
 from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods
 from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.config.kubernetes_pod import container_name, image
 from seatrial.discover.kubernetes_messages import Place, job_failures
-from seatrial.model import JOB_FAILURES, Fact, JobFailure, Outcome, Phase, Scope, SeatrialError
+from seatrial.model import JOB_FAILURES, Fact, JobFailure, Phase, Scope, SeatrialError
 from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
@@ -266,14 +266,13 @@ CHECK = Check(
             meaning="time from the choice of a node to the start of the container, with the pull of the image",
         ),
         metric("image_pull_seconds", unit="s", meaning="time of the image pull, if the node did not have the image"),
-        metric(
+        warning(
             "image_pull_ratio",
             "<= 3 ratio",
             "the pull of the image takes far longer than the median of the other nodes (pulls below 30 s count as "
             "30 s): a job of all nodes waits for it",
             "on the node: crictl pull IMAGE; df -h /var/lib/containerd; compare disk, network and registry mirror "
             "(/etc/containerd/certs.d) of the node with those of another node",
-            outcome=Outcome.WARN,
         ),
         metric(
             "image_digests",

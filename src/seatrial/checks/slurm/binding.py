@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, needs_slurm, open_probe_jobs, task_evidence
 from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
-from seatrial.model import Outcome, Phase, Scope, SeatrialError
+from seatrial.model import Phase, Scope, SeatrialError
 
 if TYPE_CHECKING:
     from seatrial.discover.slurm_task import Task
@@ -235,13 +235,12 @@ CHECK = Check(
                 wrong_results=True,
             ),
         ),
-        metric(
+        warning(
             "devices_confined",
             "yes",
             "no device cgroups: a job that changes CUDA_VISIBLE_DEVICES can use the GPUs of other jobs",
             "TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
             "ConstrainDevices=yes in cgroup.conf; restart every slurmd",
-            outcome=Outcome.WARN,
         ),
         metric(
             "gpus_accessible",
@@ -250,13 +249,12 @@ CHECK = Check(
             f"On the node: {_GREP_CGROUP_CONF}; slurmd -G must list each /dev/nvidiaN; "
             "journalctl -u slurmd | grep -i cgroup",
         ),
-        metric(
+        warning(
             "numa_distance",
             f"< {_REMOTE_DISTANCE}",
             "the task's CPUs and GPU are on different sockets: host copies cross the inter-socket link",
             "nvidia-smi topo -m; Cores= of each GPU in gres.conf (set by AutoDetect=nvml); slurmd -G; "
             "srun --gres-flags=enforce-binding",
-            outcome=Outcome.WARN,
         ),
     ),
 )

@@ -6,11 +6,11 @@ import resource
 from collections.abc import Iterator
 
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, absent, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
-from seatrial.model import Outcome, Phase, Scope
+from seatrial.model import Phase, Scope
 
 # Plugins that track processes by parent or process group. A daemon changes both: slurm.conf(5), ProctrackType
 _INCOMPLETE_PROCTRACK = {"proctrack/linuxproc", "proctrack/pgid"}
@@ -93,36 +93,32 @@ CHECK = Check(
             "no controller answers: jobs cannot be submitted, and running jobs are not monitored",
             "scontrol ping; on the controller host: systemctl status slurmctld; journalctl -u slurmctld -n 50",
         ),
-        metric(
+        warning(
             "controllers_down",
             "== 0 controllers",
             "a controller is DOWN: it cannot take over if the controller in use fails",
             "systemctl status slurmctld on the host that is DOWN; scontrol ping",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "configuration_differs",
             "no",
             "slurm.conf on this machine differs from the controller's: ports, plugins or limits may not match",
             "sha256sum /etc/slurm/slurm.conf on both hosts; copy the controller's file; then: scontrol reconfigure",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "proctrack_loses_processes",
             "no",
             "Slurm tracks processes by parent or process group: processes that change their parent or group "
             "survive the job and keep its GPUs",
             "ProctrackType=proctrack/cgroup in slurm.conf, then restart slurmctld and every slurmd",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "task_binding_enabled",
             "yes",
             "TaskPlugin has no task/affinity: srun binds no task to CPUs, so that processes may run on another "
             "socket than their GPU",
             "TaskPlugin=task/affinity,task/cgroup in slurm.conf, ConstrainCores=yes and ConstrainDevices=yes in "
             "cgroup.conf, then restart every slurmd",
-            outcome=Outcome.WARN,
         ),
         metric(
             "gpu_gres_configured",
@@ -131,33 +127,29 @@ CHECK = Check(
             "GresTypes=gpu in slurm.conf, Gres=gpu:N on each NodeName line, gres.conf (AutoDetect=nvml); restart "
             "slurmctld and every slurmd, then: sinfo -o '%N %G'",
         ),
-        metric(
+        warning(
             "kill_wait",
             "<= 120 s",  # default: 30 s. A job that needs more time for a checkpoint uses sbatch --signal.
             "a cancelled job that ignores SIGTERM keeps its nodes for KillWait seconds",
             "KillWait=30 in slurm.conf; scontrol reconfigure",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "dead_nodes_detected",
             "yes",
             "SlurmdTimeout is 0: a failed node is never set DOWN, and its jobs hang",
             "SlurmdTimeout=300 in slurm.conf; scontrol reconfigure",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "health_check_configured",
             "yes",
             "no HealthCheckProgram: a node with a lost GPU keeps accepting jobs, which all fail",
             "HealthCheckProgram and HealthCheckInterval=300 in slurm.conf; scontrol reconfigure",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "memlock_limit_propagated",
             "no",
             "jobs inherit the memlock limit of this machine: RDMA cannot register more memory than that (ibv_reg_mr)",
             "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, then: scontrol reconfigure",
-            outcome=Outcome.WARN,
         ),
     ),
 )

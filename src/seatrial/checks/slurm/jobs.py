@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, absent, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import POLL_S, ProbeJobs, SubmitOptions, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
-from seatrial.model import Outcome, Phase, Scope, SeatrialError
+from seatrial.model import Phase, Scope, SeatrialError
 
 _EXIT_CODE = 7  # exit code of a probe job whose tests passed; shells and Slurm do not use it
 _SIGNAL_EXIT_CODE = 12  # the trap of the signalled job ends the script with this exit code
@@ -182,7 +182,7 @@ CHECK = Check(
             log_evidence=True,
         ),
         metric("sbatch_environment", "yes", _ENVIRONMENT_MEANING, _ENVIRONMENT_FIX),
-        metric("sbatch_directory", "yes", _DIRECTORY_MEANING, _DIRECTORY_FIX, outcome=Outcome.WARN),
+        warning("sbatch_directory", "yes", _DIRECTORY_MEANING, _DIRECTORY_FIX),
         metric(
             "signal_delivered",
             "yes",
@@ -199,14 +199,13 @@ CHECK = Check(
         ),
         metric("srun_seconds", unit="s", meaning="duration of an srun command, with the wait for its job to start"),
         metric("srun_environment", "yes", _ENVIRONMENT_MEANING, _ENVIRONMENT_FIX),
-        metric("srun_directory", "yes", _DIRECTORY_MEANING, _DIRECTORY_FIX, outcome=Outcome.WARN),
-        metric(
+        warning("srun_directory", "yes", _DIRECTORY_MEANING, _DIRECTORY_FIX),
+        warning(
             "memory_limited",
             "yes",
             "job memory is not limited: a job with a memory leak affects the node and the other jobs on it",
             "SelectTypeParameters=CR_Core_Memory and TaskPlugin=task/affinity,task/cgroup in slurm.conf, "
             "ConstrainRAMSpace=yes in cgroup.conf; restart slurmctld and every slurmd",
-            outcome=Outcome.WARN,
         ),
         metric(
             "memory_limit_enforced",

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, metric, unreadable, value
+from seatrial.checks.declare import Answer, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.config.schema import JobPlacement
 from seatrial.discover.slurm_nodes import candidate_nodes
-from seatrial.model import Fact, Outcome, Phase, Scope
+from seatrial.model import Fact, Phase, Scope
 
 
 class NodesOptions(Options):
@@ -64,28 +64,25 @@ CHECK = Check(
             "fewer usable nodes in the trial's partition and node list than expected",
             "sinfo -R lists the reasons; when a node is repaired: scontrol update nodename=NODE state=resume",
         ),
-        metric(
+        warning(
             "up",
             "yes",  # only WARN, as the trial can run on other nodes; nodes_missing FAILs if too few are left
             "the node is DOWN, failing, or does not answer the controller",
             "scontrol show node NODE; on the node: systemctl status slurmd; journalctl -u slurmd -n 50. INVALID_REG: "
             "the node has fewer resources than slurm.conf configures, see slurmd -C on the node",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "in_service",
             "yes",
             "the node is drained or rebooting (by an administrator or a health check); it gets no new jobs",
             "sinfo -R; when the reason is resolved: scontrol update nodename=NODE state=resume",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "free_of_reservations",
             "yes",
             "the node is reserved: only jobs with --reservation run there",
             "scontrol show reservations; set the reservation in the trial (--set slurm.reservation=NAME), or: "
             "scontrol delete reservation NAME",
-            outcome=Outcome.WARN,
         ),
     ),
 )

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answer, metric, value, warning
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Partition
-from seatrial.model import Outcome, Phase, Scope
+from seatrial.model import Phase, Scope
 
 
 class PartitionsOptions(Options):
@@ -63,27 +63,24 @@ CHECK = Check(
             "no partition of the trial is UP: its jobs stay pending",
             "scontrol update partitionname=NAME state=up; permanently: State=UP on its line in slurm.conf",
         ),
-        metric(
+        warning(
             "default_partitions",
             "== 1 partitions",
             "no default partition: jobs without --partition are rejected",
             "Default=YES on the PartitionName line of one partition; workaround: --partition with every job",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "nodes_without_partition",
             "== 0 nodes",
             "nodes that belong to no partition in state UP: no job can run there",
             "add these nodes to Nodes= of a partition in slurm.conf, then: scontrol reconfigure",
-            outcome=Outcome.WARN,
         ),
-        metric(
+        warning(
             "partitions_without_limit",
             "== 0 partitions",
             "no time limit for jobs without --time: a hung job holds its GPUs indefinitely, and the backfill "
             "scheduler has no end times",
             "DefaultTime=01:00:00 (and MaxTime) on the PartitionName line; scontrol reconfigure",
-            outcome=Outcome.WARN,
         ),
     ),
 )

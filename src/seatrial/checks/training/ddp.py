@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, Value, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, Cause, Value, absent, metric, unreadable, value, warning
 from seatrial.checks.training import _ranks, _results, _workload
-from seatrial.model import CLUSTER, Artifact, Fact, Outcome, Phase, Scope, Series
+from seatrial.model import CLUSTER, Artifact, Fact, Phase, Scope, Series
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
@@ -362,23 +362,21 @@ CHECK = Check(
             speed=True,
         ),
         *_ranks.DECLARED,
-        metric(
+        warning(
             "scaling_above_limit",
             f"<= {MAX_ABOVE_LIMIT} %",
             "The 95 % interval of the scaling efficiency is above 100 % by this value, so none is reported: DDP "
             "training cannot be faster than the same training without communication. Other load on the nodes slowed "
             "down the windows without DDP.",
             REDUCE_NOISE,
-            outcome=Outcome.WARN,
             may_exceed_100=True,
         ),
-        metric(
+        warning(
             "scaling_noise",
             f"<= {MAX_NOISE} %",
             "Scaling efficiency is too noisy and is not reported: this is half the width of its 95 % interval.",
             REDUCE_NOISE,
             when="device == cuda",
-            outcome=Outcome.WARN,
             may_exceed_100=True,
         ),
         metric(
