@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, Cause, metric, value
 from seatrial.model import Measurement, Metric, Phase, Scope
-
-if TYPE_CHECKING:
-    import psutil
 
 
 class LeftoversOptions(Options):
@@ -29,13 +25,13 @@ def measure(context: Context, options: LeftoversOptions) -> Iterator[Answer]:
     import psutil
 
     # The run directory is in the command line of torchrun and the worker, and in the environment of their children. A
-    # zombie has neither, and holds no resources.
-    leftovers = [
-        f"{context.node}: {_description(process)}"
-        for process in psutil.process_iter()
-        if any(f"{options.run}/" in text for text in [*_command(process), *_environment(process)])
-    ]
-    yield value("leftover_processes", len(leftovers), evidence=[*leftovers] or None)
+    # zombie has neither, and holds no resources. A process of another user, who cannot have started the run, shows none
+    leftovers: list[JsonValue] = []
+    for process in psutil.process_iter(["cmdline", "environ", "status"]):
+        command, environment = process.info["cmdline"] or [], process.info["environ"] or {}
+        if any(f"{options.run}/" in text for text in (*command, *environment.values())):
+            leftovers.append(f"{context.node}: pid {process.pid}, {process.info['status']}: {' '.join(command)}")
+    yield value("leftover_processes", len(leftovers), evidence=leftovers or None)
 
 
 def measurement(context: Context, run: str) -> Measurement:
@@ -43,33 +39,6 @@ def measurement(context: Context, run: str) -> Measurement:
     (count,) = CHECK.observe(context, LeftoversOptions(run=run))
     assert isinstance(count, Metric)
     return Measurement(check=CHECK.name, subject=context.node, metrics=(count,))
-
-
-def _command(process: psutil.Process) -> list[str]:
-    import psutil
-
-    try:
-        return process.cmdline()
-    except psutil.Error:  # ended, or a zombie
-        return []
-
-
-def _environment(process: psutil.Process) -> list[str]:
-    import psutil
-
-    try:
-        return list(process.environ().values())
-    except psutil.Error:  # the process has ended, or belongs to another user, who cannot have started the run
-        return []
-
-
-def _description(process: psutil.Process) -> str:
-    import psutil
-
-    try:
-        return f"pid {process.pid}, {process.status()}: {' '.join(_command(process))}"
-    except psutil.NoSuchProcess:
-        return f"pid {process.pid}, ended"
 
 
 CHECK = Check(

@@ -151,23 +151,16 @@ def _foreign_processes(gpus: Sequence[Gpu]) -> dict[int, list[JsonValue]]:
 
     worker = psutil.Process()
     seatrial_pids = {worker.pid, *(child.pid for child in worker.children(recursive=True))}
+    names = {process.pid: process.info["name"] for process in psutil.process_iter(["name"])}
+    hidden = "not visible: in another container, or ended"  # NVML may return a PID of the host's namespace
     return {
         gpu.index: [
-            {"gpu": gpu.index, "pid": process.pid, "name": _process_name(process.pid), "memory": process.memory}
-            for process in gpu.processes or ()
-            if process.kind == "compute" and process.pid not in seatrial_pids
+            {"gpu": gpu.index, "pid": each.pid, "name": names.get(each.pid, hidden), "memory": each.memory}
+            for each in gpu.processes or ()
+            if each.kind == "compute" and each.pid not in seatrial_pids
         ]
         for gpu in gpus
     }
-
-
-def _process_name(pid: int) -> str:
-    import psutil
-
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:  # in a container, NVML may return a PID of the host's namespace
-        return "not visible: in another container, or ended"
 
 
 _gpu_metric, _gpu_warning = partial(metric, per="gpu"), partial(warning, per="gpu")

@@ -5,16 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, value, warning
 from seatrial.model import Phase, Scope, SeatrialError
-
-if TYPE_CHECKING:
-    import psutil
 
 WINDOW_S = 1.0
 MAX_PROCESSES = 5  # entries of the fact busiest_processes
@@ -25,21 +21,20 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
 
     Raises SeatrialError if /proc/stat cannot be read, or if its times do not increase.
     """
-    import psutil
-
     from seatrial.discover import settings
 
     context.progress("reading the load of the CPUs")
-    processes = {process.pid: process for process in psutil.process_iter()}
-    cpu_s_before = {pid: _cpu_seconds(process) for pid, process in processes.items()}
+    before_s = _cpu_seconds()
     busy_before, total_before = _cpu_time(context.root)
     time.sleep(WINDOW_S)
     busy_after, total_after = _cpu_time(context.root)
-    cpu_s_by_pid = {pid: _cpu_seconds(process) - cpu_s_before[pid] for pid, process in processes.items()}
-    active = [pid for pid, cpu_s in cpu_s_by_pid.items() if cpu_s > 0]
-    busiest = sorted(active, key=lambda pid: -cpu_s_by_pid[pid])[:MAX_PROCESSES]
+    used = [
+        (seconds - before_s[pid][0], pid, name) for pid, (seconds, name) in _cpu_seconds().items() if pid in before_s
+    ]
     named: list[JsonValue] = [
-        {"pid": pid, "name": _name(processes[pid]), "cpus": round(cpu_s_by_pid[pid] / WINDOW_S, 2)} for pid in busiest
+        {"pid": pid, "name": name, "cpus": round(seconds / WINDOW_S, 2)}
+        for seconds, pid, name in sorted(used, reverse=True)[:MAX_PROCESSES]
+        if seconds > 0
     ]
     gpu_node = "yes" if settings.is_gpu_node(context.root) else "no"
     yield from facts({"gpu_node": gpu_node, "busiest_processes": named})
@@ -65,24 +60,13 @@ def _cpu_time(root: Path) -> tuple[int, int]:
     return sum(ticks) - sum(ticks[3:5]), sum(ticks)
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
-    """User and system time of a process since its start; 0 if the process ended or this user cannot read its times."""
+def _cpu_seconds() -> dict[int, tuple[float, str]]:
+    """PID → user and system time since the start, and name, of each process whose times this user can read."""
     import psutil
 
-    try:
-        times = process.cpu_times()
-    except psutil.Error:  # ended, or not readable by this user
-        return 0.0
-    return float(times.user + times.system)
-
-
-def _name(process: psutil.Process) -> str:
-    import psutil
-
-    try:
-        return process.name()
-    except psutil.Error:
-        return "ended"
+    processes = psutil.process_iter(["name", "cpu_times"])
+    infos = {process.pid: process.info for process in processes if process.info["cpu_times"]}
+    return {pid: (info["cpu_times"].user + info["cpu_times"].system, info["name"]) for pid, info in infos.items()}
 
 
 CHECK = Check(
