@@ -165,7 +165,7 @@ def test_the_bars_of_any_values_are_within_the_strip(values: list[float], limit:
 
 
 def figure(metric: str, limit: float, expected: float | None) -> Figure:
-    return Figure(("a.b",), metric, None, expected, ">=", limit, "GB/s", "", "", 1, None, None)
+    return Figure(("a.b",), metric, None, "GB/s", "", 1, expected, ">=", limit)
 
 
 def test_limits_are_marked_at_their_sizes() -> None:

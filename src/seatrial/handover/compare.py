@@ -24,6 +24,7 @@ from seatrial.report.formatting import subject_kind
 from seatrial.report.identity import Gpu
 from seatrial.report.view import machine_size
 from seatrial.util import data_files
+from seatrial.util.grouping import grouped
 from seatrial.util.quantiles import CONFIDENCE, t_quantile, t_tail
 from seatrial.util.text import and_more, plural
 
@@ -259,18 +260,10 @@ def _judged(change: Change, error: float, freedom: int, probability: float) -> C
     return replace(change, effect=effect, interval=interval, detectable=-math.expm1(-limit - FOUND * error))
 
 
-def by_speed(changes: Iterable[Change]) -> list[list[Change]]:
-    """The changes of each speed."""
-    groups: dict[str, list[Change]] = {}
-    for change in changes:
-        groups.setdefault(change.speed, []).append(change)
-    return list(groups.values())
-
-
 def _losses(changes: Sequence[Change], facts: Sequence[FactChange]) -> list[Loss]:
     """The losses by metric, the largest first."""
     losses = []
-    for compared in by_speed(change for change in changes if change.effect != "not compared"):
+    for compared in grouped((each.speed, each) for each in changes if each.effect != "not compared").values():
         slower = sorted((each for each in compared if each.effect == "slower"), key=lambda each: -each.loss)
         if slower:
             causes = possible_causes([each.part for each in slower], [each.part for each in compared], facts)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from seatrial.handover.compare import Change, Comparison, Loss, by_speed
+from seatrial.handover.compare import Change, Comparison, Loss
 from seatrial.model import CLUSTER, DecisionValue, Trial
 from seatrial.report.document import Document, Section
 from seatrial.report.formatting import print_value
 from seatrial.report.tables import Table
 from seatrial.report.text import utc
 from seatrial.report.view import decision_title, machine_size
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more, plural
 
 MAX_PARTS = 4  # parts named in a sentence
@@ -81,7 +82,7 @@ def _side_text(trials: Sequence[Trial]) -> str:
 def _speeds(comparison: Comparison) -> list[tuple[str, ...]]:
     """One row for each speed: the part with the worst effect, and of these the largest loss."""
     rows = []
-    for changes in by_speed(comparison.changes):
+    for changes in grouped((change.speed, change) for change in comparison.changes).values():
         worst = min(changes, key=lambda change: (_EFFECTS.index(change.effect), -change.loss))
         slower = sum(change.effect == "slower" for change in changes)
         part = "" if worst.part == CLUSTER else worst.part

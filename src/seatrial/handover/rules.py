@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from seatrial.checks import catalog
 from seatrial.model import Basis, BasisKind, Frozen, Outcome, Rule, Trial, Verdict
+from seatrial.util.grouping import grouped
 
 # Other kinds are in the rules, in the config of the record, or computed from its measurements
 _REFERENCE_KINDS = (BasisKind.SITE, BasisKind.SKU, BasisKind.FABRIC_MODEL, BasisKind.PHYSICAL_LIMIT)
@@ -65,10 +66,11 @@ def different_verdicts(recorded: Iterable[Verdict], judged: Iterable[Verdict]) -
 
 def _outcomes(verdicts: Iterable[Verdict]) -> dict[VerdictKey, str]:
     """The outcomes other than PASS of each check, subject and metric."""
-    outcomes: dict[VerdictKey, list[Outcome]] = {}
-    for verdict in verdicts:
-        if verdict.outcome is not Outcome.PASS:
-            outcomes.setdefault((verdict.check, verdict.subject, verdict.metric), []).append(verdict.outcome)
+    outcomes = grouped(
+        ((verdict.check, verdict.subject, verdict.metric), verdict.outcome)
+        for verdict in verdicts
+        if verdict.outcome is not Outcome.PASS
+    )
     return {key: " and ".join(sorted(found)) for key, found in outcomes.items()}
 
 

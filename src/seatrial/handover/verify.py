@@ -20,6 +20,7 @@ from seatrial.model import Measurement, Session, Trial, UsageError, first_valida
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import read_saved_run
 from seatrial.util.gc_pause import gc_paused
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import parse_json
 from seatrial.util.text import plural
 
@@ -176,12 +177,11 @@ def _session(session: Session) -> tuple[float, tuple[str, ...], str]:
 
 def _by_key(lists: Mapping[str, Iterable[Measurement]]) -> dict[tuple[str, ...], list[Measurement]]:
     """The measurements by check, subject, rank, name of their list, and start."""
-    found: dict[tuple[str, ...], list[Measurement]] = {}
-    for name, measurements in lists.items():
-        for each in measurements:
-            rank = "" if each.rank is None else str(each.rank)
-            found.setdefault((each.check, each.subject, rank, name, str(each.started)), []).append(each)
-    return found
+    return grouped(
+        ((each.check, each.subject, "" if each.rank is None else str(each.rank), name, str(each.started)), each)
+        for name, measurements in lists.items()
+        for each in measurements
+    )
 
 
 def _difference(recorded: Measurement | None, written: Measurement | None, kind: str) -> str:

@@ -13,6 +13,7 @@ from seatrial.model import Series, format_bytes, format_value
 from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge
 from seatrial.report.figures import Figure
 from seatrial.report.formatting import family, natural_key, print_value, size_in_name, unit_text
+from seatrial.util.grouping import grouped
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460.0, 250.0, 58.0, 446.0, 24.0, 210.0  # SVG units; the last four: axes
 # Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit. The width is that of
@@ -102,10 +103,9 @@ def charts(all_series: Iterable[Series], not_passed: frozenset[str], figures: Se
     The limits of ``figures`` are short lines at the sizes in their names. With more than MAX_CURVES curves, a chart has
     their band and median, and curves of ``not_passed`` subjects.
     """
-    families: dict[tuple[str, str, str], list[Series]] = {}
-    for series in all_series:
-        if series.x and series.y:
-            families.setdefault((family(series.name), series.x_unit, series.y_unit), []).append(series)
+    families = grouped(
+        ((family(series.name), series.x_unit, series.y_unit), series) for series in all_series if series.x and series.y
+    )
     drawn = []
     for (name, x_unit, y_unit), group in families.items():
         label_of = _label_function(group)
@@ -151,11 +151,7 @@ def _unbroken(values: Sequence[float | None], dashboard: Dashboard, scale: float
 
 
 def _chart(title: str, lines: Sequence[Line], x_unit: str, y_unit: str, figures: Sequence[Figure]) -> Chart:
-    ys_by_x: dict[float, list[float]] = {}
-    for line in lines:
-        for x, y in line.points:
-            if not math.isnan(y):
-                ys_by_x.setdefault(x, []).append(y)
+    ys_by_x = grouped((x, y) for line in lines for x, y in line.points if not math.isnan(y))
     xs = sorted(ys_by_x)
     over_sizes = x_unit == "B" and xs[0] > 0
     sizes = [(size, each) for each in figures if (size := size_in_name(each.metric)) in ys_by_x]

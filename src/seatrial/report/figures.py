@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from seatrial.checks import catalog
 from seatrial.model import WORST_FIRST, Basis, BasisKind, Metric, Outcome, Trial, Verdict
 from seatrial.report.formatting import format_range, print_value, size_in_name
+from seatrial.util.grouping import grouped
 
 # Outcomes that a reader has to act on, in the order in which reports list them
 NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
@@ -22,7 +23,7 @@ LAX_MARGIN = 3.0
 class Figure:
     """A metric of a check: its worst value, and what this value is compared with.
 
-    Of a metric without a rule: ``outcome`` and ``verdict`` are None, and ``measured`` is None if it has several values.
+    Of a metric without a rule, ``verdict`` is None, and ``measured`` is None if it has several values.
 
     ``limit``: the value must meet ``op limit``. ``expected``: the value that the limit is a share of; None for a limit
     that is a number of its own. ``source``: where the expected value or the limit is from. ``worst_part``: the subject
@@ -33,16 +34,19 @@ class Figure:
     checks: tuple[str, ...]
     metric: str
     measured: float | None
-    expected: float | None
-    op: str
-    limit: float | None
     unit: str
-    source: str
     worst_part: str
     n: int
-    outcome: Outcome | None
-    verdict: Verdict | None
+    expected: float | None = None
+    op: str = ""
+    limit: float | None = None
+    source: str = ""
+    verdict: Verdict | None = None
     metrics: tuple[Metric, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.verdict.outcome if self.verdict else None
 
     @property
     def name(self) -> str:
@@ -124,24 +128,24 @@ def figures(verdicts: Iterable[Verdict], measured: Iterable[tuple[str, Metric]] 
 
     ``measured``: (check, metric) of values; those without a verdict come last.
     """
-    groups: dict[tuple[str, ...], list[Verdict]] = {}
-    for verdict in verdicts:
-        of_check = (verdict.check, verdict.metric)
-        key = of_check if verdict.metric else (verdict.outcome, verdict.detail, verdict.evidence, verdict.fix)
-        groups.setdefault(key, []).append(verdict)
-    values: dict[tuple[str, ...], list[Metric]] = {}
-    for check, metric in measured:
-        values.setdefault((check, metric.name), []).append(metric)
+    groups = grouped((_figure_key(verdict), verdict) for verdict in verdicts)
+    values = grouped(((check, metric.name), metric) for check, metric in measured)
     judged = [_figure(group, values.pop(key, ())) for key, group in groups.items()]
     return judged + [_without_rule(check, name, metrics) for (check, name), metrics in values.items()]
 
 
+def _figure_key(verdict: Verdict) -> tuple[str, ...]:
+    without_metric = (verdict.outcome, verdict.detail, verdict.evidence, verdict.fix)
+    return (verdict.check, verdict.metric) if verdict.metric else without_metric
+
+
 def headline(trial: Trial) -> list[Figure]:
     """The most important figure of each check that has a speed with a limit, worst outcome first."""
-    by_check: dict[str, list[Verdict]] = {}
-    for verdict in trial.verdicts:
-        if verdict.basis and verdict.value is not None and verdict.outcome is not Outcome.SKIP:
-            by_check.setdefault(verdict.check, []).append(verdict)
+    by_check = grouped(
+        (verdict.check, verdict)
+        for verdict in trial.verdicts
+        if verdict.basis and verdict.value is not None and verdict.outcome is not Outcome.SKIP
+    )
     rows = [key_figure(name, figures(by_check.get(name, ()))) for name in catalog()]
     return sorted(filter(None, rows), key=lambda figure: outcome_rank(figure.outcome))
 
@@ -175,14 +179,13 @@ def _figure(verdicts: Sequence[Verdict], metrics: Sequence[Metric]) -> Figure:
         checks=tuple(dict.fromkeys(each.check for each in verdicts)),
         metric=verdict.metric,
         measured=verdict.value,
+        unit=verdict.unit,
+        worst_part=verdict.subject,
+        n=len({each.subject for each in verdicts}),
         expected=expected,
         op=op,
         limit=limit,
-        unit=verdict.unit,
         source=_source(verdict.basis) if verdict.basis else "",
-        worst_part=verdict.subject,
-        n=len({each.subject for each in verdicts}),
-        outcome=verdict.outcome,
         verdict=verdict,
         metrics=tuple(metrics),
     )
@@ -194,15 +197,9 @@ def _without_rule(check: str, name: str, metrics: Sequence[Metric]) -> Figure:
         checks=(check,),
         metric=name,
         measured=only.value if only else None,
-        expected=None,
-        op="",
-        limit=None,
         unit=metrics[0].unit,
-        source="",
         worst_part=only.subject if only else "",
         n=len(metrics),
-        outcome=None,
-        verdict=None,
         metrics=tuple(metrics),
     )
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from seatrial.model import CLUSTER, parse_bytes, value_parts
+from seatrial.util.grouping import grouped
 from seatrial.util.text import plural
 
 # A GPU, or a rank without one, of a node
@@ -16,10 +17,7 @@ _UNIT_TEXTS = {"count": "", "us": "µs"}
 
 def merge_similar(texts: Iterable[str]) -> Iterator[str]:
     """Each text once. Of texts that differ only in numbers, such as those of several GPUs, only the first."""
-    groups: dict[str, list[str]] = {}
-    for text in texts:
-        groups.setdefault(_NUMBER.sub("#", text), []).append(text)
-    for first, *others in groups.values():
+    for first, *others in grouped((_NUMBER.sub("#", text), text) for text in texts).values():
         differing = sum(other != first for other in others)
         others_text = plural(differing, "other process", "other processes")
         yield f"{first} ({others_text} used the same method, with other numbers)" if differing else first

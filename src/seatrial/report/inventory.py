@@ -18,6 +18,7 @@ from seatrial.model.rule import ALL_REDUCE, BOUND, GEMM, OPPOSITE, PEERS, REFERE
 from seatrial.report.reference_metrics import ReferenceMetric, UnjudgedMetric, values_by_metric
 from seatrial.report.tables import Table, fact_tables, print_tables
 from seatrial.report.text import clean
+from seatrial.util.grouping import grouped
 from seatrial.util.text import plural
 
 # Mounted filesystems that `discover` prints; a container host can have hundreds
@@ -91,10 +92,8 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
 
 def print_power(check: Check, console: Console) -> None:
     """Print how many samples each limit of a check needs to reject a slowdown, for several levels of noise."""
-    metrics_by_limit: dict[float, list[str]] = {}
-    for rule in check.rules:
-        if (share := rule.share(REFERENCE)) is not None:
-            metrics_by_limit.setdefault(share, []).append(rule.metric)
+    shares = ((rule.share(REFERENCE), rule.metric) for rule in check.rules)
+    metrics_by_limit = grouped((share, metric) for share, metric in shares if share is not None)
     if not metrics_by_limit:
         print_tables([Table(f"{check.name}: no limit relative to a reference value", [])], console)
     for limit, metrics in metrics_by_limit.items():
@@ -223,10 +222,10 @@ def unjudged_lines(unjudged: Sequence[UnjudgedMetric], gpus: Sequence[str], node
     if not unjudged:
         return
     model = " + ".join(sorted(set(gpus)))
-    metrics_by_check: dict[str, list[str]] = {}
-    for each in unjudged:
-        exception = f" (except over {' or '.join(each.fabrics)})" if each.fabrics else ""
-        metrics_by_check.setdefault(each.check, []).append(f"{each.metric}{exception}")
+    metrics_by_check = grouped(
+        (each.check, each.metric + (f" (except over {' or '.join(each.fabrics)})" if each.fabrics else ""))
+        for each in unjudged
+    )
     where = f"{plural(nodes, 'node')} with {len(gpus)} × {model}"
     counts = f"{plural(len(unjudged), 'metric')} of {plural(len(metrics_by_check), 'check')}"
     yield f"UNJUDGED on {where}, no reference value: {counts}"

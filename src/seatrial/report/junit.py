@@ -17,6 +17,7 @@ from seatrial.report.formatting import natural_key
 from seatrial.report.identity import Gpu, gpus_of
 from seatrial.report.text import UNKNOWN_TIME, clean, single_line, utc
 from seatrial.report.view import CheckView, check_views, lax_thresholds
+from seatrial.util.grouping import grouped
 
 MAX_SUBJECTS = 64  # of a check with more subjects, those that passed are one case
 _PASSED = (Outcome.PASS, Outcome.SKIP)
@@ -65,10 +66,8 @@ def _suite(
     properties = ET.SubElement(suite, "properties")
     for name, text in texts:
         ET.SubElement(properties, "property", name=name, value=single_line(text))
-    by_subject: dict[str, list[Verdict]] = {}
     no_verdict = Verdict(check.name, CLUSTER, Outcome.UNJUDGED, detail="no verdict was recorded")
-    for verdict in check.verdicts or (no_verdict,):
-        by_subject.setdefault(verdict.subject, []).append(verdict)
+    by_subject = grouped((verdict.subject, verdict) for verdict in check.verdicts or (no_verdict,))
     seconds = {measurement.subject: measurement.seconds for measurement in check.measurements}
     passed = [subject for subject, verdicts in by_subject.items() if all(v.outcome in _PASSED for v in verdicts)]
     if len(by_subject) > MAX_SUBJECTS and passed:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from seatrial.model import Outcome, Topology, Trial, worst
 from seatrial.report.figures import NOT_PASSED
 from seatrial.report.formatting import DEVICE, natural_key
+from seatrial.util.grouping import grouped
 from seatrial.util.text import plural
 
 MAX_NODES = 64  # the map of more nodes shows only those on which something is bad
@@ -38,9 +39,7 @@ class NodeGroup:
 def node_groups(trial: Trial) -> list[NodeGroup]:
     """All nodes with a GPU or rank that is the subject of a verdict, by leaf switch and rack; of many, the bad ones."""
     topology = next((job.topology for job in trial.jobs if job.topology), None)
-    groups: dict[str, list[MappedNode]] = {}
-    for node in _nodes(trial):
-        groups.setdefault(_place(topology, node.name) if topology else "", []).append(node)
+    groups = grouped((_place(topology, node.name) if topology else "", node) for node in _nodes(trial))
     if sum(map(len, groups.values())) <= MAX_NODES:
         return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
     reduced = []
@@ -54,9 +53,7 @@ def node_groups(trial: Trial) -> list[NodeGroup]:
 
 
 def _nodes(trial: Trial) -> list[MappedNode]:
-    outcomes: dict[str, set[Outcome]] = {}
-    for verdict in trial.verdicts:
-        outcomes.setdefault(verdict.subject, set()).add(verdict.outcome)
+    outcomes = grouped((verdict.subject, verdict.outcome) for verdict in trial.verdicts)
     devices: dict[str, dict[str, Outcome]] = {}
     for subject in sorted(outcomes, key=natural_key):
         if match := DEVICE.fullmatch(subject):

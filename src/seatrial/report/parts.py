@@ -19,6 +19,7 @@ from seatrial.report.figures import NOT_PASSED, Figure, figures, outcome_rank
 from seatrial.report.formatting import DEVICE, natural_key, subject_kind
 from seatrial.report.identity import Gpu, gpus_of
 from seatrial.report.text import split_code
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more, plural
 
 # Kinds of parts, the most specific first: a bad GPU explains a slow cluster, not the reverse
@@ -175,13 +176,15 @@ def parts(trial: Trial) -> list[Part]:
 
 def problems(bad_parts: Sequence[Part]) -> list[Problem]:
     """``parts`` grouped: one bad GPU is one problem, a setting that is wrong on 64 nodes too."""
-    groups: dict[tuple[object, ...], list[Part]] = {}
-    for part in bad_parts:
-        names = tuple(sorted((str(figure.outcome), figure.name) for figure in part.figures))
-        causes = tuple(finding.cause or finding.title for finding in part.findings)
-        fixes = tuple(sorted({_DIGITS.sub("#", fix) for fix in part.fixes}))  # they name the index of each GPU
-        groups.setdefault((part.kind, names, causes, fixes), []).append(part)
+    groups = grouped((_problem_key(part), part) for part in bad_parts)
     return [Problem(tuple(group), _merged(group)) for group in groups.values()]
+
+
+def _problem_key(part: Part) -> tuple[object, ...]:
+    names = tuple(sorted((str(figure.outcome), figure.name) for figure in part.figures))
+    causes = tuple(finding.cause or finding.title for finding in part.findings)
+    fixes = tuple(sorted({_DIGITS.sub("#", fix) for fix in part.fixes}))  # they name the index of each GPU
+    return part.kind, names, causes, fixes
 
 
 def failing_text(bad_parts: Sequence[Part]) -> str:

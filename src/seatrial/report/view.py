@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from textwrap import shorten
-from typing import TypeVar
 
 from seatrial.checks import catalog
 from seatrial.model import (
@@ -30,6 +29,7 @@ from seatrial.model import (
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.figures import NOT_PASSED, Figure, figures, key_figure, outcome_rank
 from seatrial.report.formatting import family, merge_similar, size_in_name
+from seatrial.util.grouping import grouped
 from seatrial.util.text import plural
 
 OTHER = "Other"  # phase of checks that this version does not have, such as those of an old run
@@ -123,7 +123,8 @@ def check_views(trial: Trial) -> list[CheckView]:
 
     Checks that were only excluded are omitted: reports list ``trial.excluded_checks`` separately.
     """
-    verdicts, measurements = _by_check(trial.verdicts), _by_check(trial.measurements)
+    verdicts = grouped((verdict.check, verdict) for verdict in trial.verdicts)
+    measurements = grouped((measurement.check, measurement) for measurement in trial.measurements)
     planned = (name for job in trial.jobs for name in job.checks)
     judged = (name for name in verdicts if name not in trial.excluded_checks)
     names = dict.fromkeys((*planned, *measurements, *judged))
@@ -144,7 +145,7 @@ def check_views(trial: Trial) -> list[CheckView]:
 
 def coverage(trial: Trial) -> dict[str, list[str]]:
     """Kind of result → checks: those that were judged, those that were not, and those that an option excluded."""
-    outcomes = {name: worst(v.outcome for v in of_check) for name, of_check in _by_check(trial.verdicts).items()}
+    outcomes = grouped((verdict.check, verdict.outcome) for verdict in trial.verdicts)
     titles = {
         "Covered": (Outcome.PASS, Outcome.WARN, Outcome.FAIL),
         "Not measured": (Outcome.ERROR,),
@@ -152,9 +153,9 @@ def coverage(trial: Trial) -> dict[str, list[str]]:
         "Does not apply here": (Outcome.SKIP,),
     }
     groups: dict[str, list[str]] = {title: [] for title in titles}
-    for name, outcome in outcomes.items():
+    for name, of_check in outcomes.items():
         if name not in trial.excluded_checks:
-            groups[next(title for title in titles if outcome in titles[title])].append(name)
+            groups[next(title for title in titles if worst(of_check) in titles[title])].append(name)
     for name, option in trial.excluded_checks.items():
         groups.setdefault(f"Excluded by {option}", []).append(name)
     return {title: names for title, names in groups.items() if names or title == "Covered"}
@@ -174,9 +175,7 @@ def lax_thresholds(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
 
 def metrics_without_threshold(decision: Decision) -> list[str]:
     """The metrics without a threshold, one line for checks that share them: ``a.b, a.c: latency.*``."""
-    by_metrics: dict[tuple[str, ...], list[str]] = {}
-    for check, metrics in decision.metrics_without_threshold.items():
-        by_metrics.setdefault(metrics, []).append(check)
+    by_metrics = grouped((metrics, check) for check, metrics in decision.metrics_without_threshold.items())
     return [f"{', '.join(checks)}: {', '.join(metrics)}" for metrics, checks in by_metrics.items()]
 
 
@@ -214,13 +213,3 @@ def machine_size(trial: Trial) -> str:
     job = max(trial.jobs, key=lambda job: job.nodes * job.ranks_per_node)
     noun, nouns = ("GPU", "GPUs") if job.device == "cuda" else ("process", "processes")
     return f"{plural(job.nodes, 'node')} × {plural(job.ranks_per_node, noun, nouns)}"
-
-
-_Record = TypeVar("_Record", Verdict, Measurement)
-
-
-def _by_check(records: Iterable[_Record]) -> dict[str, list[_Record]]:
-    by_check: dict[str, list[_Record]] = {}
-    for record in records:
-        by_check.setdefault(record.check, []).append(record)
-    return by_check
