@@ -25,7 +25,7 @@ from seatrial.report.identity import gpus_of, serial_digest, variable_lines, ver
 from seatrial.report.node_map import node_groups
 from seatrial.report.not_seen import not_seen, unseen_slowdowns
 from seatrial.report.parts import cause_text, failing_text, parts, problems
-from seatrial.report.tables import Table, shared_facts
+from seatrial.report.tables import shared_facts
 from seatrial.report.text import clean, split_code, utc
 from seatrial.report.view import (
     METHOD,
@@ -116,7 +116,7 @@ def render_document(document: Document) -> str:
 
 
 def _charts(check: CheckView) -> list[charts.Chart]:
-    """The charts of a check; subjects that did not pass are highlighted. Limits are marked at their sizes."""
+    """The charts of a check; subjects that did not pass are highlighted, and limits are marked at their sizes."""
     not_passed = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in NOT_PASSED)
     all_series = [series for measurement in check.measurements for series in measurement.series]
     return charts.charts(all_series, not_passed, check.figures)
@@ -127,10 +127,6 @@ def _distribution(figure: Figure) -> charts.Distribution | None:
     if len(set(figure.values)) < 2 or figure.unit == "bool":
         return None
     return charts.distribution(figure.values, figure.limit, figure.expected, figure.op)
-
-
-def _facts(check: CheckView) -> list[Table]:
-    return shared_facts(check.measurements, METHOD)
 
 
 @cache
@@ -153,7 +149,7 @@ def _environment() -> Environment:
         command=shlex.join,
         charts=_charts,
         distribution=_distribution,
-        facts=_facts,
+        facts=lambda check: shared_facts(check.measurements, METHOD),
         telemetry_charts=charts.telemetry_charts,
     )
     environment.globals.update(SYMBOLS=SYMBOLS, WORST_FIRST=WORST_FIRST, BAD=NOT_PASSED, LIMITS=LIMITS)

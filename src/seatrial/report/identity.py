@@ -16,6 +16,7 @@ from seatrial.report.formatting import natural_key
 from seatrial.util.text import and_more
 
 NO_SERIAL = "no serial number recorded"
+_GPU_FIELDS = ("name", "serial", "uuid", "pci_bus_id", "vbios")  # NVML's keys of the fields of Gpu
 _MAX_NAMED = 3  # hosts with another version or variable that are named
 
 
@@ -48,13 +49,7 @@ class Version:
 def gpus_of(trial: Trial) -> dict[str, Gpu]:
     """Subject → identity of each GPU in the record, from the facts ``gpus``."""
     return {
-        subject: Gpu(
-            model=_text(fields, "name"),
-            serial=_text(fields, "serial"),
-            uuid=_text(fields, "uuid"),
-            slot=_text(fields, "pci_bus_id"),
-            vbios=_text(fields, "vbios"),
-        )
+        subject: Gpu(*(fields[name] if isinstance(fields.get(name), str) else "" for name in _GPU_FIELDS))
         for subject, fields in gpu_fields(trial).items()
     }
 
@@ -166,8 +161,3 @@ def _recorded(trial: Trial) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for measurement in trial.measurements:
         if measurement.facts:
             yield measurement.subject.partition("/")[0], measurement.facts
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    return value if isinstance(value, str) else ""

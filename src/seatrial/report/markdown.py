@@ -113,19 +113,18 @@ def _problem(problem: Problem) -> str:
             shown = _code(text) if label == "run first" else _text(text)
             lines += [f"- **{label}** {shown}"] if text else []
         elif text:
-            lines += ["", _fenced(clean(text)), ""]
+            fence = _fence(clean(text), 3)
+            lines += ["", f"{fence}text\n{clean(text)}\n{fence}", ""]
     return "\n".join(lines)
 
 
 def _text(text: str) -> str:
     """Text on one line with Markdown and mentions escaped; commands between backticks become code spans."""
-    pieces = split_code(single_line(text))
-    return "".join(_code(piece) if is_code else _plain(piece) for piece, is_code in pieces).strip()
-
-
-def _plain(text: str) -> str:
-    # a zero-width space prevents "@name" from notifying a user and "#1" from linking an issue
-    return _SPECIAL.sub(r"\\\g<0>", _MENTION.sub("\\1\u200b", text))
+    shown = ""
+    for piece, is_code in split_code(single_line(text)):
+        # a zero-width space prevents "@name" from notifying a user and "#1" from linking an issue
+        shown += _code(piece) if is_code else _SPECIAL.sub(r"\\\g<0>", _MENTION.sub("\\1\u200b", piece))
+    return shown.strip()
 
 
 def _cell(text: str) -> str:
@@ -134,17 +133,13 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """A code span; CommonMark requires a fence longer than any run of backticks in the text."""
+    """A code span."""
     text = single_line(text)
-    fence = "`" * (_longest_backtick_run(text) + 1)
+    fence = _fence(text, 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
-def _fenced(text: str) -> str:
-    fence = "`" * max(3, _longest_backtick_run(text) + 1)
-    return f"{fence}text\n{text}\n{fence}"
-
-
-def _longest_backtick_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)
+def _fence(text: str, least: int) -> str:
+    """At least ``least`` backticks, and more than any run of backticks in the text, as CommonMark requires."""
+    return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), 0)

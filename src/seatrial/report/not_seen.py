@@ -25,9 +25,12 @@ def unseen_slowdowns(trial: Trial) -> dict[str, dict[str, float]]:
     for verdict in trial.verdicts:
         name = verdict.check, verdict.metric
         if verdict.value and verdict.basis and _is_speed(*name, verdict.unit):
-            bases = (basis for basis in (verdict.basis, *verdict.other_limits) if _rejects(*name, basis))
-            limits = (_slowdown_at_limit(verdict.value, basis) for basis in bases)
-            shares[name] = min([shares.get(name, 1.0), *limits])
+            for basis in (verdict.basis, *verdict.other_limits):
+                share = 1.0  # by which the value may be slower until it is at the limit; below 0 beyond the limit
+                if _rejects(*name, basis):
+                    limit = (basis.expected or 0.0) * (1.0 if basis.op else basis.fail_below or 0.0)
+                    share -= verdict.value / limit if basis.op.startswith("<") else limit / verdict.value
+                shares[name] = min(shares.get(name, 1.0), share)
     unseen: dict[str, dict[str, float]] = {}
     for (check, metric), share in shares.items():
         if share > MAX_UNSEEN:
@@ -64,9 +67,3 @@ def _rejects(check: str, metric: str, basis: Basis) -> bool:
         return bool(basis.op or basis.fail_below)
     limits = [limit for rule in catalog()[check].rules if rule.metric == metric for limit in rule.limits]
     return all(limit.outcome is Outcome.FAIL for limit in limits if limit.value == basis.expected)
-
-
-def _slowdown_at_limit(value: float, basis: Basis) -> float:
-    """The share by which a value may be slower than measured until it is at the limit; below 0 beyond the limit."""
-    limit = (basis.expected or 0.0) * (1.0 if basis.op else basis.fail_below or 0.0)
-    return 1 - (value / limit if basis.op.startswith("<") else limit / value)

@@ -24,7 +24,8 @@ def plan_lines(
     names = [name for job in jobs for name in job.checks]
     seconds = sum(job.expected_s for job in jobs)
     gpus = max((job.process_count for job in jobs if job.placement == "ranks" and job.device == "cuda"), default=0)
-    cost = f" on {plural(gpus, 'GPU')}: {_hours(gpus * seconds)} GPU-hours" if gpus else ""
+    hours = gpus * seconds / 3600
+    cost = f" on {plural(gpus, 'GPU')}: {hours:.{2 if hours < 1 else 1}f} GPU-hours" if gpus else ""
     count = plural(len(names) + len(not_run), "check")
     skipped = f" ({len(not_run)} of them cannot run here)" if not_run else ""
     yield f"{count}{skipped}, about {plural(max(1, round(seconds / 60)), 'minute')}{cost}"
@@ -47,8 +48,3 @@ def plan_lines(
             f"excluded by {TIME_LIMIT}, so that the decision is INCOMPLETE (first the checks that are not required, "
             f"then from the end of the trial): {', '.join(excluded)}"
         )
-
-
-def _hours(seconds: float) -> str:
-    hours = seconds / 3600
-    return f"{hours:.2f}" if hours < 1 else f"{hours:.1f}"

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +30,7 @@ HEARTBEAT_S = 30.0  # a log gets a line with the current step if it got no line 
 WAITING_LINE_S = 60.0  # seconds between log lines about the same state of the scheduler
 
 _MAX_NAMED = 4  # checks listed in one line
+_errors_ignored = partial(contextlib.suppress, OSError)  # of standard error: the record has the same information
 
 
 class Live:
@@ -217,11 +218,6 @@ class Remaining:
             parts = [f"about {10 * math.ceil(max(seconds, 1) / 10)} s left"]
         parts += [f"{plural(len(unknown), 'check')} of unknown duration"] if unknown else []
         return "".join(f", {part}" for part in (" and ".join(parts), late_text) if part)
-
-
-def _errors_ignored() -> AbstractContextManager[None]:
-    """Ignore errors when writing to standard error: the record has the same information."""
-    return contextlib.suppress(OSError)
 
 
 def duration_text(seconds: float) -> str:

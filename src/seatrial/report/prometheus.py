@@ -11,7 +11,6 @@ import heapq
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from seatrial.model import DecisionValue, Trial
 from seatrial.report.figures import badness, headline
@@ -38,94 +37,79 @@ _BASE_UNITS: Mapping[str, tuple[str, float]] = {
     "°C": ("celsius", 1.0),
     "W": ("watts", 1.0),
 }
-
-
 MAX_PARTS = 100  # parts with a sample: of bad parts, and of each headline figure; the worst ones
 
-
-@dataclass
-class _Family:
-    """All samples of one metric name. A later sample with the same labels replaces the earlier one."""
-
-    name: str
-    help: str
-    samples: dict[str, float] = field(default_factory=dict)
-
-    def add(self, value: float, **labels: str) -> None:
-        self.samples[",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())] = value
-
-    def lines(self) -> Iterator[str]:
-        if self.samples:
-            yield f"# HELP {self.name} {self.help}"
-            yield f"# TYPE {self.name} gauge"
-        for labels, value in self.samples.items():
-            yield f"{self.name}{{{labels}}} {_number(value)}"
+# Name of a family → its help text, in the order of the output; families of measured values follow
+_HELP = {
+    "last_run_timestamp_seconds": "Unix time at which the trial ended.",
+    "last_run_duration_seconds": "Wall time of the whole trial.",
+    "cpu_only": "1 if no GPU was tested.",
+    "lax_thresholds": "Number of thresholds that a much slower cluster would still meet.",
+    "decision": "1 for the decision of the trial, 0 for the others.",
+    "verdicts": "Number of verdicts of a check; an outcome without verdicts has no sample.",
+    "check_duration_seconds": "Wall time of a check on its slowest process.",
+    "part_bad": f"1 for each part that did not pass, the {MAX_PARTS} worst at most.",
+    "headline_margin_ratio": "Worst value relative to its limit; below 1: violated.",
+    "headline_expected_ratio": "Worst value relative to the expected value.",
+}
+Sample = tuple[str, float, dict[str, str]]  # name of the family, value, labels
 
 
 def render(trial: Trial) -> str:
     """The trial as gauges. The format requires a newline at the end."""
-    families = [*_run_families(trial), *_checks(trial), _bad_parts(trial), *_headline(trial)]
-    return "\n".join(line for family in families for line in family.lines()) + "\n"
+    families: dict[str, dict[str, float]] = {name: {} for name in _HELP}  # a later sample with equal labels replaces
+    for name, value, labels in (*_run(trial), *_checks_and_parts(trial), *sorted(_headline(trial), key=_measured_last)):
+        text = ",".join(f'{key}="{_escaped(label)}"' for key, label in {"trial": trial.name, **labels}.items())
+        families.setdefault(name, {})[text] = value
+    lines = []
+    for name, samples in families.items():
+        unit = name.removeprefix("measured").strip("_").replace("_", " ") or "no unit"
+        if samples:
+            help_text = _HELP.get(name) or f"Headline figures in {unit}, of the {MAX_PARTS} worst parts."
+            lines += [f"# HELP seatrial_{name} {help_text}", f"# TYPE seatrial_{name} gauge"]
+        lines += [f"seatrial_{name}{{{labels}}} {_number(value)}" for labels, value in samples.items()]
+    return "\n".join(lines) + "\n"
 
 
-def _run_families(trial: Trial) -> Iterator[_Family]:
+def _run(trial: Trial) -> Iterator[Sample]:
     last = trial.sessions[-1] if trial.sessions else trial  # a resumed trial ended with its last session
-    values = {
-        ("last_run_timestamp_seconds", "Unix time at which the trial ended."): last.started + last.seconds,
-        ("last_run_duration_seconds", "Wall time of the whole trial."): trial.seconds,
-        ("cpu_only", "1 if no GPU was tested."): trial.decision.cpu_only,
-        ("lax_thresholds", "Number of thresholds that a much slower cluster would still meet."): len(
-            lax_thresholds(trial.verdicts)
-        ),
-    }
-    for (name, text), value in values.items():
-        family = _Family(f"seatrial_{name}", text)
-        family.add(value, trial=trial.name)
-        yield family
-    decision = _Family("seatrial_decision", "1 for the decision of the trial, 0 for the others.")
+    yield "last_run_timestamp_seconds", last.started + last.seconds, {}
+    yield "last_run_duration_seconds", trial.seconds, {}
+    yield "cpu_only", trial.decision.cpu_only, {}
+    yield "lax_thresholds", len(lax_thresholds(trial.verdicts)), {}
     for each in DecisionValue:
-        decision.add(each is trial.decision.value, trial=trial.name, decision=each)
-    yield decision
+        yield "decision", each is trial.decision.value, {"decision": each}
 
 
-def _checks(trial: Trial) -> tuple[_Family, _Family]:
-    verdicts = _Family("seatrial_verdicts", "Number of verdicts of a check; an outcome without verdicts has no sample.")
-    durations = _Family("seatrial_check_duration_seconds", "Wall time of a check on its slowest process.")
+def _checks_and_parts(trial: Trial) -> Iterator[Sample]:
     for check in check_views(trial):
         for outcome, count in outcome_counts(check.verdicts):
-            verdicts.add(count, trial=trial.name, check=check.name, outcome=outcome)
+            yield "verdicts", count, {"check": check.name, "outcome": outcome}
         if check.measurements:
-            durations.add(check.seconds, trial=trial.name, check=check.name)
-    return verdicts, durations
-
-
-def _bad_parts(trial: Trial) -> _Family:
-    family = _Family("seatrial_part_bad", f"1 for each part that did not pass, the {MAX_PARTS} worst at most.")
+            yield "check_duration_seconds", check.seconds, {"check": check.name}
     for part in [part for part in parts(trial) if part.outcome][:MAX_PARTS]:
         labels = {"kind": part.kind, "subject": part.name, "serial": part.gpu.serial, "outcome": str(part.outcome)}
-        family.add(1, trial=trial.name, **labels)
-    return family
+        yield "part_bad", 1, labels
 
 
-def _headline(trial: Trial) -> Iterator[_Family]:
+def _headline(trial: Trial) -> Iterator[Sample]:
     """The headline figures: worst value against limit and expected value, and the values of the worst parts."""
-    margins = _Family("seatrial_headline_margin_ratio", "Worst value relative to its limit; below 1: violated.")
-    shares = _Family("seatrial_headline_expected_ratio", "Worst value relative to the expected value.")
-    measured: dict[str, _Family] = {}
     for row in headline(trial):
-        labels = {"trial": trial.name, "check": row.checks[0], "metric": row.metric}
-        for family, value in ((margins, row.margin), (shares, row.share)):
+        labels = {"check": row.checks[0], "metric": row.metric}
+        for name, value in (("headline_margin_ratio", row.margin), ("headline_expected_ratio", row.share)):
             if value is not None:
-                family.add(value, **labels, subject=row.worst_part)
+                yield name, value, {**labels, "subject": row.worst_part}
         base_unit, factor = _base_unit(row.unit)
-        name = f"seatrial_measured_{base_unit}".rstrip("_")
-        help_text = f"Headline figures in {base_unit.replace('_', ' ') or 'no unit'}, of the {MAX_PARTS} worst parts."
-        family = measured.setdefault(name, _Family(name, help_text))
+        name = f"measured_{base_unit}".rstrip("_")
         of_figure = (v for v in trial.verdicts if (v.check, v.metric) == (row.checks[0], row.metric))
         for verdict in heapq.nsmallest(MAX_PARTS, of_figure, key=badness):
             if verdict.value is not None:
-                family.add(verdict.value * factor, **labels, subject=verdict.subject)
-    yield from (margins, shares, *(measured[name] for name in sorted(measured)))
+                yield name, verdict.value * factor, {**labels, "subject": verdict.subject}
+
+
+def _measured_last(sample: Sample) -> str:
+    """The sort key of headline figures: the families of measured values by their names."""
+    return sample[0] if sample[0] not in _HELP else ""
 
 
 def _base_unit(unit: str) -> tuple[str, float]:

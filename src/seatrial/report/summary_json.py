@@ -29,17 +29,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def _part(part: Part) -> dict[str, Any]:
-    return {
-        "kind": part.kind,
-        "name": part.name,
-        "node": part.node,
-        "index": part.index,
-        "model": part.gpu.model,
-        "serial": part.gpu.serial,
-        "uuid": part.gpu.uuid,
-        "slot": part.gpu.slot,
-        "outcome": part.outcome,
-        "cause": part.cause,
-        "first_command": part.first_command,
-        "figures": list(map(_figure, part.figures)),
-    }
+    values = {name: getattr(part, name) for name in ("kind", "name", "node", "index")}
+    values |= {name: getattr(part.gpu, name) for name in ("model", "serial", "uuid", "slot")}
+    values |= {name: getattr(part, name) for name in ("outcome", "cause", "first_command")}
+    return values | {"figures": list(map(_figure, part.figures))}

@@ -87,7 +87,10 @@ def fact_tables(facts: Mapping[str, Any], title: str = "") -> Iterator[Table]:
     for key, value in facts.items():
         name = f"{title} {key}".strip()
         if records := _records(value):
-            inner.append(_record_table(name, records))
+            filled = {key for record in records for key, value in record.items() if value not in _EMPTY}
+            keys = [key for key in dict.fromkeys(key for record in records for key in record) if key in filled]
+            cells = [[fact_text(record.get(key, ""), key) for key in keys] for record in records]
+            inner.append(Table(name, cells, [key.removesuffix("_bytes") for key in keys]))
         elif isinstance(value, dict):
             plain = {key: each for key, each in value.items() if not _is_nested(each)}
             nested = {key: each for key, each in value.items() if _is_nested(each)}
@@ -172,11 +175,3 @@ def _records(value: Any) -> list[dict[str, Any]]:
                 {"GB/s": name, **dict(zip(names, row, strict=False))} for name, row in zip(names, rates, strict=False)
             ]
     return []
-
-
-def _record_table(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
-    """One row for each record, without columns that are empty in all of them."""
-    filled = {key for record in records for key, value in record.items() if value not in _EMPTY}
-    keys = [key for key in dict.fromkeys(key for record in records for key in record) if key in filled]
-    rows = [[fact_text(record.get(key, ""), key) for key in keys] for record in records]
-    return Table(title, rows, [key.removesuffix("_bytes") for key in keys])

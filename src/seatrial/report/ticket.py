@@ -27,11 +27,8 @@ def render(trial: Trial, name: str = "", run_dir: Path | None = None) -> str:
         raise UsageError(f"no part is bad: the decision is {trial.decision.value}, without FAIL, ERROR or WARN")
     if name and name not in bad:
         raise UsageError(f"{name} is not among the bad parts: expected {and_more(list(bad), 8)}")
-    return "\n".join(map(_without_private, _lines(trial, bad[name] if name else next(iter(bad.values()))))) + "\n"
-
-
-def _without_private(line: str) -> str:
-    return _PRIVATE.sub("[removed]", clean(line))
+    lines = _lines(trial, bad[name] if name else next(iter(bad.values())))
+    return "".join(f"{_PRIVATE.sub('[removed]', clean(line))}\n" for line in lines)
 
 
 def _lines(trial: Trial, part: Part) -> Iterator[str]:
