@@ -7,8 +7,9 @@ each rank starts a child process for this measurement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from seatrial.checks.check import Context
 from seatrial.checks.declare import Answer, absent, metric, value
@@ -23,6 +24,31 @@ OPERATIONS = OPERATIONS_PER_SIZE + 1  # one more: the first operation, whose alg
 ENVIRONMENT = {"NCCL_ALGO": "Ring"}
 LIMIT_S = 300.0  # time limit of the child processes; limit_with_network adds the transfer time of a slow network
 _ALL_RANKS = "all_ranks"  # name of the only group, which contains all ranks
+
+
+def run_rings(
+    context: Context, groups: Mapping[str, Sequence[int]], size: int, seconds: float, limit_s: float
+) -> list[dict[str, Any]]:
+    """The results by rank, in the format of bench.nccl_settings, for groups of ranks. All ranks call this together.
+
+    ``limit_s``: of the child processes, without the transfer time of a slow network. Raises SeatrialError if one fails.
+    """
+    from seatrial.bench import child_ranks
+
+    results = child_ranks.run_child_ranks(
+        "seatrial.bench.nccl_settings",
+        {"groups": {name: [sorted(ranks)] for name, ranks in groups.items()}, "size": size, "seconds": seconds}
+        | {"untimed_sizes": []},
+        {**logging_environment(context.artifacts_dir, "ring"), **ENVIRONMENT},
+        device=context.device,
+        local_rank=context.local_rank,
+        file_prefix=context.artifacts_dir / "ring",
+        limit_s=limit_with_network(limit_s, context.tcp_network, "all_reduce", size, len(groups) * OPERATIONS),
+    )
+    if failure := child_ranks.first_failure_text(results):
+        raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {failure}")
+    return [result.value for result in results]
+
 
 _WHEN = "backend == nccl and nodes >= 2"
 DECLARED = (
@@ -64,7 +90,7 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
 
     Raises SeatrialError if a child process fails.
     """
-    from seatrial.bench import child_ranks, rank
+    from seatrial.bench import rank
     from seatrial.discover import nccl_log
 
     nodes = len(set(rank.gather(context.node)))
@@ -74,24 +100,9 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
     network = context.tcp_network
     omitted = omitted_sizes("all_reduce", options, network)
     size = max(size for size in default_sizes("all_reduce", nodes).gpu if size not in omitted)
-    results = child_ranks.run_child_ranks(
-        "seatrial.bench.nccl_settings",
-        {
-            "groups": {_ALL_RANKS: [list(range(context.world_size))]},
-            "size": size,
-            "seconds": options.seconds_per_size,
-            "untimed_sizes": [],
-        },
-        {**logging_environment(context.artifacts_dir, "ring"), **ENVIRONMENT},
-        device=context.device,
-        local_rank=context.local_rank,
-        file_prefix=context.artifacts_dir / "ring",
-        limit_s=limit_with_network(LIMIT_S, network, "all_reduce", size, OPERATIONS),
-    )
-    if failure := child_ranks.first_failure_text(results):
-        raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {failure}")
+    groups = {_ALL_RANKS: range(context.world_size)}
+    rank_0_result = run_rings(context, groups, size, options.seconds_per_size, LIMIT_S)[0]
     if context.rank == 0:
-        rank_0_result = results[0].value  # format: bench.nccl_settings
         busbw = f"busbw_ring.{size_label(size)}"
         yield value(busbw, rank_0_result["busbw"][_ALL_RANKS][0])
         if network and size != SIZE:

@@ -22,11 +22,11 @@ from pydantic import JsonValue
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts, ratios
 from seatrial.checks.declare import Answer, NoValue, Value, absent, metric, value
 from seatrial.checks.fabric import _nccl_log
+from seatrial.checks.fabric._forced_ring import run_rings
 from seatrial.checks.fabric._results import GroupOptions, transport_text
 from seatrial.checks.fabric._wrong_data import wrong_data, wrong_data_metric
 from seatrial.hardware import networks
 from seatrial.hardware.links import COLLECTIVE
-from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import (
     CLUSTER,
     Fact,
@@ -202,27 +202,12 @@ def _measure_rings(
     All ranks call this together and return the result of rank 0. Raises SeatrialError if a child process fails or
     receives wrong data.
     """
-    from seatrial.bench import child_ranks
-
     groups = {TWO_NODES: [*members[0], *members[-1]], ALL_NODES: list(chain.from_iterable(members))}
-    child_results = child_ranks.run_child_ranks(
-        "seatrial.bench.nccl_settings",
-        {"groups": {name: [sorted(ranks)] for name, ranks in groups.items()}, "size": size, "seconds": seconds}
-        | {"untimed_sizes": []},
-        {**_nccl_log.logging_environment(context.artifacts_dir, "ring"), "NCCL_ALGO": "Ring"},
-        device=context.device,
-        local_rank=context.local_rank,
-        file_prefix=context.artifacts_dir / "ring",
-        limit_s=limit_with_network(
-            RING_LIMIT_S, context.tcp_network, "all_reduce", size, len(groups) * (OPERATIONS_PER_SIZE + 1)
-        ),
-    )
-    if failure := child_ranks.first_failure_text(child_results):
-        raise SeatrialError(f"NCCL_ALGO=Ring: {failure}")
+    results = run_rings(context, groups, size, seconds, RING_LIMIT_S)
     # Each child reports the sum over all ranks of its groups
-    if wrong_elements := max(result.value["wrong_elements"] for result in child_results):
+    if wrong_elements := max(result["wrong_elements"] for result in results):
         raise SeatrialError(f"NCCL_ALGO=Ring: {wrong_elements} wrong elements; collectives.all_reduce locates them")
-    return {name: child_results[0].value["busbw"][name][0] for name in groups}
+    return {name: results[0]["busbw"][name][0] for name in groups}
 
 
 def _nodes_label(count: int) -> str:
