@@ -115,10 +115,6 @@ class Options(Frozen):
     """The options of a check that a trial file may set; the base class has none."""
 
 
-def _no_facts(_options: Any) -> dict[str, JsonValue]:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Implementations:
     """Several implementations of the same work.
@@ -174,7 +170,7 @@ class Check:
     model_fact: str = "gpu"
     # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a
     # trial when it is loaded
-    facts_from_options: Callable[[Any], Mapping[str, JsonValue]] = _no_facts
+    facts_from_options: Callable[[Any], Mapping[str, JsonValue]] = lambda _options: {}
     # Facts about the links between GPUs and about NCCL's choices: role → name of the fact
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
     # nccl-tests' name of the operation that ``busbw.*`` refers to; empty if there is none, or several

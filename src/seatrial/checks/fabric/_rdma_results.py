@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from seatrial.checks.declare import Answer, absent, value
 from seatrial.checks.fabric._compute_ports import Kind
 from seatrial.model import Fact
+from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.bench.perftest import ProgramResult, TransferResult
@@ -104,10 +105,7 @@ def results_of_paths(paths: Sequence[RailPath], memory: str) -> Iterator[Answer]
     if not comparable:
         too_few = f"a comparison needs {MIN_COMPARABLE_PORTS} ports, {measured_ports} were measured"
         yield absent(("bw_vs_peers", "path_share", "latency_vs_peers"), too_few)
-    gbps_by_kind: dict[Kind, list[float]] = {}
-    for bandwidth in bandwidth_by_port.values():
-        if bandwidth.is_at_port_rate:
-            gbps_by_kind.setdefault(bandwidth.kind, []).append(bandwidth.gbps)
+    gbps_by_kind = grouped((each.kind, each.gbps) for each in bandwidth_by_port.values() if each.is_at_port_rate)
     medians = {kind: median(values) for kind, values in gbps_by_kind.items()}
     for subject, bandwidth in bandwidth_by_port.items():
         yield value("write_bw", bandwidth.gbps, subject)
@@ -122,7 +120,8 @@ def results_of_paths(paths: Sequence[RailPath], memory: str) -> Iterator[Answer]
     if comparable:
         yield from _path_shares(bandwidth_paths, bandwidth_by_port)
     yield from _pair_results(paths)
-    yield Fact(name="paths", value=_values_by_tool(paths))
+    values_by_tool = grouped((path.tool, (path.key, path.value)) for path in paths)  # None: the path has no value
+    yield Fact(name="paths", value={tool: dict(values) for tool, values in values_by_tool.items()})
 
 
 @dataclass(frozen=True)
@@ -138,39 +137,30 @@ class _PortBandwidth:
     kind: Kind
 
 
-@dataclass(frozen=True)
-class _Directions:
-    """The bandwidths of a port with its partners, when the port sends and when it receives."""
-
-    sending: list[_PortBandwidth] = field(default_factory=list)
-    receiving: list[_PortBandwidth] = field(default_factory=list)
-
-
 def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
     """Port → the lower of two bandwidths: sending to its best partner, and receiving from its best partner.
 
     A path to a port with a lower rate counts only if there is no other path. RDMA that fails counts as 0. A port that
     was not measured in both directions is omitted.
     """
-    directions_by_port: dict[str, _Directions] = {}
+    sending: dict[str, list[_PortBandwidth]] = {}
+    receiving: dict[str, list[_PortBandwidth]] = {}
     for path in paths:
         gbps = 0.0 if path.failure else path.value
-        if gbps is None:
-            continue
-        source, target = path.source_port, path.target_port
-        share = gbps / path.rate_gbps
-        sending = _PortBandwidth(gbps, share, path.rate_gbps == source.rate_gbps, source.kind)
-        receiving = _PortBandwidth(gbps, share, path.rate_gbps == target.rate_gbps, target.kind)
-        directions_by_port.setdefault(path.source_subject, _Directions()).sending.append(sending)
-        directions_by_port.setdefault(path.target_subject, _Directions()).receiving.append(receiving)
+        for subject, port, found in (
+            (path.source_subject, path.source_port, sending),
+            (path.target_subject, path.target_port, receiving),
+        ):
+            if gbps is not None:
+                is_at_port_rate = path.rate_gbps == port.rate_gbps
+                bandwidth = _PortBandwidth(gbps, gbps / path.rate_gbps, is_at_port_rate, port.kind)
+                found.setdefault(subject, []).append(bandwidth)
     best_partner = attrgetter("is_at_port_rate", "share")
-    best: dict[str, _PortBandwidth] = {}
-    for subject, directions in directions_by_port.items():
-        if directions.sending and directions.receiving:
-            best_sending = max(directions.sending, key=best_partner)
-            best_receiving = max(directions.receiving, key=best_partner)
-            best[subject] = min(best_sending, best_receiving, key=attrgetter("share"))
-    return best
+    return {
+        subject: min((max(found[subject], key=best_partner) for found in (sending, receiving)), key=attrgetter("share"))
+        for subject in sending
+        if subject in receiving
+    }
 
 
 def _best_latencies(paths: Sequence[RailPath]) -> dict[str, float]:
@@ -215,11 +205,3 @@ def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBand
                 slow_paths.setdefault(path.pair, {})[path.key] = f"{path.value:g} of {lower_best:g} Gb/s"
     for pair, share in lowest_shares.items():
         yield value("path_share", share, pair, evidence={"slow_paths": dict(slow_paths.get(pair, {}))})
-
-
-def _values_by_tool(paths: Sequence[RailPath]) -> dict[str, dict[str, float | None]]:
-    """Tool → path → Gb/s or us; None if the path has no value."""
-    values_by_tool: dict[str, dict[str, float | None]] = {}
-    for path in paths:
-        values_by_tool.setdefault(path.tool, {})[path.key] = path.value
-    return values_by_tool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from math import ceil
@@ -107,18 +107,17 @@ class TransferRunner:
                 (perftest.BANDWIDTH_TOOL, reversed_pairs),
                 (perftest.LATENCY_TOOL, paired),
             ):
-                planned: list[RailPath] = []
-                for source, target in directed_pairs:
-                    planned += self._paths_of_batch(batch, tool, source, target)
-                paths += self._run(planned)
+                paths += self._run(
+                    [
+                        RailPath(tool, source, target, rail, source_port, target_port)
+                        for source, target in directed_pairs
+                        for rail, (source_port, target_port) in enumerate(
+                            zip(self._ports[source], self._ports[target], strict=False)
+                        )
+                        if source_port and target_port and rail % self._batch_count == batch
+                    ]
+                )
         return paths
-
-    def _paths_of_batch(self, batch: int, tool: str, source: str, target: str) -> Iterator[RailPath]:
-        """Yield the paths between two nodes, for the rails of a batch that have a usable port on both nodes."""
-        rails = enumerate(zip(self._ports[source], self._ports[target], strict=False))
-        for rail, (source_port, target_port) in rails:
-            if source_port and target_port and rail % self._batch_count == batch:
-                yield RailPath(tool, source, target, rail, source_port, target_port)
 
     def _run(self, planned: Sequence[RailPath]) -> list[RailPath]:
         """Run the planned transfers concurrently, and return them with their values or errors."""

@@ -12,7 +12,7 @@ from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, v
 from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
-    from seatrial.discover.host import HostFacts
+    pass
 
 NO_LIMIT = 2**63 - 1  # reported for "unlimited": the largest signed 64-bit integer
 
@@ -43,7 +43,10 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         yield value("hung_mounts", len(hung_mounts), evidence=hung_mounts)
     for name, limit in (("nofile_soft", node.limits.nofile.soft), ("nofile_hard", node.limits.nofile.hard)):
         yield value(name, NO_LIMIT if limit == "unlimited" else limit)
-    yield value("memlock_unlimited", _memlock_unlimited(node))
+    # The kernel checks pinned memory against RLIMIT_MEMLOCK unless the process has CAP_IPC_LOCK (ib_umem_get)
+    memlock, total = node.limits.memlock.soft, node.memory.total_bytes
+    may_pin_all = memlock == "unlimited" or node.limits.ipc_lock or (total and memlock >= total)
+    yield value("memlock_unlimited", bool(may_pin_all))
     yield value("hostname_resolves", node.hostname.routable, evidence=recorded["hostname"])
     yield value("clock_status_readable", clock.synchronised is not None)
     if clock.synchronised is None:
@@ -56,15 +59,6 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         return
     yield value("rdma_inaccessible_devices", len(rdma.inaccessible_devices), evidence=list(rdma.inaccessible_devices))
     yield value("rdma_inactive_ports", len(rdma.inactive_ports), evidence=list(rdma.inactive_ports))
-
-
-def _memlock_unlimited(node: HostFacts) -> bool:
-    """Return whether a process may pin all memory: it has no limit, a limit >= total memory, or CAP_IPC_LOCK.
-
-    The kernel checks pinned memory against RLIMIT_MEMLOCK unless the process has CAP_IPC_LOCK (ib_umem_get).
-    """
-    soft, total = node.limits.memlock.soft, node.memory.total_bytes
-    return bool(soft == "unlimited" or node.limits.ipc_lock or (total and soft >= total))
 
 
 CHECK = Check(

@@ -21,6 +21,7 @@ from seatrial.checks.declare import Answer, Cause, absent, metric, rule, value, 
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver
+from seatrial.util.grouping import grouped
 from seatrial.util.node_name import dns_name
 from seatrial.util.text import printable
 
@@ -171,7 +172,7 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Answer]:
             common[component] = next(iter(version_by_node.values()))
             continue
         texts = {node: version or "none" for node, version in version_by_node.items()}
-        differing[component] = _nodes_by_value(texts)
+        differing[component] = dict(grouped((text, node) for node, text in texts.items()))
         _add_minority(minority, component, texts)
     yield Fact(name="versions", value=dict(common))
     nodes_differing: JsonValue = {node: dict(versions) for node, versions in minority.items()}
@@ -197,7 +198,7 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Answe
         else:
             value_by_node = {node: network[component] for node, network in by_node.items() if component in network}
         if len(set(value_by_node.values())) > 1:
-            differing[component] = _nodes_by_value(value_by_node)
+            differing[component] = dict(grouped((text, node) for node, text in value_by_node.items()))
             _add_minority(minority, component, value_by_node)
     yield Fact(name="network", value={node: dict(network) for node, network in by_node.items()})
     yield Fact(name="network_minority", value={node: dict(settings) for node, settings in minority.items()})
@@ -253,14 +254,6 @@ def _add_minority(minority: dict[str, dict[str, str]], component: str, value_by_
         for node, text in value_by_node.items():
             if text != majority:
                 minority.setdefault(node, {})[component] = f"{text}, majority: {majority}"
-
-
-def _nodes_by_value(value_by_node: Mapping[str, str]) -> JsonValue:
-    """Return value → nodes that have it."""
-    nodes_by_value: dict[str, list[JsonValue]] = {}
-    for node, text in value_by_node.items():
-        nodes_by_value.setdefault(text, []).append(node)
-    return dict(nodes_by_value)
 
 
 CHECK = Check(

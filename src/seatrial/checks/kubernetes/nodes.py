@@ -18,6 +18,7 @@ from seatrial.checks.kubernetes._cluster import (
 )
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
 from seatrial.model import Fact, Phase, Scope, SeatrialError
+from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
     from seatrial.discover.kubernetes import KubernetesNode, Pod
@@ -125,12 +126,9 @@ def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Answer]:
     """Yield for each node the topology labels that it lacks, and the NVLink cliques."""
     from seatrial.discover.kubernetes import CLIQUE_LABEL
 
-    nodes_by_clique: dict[str, list[str]] = {}
-    for node in nodes:
-        if clique := node.labels.get(CLIQUE_LABEL):
-            nodes_by_clique.setdefault(clique, []).append(node.name)
+    cliques = grouped((node.labels.get(CLIQUE_LABEL), node.name) for node in nodes)
     yield Fact(name="topology_labels", value={node.name: node.topology for node in nodes})
-    yield Fact(name="cliques", value=nodes_by_clique)
+    yield Fact(name="cliques", value={clique: names for clique, names in cliques.items() if clique})
     missing_by_node = missing_names({node.name: set(node.topology) for node in nodes})
     for node in nodes:
         missing = missing_by_node.get(node.name)

@@ -15,6 +15,7 @@ from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.config.kubernetes_pod import container_name, image
 from seatrial.discover.kubernetes_messages import Place, job_failures
 from seatrial.model import JOB_FAILURES, Fact, JobFailure, Phase, Scope, SeatrialError
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
@@ -126,10 +127,8 @@ def _pull_metrics(pull_s_by_node: Mapping[str, float]) -> Iterator[Answer]:
 
 def _image_metrics(pods: Sequence[Pod], container: str) -> Iterator[Answer]:
     """Yield the number of different images, by digest, that the pods run."""
-    nodes_by_digest: dict[str, list[str]] = {}
-    for pod in pods:
-        if pod.started and (digest := pod.image_digest(container)):
-            nodes_by_digest.setdefault(digest, []).append(pod.spec.node_name)
+    digests = ((pod.image_digest(container), pod.spec.node_name) for pod in pods if pod.started)
+    nodes_by_digest = grouped((digest, node) for digest, node in digests if digest)
     if sum(map(len, nodes_by_digest.values())) > 1:
         yield value("image_digests", len(nodes_by_digest), evidence=nodes_by_digest)
     else:

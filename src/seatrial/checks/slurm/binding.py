@@ -126,25 +126,22 @@ def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[st
         )
 
 
-def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> dict[str, int]:
-    """Return node → number of kernel CPUs (hyperthreads) that are allocated to the job; Slurm may count cores."""
-    configured_cpus = {node.name: node.cpus for node in slurm.nodes()}
-    threads_per_cpu = {task.node: task.threads_per_slurm_cpu(configured_cpus.get(task.node)) for task in tasks}
-    return {node: allocation.cpus * threads_per_cpu[node] for node, allocation in allocations.items()}
-
-
 def _cpu_metrics(
     tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources], cpus_per_task: int, settings: Settings
 ) -> Iterator[Answer]:
     """Yield the missing CPUs of each task, and per node the CPUs that are shared or not allocated, if Slurm binds."""
     for task in tasks:
         yield value("cpus_missing", max(0, cpus_per_task - len(task.cpus)), task.name, evidence=list(task.cpus))
-    for node, allocated in _allocated_cpus(tasks, allocations).items():
+    configured_cpus = {node.name: node.cpus for node in slurm.nodes()}
+    # kernel CPUs (hyperthreads) for each CPU of Slurm, which may count cores
+    threads = {task.node: task.threads_per_slurm_cpu(configured_cpus.get(task.node)) for task in tasks}
+    for node, allocation in allocations.items():
         task_counts = Counter(chain.from_iterable(task.cpus for task in tasks if task.node == node))  # CPU → tasks
         shared = [cpu for cpu, count in task_counts.items() if count > 1]
-        evidence = {"cpus": sorted(task_counts), "allocation": allocations[node].model_dump(mode="json")}
+        evidence = {"cpus": sorted(task_counts), "allocation": allocation.model_dump(mode="json")}
         if settings.constrains_cpus:
-            yield value("cpus_outside_allocation", max(0, len(task_counts) - allocated), node, evidence=evidence)
+            outside = max(0, len(task_counts) - allocation.cpus * threads[node])
+            yield value("cpus_outside_allocation", outside, node, evidence=evidence)
         if settings.task_binding_enabled:
             yield value("cpus_shared", len(shared), node, evidence=shared)
 

@@ -60,22 +60,18 @@ def _settings_metrics(settings: Settings, expected_gpus: int) -> Iterator[Answer
     yield value("health_check_configured", settings.health_check_program is not None)
     soft_memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_limited = soft_memlock != resource.RLIM_INFINITY
+    # whether jobs inherit the limit from the submit host: slurm.conf(5), PropagateResourceLimits
+    named = settings.propagate_resource_limits_except or settings.propagate_resource_limits
+    is_propagated = bool({"MEMLOCK", "ALL"} & {*named}) is not bool(settings.propagate_resource_limits_except)
     yield value(
         "memlock_limit_propagated",
-        is_limited and _is_propagated(settings, "MEMLOCK"),
+        is_limited and is_propagated,
         evidence={
             "propagate_resource_limits": list(settings.propagate_resource_limits),
             "submit_host_memlock": soft_memlock if is_limited else "unlimited",
         },
     )
     yield unreadable("*", "scontrol show config does not show the setting as a number or a name")
-
-
-def _is_propagated(settings: Settings, limit: str) -> bool:
-    """Whether jobs inherit ``limit`` from the submit host: slurm.conf(5), PropagateResourceLimits."""
-    if settings.propagate_resource_limits_except:
-        return not {limit, "ALL"} & set(settings.propagate_resource_limits_except)
-    return bool({limit, "ALL"} & set(settings.propagate_resource_limits))
 
 
 CHECK = Check(

@@ -10,7 +10,6 @@ from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.slurm._probe_jobs import NO_CLIENT, NO_CLUSTER
 from seatrial.discover import gpu as discover
 from seatrial.discover import slurm
-from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.slurm_facts import SlurmNode
 from seatrial.model import Fact, NotApplicable, Phase, Scope, SeatrialError
 
@@ -45,7 +44,10 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         yield absent("gpus_below_expected", "cluster.gpus_per_node is not set")
     if any(gpu.mig_mode for gpu in inventory.gpus):
         raise SeatrialError("MIG enabled: Slurm counts MIG instances, NVML GPUs. Compare: slurmd -G; nvidia-smi -L")
-    allocated = _allocated_gpus(configured, inventory, os.environ)
+    # NVML must report all configured GPUs, or those of the job if the job sees no others
+    of_job = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    in_job = "SLURM_JOB_ID" in os.environ and not inventory.nvml_unavailable
+    allocated = of_job if in_job and detected <= of_job < configured else configured
     yield value("gpus_missing", max(0, allocated - detected), evidence=evidence)
     yield value("gpus_not_configured", max(0, detected - configured), evidence=evidence)
     if allocated < configured:
@@ -71,14 +73,6 @@ def _this_node(context: Context, env: Mapping[str, str]) -> SlurmNode:
     if job:
         raise SeatrialError(f"job {job}: Slurm has no node {name}. Next: scontrol show node {name}")
     raise NotApplicable(f"{name} is not a Slurm node, and this process is not in a Slurm job")
-
-
-def _allocated_gpus(configured: int, inventory: GpuFacts, env: Mapping[str, str]) -> int:
-    """Return how many GPUs NVML must report: all configured ones, or those of the job if the job sees no others."""
-    allocated = int(env.get("SLURM_GPUS_ON_NODE") or 0)
-    in_job = "SLURM_JOB_ID" in env and not inventory.nvml_unavailable
-    sees_only_its_gpus = in_job and len(inventory.gpus) <= allocated < configured
-    return allocated if sees_only_its_gpus else configured
 
 
 CHECK = Check(

@@ -10,7 +10,6 @@ from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, metric, value, warning
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Partition
 from seatrial.model import Phase, Scope
 
 
@@ -33,18 +32,14 @@ def measure(_context: Context, options: PartitionsOptions) -> Iterator[Answer]:
     default = {partition.name for partition in partitions if partition.default}
     of_trial = set((options.partition or "").split(",")) - {""} or default or names_up
     without_partition = [node.name for node in nodes if not names_up & set(node.partitions)]
-    without_limit = [partition.name for partition in partitions if partition.up and _has_no_time_limit(partition)]
+    # the limit of jobs without --time is DefaultTime, or, if unset, MaxTime
+    limits = {each.name: each.max_time_s if each.default_time_s is None else each.default_time_s for each in partitions}
+    without_limit = [name for name in limits if name in names_up and limits[name] in (None, "unlimited")]
     states = [partition.model_dump(mode="json") for partition in partitions]
     yield value("partitions_up", len(names_up & of_trial), evidence=states)
     yield value("default_partitions", len(default))
     yield value("nodes_without_partition", len(without_partition), evidence=without_partition)
     yield value("partitions_without_limit", len(without_limit), evidence=without_limit)
-
-
-def _has_no_time_limit(partition: Partition) -> bool:
-    """Return whether jobs without --time run without limit. Their limit is DefaultTime, or, if unset, MaxTime."""
-    limit = partition.max_time_s if partition.default_time_s is None else partition.default_time_s
-    return limit in (None, "unlimited")
 
 
 CHECK = Check(
