@@ -62,7 +62,13 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Answer]:
     if not is_rank_0:
         return
     leftovers.update(_leftovers_of_other_runs(context))
-    yield Fact(name="method", value=_method(options))
+    method = (
+        f"{options.files:,} empty files of all nodes together, one folder and one thread per node; create and stat end "
+        f"after {options.step_s:g} s each; {options.repeats} repeats, none starts later than {options.seconds:g} s; "
+        "total rate: files of all nodes over the time of the slowest node; in a shared folder each node reads what "
+        "the next node created"
+    )
+    yield Fact(name="method", value=method)
     yield value("paths_failed", len(failures), evidence={"failed": dict(failures)})
     kept = {path: reason for path, reason in leftovers.items() if reason != "removed"}
     yield value("leftover_folders", len(kept), evidence={"leftovers": dict(leftovers)})
@@ -72,15 +78,6 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Answer]:
             yield absent(f"*.{name}", "see paths_failed")
         elif name in paths and not participants.several_nodes:
             yield absent([f"{operation}_concurrent.{name}" for operation in OPERATIONS], "single node")
-
-
-def _method(options: MetadataOptions) -> str:
-    return (
-        f"{options.files:,} empty files of all nodes together, one folder and one thread per node; create and stat end "
-        f"after {options.step_s:g} s each; {options.repeats} repeats, none starts later than {options.seconds:g} s; "
-        "total rate: files of all nodes over the time of the slowest node; in a shared folder each node reads what "
-        "the next node created"
-    )
 
 
 def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:

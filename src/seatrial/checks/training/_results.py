@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -359,6 +359,14 @@ def _loss_drop(result: TrainingResult) -> float | None:
         return None
     last = _last_losses(losses)
     return fmean(losses[: len(last)]) - fmean(last)
+
+
+def loss_curve(points: Iterable[tuple[int, float]], subject: str = CLUSTER, name: str = "loss") -> Iterator[Series]:
+    """The curve of the finite losses (step, loss); none without one."""
+    finite = [(float(step), loss) for step, loss in points if math.isfinite(loss)]
+    if finite:
+        x, y = zip(*finite, strict=True)
+        yield Series(name=name, subject=subject, x=x, y=y, x_unit="step", y_unit="nats")
 
 
 def is_number(value: Any) -> bool:

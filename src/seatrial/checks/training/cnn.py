@@ -11,10 +11,11 @@ from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, metric, value
-from seatrial.model import Artifact, Fact, Phase, Scope, Series
+from seatrial.checks.training import _results
+from seatrial.model import Artifact, Fact, Phase, Scope
 
 if TYPE_CHECKING:
-    from seatrial.train.images import Images
+    pass
 
 
 class CnnOptions(Options):
@@ -40,7 +41,12 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Answer]:
     data = images.load(options.data)
     counts = {"train": len(data.train_labels), "held_out": len(data.test_labels)}
     data_fact = {"source": data.source, **counts, "limitation": data.limitation or None}
-    method = _method(data, options)
+    steps = options.epochs * math.ceil(len(data.train_labels) / options.batch)
+    method = (
+        f"Each process trains its own network, all concurrently, on {data.source}: one run with a fixed seed, "
+        f"{steps} steps, {options.epochs} epochs of {len(data.train_labels)} images, batch size {options.batch}; "
+        f"accuracy over {len(data.test_labels)} held-out images; images_per_second over all steps, warm-up included"
+    )
     facts = {**cnn.describe_device(context.device), "dataset": data.name, "data": data_fact, "method": method}
     yield from (Fact(name=name, value=described) for name, described in facts.items())
     cnn.require_min_steps(len(data.train_labels), options.epochs, options.batch)
@@ -53,9 +59,7 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Answer]:
     if losses:
         training_values |= {"loss_first": losses[0], "loss_last": losses[-1]}
     yield from (value(name, measured) for name, measured in training_values.items())
-    if losses:
-        numbers = tuple(float(step) for step in range(1, len(losses) + 1))
-        yield Series(name="loss", subject=context.subject, x=numbers, y=tuple(losses), x_unit="step", y_unit="nats")
+    yield from _results.loss_curve(enumerate(losses, 1), context.subject)
 
     context.progress("save, load, evaluate")
     folder = context.artifacts_dir / context.subject.replace("/", "_")
@@ -76,15 +80,6 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Answer]:
     files.write_json(folder / "metrics.json", record)
     for file, title in ((model_file, "model"), (folder / "metrics.json", "metrics")):
         yield Artifact(path=str(file.relative_to(context.run_dir)), title=f"{title} of {context.subject}")
-
-
-def _method(data: Images, options: CnnOptions) -> str:
-    steps = options.epochs * math.ceil(len(data.train_labels) / options.batch)
-    return (
-        f"Each process trains its own network, all concurrently, on {data.source}: one run with a fixed seed, "
-        f"{steps} steps, {options.epochs} epochs of {len(data.train_labels)} images, batch size {options.batch}; "
-        f"accuracy over {len(data.test_labels)} held-out images; images_per_second over all steps, warm-up included"
-    )
 
 
 CHECK = Check(

@@ -21,9 +21,10 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, absent, metric, unreadable, value
+from seatrial.checks.training import _results
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu
-from seatrial.model import Artifact, Fact, NotApplicable, Phase, Scope, SeatrialError, Series
+from seatrial.model import Artifact, Fact, NotApplicable, Phase, Scope, SeatrialError
 from seatrial.train import trainer_state
 from seatrial.train.trainer_state import LoggedStep, TrainerState
 from seatrial.util import processes
@@ -354,9 +355,7 @@ def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | Non
 def steps_and_losses(state: TrainerState, expected_steps: int | None, subject: str) -> Iterator[Answer]:
     """Steps and losses of a training. Without a summary there is no metric train_runtime."""
     losses = [(step.step, step.loss) for step in state.steps if step.finite]
-    if losses:
-        x, y = zip(*losses, strict=True)
-        yield Series(name="loss", subject=subject, x=x, y=y, x_unit="step", y_unit="nats")
+    yield from _results.loss_curve(losses, subject)
     if expected_steps is not None:
         yield value("steps_missing", max(0, expected_steps - state.global_step), subject)
     yield value("nonfinite_steps", sum(not step.finite for step in state.steps), subject)

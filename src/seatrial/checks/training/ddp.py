@@ -16,13 +16,12 @@ from pydantic import Field, JsonValue
 from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, Cause, Value, absent, metric, unreadable, value, warning
 from seatrial.checks.training import _ranks, _results, _workload
-from seatrial.model import CLUSTER, Artifact, Fact, Phase, Scope, Series
+from seatrial.model import Artifact, Fact, Phase, Scope
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
     from seatrial.train.ddp import DdpComparison, Speed
     from seatrial.train.invariants import RankInfo
-    from seatrial.train.progress import Step
 
 PARITY_METHOD = (
     "Losses and gradient norms in fp32 without TF32 over the same global batches: one process computes the batches of "
@@ -150,8 +149,8 @@ def _parity_answers(comparison: DdpComparison) -> Iterator[Answer]:
     yield Fact(name="data", value=f"a Markov chain with entropy {ENTROPY:.4f} nats/token, the lower bound of the loss")
     parameters = sum(parameter.numel() for parameter in comparison.model.parameters())
     yield Fact(name="parity_model", value={"parameters": parameters, "steps": len(comparison.ddp_steps)})
-    yield from _loss_curve("loss.ddp", comparison.ddp_steps)
-    yield from _loss_curve("loss.single_process", comparison.single_process_steps or [])
+    for name, steps in (("ddp", comparison.ddp_steps), ("single_process", comparison.single_process_steps or [])):
+        yield from _results.loss_curve(((n, step.loss) for n, step in enumerate(steps, 1)), name=f"loss.{name}")
     losses = [step.loss for step in comparison.ddp_steps if math.isfinite(step.loss)]
     if losses:
         yield value("loss_first", losses[0])
@@ -166,13 +165,6 @@ def _parity_answers(comparison: DdpComparison) -> Iterator[Answer]:
         yield unreadable("parity_max_relative_difference", "no step has a finite loss in both runs")
     else:
         yield value("parity_max_relative_difference", comparison.max_relative_difference)
-
-
-def _loss_curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
-    losses = tuple(step.loss for step in steps if math.isfinite(step.loss))
-    if losses:
-        numbers = tuple(float(number) for number in range(1, len(losses) + 1))
-        yield Series(name=name, subject=CLUSTER, x=numbers, y=losses, x_unit="step", y_unit="nats")
 
 
 def _step_times(context: Context, speed: Speed) -> Iterator[Value]:

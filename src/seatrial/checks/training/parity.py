@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue
 from seatrial.checks.check import Check, Context, Needs, Options
 from seatrial.checks.declare import Answer, metric, value
 from seatrial.checks.training import _results, _workload
-from seatrial.model import CLUSTER, Fact, Phase, Scope, Series
+from seatrial.model import Fact, Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.train.compare import StepRecord
@@ -107,10 +107,11 @@ def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Answer]:
 
     single = runs["single_process"]
     yield value("loss_drop", single[0]["loss"] - single[-1]["loss"])
-    yield _loss_curve("loss.single_process", single)
+    for name in ("single_process", *STRATEGIES, *VARIANTS):
+        points = ((record["step"], record["loss"]) for record in runs[name])
+        yield from _results.loss_curve(points, name=f"loss.{name}")
     for strategy in (*STRATEGIES, *VARIANTS):
         run = runs[strategy]
-        yield _loss_curve(f"loss.{strategy}", run)
         different_tokens = compare.differing_steps(run, single, "trained_tokens")
         evidence = f"different in steps {different_tokens}"
         yield value(f"steps_with_different_tokens.{strategy}", len(different_tokens), evidence=evidence)
@@ -160,11 +161,6 @@ def _training_fact(config: TrainConfig, ranks: int) -> dict[str, Any]:
         "precision": "bf16" if config.bf16 else "fp32 without TF32",
         "deterministic": config.deterministic,
     }
-
-
-def _loss_curve(name: str, run: Sequence[StepRecord]) -> Series:
-    x, y = tuple(float(record["step"]) for record in run), tuple(record["loss"] for record in run)
-    return Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="step", y_unit="nats")
 
 
 def _declared(run: str) -> Iterator[metric]:
