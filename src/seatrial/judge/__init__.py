@@ -26,6 +26,7 @@ from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, Basis, BasisKind, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
+from seatrial.util.grouping import grouped
 
 _UNKNOWN_CHECK = "this version of seatrial does not have this check; not evaluated"
 
@@ -49,9 +50,7 @@ def judge(
     third measurements of checks that failed; they confirm or lift a FAIL. None: the retries have not run yet, so that
     a FAIL does not get the reason NOT_RETRIED.
     """
-    by_check: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        by_check.setdefault(measurement.check, []).append(measurement)
+    by_check = grouped((measurement.check, measurement) for measurement in measurements)
     trial_links = links.read(measurements, checks)
     references = _references(config, trial_links, measurements, checks, site, site_includes_run=site_includes_run)
     plan = RecordedPlan(config, jobs, by_check, trial_links.nvlinks)

@@ -266,11 +266,18 @@ class RecordedPlan:
 
     def has_subject(self, subject: str) -> bool:
         """Whether ``subject`` is the cluster, or a measured node, rank, rail, or pair of nodes or of ranks."""
-        if subject not in self._subjects:
-            if not (self._is_pair(subject) or self._is_rail(subject)):
-                return False
-            self._subjects.add(subject)
-        return True
+        if subject in self._subjects:
+            return True
+        source, arrow, target = subject.partition("->")
+        if arrow:  # n0->n1, or n0/gpu0->gpu1
+            node, slash, _ = source.rpartition("/")
+            pair = {source, f"{node}{slash}{target}"}
+            is_measured = len(pair) == 2 and pair <= (self._all_ranks if slash else self.nodes)
+        else:
+            rail = subject.removeprefix("rail")
+            is_measured = rail != subject and rail.isdecimal() and int(rail) < (self._ranks_per_node or 0)
+        self._subjects |= {subject} if is_measured else set()
+        return is_measured
 
     def allows_skip(self, check: Check) -> bool:
         """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skip_if``."""
@@ -299,17 +306,6 @@ class RecordedPlan:
         """The ranks per node; None if no job has ranks and the number of GPUs is not configured."""
         planned = next((job.ranks_per_node for job in self._jobs if job.placement == "ranks"), None)
         return planned or next((job.expected_gpus for job in self._jobs), None)
-
-    def _is_pair(self, subject: str) -> bool:
-        """Whether ``subject`` is a pair of nodes, ``n0->n1``, or of ranks of one node, ``n0/gpu0->gpu1``."""
-        source, arrow, target = subject.partition("->")
-        node, slash, _ = source.rpartition("/")
-        pair = {source, f"{node}{slash}{target}"}
-        return bool(arrow) and len(pair) == 2 and pair <= (self._all_ranks if slash else self.nodes)
-
-    def _is_rail(self, subject: str) -> bool:
-        index = subject.removeprefix("rail")
-        return index != subject and index.isdecimal() and int(index) < (self._ranks_per_node or 0)
 
     def _first_measured(
         self, measurements: Mapping[str, Sequence[Measurement]], *placements: str

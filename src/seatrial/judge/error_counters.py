@@ -24,6 +24,7 @@ from seatrial.model import (
     Reason,
     Verdict,
 )
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more, plural
 
 _MAX_NAMED = 6  # counters or subjects listed in one message
@@ -157,11 +158,8 @@ def _increases(check: str, measurement: Measurement, counters: _Counters) -> Ite
 
 def insights(measurements: Iterable[Measurement]) -> Iterator[Insight]:
     """For each check with error counters: the number of counters and GPUs, and the counters that increased."""
-    by_check: dict[str, list[tuple[str, _Counters]]] = {}  # → subject and counters of each GPU
-    for measurement, _, counters in _read(measurements):
-        if counters:
-            by_check.setdefault(measurement.check, []).append((measurement.subject, counters))
-    for check, of_gpus in by_check.items():
+    read = ((each.check, (each.subject, counters)) for each, _, counters in _read(measurements) if counters)
+    for check, of_gpus in grouped(read).items():
         yield Insight(check=check, title="Error counters", text=_summary(of_gpus))
 
 

@@ -26,6 +26,7 @@ from seatrial.model import (
     Scope,
     Why,
 )
+from seatrial.util.grouping import grouped
 from seatrial.util.text import and_more
 
 _MAX_NAMED = 4  # subjects listed in one message
@@ -161,9 +162,7 @@ def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set
     declared = {name: check.declaration(name) for name in names}
     per = {name: each.per if each else None for name, each in declared.items()}
     if check.per_node:
-        by_node: dict[str, list[Measurement]] = {}
-        for measurement in measured:
-            by_node.setdefault(measured_node(measurement), []).append(measurement)
+        by_node = grouped((measured_node(measurement), measurement) for measurement in measured)
         return [MeasurementGroup(ranks, check, per) for ranks in by_node.values()]
     if check.scope is Scope.CLUSTER:
         return [MeasurementGroup(measured, check, per)] if measured else []
@@ -258,11 +257,7 @@ def _disagreement(name: str, measurements: Sequence[Measurement]) -> str:
 
 def _names_by_node(ranks: Sequence[str]) -> dict[str, list[str]]:
     """Node → names of its ranks, such as gpu0 and gpu1."""
-    names_by_node: dict[str, list[str]] = {}
-    for subject in ranks:
-        node, _, name = subject.rpartition("/")
-        names_by_node.setdefault(node, []).append(name)
-    return names_by_node
+    return grouped((node, name) for node, _, name in (subject.rpartition("/") for subject in ranks))
 
 
 def _pairs(ranks: Sequence[str], *, ordered: bool) -> list[str]:
@@ -277,11 +272,6 @@ def _nodes(ranks: Sequence[str]) -> list[str]:
     return nodes if len(nodes) > 1 else [CLUSTER]
 
 
-def _rails(ranks: Sequence[str]) -> list[str]:
-    """The rails: rail0 connects the first GPUs of all nodes, rail1 the second ones."""
-    return [f"rail{index}" for index in range(max(map(len, _names_by_node(ranks).values())))]
-
-
 # Kind → function that derives the required subjects from those of the ranks. GPUs and ports are listed in facts.
 _SUBJECTS: Mapping[str, Callable[[Sequence[str]], list[str]]] = {
     "rank": list,
@@ -289,5 +279,6 @@ _SUBJECTS: Mapping[str, Callable[[Sequence[str]], list[str]]] = {
     "ordered pair": partial(_pairs, ordered=True),
     "node": _nodes,
     "other node": lambda ranks: _nodes(ranks)[1:],
-    "rail": _rails,
+    # rail0 connects the first GPUs of all nodes, rail1 the second ones
+    "rail": lambda ranks: [f"rail{index}" for index in range(max(map(len, _names_by_node(ranks).values())))],
 }

@@ -33,17 +33,15 @@ _FIXES: Mapping[Reason, str] = {
 def with_remedies(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """The verdicts. An UNJUDGED verdict gets the fix for its reason instead of the rule's fix, which is for a fault."""
     unjudged, error = Outcome.UNJUDGED, Outcome.ERROR  # looked up once, since enum member access is slow
-    return [
-        _with_remedy(verdict)
-        if verdict.outcome is unjudged or (verdict.outcome is error and not verdict.fix)
-        else verdict
-        for verdict in verdicts
-    ]
-
-
-def _with_remedy(verdict: Verdict) -> Verdict:
-    text = next((text for reason, text in _FIXES.items() if reason in verdict.reasons), "")
-    return replace(verdict, fix=text.format(check=verdict.check, metric=verdict.metric, unit=verdict.unit))
+    found = []
+    for each in verdicts:
+        if each.outcome is unjudged or (each.outcome is error and not each.fix):
+            text = next((text for reason, text in _FIXES.items() if reason in each.reasons), "")
+            fix = text.format(check=each.check, metric=each.metric, unit=each.unit)
+            found.append(replace(each, fix=fix))
+        else:
+            found.append(each)
+    return found
 
 
 def unknown_gpus(measurements: Iterable[Measurement]) -> tuple[str, ...]:

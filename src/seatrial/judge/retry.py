@@ -15,6 +15,7 @@ from statistics import median
 
 from seatrial.checks.check import Check
 from seatrial.model import WORST_FIRST, BasisKind, Measurement, Metric, Outcome, Reason, Retry, Verdict
+from seatrial.util.grouping import grouped
 
 CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measurement
 MAX_RETRIES = 2
@@ -225,12 +226,11 @@ def _moved_faults(
     """A FAIL of each node on which a metric was bad on different subjects in the two measurements."""
 
     def bad_by_metric_and_node(verdicts: Iterable[Verdict]) -> dict[Key, list[Verdict]]:
-        found: dict[Key, list[Verdict]] = {}
-        for verdict in verdicts:
-            if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:
-                metric, subject, by_trial = _key(verdict)
-                found.setdefault((metric, subject.partition("/")[0], by_trial), []).append(verdict)
-        return found
+        bad = (each for each in verdicts if is_bad(each) and is_performance[each.metric] and "/" in each.subject)
+        keys = ((_key(each), each) for each in bad)
+        return grouped(
+            ((metric, subject.partition("/")[0], by_trial), each) for (metric, subject, by_trial), each in keys
+        )
 
     bad_second = bad_by_metric_and_node(second.verdicts.values())
     for key, in_first in bad_by_metric_and_node(first_verdicts).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from pydantic import JsonValue
 
@@ -100,7 +100,12 @@ def judge_check(
         kind = kinds.setdefault((group.failed, group.ranks_and_nodes, group.fact_values(fact_names)), len(kinds))
         for evaluation in evaluations:
             evaluation.add(group, kind)
-    verdicts = [*_failed_and_skipped(check.name, measurements), *_sizes_not_timed(check, instead)]
+    verdicts = list(_failed_and_skipped(check.name, measurements))
+    for size, judged_size in instead.items():
+        detail = f"the network is too slow to time {size}; {judged_size} is judged instead"
+        not_timed = dict.fromkeys(rule.metric for rule in check.rules if rule.metric.endswith(f".{size}"))
+        skipped = partial(Verdict, check.name, CLUSTER, Outcome.SKIP, reasons=(Reason.NOT_APPLICABLE,), detail=detail)
+        verdicts += [skipped(metric=metric) for metric in not_timed]
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
     if expect:  # where a metric is missing, a rule and a threshold on it give the same verdict
         verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _is_only_missing_reference(verdict, expect)]
@@ -164,14 +169,6 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
             found.append((Outcome.SKIP, Reason.NOT_APPLICABLE, measurement.skipped))
         for outcome, reason, detail in found:
             yield Verdict(check, measurement.subject, outcome, reasons=(reason,), detail=detail)
-
-
-def _sizes_not_timed(check: Check, instead: Mapping[str, str]) -> Iterator[Verdict]:
-    """A SKIP for each rule on a size that was not timed, since the network is too slow for this size."""
-    for size, judged_size in instead.items():
-        for metric in dict.fromkeys(rule.metric for rule in check.rules if rule.metric.endswith(f".{size}")):
-            detail = f"the network is too slow to time {size}; {judged_size} is judged instead"
-            yield Verdict(check.name, CLUSTER, Outcome.SKIP, metric, (Reason.NOT_APPLICABLE,), detail)
 
 
 def _is_only_missing_reference(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:

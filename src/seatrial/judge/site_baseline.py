@@ -32,6 +32,7 @@ from seatrial.model import (
     Verdict,
     first_validation_error,
 )
+from seatrial.util.grouping import grouped
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 from seatrial.util.text import and_more
 
@@ -95,14 +96,20 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
                 continue
             for metric, key in _metrics_with_key(measurement, checks, fabric):
                 subject = (measurement.check, metric.name, metric.subject)
-                problem = problem_by_subject.get(subject, f"{metric.name} has no verdict") or _network_problem(key)
+                problem = problem_by_subject.get(subject, f"{metric.name} has no verdict")
+                if not problem and key.nodes > 1 and not key.fabric:
+                    where = f"across {key.nodes} nodes over a network of unknown class"
+                    problem = f"{key.reference_key} was measured {where}"
                 if problem:
                     problems.append(problem)
                 else:
                     values_by_key[key].append(metric.value)
                     runs_by_key[key].add(path)
     if not values_by_key:
-        reason = and_more(problems, 1, "; ") if problems else _no_keys_reason(trials)
+        reason = "no metric has a reference key"
+        if all(trial.decision.cpu_only for trial in trials.values()):
+            reason = "CPU-only runs have no metrics to learn: give runs on GPUs"
+        reason = and_more(problems, 1, "; ") or reason
         raise UsageError(f"no values to learn in {', '.join(trials)}: {reason}")
     expected: dict[str, list[ReferenceValue]] = defaultdict(list)
     for key, values in sorted(values_by_key.items()):
@@ -119,12 +126,6 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
         )
         expected[key.reference_key].append(reference)
     return Baseline(name=name, learned_from=tuple(learned_from), expected={k: tuple(v) for k, v in expected.items()})
-
-
-def _no_keys_reason(trials: Mapping[str, Trial]) -> str:
-    if all(trial.decision.cpu_only for trial in trials.values()):
-        return "CPU-only runs have no metrics to learn: give runs on GPUs"
-    return "no metric has a reference key"
 
 
 def learned_run(path: str, host: str, started: float, measurements: Iterable[Measurement]) -> LearnedRun:
@@ -183,13 +184,6 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     return problems
 
 
-def _network_problem(key: BaselineKey) -> str:
-    """Why a value measured across nodes cannot be learned: the class of the network is unknown; else empty."""
-    if key.nodes == 1 or key.fabric:
-        return ""
-    return f"{key.reference_key} was measured across {key.nodes} nodes over a network of unknown class"
-
-
 def _metrics_with_key(
     measurement: Measurement, checks: Mapping[str, Check], fabric: str
 ) -> Iterator[tuple[Metric, BaselineKey]]:
@@ -198,10 +192,7 @@ def _metrics_with_key(
     gpu, gpus, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")
     if check is None or not isinstance(gpu, str) or not isinstance(gpus, int) or not isinstance(nodes, int):
         return
-    reference_keys: dict[str, list[str]] = defaultdict(list)  # metric → its reference keys
-    for rule in check.rules:
-        if rule.reference:
-            reference_keys[rule.metric].append(rule.reference)
+    reference_keys = grouped((rule.metric, rule.reference) for rule in check.rules if rule.reference)
     for metric in measurement.metrics:
-        for reference_key in reference_keys[metric.name] if metric.value > 0 else ():
+        for reference_key in reference_keys.get(metric.name, ()) if metric.value > 0 else ():
             yield metric, BaselineKey(reference_key, gpu, gpus, nodes, metric.unit, fabric if nodes > 1 else "")

@@ -129,8 +129,8 @@ def figures(verdicts: Iterable[Verdict], measured: Iterable[tuple[str, Metric]] 
     ``measured``: (check, metric) of values; those without a verdict come last.
     """
     groups = grouped((_figure_key(verdict), verdict) for verdict in verdicts)
-    values = grouped(((check, metric.name), metric) for check, metric in measured)
-    judged = [_figure(group, values.pop(key, ())) for key, group in groups.items()]
+    values: dict[tuple[str, ...], list[Metric]] = grouped(((check, metric.name), metric) for check, metric in measured)
+    judged = [_figure(group, values.pop(key, [])) for key, group in groups.items()]
     return judged + [_without_rule(check, name, metrics) for (check, name), metrics in values.items()]
 
 

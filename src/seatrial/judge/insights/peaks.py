@@ -11,6 +11,7 @@ from seatrial.checks.check import Check
 from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE
 from seatrial.hardware.references import References, Spec
 from seatrial.model import Insight, Measurement, Metric
+from seatrial.util.grouping import grouped
 
 _LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # the insights on these bounds are made in judge/insights/
 
@@ -23,15 +24,14 @@ def achieved_over_peak(
         name: {each.name: each.bound for each in check.declared if each.bound and each.bound not in _LINK_BOUNDS}
         for name, check in checks.items()
     }
-    by_model: dict[tuple[str, str, str], list[Metric]] = {}  # (check, GPU model, metric) → the metric of all subjects
-    for measurement in measurements:
-        gpu, spec_key_by_metric = measurement.facts.get("gpu"), spec_keys.get(measurement.check)
-        if not spec_key_by_metric or not isinstance(gpu, str) or not gpu:
-            continue
-        for metric in measurement.metrics:
-            if metric.name in spec_key_by_metric:
-                by_model.setdefault((measurement.check, gpu, metric.name), []).append(metric)
-    for (check, gpu, name), metrics in by_model.items():
+    by_model = grouped(
+        ((measurement.check, gpu, metric.name), metric)
+        for measurement in measurements
+        if spec_keys.get(measurement.check) and isinstance(gpu := measurement.facts.get("gpu"), str) and gpu
+        for metric in measurement.metrics
+        if metric.name in spec_keys[measurement.check]
+    )
+    for (check, gpu, name), metrics in by_model.items():  # the metrics of all subjects
         yield _insight(check, gpu, metrics, _peak(references, gpu, spec_keys[check][name], metrics[0].unit))
 
 

@@ -159,12 +159,7 @@ def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: Referenc
     healthy = median(metric.value for metric, _ in metrics) if metrics else 0.0
     if healthy <= 0:
         return None
-
-    def sample_range(with_facts: _WithFacts) -> float:
-        metric, _ = with_facts
-        return max(metric.samples) - min(metric.samples)
-
-    noisiest, facts = max(metrics, key=sample_range)
+    noisiest, facts = max(metrics, key=lambda each: max(each[0].samples) - min(each[0].samples))
     limit = _limit(rule, references.applicable(rule.reference, facts), healthy) / healthy
     if limit >= 1:
         return None

@@ -16,6 +16,7 @@ from seatrial.judge.insights.collective import NVLINK, Collective, build_collect
 from seatrial.judge.plausibility import reference_key
 from seatrial.model import Insight, Measurement, Rule, Threshold, format_value
 from seatrial.model.rule import REFERENCE
+from seatrial.util.grouping import grouped
 
 # A threshold that needs less than this share of the ports' line rate hardly tests the network
 _NETWORK_SHARE_TESTED = 0.7
@@ -92,30 +93,22 @@ def per_node_insights(
     links: Links,
 ) -> Iterator[Insight]:
     """Yield the insights on checks that measure each node separately, once per GPU model and number of GPUs."""
-    groups: dict[tuple[str, ...], list[Measurement]] = {}
     names = {name for name, check in checks.items() if check.operation and check.per_node}
-    for measurement in measurements:
-        if measurement.check in names and measurement.metrics:
-            facts = measurement.facts
-            key = measurement.check, str(facts.get("gpu")), str(facts.get("world_size"))
-            groups.setdefault(key, []).append(measurement)
+    groups = grouped(
+        ((each.check, str(each.facts.get("gpu")), str(each.facts.get("world_size"))), each)
+        for each in measurements
+        if each.check in names and each.metrics
+    )
     for (check, gpu, _), node_measurements in groups.items():
         measurement, sku = node_measurements[0], references.sku(gpu)
         # The number of NVLinks of this model. ``links`` has the number of the GPU with the lowest rate in the trial
         model_nvlinks = 0 if isinstance(sku, str) else sku.nvlinks
         node_links = replace(links, nvlinks=model_nvlinks) if links.nvlinks and model_nvlinks else links
         if collective := build_collective(measurement, checks[check].operation, {}, node_links, references):
-            medians = _busbw_medians(node_measurements)
+            metrics = (metric for each in node_measurements for metric in each.metrics)
+            values = grouped((each.name, each.value) for each in metrics if each.name.startswith("busbw."))
+            medians = {name: median(of_nodes) for name, of_nodes in values.items()}
             yield from threshold_insights(collective, measurement.facts, medians, config, checks, references)
-
-
-def _busbw_medians(measurements: Sequence[Measurement]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for measurement in measurements:
-        for metric in measurement.metrics:
-            if metric.name.startswith("busbw."):
-                values.setdefault(metric.name, []).append(metric.value)
-    return {name: median(node_values) for name, node_values in values.items()}
 
 
 def _rule_thresholds(
