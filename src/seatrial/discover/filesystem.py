@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import NamedTuple
@@ -141,9 +142,16 @@ def mountinfo(content: str) -> list[MountEntry]:
     return list(entries.values())
 
 
+def mount_of(path: str, mounts: Iterable[MountEntry]) -> MountEntry | None:
+    """The mount that contains a resolved path; None if there is none."""
+    containing = [mount for mount in mounts if Path(path).is_relative_to(mount.target)]
+    return max(containing, key=lambda mount: len(mount.target), default=None)
+
+
 def filesystem_type(path: Path) -> str | None:
     """The filesystem type of an existing path; None if no mount contains it. Raises OSError or ValueError."""
-    return _type_at(os.path.realpath(path), mountinfo(read_text(Path("/proc/self/mountinfo"))))
+    mount = mount_of(os.path.realpath(path), mountinfo(read_text(Path("/proc/self/mountinfo"))))
+    return mount and printable(mount.type)
 
 
 def usage(root: Path, path: str) -> Usage:
@@ -207,18 +215,13 @@ def _directory_space(path: str, future: Future[Usage], entries: list[MountEntry]
     measured = reader("size_bytes", lambda: _result(future))
     is_missing = future.done() and isinstance(future.exception(), FileNotFoundError)
     space = Usage(0, 0, False, path) if is_missing else measured
+    mount = mount_of(measured.path, entries) if measured else None
     return DirectorySpace(
         path=printable(path),
         exists=not is_missing if space else None,
-        type=_type_at(measured.path, entries) if measured else None,
+        type=printable(mount.type) if mount else None,
         size_bytes=space.size if space else None,
         free_bytes=space.free if space else None,
         writable=space.writable if space else None,
         unreadable=reader.unreadable,
     )
-
-
-def _type_at(path: str, entries: list[MountEntry]) -> str | None:
-    """The filesystem type of the mount that contains ``path``; None if there is none."""
-    containing = [entry for entry in entries if Path(path).is_relative_to(entry.target)]
-    return printable(max(containing, key=lambda entry: len(entry.target)).type) if containing else None

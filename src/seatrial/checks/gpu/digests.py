@@ -7,7 +7,6 @@ training (arXiv 2407.21783, table 5).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pydantic import Field, JsonValue
@@ -15,6 +14,7 @@ from pydantic import Field, JsonValue
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, absent, metric, value, warning
 from seatrial.model import NotApplicable, Phase, Scope
+from seatrial.util.grouping import grouped, majority
 
 GPU_SIZE, CPU_SIZE = 4096, 512  # rows and columns
 GPU_PRODUCTS, CPU_PRODUCTS = 500, 50  # about 2 s on an H200 in fp32, less than 1 s on a CPU core
@@ -72,10 +72,7 @@ def _run_round(context: Context, options: DigestOptions, dtypes: Sequence[str]) 
 
 def _ranks_with_mismatch(models: Sequence[str], digests_by_dtype: DigestsByDtype) -> set[int]:
     """Return the ranks whose digest of at least one dtype is a mismatch."""
-    ranks: set[int] = set()
-    for digests in digests_by_dtype.values():
-        ranks |= mismatching_ranks(models, digests)
-    return ranks
+    return set[int]().union(*(mismatching_ranks(models, digests) for digests in digests_by_dtype.values()))
 
 
 def mismatching_ranks(models: Sequence[str], digests: Sequence[str]) -> set[int]:
@@ -83,18 +80,13 @@ def mismatching_ranks(models: Sequence[str], digests: Sequence[str]) -> set[int]
 
     If a model has no majority, all its ranks are returned.
     """
-    majorities = {model: majority_digest(_digests_of_model(model, models, digests)) for model in set(models)}
+    majorities = _majorities(models, digests)
     return {rank for rank, digest in enumerate(digests) if digest != majorities[models[rank]]}
 
 
-def _digests_of_model(model: str, models: Sequence[str], digests: Sequence[str]) -> list[str]:
-    return [digest for digest, rank_model in zip(digests, models, strict=True) if rank_model == model]
-
-
-def majority_digest(digests: Sequence[str]) -> str | None:
-    """Return the digest that more than half of the devices have; None without a majority."""
-    digest, count = Counter(digests).most_common(1)[0]
-    return digest if 2 * count > len(digests) else None
+def _majorities(models: Sequence[str], digests: Sequence[str]) -> dict[str, str | None]:
+    """Return model → the digest that more than half of its devices have; None without a majority."""
+    return {model: majority(of_model) for model, of_model in grouped(zip(models, digests, strict=True)).items()}
 
 
 def _compare_digests(
@@ -113,13 +105,11 @@ def _compare_digests(
     yield value("uncompared_devices", len(uncompared), evidence=[*uncompared] or None)
     last_round = rounds[-1]
     used_dtypes = [dtype for dtype, digests in last_round.items() if any(digests)]
-    majorities: dict[str, dict[str, str | None]] = {}  # model → supported dtype → digest; None without a majority
-    for model in sorted(set(models)):
-        majorities[model] = {}
-        for dtype, digests in last_round.items():
-            majority = majority_digest(_digests_of_model(model, models, digests))
-            if majority != "":
-                majorities[model][dtype] = majority
+    by_dtype = {dtype: _majorities(models, digests) for dtype, digests in last_round.items()}
+    majorities = {  # model → supported dtype → digest; None without a majority
+        model: {dtype: of_dtype[model] for dtype, of_dtype in by_dtype.items() if of_dtype[model] != ""}
+        for model in sorted(set(models))
+    }
     yield from facts(
         {
             "rounds": len(rounds),

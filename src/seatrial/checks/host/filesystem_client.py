@@ -90,7 +90,7 @@ def _filesystem_at(path: str, must_exist: bool, mounts: list[MountEntry], root: 
 
     Without ``must_exist``, the nearest existing parent replaces a path that does not exist yet, such as a new HF_HOME.
     """
-    from seatrial.discover import filesystem_kind
+    from seatrial.discover import filesystem, filesystem_kind
     from seatrial.util.threads import start_in_thread
 
     def existing_path() -> Path:
@@ -104,10 +104,8 @@ def _filesystem_at(path: str, must_exist: bool, mounts: list[MountEntry], root: 
         return f"no response within {_RESPONSE_TIMEOUT_S:g} s"
     except OSError as error:
         return error_text(error)
-    mounts_above = [mount for mount in mounts if Path(resolved).is_relative_to(mount.target)]
-    if not mounts_above:
+    if not (mount := filesystem.mount_of(resolved, mounts)):
         return "not found in /proc/self/mountinfo"
-    mount = max(mounts_above, key=lambda mount: len(mount.target))
     return TierFilesystem(resolved, mount, filesystem_kind.identify(mount, root))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from seatrial.checks.check import Check, Context, Needs, Options, facts
 from seatrial.checks.declare import Answer, absent, metric, rule, unreadable, value, warning
 from seatrial.discover.file_readers import read_text
 from seatrial.model import Fact, Outcome, Phase, Scope
+from seatrial.util.grouping import majority
 from seatrial.util.text import printable
 
 if TYPE_CHECKING:
@@ -141,11 +141,9 @@ def read_volume(root: Path, path: str) -> Volume:
     from seatrial.discover import filesystem, filesystem_kind
 
     usage, stat = filesystem.usage(Path("/"), path), os.statvfs(path)
-    mounts = filesystem.mountinfo(read_text(root / "proc/self/mountinfo"))
-    mounts_above = [mount for mount in mounts if Path(usage.path).is_relative_to(mount.target)]
+    mount = filesystem.mount_of(usage.path, filesystem.mountinfo(read_text(root / "proc/self/mountinfo")))
     description = "not found in /proc/self/mountinfo"
-    if mounts_above:
-        mount = max(mounts_above, key=lambda mount: len(mount.target))
+    if mount:
         kind = filesystem_kind.identify(mount, root)
         description = f"{kind.name}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
     return Volume(
@@ -186,14 +184,9 @@ def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[
     """
     paths_by_node: dict[str, list[str]] = {}
     for path, result in results.items():
-        if not result.not_shared or not result.volumes:
-            continue
-        mount_by_node = {node: volume.mount for node, volume in result.volumes.items()}
-        most_common, count = Counter(mount_by_node.values()).most_common(1)[0]
-        if 2 * count <= len(mount_by_node):
-            continue
-        for node, mount in mount_by_node.items():
-            if mount != most_common:
+        most_common = majority(volume.mount for volume in result.volumes.values())
+        for node, volume in result.volumes.items():
+            if result.not_shared and most_common is not None and volume.mount != most_common:
                 paths_by_node.setdefault(node, []).append(path)
     return {"paths_not_shared": paths_by_node} if paths_by_node else {}
 

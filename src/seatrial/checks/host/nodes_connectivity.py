@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,7 @@ from seatrial.checks.declare import Answer, Cause, absent, metric, rule, value, 
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver
-from seatrial.util.grouping import grouped
+from seatrial.util.grouping import grouped, majority
 from seatrial.util.node_name import dns_name
 from seatrial.util.text import printable
 
@@ -249,11 +248,10 @@ def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 def _add_minority(minority: dict[str, dict[str, str]], component: str, value_by_node: Mapping[str, str]) -> None:
     """Add the nodes whose value differs from the value of the majority; none if no value has a majority."""
-    majority, count = Counter(value_by_node.values()).most_common(1)[0]
-    if 2 * count > len(value_by_node):
-        for node, text in value_by_node.items():
-            if text != majority:
-                minority.setdefault(node, {})[component] = f"{text}, majority: {majority}"
+    most_common = majority(value_by_node.values())
+    for node, text in value_by_node.items():
+        if most_common is not None and text != most_common:
+            minority.setdefault(node, {})[component] = f"{text}, majority: {most_common}"
 
 
 CHECK = Check(
