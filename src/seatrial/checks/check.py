@@ -17,6 +17,7 @@ its network port. A SKU is a GPU model; its file in data/skus has the rates of t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -26,11 +27,12 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from seatrial.checks.declare import Answer, answers, find, metric
+from seatrial.checks.declare import Answer, answers, fact, find, metric
 from seatrial.hardware.links import FactRole
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import (
     CLUSTER,
+    Artifact,
     Fact,
     Frozen,
     Observation,
@@ -97,6 +99,10 @@ class Context:
         index = self.device.partition(":")[2] if self.nvml_index is None else self.nvml_index
         return f"{self.node}/gpu{index}"
 
+    def artifact(self, path: Path, title: str) -> Artifact:
+        """The answer that links a file below the run directory."""
+        return Artifact(path=str(path.relative_to(self.run_dir)), title=title)
+
 
 def ratios(samples: Sequence[float], base: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
     """Each sample divided by the sample of ``base`` at the same index, times ``scale``.
@@ -108,7 +114,7 @@ def ratios(samples: Sequence[float], base: Sequence[float], scale: float = 1.0) 
 
 def facts(values: Mapping[str, Any]) -> Iterator[Fact]:
     """One fact for each entry of ``values``."""
-    return (Fact(name=name, value=value) for name, value in values.items())
+    return itertools.starmap(fact, values.items())
 
 
 class Options(Frozen):

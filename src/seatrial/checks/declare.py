@@ -288,6 +288,11 @@ def value(
     return Value(name, measured, (), subject, evidence)
 
 
+def fact(name: str, value: Any) -> Fact:
+    """A fact of the record; ``value``: a JSON document."""
+    return Fact(name=name, value=value)
+
+
 def absent(names: str | Iterable[str], reason: str, subject: str | None = None, *, instead: str = "") -> NoValue:
     """The metrics do not apply, and why; ``names``: names or patterns. ``instead``: the metric to judge instead."""
     return _no_value(names, Why.DOES_NOT_APPLY, reason, subject)._replace(instead=instead)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from pydantic import JsonValue
 
 from seatrial.checks.check import Context, facts
-from seatrial.checks.declare import Answer, NoValue, absent, not_requested, value
+from seatrial.checks.declare import Answer, NoValue, absent, fact, not_requested, value
 from seatrial.checks.fabric import _forced_ring, _nccl_log, _results, _wrong_data
 from seatrial.checks.fabric._sizes import (
     ELEMENT_SIZES,
@@ -23,7 +23,7 @@ from seatrial.checks.fabric._sizes import (
     default_sizes,
     omitted_sizes,
 )
-from seatrial.model import Fact, NotApplicable, SeatrialError, format_bytes, parse_bytes, size_label
+from seatrial.model import NotApplicable, SeatrialError, format_bytes, parse_bytes, size_label
 
 if TYPE_CHECKING:
     from seatrial.bench.collectives import CollectiveResult
@@ -99,12 +99,12 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
         yield _wrong_data.wrong_data(modes.mismatches())
         if parse_bytes(_results.P99_RATIO_SIZE) not in modes.percentiles:
             yield absent(f"p99_ratio.{_results.P99_RATIO_SIZE}", "no operations of this size were timed one by one")
-        yield Fact(name="additional_data_checks", value=[check.name for check in modes.data_checks[timed_check_count:]])
+        yield fact("additional_data_checks", [check.name for check in modes.data_checks[timed_check_count:]])
         yield _results.sizes_not_allocated(modes.not_allocated)
         yield from modes.not_measured()
-        yield Fact(name="transports", value=group_facts["transports"])
+        yield fact("transports", group_facts["transports"])
         method = _results.method_text(group_facts, settings, modes.applicable_modes, modes.back_to_back, operation)
-        yield Fact(name="method", value=method)
+        yield fact("method", method)
 
 
 @dataclass

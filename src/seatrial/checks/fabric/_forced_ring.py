@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.checks.check import Context
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answer, absent, fact, metric, value
 from seatrial.checks.fabric._nccl_log import logging_environment
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, omitted_sizes
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
-from seatrial.model import Fact, SeatrialError, format_bytes, parse_bytes, size_label
+from seatrial.model import SeatrialError, format_bytes, parse_bytes, size_label
 
 SIZE = parse_bytes("8GiB")  # the largest default size of the all-reduce
 OPERATIONS = OPERATIONS_PER_SIZE + 1  # one more: the first operation, whose algorithm NCCL logs
@@ -113,4 +113,4 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
         choice = log.find_choice("AllReduce", size)
         algorithm = f"NCCL logs {choice.algorithm}" if choice else "NCCL logs no algorithm"
         text = f"all-reduce of {format_bytes(size)} in new processes with NCCL_ALGO=Ring; {algorithm}"
-        yield Fact(name="ring", value=text)
+        yield fact("ring", text)

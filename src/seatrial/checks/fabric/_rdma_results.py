@@ -8,9 +8,8 @@ from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.declare import Answer, absent, value
+from seatrial.checks.declare import Answer, absent, fact, value
 from seatrial.checks.fabric._compute_ports import Kind
-from seatrial.model import Fact
 from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def results_of_paths(paths: Sequence[RailPath], memory: str) -> Iterator[Answer]
         yield from _path_shares(bandwidth_paths, bandwidth_by_port)
     yield from _pair_results(paths)
     values_by_tool = grouped((path.tool, (path.key, path.value)) for path in paths)  # None: the path has no value
-    yield Fact(name="paths", value={tool: dict(values) for tool, values in values_by_tool.items()})
+    yield fact("paths", {tool: dict(values) for tool, values in values_by_tool.items()})
 
 
 @dataclass(frozen=True)

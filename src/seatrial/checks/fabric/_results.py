@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from seatrial.checks import declare
 from seatrial.checks.check import Options
-from seatrial.checks.declare import Answer, Value, absent, value
+from seatrial.checks.declare import Answer, Value, absent, fact, value
 from seatrial.model import CLUSTER, ByteSize, Fact, Outcome, Series, size_label
 from seatrial.util.quantiles import median_interval
 
@@ -117,7 +117,7 @@ def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") ->
     }
     for name, value_of in value_functions.items():
         value_by_size = {size_label(size): value_of(result) for size, result in results.items()}
-        yield Fact(name=f"{name}{suffix}", value=value_by_size)
+        yield fact(f"{name}{suffix}", value_by_size)
 
 
 def size_curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
@@ -156,7 +156,7 @@ def cuda_graph_fact(results: Results) -> Fact:
     counts: dict[str, JsonValue] = {
         size_label(size): {"bytes": result.size, **_iterations(result.timings)} for size, result in results.items()
     }
-    return Fact(name="cuda_graph", value=counts)
+    return fact("cuda_graph", counts)
 
 
 def sizes_not_allocated(not_allocated: Mapping[str, Any], subject: str | None = None) -> Value:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
-from seatrial.checks.declare import Answer, Comparison, absent, metric, not_requested, unreadable, value
+from seatrial.checks.declare import Answer, Comparison, absent, fact, metric, not_requested, unreadable, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, allocation_metric, sizes_not_allocated, transport_text
 from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,
-    Fact,
     NotApplicable,
     Phase,
     Scope,
@@ -74,9 +73,9 @@ def measure(context: Context, options: EachNodeOptions) -> Iterator[Answer]:
     yield from facts({**group_facts, "gpu": models, "world_size": len(result.ranks), "nodes": 1, "size": size})
     too_large = next(iter(not_allocated), "")
     reduced = f" ({format_bytes(parse_bytes(too_large))} did not fit on all ranks)" if too_large else ""
-    yield Fact(
-        name="method",
-        value=f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)}{reduced} among the "
+    yield fact(
+        "method",
+        f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)}{reduced} among the "
         f"{len(result.ranks)} ranks of this node, {len(ranks_by_node)} nodes at the same time; median of "
         f"{len(result.timings.windows)} windows; busbw = algbw · 2(n−1)/n",
     )

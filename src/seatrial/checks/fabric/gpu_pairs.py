@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Comparison, FindingTemplate, absent, metric, not_requested, value, warning
+from seatrial.checks.declare import (
+    Answer,
+    Comparison,
+    FindingTemplate,
+    absent,
+    fact,
+    metric,
+    not_requested,
+    value,
+    warning,
+)
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
@@ -30,7 +40,6 @@ from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     ByteSize,
-    Fact,
     NotApplicable,
     Phase,
     Scope,
@@ -95,7 +104,7 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Answer]:
         yield from facts({**group_facts, "gpu": models, "world_size": 2, "nodes": 1, "size": results.size})
         yield from facts({"link": link} if link else {})
         yield from _answers(context.node, results, link, retry=retry)
-        yield Fact(name="method", value=_method_text(transport_text(group_facts), results, len(all_results)))
+        yield fact("method", _method_text(transport_text(group_facts), results, len(all_results)))
         if context.on_gpu and results.size != GPU_SIZE:
             reason = f"the trial's options set size {size_label(results.size)}"
             yield not_requested(f"busbw.{size_label(GPU_SIZE)}", reason)
@@ -219,7 +228,7 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Iter
     """
     gpus: list[JsonValue] = [name.rpartition("/")[2] for name in results.members]
     matrix = [[*row] for row in results.rate_matrix(results.final_by_pair)]
-    yield Fact(name="matrix", value={"gpus": gpus, "gb_s": matrix})
+    yield fact("matrix", {"gpus": gpus, "gb_s": matrix})
     retried = {_pair_subject(*pair): rates for pair, rates in results.retry_rates().items()}
     evidence = {"single_pair": retried} if retried else None
     if reason := _not_comparable_reason(results, link):
@@ -247,7 +256,7 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Iter
         yield value("shared_links", fast_in_retry_count, node, evidence=evidence)
     else:
         yield absent("shared_links", "no pair was measured without concurrent pairs, which shows shared links")
-    yield Fact(name="max_locatable_gpus", value=max_locatable(len(results.members)))
+    yield fact("max_locatable_gpus", max_locatable(len(results.members)))
     yield pair_wrong_data(results, node)
 
 

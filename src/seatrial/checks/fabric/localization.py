@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answer, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
@@ -36,7 +36,7 @@ from seatrial.hardware.pair_rates import (
     PairStep,
 )
 from seatrial.hardware.pair_search import pair_search
-from seatrial.model import ByteSize, Fact, NotApplicable, Phase, Scope, format_bytes, parse_bytes
+from seatrial.model import ByteSize, NotApplicable, Phase, Scope, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairTiming
@@ -108,8 +108,8 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Answer]:
         return
     results = pairs.PairResults(tuple(timings), size, members, subjects)
     yield from facts({**group_facts, "nodes": len(members), "size": size, "steps": step_number})
-    yield Fact(name=RANKS_BY_NODE, value=subjects_by_node)
-    yield Fact(name=PAIR_RATES, value=[rate.model_dump(mode="json") for rate in rates])
+    yield fact(RANKS_BY_NODE, subjects_by_node)
+    yield fact(PAIR_RATES, [rate.model_dump(mode="json") for rate in rates])
     slow_parts = {
         "slow_ranks": [subjects_by_node[slow_rank.node][slow_rank.rail] for slow_rank in conclusion.ranks],
         "slow_paths": list(dict.fromkeys("->".join(path.pair) for path in conclusion.paths)),
@@ -119,9 +119,9 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Answer]:
         yield value(name, len(parts), evidence=parts)
     yield pair_wrong_data(results)
     statistic = "median" if context.on_gpu else "fastest"
-    yield Fact(
-        name="method",
-        value=f"{transport_text(group_facts)}: {format_bytes(size)} between pairs of {len(members)} nodes in "
+    yield fact(
+        "method",
+        f"{transport_text(group_facts)}: {format_bytes(size)} between pairs of {len(members)} nodes in "
         f"{step_number} steps, {rail_count} ranks per node; the {statistic} window of each pair; slow: at least "
         f"{limits.min_deficit:.1%} below "
         f"{'the other rails or direction' if len(members) == 2 else 'the pairs of good nodes in the same step'}, and "

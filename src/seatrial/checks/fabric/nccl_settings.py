@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, Comparison, absent, metric, value, warning
+from seatrial.checks.declare import Answer, Comparison, absent, fact, metric, value, warning
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._wrong_data import wrong_data_metric
 from seatrial.discover import gpu
@@ -239,17 +239,17 @@ def _path_facts(
             no_memory = size in result["not_allocated"]
             path = "not measured: no memory" if no_memory else path_at_size(logs[name], size)
             path_by_size[name][size_label(size)] = path
-    yield Fact(name="path_by_size", value=path_by_size)
+    yield fact("path_by_size", path_by_size)
     if too_slow_sizes:
         texts = ", ".join(map(format_bytes, too_slow_sizes))
-        yield Fact(name="sizes_left_out", value=f"{texts}: would take too long at the cluster.fabric.rate of the trial")
+        yield fact("sizes_left_out", f"{texts}: would take too long at the cluster.fabric.rate of the trial")
     if "default" in results:
         rank_logs = logs["default"]
         path = path_at_size(rank_logs, timed_size)
         tree = "" if len(rank_logs) > 2 else "; with two ranks NCCL has no tree, only a ring"
-        yield Fact(
-            name="method",
-            value=f"NCCL {rank_logs[0].version}, {len(rank_logs)} ranks on {rank_logs[0].nodes} nodes, all-reduce of "
+        yield fact(
+            "method",
+            f"NCCL {rank_logs[0].version}, {len(rank_logs)} ranks on {rank_logs[0].nodes} nodes, all-reduce of "
             f"{format_bytes(timed_size)} in new processes for each setting; default: {path['algorithm']}, "
             f"{path['protocol']}, {path['channels']} channels, over {path['transport']}{tree}",
         )

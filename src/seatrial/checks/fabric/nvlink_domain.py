@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from seatrial.checks.check import Check, Context, Needs, Options
-from seatrial.checks.declare import Answer, absent, value, warning
+from seatrial.checks.declare import Answer, absent, fact, value, warning
 from seatrial.discover import nvml
-from seatrial.model import Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 MAX_GPUS = 72  # largest NVLink domain: GB200 and GB300 NVL72 (nvidia.com/en-us/data-center/gb200-nvl72)
 
@@ -45,7 +45,7 @@ def compare(domains: Mapping[str, str]) -> Iterator[Answer]:
     # between nodes. On a trial of a single node, the rules check whether its GPUs are in one domain.
     spans_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())
     rules_apply = spans_nodes or (len(domains_by_node) == 1 and bool(nodes_by_domain))
-    yield Fact(name="domains", value=nodes_by_domain)
+    yield fact("domains", nodes_by_domain)
     if not rules_apply:
         yield absent("*", "the GPUs are in no NVLink domain (cluster UUID and clique) across nodes")
         return

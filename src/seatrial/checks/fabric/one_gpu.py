@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answer, fact, metric, value
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import group_wrong_data
-from seatrial.model import Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 SIZE = 1024  # bytes; the time of this small size is a latency
 SECONDS = 0.2  # timed duration: tens of thousands of operations on a GPU
@@ -30,9 +30,9 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     result = subgroups.measure_all_reduce(single_rank_groups, SIZE, context.device, SECONDS)[context.rank]
     times_us = [1e6 * seconds for seconds in result.timings.window_means]
     yield from facts({**group_facts, **rank.describe_device(context.device)})
-    yield Fact(
-        name="method",
-        value=f"{transport_text(group_facts)}: in-place all-reduce of 1 KiB in a communicator of one rank, "
+    yield fact(
+        "method",
+        f"{transport_text(group_facts)}: in-place all-reduce of 1 KiB in a communicator of one rank, "
         f"{context.world_size} ranks concurrently; median of {len(times_us)} windows",
     )
     yield value("latency.1KiB", times_us)

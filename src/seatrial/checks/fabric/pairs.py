@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Comparison, FindingTemplate, metric, value, warning
+from seatrial.checks.declare import Answer, Comparison, FindingTemplate, fact, metric, value, warning
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
@@ -135,7 +135,7 @@ def _pairs_by_switch(results: PairResults, switches_by_node: Mapping[str, tuple[
     """The number of pairs inside and across leaf switches."""
     in_leaf = sum(switches_by_node[a][:1] == switches_by_node[b][:1] for a, b in results.by_pair)
     counts = {"source": topology.source, "inside a leaf switch": in_leaf, "across": len(results.by_pair) - in_leaf}
-    return Fact(name="pairs_by_switch", value=counts)
+    return fact("pairs_by_switch", counts)
 
 
 def _answers(
@@ -149,7 +149,7 @@ def _answers(
     partner_counts = Counter(chain.from_iterable(results.by_pair))  # node → number of its partners
     max_located = _max_locatable(node_count, min(partner_counts[node] for node in results.members))
     yield from facts({"comparable": "yes" if node_count > 2 else "no", "max_locatable_nodes": max_located})
-    yield Fact(name="pair_matrix", value={"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
+    yield fact("pair_matrix", {"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     slow_paths: dict[str, str] = {}  # pair → the switches between its nodes
     for a, b in results.pairs_below_best(MIN_SHARE) if switches_by_node else ():
         slow_paths[f"{a}->{b}"] = " – ".join(switch_path(switches_by_node[a], switches_by_node[b])) or "unknown"
@@ -172,9 +172,9 @@ def _answers(
     guarantee = f"up to {max_located} bad {'node is' if max_located == 1 else 'nodes are'} located exactly"
     if node_count == 2:
         guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
-    yield Fact(
-        name="method",
-        value=f"{transport}: {len(results.by_pair)} pairs of {node_count} nodes in {round_count} rounds; each rank "
+    yield fact(
+        "method",
+        f"{transport}: {len(results.by_pair)} pairs of {node_count} nodes in {round_count} rounds; each rank "
         f"sends {format_bytes(results.size)} to the same rank of the other node and receives as much at the same time; "
         f"GB/s per direction and rank; {guarantee}",
     )

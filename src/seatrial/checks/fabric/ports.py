@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, FindingTemplate, absent, metric, rule, value, warning
+from seatrial.checks.declare import Answer, Cause, FindingTemplate, absent, fact, metric, rule, value, warning
 from seatrial.checks.fabric._compute_ports import ComputePorts, NodePorts, read_node_ports, select_compute_ports
-from seatrial.model import PORTS_USED, Fact, Outcome, Phase, Scope
+from seatrial.model import PORTS_USED, Outcome, Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
@@ -37,7 +37,7 @@ def measure(context: Context, options: Options) -> Iterator[Answer]:
     by_node = dict(zip(participants.names, participants.run_on_all(lambda: read_node_ports(context.root)), strict=True))
     if participants.index >= 0:  # this rank has read the ports of its node
         node_ports = by_node[participants.names[participants.index]].ports
-        yield Fact(name="ports", value=[port.model_dump(mode="json") for port in node_ports])
+        yield fact("ports", [port.model_dump(mode="json") for port in node_ports])
     compute = select_compute_ports(by_node)
     if context.rank == 0:
         yield from compare_ports(compute, by_node)

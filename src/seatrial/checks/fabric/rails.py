@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, Comparison, absent, metric, value
+from seatrial.checks.declare import Answer, Cause, Comparison, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, transport_text
 from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
 from seatrial.hardware.links import COLLECTIVE
-from seatrial.model import CLUSTER, Fact, NotApplicable, Phase, Scope, Series, format_bytes, parse_bytes
+from seatrial.model import CLUSTER, NotApplicable, Phase, Scope, Series, format_bytes, parse_bytes
 
 # GPU_SIZE takes about 10 ms at the 50 GB/s of a 400 Gb/s NIC. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
@@ -53,9 +53,9 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
     x = tuple(map(float, range(len(rails))))
     yield Series(name="rail_busbw", subject=CLUSTER, x=x, y=rail_medians, x_unit="rail", y_unit="GB/s")
     yield group_wrong_data({f"rail{number}": result for number, result in enumerate(results)})
-    yield Fact(
-        name="method",
-        value=f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} on {len(rails)} rails concurrently, "
+    yield fact(
+        "method",
+        f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} on {len(rails)} rails concurrently, "
         f"each with one rank on each of {len(nodes)} nodes; median of {len(results[0].timings.windows)} windows; "
         f"busbw = algbw · 2(n−1)/n with n = {len(nodes)}",
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts, ratios
-from seatrial.checks.declare import Answer, NoValue, Value, absent, metric, value
+from seatrial.checks.declare import Answer, NoValue, Value, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._forced_ring import run_rings
 from seatrial.checks.fabric._results import GroupOptions, transport_text
@@ -29,7 +29,6 @@ from seatrial.hardware import networks
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import (
     CLUSTER,
-    Fact,
     NotApplicable,
     Phase,
     Scope,
@@ -102,9 +101,9 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
             yield absent("ring_efficiency", "there are only 2 nodes")
         yield wrong_data(_located_mismatches(results, pair_timings))
         rank_counts = ", ".join(f"{len(result.ranks)} on {_nodes_label(count)}" for count, result in results.items())
-        yield Fact(
-            name="method",
-            value=f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} over the first nodes in rank "
+        yield fact(
+            "method",
+            f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} over the first nodes in rank "
             f"order ({rank_counts}), the other nodes idle; efficiency.BASE = busbw of all nodes / busbw of BASE; "
             f"network_busbw: each GPU of the first node exchanges {format_bytes(pair_size)} with the same GPU of the "
             "second, sum per direction; link_efficiency = busbw.2nodes / the lower of busbw.1node and network_busbw; "

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, Cause, Evidence, absent, forbidden, metric, value, warning
+from seatrial.checks.declare import Answer, Cause, Evidence, absent, fact, forbidden, metric, value, warning
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED
 from seatrial.hardware import networks
-from seatrial.model import Fact, Phase, Scope, SeatrialError
+from seatrial.model import Phase, Scope, SeatrialError
 from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Answer]:
         transport_facts = _transport_facts(transport_by_rank, options)
         yield from facts(transport_facts)
         yield _nvls_missing(transport_by_rank, transport_facts["settings"])
-        yield Fact(name="nccl_choices", value=choices)
+        yield fact("nccl_choices", choices)
     unreadable = [
         f"{subject}: {transport.unreadable_ports}"
         for subject, transport in transport_by_rank.items()

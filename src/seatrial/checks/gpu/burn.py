@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, NoValue, Value, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, Cause, NoValue, Value, absent, fact, metric, unreadable, value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.discover.gpu_counters import GPU_COUNTERS, GpuErrorCounters
 from seatrial.hardware.error_counters import counter_definitions
-from seatrial.model import Fact, Outcome, Phase, Scope, SeatrialError, Series
+from seatrial.model import Outcome, Phase, Scope, SeatrialError, Series
 from seatrial.model.telemetry import THROTTLE_REASONS
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Answer]:
     dtype = next(dtype for dtype in DTYPES if compute.unsupported_reason(dtype, context.device) is None)
     size = options.size or (GPU_MATRIX_SIZE if context.on_gpu else CPU_MATRIX_SIZE)
     yield from facts(rank.describe_device(context.device))
-    yield Fact(name="load", value=dtype)
+    yield fact("load", dtype)
     context.progress(f"{options.seconds:g} s of {dtype}")
     load = counters = None
     with ExitStack() as stack:
@@ -90,7 +90,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Answer]:
             f"; GPU load sampled every {gpu_load.PERIOD_S:g} s, error counters read before and after, Xids from NVML "
             "events"
         )
-    yield Fact(name="method", value=method)
+    yield fact("method", method)
 
 
 def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Iterator[Answer]:
@@ -101,7 +101,7 @@ def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Ite
     yield value("drift", 100 * timing.drift)
     yield value("changed_products", result.changed_products)
     yield Series(name="tflops", subject=subject, x=end_times, y=tflops, x_unit="s", y_unit="TFLOP/s")
-    yield Fact(name="timing", value=timing.describe())
+    yield fact("timing", timing.describe())
 
 
 def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, metric, value
-from seatrial.model import Fact, Phase, Scope
+from seatrial.checks.declare import Answer, absent, fact, metric, value
+from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.timing import DeviceTiming
@@ -54,11 +54,11 @@ def measure(context: Context, options: GemmOptions) -> Iterator[Answer]:
         timings[dtype] = compute.time_matmul(dtype, size, context.device, options.seconds, options.min_seconds)
         yield value(f"tflops.{dtype}", timings[dtype].rates(compute.flops(size) / 1e12))
         yield value(f"relative_error.{dtype}", compute.relative_error(dtype, size, context.device))
-    yield Fact(name="timing", value={dtype: timing.describe() for dtype, timing in timings.items()})
+    yield fact("timing", {dtype: timing.describe() for dtype, timing in timings.items()})
     counts = "; ".join(f"{dtype}: {len(timing.windows)} × {timing.per_window}" for dtype, timing in timings.items())
-    yield Fact(
-        name="method",
-        value=f"{size} × {size} matrices of normally distributed numbers, 2·n³ FLOP per product, median of "
+    yield fact(
+        "method",
+        f"{size} × {size} matrices of normally distributed numbers, 2·n³ FLOP per product, median of "
         f"back-to-back windows (windows × products: {counts}), all devices of a node concurrently; 1 row in "
         f"{compute.CHECKED_ROW_STRIDE} compared with float64; fp8 without fast accumulation",
     )

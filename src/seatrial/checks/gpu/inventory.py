@@ -14,11 +14,11 @@ from itertools import chain
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value, warning
+from seatrial.checks.declare import Answer, Cause, absent, fact, metric, unreadable, value, warning
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
-from seatrial.model import GPUS_USED, Fact, NotApplicable, Phase, Scope, SeatrialError
+from seatrial.model import GPUS_USED, NotApplicable, Phase, Scope, SeatrialError
 
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}
 # Fields of Gpu that a GPU must return if another GPU of its model does; otherwise readings_failed reports it as faulty.
@@ -51,9 +51,9 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     used = discover.cuda_visible(inventory, os.environ)
     evidence = {"cuda_visible_devices": known.get("cuda_visible_devices")}
     yield value("gpus_hidden", max(0, min(expected_gpus, usable) - len(used)), evidence=evidence)
-    yield Fact(name=GPUS_USED, value=[gpu.index for gpu in used])
+    yield fact(GPUS_USED, [gpu.index for gpu in used])
     processes = _foreign_processes(used)
-    yield Fact(name="foreign_processes", value=[*chain.from_iterable(processes.values())])
+    yield fact("foreign_processes", [*chain.from_iterable(processes.values())])
     if not used:
         yield absent("*", "no usable GPU")
         return

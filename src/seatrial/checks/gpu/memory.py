@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, metric, value
-from seatrial.model import ByteSize, Fact, Phase, Scope, format_bytes, parse_bytes
+from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.model import ByteSize, Phase, Scope, format_bytes, parse_bytes
 
 # Much larger than any cache (50 MiB on an H100, tens to hundreds of MiB on a server CPU)
 GPU_ARRAY_BYTES, CPU_ARRAY_BYTES = parse_bytes("2GiB"), parse_bytes("256MiB")
@@ -42,7 +42,7 @@ def measure(context: Context, options: MemoryOptions) -> Iterator[Answer]:
         ("triad", 3 * size, memory.time_triad(size, context.device, options.seconds)),
     ):
         yield value(name, timing.rates(moved_bytes / 1e9))
-        yield Fact(name=f"timing_{name}", value=timing.describe())
+        yield fact(f"timing_{name}", timing.describe())
     context.progress("patterns")
     rank.release_memory(context.device)
     pattern_test = memory.run_pattern_test(bytes_to_test(context, options.share), context.device)
@@ -51,9 +51,9 @@ def measure(context: Context, options: MemoryOptions) -> Iterator[Answer]:
     evidence: list[JsonValue] = [asdict(error) for error in errors]
     yield value("wrong_words", sum(error.words for error in errors), evidence=evidence or None)
     yield value("tested_share", 100 * pattern_test.size / pattern_test.free_bytes)
-    yield Fact(
-        name="method",
-        value=f"copy (read + write) and triad a = b + s·c (two reads + write) over arrays of {format_bytes(size)}; "
+    yield fact(
+        "method",
+        f"copy (read + write) and triad a = b + s·c (two reads + write) over arrays of {format_bytes(size)}; "
         f"five patterns written to {format_bytes(pattern_test.size)} and read back; all devices of a node "
         "concurrently, unsynchronized",
     )

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, JsonValue, model_validator
 
 from seatrial.checks.check import HOURS_UNDER_LOAD, Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, metric, value, warning
+from seatrial.checks.declare import Answer, absent, fact, metric, value, warning
 from seatrial.checks.gpu.burn import COOLING, DTYPES, no_value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.checks.gpu.memory import CPU_ARRAY_BYTES, GPU_ARRAY_BYTES, bytes_to_test
 from seatrial.discover.gpu_counters import GPU_COUNTERS
 from seatrial.hardware.error_counters import counter_definitions
-from seatrial.model import Fact, Frozen, Phase, Scope, SeatrialError, Series, parse_bytes
+from seatrial.model import Frozen, Phase, Scope, SeatrialError, Series, parse_bytes
 from seatrial.model.telemetry import THROTTLE_REASONS
 from seatrial.util import journal
 from seatrial.util.files import atomic_write
@@ -129,11 +129,11 @@ def measure(context: Context, options: SoakOptions) -> Iterator[Answer]:
     else:
         yield absent(("temperature_max", "throttled_share"), "no GPU")
     hours = sum(each.load_s for each in rounds) / 3600
-    yield Fact(name=HOURS_UNDER_LOAD, value=min(rank.gather(hours)))
-    yield Fact(name="rounds", value=len(rounds))
-    yield Fact(
-        name="method",
-        value=f"{len(rounds)} rounds of {fmean(each.seconds for each in rounds):.0f} s, {earlier} of them in earlier "
+    yield fact(HOURS_UNDER_LOAD, min(rank.gather(hours)))
+    yield fact("rounds", len(rounds))
+    yield fact(
+        "method",
+        f"{len(rounds)} rounds of {fmean(each.seconds for each in rounds):.0f} s, {earlier} of them in earlier "
         "sessions: matrix products, copy and pattern test of the memory, all-reduce on all ranks, and a training on "
         "each rank alone with the same seed and batches in each round; losses and gradient norms compared bit by bit "
         "with the first round",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, metric, value
-from seatrial.model import Fact, Phase, Scope, format_bytes
+from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.model import Phase, Scope, format_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.timing import DeviceTiming
@@ -60,7 +60,7 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Answer]:
     yield from facts(rank.describe_devices(context.device))
     turn_count = max(rank.gather(context.local_rank)) + 1
     pinned = transfer.PinnedBuffers(context.device)
-    yield Fact(name="host_memory", value=pinned.host_placement)
+    yield fact("host_memory", pinned.host_placement)
     time_copy = partial(
         time_on_device, device=context.device, seconds=options.seconds, window_context=pinned.concurrent
     )
@@ -87,7 +87,7 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Answer]:
     for name, timing in timings.items():
         copied_bytes = pinned.size * BUFFERS_PER_COPY[name.partition("_")[0]]
         yield value(name, timing.rates(copied_bytes / 1e9))
-    yield Fact(name="timing", value={name: timing.describe() for name, timing in timings.items()})
+    yield fact("timing", {name: timing.describe() for name, timing in timings.items()})
     timings_of_node = [
         rank_timings for node, rank_timings in rank.gather((context.node, timings)) if node == context.node
     ]
@@ -95,10 +95,10 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Answer]:
         name: ran_concurrently([rank_timings[f"{name}_concurrent"] for rank_timings in timings_of_node])
         for name in copies
     }
-    yield Fact(name="concurrent", value=was_concurrent)
-    yield Fact(
-        name="method",
-        value=f"pinned memory, copies of {format_bytes(pinned.size)} by the copy engines, timed with CUDA events; "
+    yield fact("concurrent", was_concurrent)
+    yield fact(
+        "method",
+        f"pinned memory, copies of {format_bytes(pinned.size)} by the copy engines, timed with CUDA events; "
         "single: one GPU of the node at a time; concurrent: all GPUs of the node, each under load before and after its "
         "timed windows; bidirectional: both directions at the same time, sum of both",
     )

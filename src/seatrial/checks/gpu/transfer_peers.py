@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answer, fact, metric, value
 from seatrial.hardware.links import BIDIRECTIONAL
-from seatrial.model import Fact, NotApplicable, Phase, Scope, format_bytes
+from seatrial.model import NotApplicable, Phase, Scope, format_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.transfer import PeerCopy
@@ -52,11 +52,11 @@ def measure(context: Context, options: PeerOptions) -> Iterator[Answer]:
     if copies:
         unidirectional = {(copy.source, copy.target): copy.unidirectional.rate(copied_gb) for copy in copies}
         bidirectional = {(copy.source, copy.target): copy.bidirectional.rate(2 * copied_gb) for copy in copies}
-        yield Fact(name="unidirectional_matrix", value=_matrix(gpus, unidirectional))
-        yield Fact(name="bidirectional_matrix", value=_matrix(gpus, bidirectional))
-        yield Fact(
-            name="method",
-            value=f"copies of {format_bytes(transfer.PEER_SIZE)} from each GPU to each other, one pair at a time, "
+        yield fact("unidirectional_matrix", _matrix(gpus, unidirectional))
+        yield fact("bidirectional_matrix", _matrix(gpus, bidirectional))
+        yield fact(
+            "method",
+            f"copies of {format_bytes(transfer.PEER_SIZE)} from each GPU to each other, one pair at a time, "
             "timed with CUDA events; bidirectional: copies in both directions on two streams, synchronized at the "
             "ends of a window, sum of both",
         )

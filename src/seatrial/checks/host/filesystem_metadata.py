@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, metric, value, warning
+from seatrial.checks.declare import Answer, absent, fact, metric, value, warning
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
-from seatrial.model import Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.metadata import OperationTiming
@@ -68,7 +68,7 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Answer]:
         "total rate: files of all nodes over the time of the slowest node; in a shared folder each node reads what "
         "the next node created"
     )
-    yield Fact(name="method", value=method)
+    yield fact("method", method)
     yield value("paths_failed", len(failures), evidence={"failed": dict(failures)})
     kept = {path: reason for path, reason in leftovers.items() if reason != "removed"}
     yield value("leftover_folders", len(kept), evidence={"leftovers": dict(leftovers)})
@@ -134,7 +134,7 @@ def _measure(
             break
     for key, samples in rates.items():
         yield value(f"{key}.{name}", samples)
-    yield Fact(name=f"files.{name}", value=dict(min_files))
+    yield fact(f"files.{name}", dict(min_files))
 
 
 def _repeat(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, absent, metric, rule, unreadable, value, warning
+from seatrial.checks.declare import Answer, absent, fact, metric, rule, unreadable, value, warning
 from seatrial.discover.file_readers import read_text
-from seatrial.model import Fact, Outcome, Phase, Scope
+from seatrial.model import Outcome, Phase, Scope
 from seatrial.util.grouping import majority
 from seatrial.util.text import printable
 
@@ -86,7 +86,7 @@ def measure(context: Context, options: SharedOptions) -> Iterator[Answer]:
     paths = options.paths or (str(context.artifacts_dir),)
     results = {path: _test_path(context, participants, path) for path in dict.fromkeys(paths)}  # each path once
     if context.rank == 0:
-        yield Fact(name="paths_from", value="options" if options.paths else "run directory")
+        yield fact("paths_from", "options" if options.paths else "run directory")
         if participants.several_nodes:
             user_id_of_each = one_rank_per_node.group_by_text(dict(zip(participants.names, user_ids, strict=True)))
             yield value("user_id_mismatches", len(set(user_ids)) - 1, evidence=user_id_of_each)

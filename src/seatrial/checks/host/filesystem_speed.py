@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Value, absent, metric, value
+from seatrial.checks.declare import Answer, Value, absent, fact, metric, value
 from seatrial.checks.host.filesystem_shared import AbsolutePath
-from seatrial.model import ByteSize, Fact, Phase, Scope, format_bytes
+from seatrial.model import ByteSize, Phase, Scope, format_bytes
 
 if TYPE_CHECKING:
     from seatrial.bench.storage import SharedFolder, StreamResult
@@ -54,9 +54,9 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Answer]:
     failures: dict[str, str] = {}  # path → nodes and reasons
     is_rank_0 = context.rank == 0
     if is_rank_0:
-        yield Fact(
-            name="method",
-            value=f"{format_bytes(options.size)} per node in one stream of 4 MiB blocks, with fsync at the end; "
+        yield fact(
+            "method",
+            f"{format_bytes(options.size)} per node in one stream of 4 MiB blocks, with fsync at the end; "
             f"{options.files} files of 4 KiB per node, in one folder per node, without fsync; "
             "concurrent rates: total over the time until the slowest node ends",
         )
@@ -96,8 +96,8 @@ def _measure(
         progress(f"{label}: small files, {mode}")
         for operation, seconds in _small_files(mode_folder, options.files, f"small_{mode}", is_shared):
             yield _rate(f"{operation}_{mode}.{label}", options.files, seconds)
-    yield Fact(name=f"caches.{label}", value=CACHE_TEXTS[all_direct])
-    yield Fact(name=f"shared.{label}", value=SHARED_TEXTS[is_shared])
+    yield fact(f"caches.{label}", CACHE_TEXTS[all_direct])
+    yield fact(f"shared.{label}", SHARED_TEXTS[is_shared])
 
 
 def _streams(folder: SharedFolder, size: int, is_shared: bool) -> Iterator[tuple[str, list[StreamResult]]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, absent, metric, rule, value, warning
+from seatrial.checks.declare import Answer, Cause, absent, fact, metric, rule, value, warning
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver
@@ -59,8 +59,8 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
             *compare_networks(dict(zip(nodes, networks, strict=True))),
         ]
         yield from answers
-        facts_by_name: dict[str, Any] = {fact.name: fact.value for fact in answers if isinstance(fact, Fact)}
-        yield Fact(name="fault_places", value=fault_places(nodes, result, facts_by_name))
+        facts_by_name: dict[str, Any] = {each.name: each.value for each in answers if isinstance(each, Fact)}
+        yield fact("fault_places", fault_places(nodes, result, facts_by_name))
 
 
 def read_network(root: Path, address: str | None) -> dict[str, str]:
@@ -131,7 +131,7 @@ def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[A
                 unreachable[f"{source}->{target}"] = connection
             else:
                 round_trips.setdefault(source, {})[target] = round(connection.round_trip * 1e6, 1)
-    yield Fact(name="rtt_us", value={source: dict(by_target) for source, by_target in round_trips.items()})
+    yield fact("rtt_us", {source: dict(by_target) for source, by_target in round_trips.items()})
     yield value("pairs_unreachable", len(unreachable), evidence={"unreachable": dict(unreachable)})
     for source, by_target in round_trips.items():
         yield value("rtt", list(by_target.values()), source)
@@ -173,9 +173,9 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Answer]:
         texts = {node: version or "none" for node, version in version_by_node.items()}
         differing[component] = dict(grouped((text, node) for node, text in texts.items()))
         _add_minority(minority, component, texts)
-    yield Fact(name="versions", value=dict(common))
+    yield fact("versions", dict(common))
     nodes_differing: JsonValue = {node: dict(versions) for node, versions in minority.items()}
-    yield Fact(name="nodes_differing", value=nodes_differing)
+    yield fact("nodes_differing", nodes_differing)
     yield value("versions_differing", len(differing), evidence={"version_differences": differing})
     yield value("nodes_differing", len(minority), evidence={"nodes_differing": nodes_differing})
 
@@ -199,8 +199,8 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Answe
         if len(set(value_by_node.values())) > 1:
             differing[component] = dict(grouped((text, node) for node, text in value_by_node.items()))
             _add_minority(minority, component, value_by_node)
-    yield Fact(name="network", value={node: dict(network) for node, network in by_node.items()})
-    yield Fact(name="network_minority", value={node: dict(settings) for node, settings in minority.items()})
+    yield fact("network", {node: dict(network) for node, network in by_node.items()})
+    yield fact("network_minority", {node: dict(settings) for node, settings in minority.items()})
     yield value("network_differing", len(differing), evidence={"network_differing": differing})
     unreadable = [node for node, network in by_node.items() if "MTU" not in network]
     yield value("interfaces_unreadable", len(unreadable), evidence=list(unreadable))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, Cause, absent, metric, value, warning
+from seatrial.checks.declare import Answer, Cause, absent, fact, metric, value, warning
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,
     kubectl,
@@ -17,7 +17,7 @@ from seatrial.checks.kubernetes._cluster import (
     trial_nodes,
 )
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
-from seatrial.model import Fact, Phase, Scope, SeatrialError
+from seatrial.model import Phase, Scope, SeatrialError
 from seatrial.util.grouping import grouped
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _barriers(node: KubernetesNode, tolerations: Sequence[Toleration]) -> list[s
 def _state_metrics(nodes: Sequence[KubernetesNode], tolerations: Sequence[Toleration]) -> Iterator[Answer]:
     """Yield for each node whether it is ready and schedulable, and its problem conditions."""
     unknown = {node.name: [*map(str, node.unknown_conditions)] for node in nodes if node.unknown_conditions}
-    yield Fact(name="unknown_conditions", value=unknown)
+    yield fact("unknown_conditions", unknown)
     for node in nodes:
         is_ready, barriers = node.ready_condition.status == "True", _barriers(node, tolerations)
         yield value("ready", is_ready, node.name, evidence=None if is_ready else str(node.ready_condition))
@@ -127,8 +127,8 @@ def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Answer]:
     from seatrial.discover.kubernetes import CLIQUE_LABEL
 
     cliques = grouped((node.labels.get(CLIQUE_LABEL), node.name) for node in nodes)
-    yield Fact(name="topology_labels", value={node.name: node.topology for node in nodes})
-    yield Fact(name="cliques", value={clique: names for clique, names in cliques.items() if clique})
+    yield fact("topology_labels", {node.name: node.topology for node in nodes})
+    yield fact("cliques", {clique: names for clique, names in cliques.items() if clique})
     missing_by_node = missing_names({node.name: set(node.topology) for node in nodes})
     for node in nodes:
         missing = missing_by_node.get(node.name)
@@ -165,7 +165,7 @@ def _operator_metrics(nodes: Sequence[KubernetesNode], settings: Kubernetes) -> 
             daemon_sets_by_node[pod.spec.node_name].add(f"{pod.metadata.namespace}/{pod.daemon_set}")
             if not pod.ready:
                 not_ready_by_node[pod.spec.node_name].append(f"{pod.metadata.namespace}/{pod}")
-    yield Fact(name="namespaces_refused", value=refused)
+    yield fact("namespaces_refused", refused)
     if not any(daemon_sets_by_node.values()):
         # the API server answers Forbidden for a namespace that does not exist, too
         namespaces = ", ".join(kubernetes_data().operator_namespaces)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value, warning
+from seatrial.checks.declare import Answer, Cause, absent, fact, metric, unreadable, value, warning
 from seatrial.checks.kubernetes._cluster import requested_devices
 from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods
 from seatrial.config.kubernetes import GPU_RESOURCE
@@ -109,7 +109,7 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iter
 
 
 def _failures_fact(failures: Sequence[JobFailure]) -> Fact:
-    return Fact(name=JOB_FAILURES, value=[failure.model_dump(mode="json") for failure in failures])
+    return fact(JOB_FAILURES, [failure.model_dump(mode="json") for failure in failures])
 
 
 def _pull_metrics(pull_s_by_node: Mapping[str, float]) -> Iterator[Answer]:

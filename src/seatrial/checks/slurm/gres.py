@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answer, absent, fact, metric, value
 from seatrial.checks.slurm._probe_jobs import NO_CLIENT, NO_CLUSTER
 from seatrial.discover import gpu as discover
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import SlurmNode
-from seatrial.model import Fact, NotApplicable, Phase, Scope, SeatrialError
+from seatrial.model import NotApplicable, Phase, Scope, SeatrialError
 
 
 def measure(context: Context, _options: Options) -> Iterator[Answer]:
@@ -28,7 +28,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     configured, detected, expected = node.gpus, len(inventory.gpus), context.expected_gpus or 0
     if not configured and not inventory.installed_gpus and not expected:
         raise NotApplicable(f"{node.name} has no GPU in Slurm, none in NVML, and none is expected")
-    yield Fact(name="nvml_unavailable", value=inventory.nvml_unavailable)
+    yield fact("nvml_unavailable", inventory.nvml_unavailable)
     gres = [":".join(filter(None, (row.name, row.type, str(row.count)))) for row in node.gres]  # such as gpu:h100:8
     evidence = {
         "configured": f"{configured} GPUs by Slurm",

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, metric, unreadable, value, warning
+from seatrial.checks.declare import Answer, fact, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.config.schema import JobPlacement
 from seatrial.discover.slurm_nodes import candidate_nodes
-from seatrial.model import Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 
 class NodesOptions(Options):
@@ -32,7 +32,7 @@ def measure(context: Context, options: NodesOptions) -> Iterator[Answer]:
     """
     candidates = candidate_nodes(JobPlacement.model_validate(options.model_dump()))
     unusable = {node.name: str(node) for node in candidates.unusable}
-    yield Fact(name="nodes", value=[node.model_dump(mode="json") for node in candidates.nodes])
+    yield fact("nodes", [node.model_dump(mode="json") for node in candidates.nodes])
     yield value("nodes", len(candidates.nodes))
     yield value(
         "nodes_missing",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 
 from seatrial.checks.check import Context, ratios
-from seatrial.checks.declare import Answer, Value, metric, rule, unreadable, value
+from seatrial.checks.declare import Answer, Value, fact, metric, rule, unreadable, value
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, FAILED_RANK, Artifact, Fact, SeatrialError, Series
@@ -68,13 +68,13 @@ def device_facts(context: Context, this_rank_only: bool = False) -> list[Fact]:
     if not this_rank_only:  # describe_devices returns 1 for both
         facts |= {"world_size": context.world_size, "nodes": len(subgroups.ranks_by_node(context.node))}
     facts |= {} if device["backend"] == "cuda" else {"cpu_only": CPU_ONLY}
-    return [Fact(name=name, value=value) for name, value in facts.items()]
+    return [fact(name, value) for name, value in facts.items()]
 
 
 def settings_fact(options: WorkloadOptions) -> Fact:
     """Fact ``settings``: "shipped" if reference speeds apply to this training, else "changed"."""
     overrides = [text for text in options.overrides if not text.startswith("max_steps=")]  # no effect on speed
-    return Fact(name="settings", value="changed" if options.config or overrides else "shipped")
+    return fact("settings", "changed" if options.config or overrides else "shipped")
 
 
 def speed_of_work(
@@ -186,7 +186,7 @@ def train_on_one_gpu(
     (result,) = results[stage.name]
     if context.rank == 0:
         yield from facts
-        yield Fact(name="method", value=f"{config} on one GPU, once, {result.max_steps} steps; {after_training}")
+        yield fact("method", f"{config} on one GPU, once, {result.max_steps} steps; {after_training}")
     return result
 
 
@@ -235,7 +235,7 @@ def training_observations(
         if points:
             x, y = (tuple(map(float, axis)) for axis in zip(*points, strict=True))
             yield Series(name=f"{key}{suffix}", subject=subject, x=x, y=y, x_unit="step", y_unit=unit)
-    yield Fact(name=f"run{suffix}", value=_run_fact(result))
+    yield fact(f"run{suffix}", _run_fact(result))
     yield from _files(context, result)
 
 
@@ -246,11 +246,11 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ans
     ``nonfinite_losses`` are sums.
     """
     problems: dict[str, JsonValue] = {name: result.problem for name, result in results.items() if result.problem}
-    yield Fact(name="trained", value="no" if problems else "yes")
+    yield fact("trained", "no" if problems else "yes")
     exit_code = next((result.exit_code for result in results.values() if result.exit_code), 0)
     yield value("exit_code", exit_code, evidence=problems or None)
     if failed := next((result for result in results.values() if result.failed_node), None):
-        yield Fact(name=FAILED_RANK, value={"rank": failed.failed_rank, "node": failed.failed_node})
+        yield fact(FAILED_RANK, {"rank": failed.failed_rank, "node": failed.failed_node})
     steps_missing = nonfinite_losses = 0
     for result in results.values():
         # a set: a step that is logged twice does not replace a missing one
@@ -403,7 +403,7 @@ def _logs(context: Context, result: TrainingResult) -> Iterator[Artifact]:
 
 
 def _artifact(context: Context, result: TrainingResult, path: Path) -> Artifact:
-    return Artifact(path=str(path.relative_to(context.run_dir)), title=f"{result.out.name}: {path.name}")
+    return context.artifact(path, f"{result.out.name}: {path.name}")
 
 
 # The metrics of every check that trains, over all its trainings

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answer, absent, fact, metric, value
 from seatrial.checks.host.filesystem_shared import read_volume
 from seatrial.checks.training import _checkpoint_runs as _runs
 from seatrial.checks.training import _results, _workload
@@ -29,7 +29,7 @@ from seatrial.checks.training._checkpoint_runs import (
     CheckpointPlan,
     checkpoint_plan,
 )
-from seatrial.model import Artifact, Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
@@ -69,9 +69,9 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Answer]:
     is_rank_0 = context.rank == 0
     if is_rank_0:
         yield from facts
-        yield Fact(name="training", value=_training_fact(plan))
-        yield Fact(name="timed_model", value=_model_text(plan.rate_config))
-        yield Fact(name="filesystem", value=read_volume(context.root, str(plan.folder)).mount)
+        yield fact("training", _training_fact(plan))
+        yield fact("timed_model", _model_text(plan.rate_config))
+        yield fact("filesystem", read_volume(context.root, str(plan.folder)).mount)
     try:
         for answer in _answers(context, plan, options.limit_s):
             if is_rank_0:
@@ -80,9 +80,9 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Answer]:
         file_count, size_bytes = _remove_checkpoints(plan.folder) if is_rank_0 else (0, 0)
     if is_rank_0:
         removed = f"{file_count} checkpoint files, {size_bytes / 1e9:.2f} GB; manifests are kept"
-        yield Fact(name="removed_files", value=removed)
+        yield fact("removed_files", removed)
         for path in sorted(plan.folder.glob("*/metrics.json")):
-            yield Artifact(path=str(path.relative_to(context.run_dir)), title=f"metrics of the run {path.parent.name}")
+            yield context.artifact(path, f"metrics of the run {path.parent.name}")
 
 
 def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator[Answer]:
@@ -187,8 +187,8 @@ def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Answer]:
     """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the timed runs' metrics.json."""
     reports = [json.loads((plan.run_folder(name) / "metrics.json").read_text()) for name in (TIMED, TIMED_RESUMED)]
     timings = [timing for report in reports for timing in report["checkpoints"]]
-    yield Fact(name="checkpoint_bytes", value=timings[0]["bytes"])
-    yield Fact(name="rate_definition", value=RATE_DEFINITION)
+    yield fact("checkpoint_bytes", timings[0]["bytes"])
+    yield fact("rate_definition", RATE_DEFINITION)
     for kind, name in (("save", "save"), ("async save", "async_save"), ("load", "load")):
         kind_timings = [timing for timing in timings if timing["kind"] == kind]
         yield value(f"{name}_rate", [timing["mb_per_s"] / 1e3 for timing in kind_timings])

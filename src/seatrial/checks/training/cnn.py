@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answer, fact, metric, value
 from seatrial.checks.training import _results
-from seatrial.model import Artifact, Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
     pass
@@ -48,7 +48,7 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Answer]:
         f"accuracy over {len(data.test_labels)} held-out images; images_per_second over all steps, warm-up included"
     )
     facts = {**cnn.describe_device(context.device), "dataset": data.name, "data": data_fact, "method": method}
-    yield from (Fact(name=name, value=described) for name, described in facts.items())
+    yield from (fact(name, described) for name, described in facts.items())
     cnn.require_min_steps(len(data.train_labels), options.epochs, options.batch)
 
     net = cnn.build(context.device)
@@ -79,7 +79,7 @@ def measure(context: Context, options: CnnOptions) -> Iterator[Answer]:
     record = {"subject": context.subject, "options": options.model_dump(), **facts, "metrics": metrics}
     files.write_json(folder / "metrics.json", record)
     for file, title in ((model_file, "model"), (folder / "metrics.json", "metrics")):
-        yield Artifact(path=str(file.relative_to(context.run_dir)), title=f"{title} of {context.subject}")
+        yield context.artifact(file, f"{title} of {context.subject}")
 
 
 CHECK = Check(

@@ -20,11 +20,11 @@ from typing import Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, absent, fact, metric, unreadable, value
 from seatrial.checks.training import _results
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu
-from seatrial.model import Artifact, Fact, NotApplicable, Phase, Scope, SeatrialError
+from seatrial.model import NotApplicable, Phase, Scope, SeatrialError
 from seatrial.train import trainer_state
 from seatrial.train.trainer_state import LoggedStep, TrainerState
 from seatrial.util import processes
@@ -142,14 +142,14 @@ def measure(context: Context, options: CommandOptions) -> Iterator[Answer]:
         raise SeatrialError(f"{context.node}: {len(gpus)} GPUs visible, expected {context.expected_gpus}")
     gpu_numbers = range(len(gpus)) if options.per == "gpu" and gpus else (None,)
     runs = [_create_run(context, options, gpus, number) for number in gpu_numbers]
-    yield Fact(name="device", value="cuda" if gpus else "cpu")
-    yield Fact(name="command", value={run.subject: shlex.join(run.argv) for run in runs})
+    yield fact("device", "cuda" if gpus else "cpu")
+    yield fact("command", {run.subject: shlex.join(run.argv) for run in runs})
     not_configured = _not_configured(options)
     for name, reason in not_configured.items():
         yield absent(name, reason)
     results = run_all(runs, options.train_limit_s, context)
     for run, result in results:
-        yield Artifact(path=str(run.log.relative_to(context.run_dir)), title=f"log of the command on {run.subject}")
+        yield context.artifact(run.log, f"log of the command on {run.subject}")
         yield from exit_code_and_duration(run, result, options.train_limit_s)
     for run, result in results:
         if result.exit_code:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, Value, absent, metric, unreadable, value, warning
+from seatrial.checks.declare import Answer, Cause, Value, absent, fact, metric, unreadable, value, warning
 from seatrial.checks.training import _ranks, _results, _workload
-from seatrial.model import Artifact, Fact, Phase, Scope
+from seatrial.model import Fact, Phase, Scope
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def measure(context: Context, options: DdpOptions) -> Iterator[Answer]:
         metrics = {item.name: item.value for item in answers if isinstance(item, Value) and item.subject is None}
         facts = {item.name: item.value for item in answers if isinstance(item, Fact)}
         files.write_json(path, {"options": options.model_dump(), **facts, "metrics": metrics})
-        yield Artifact(path=str(path.relative_to(context.run_dir)), title="metrics of the distributed training")
+        yield context.artifact(path, "metrics of the distributed training")
 
 
 def _answers(context: Context, options: DdpOptions) -> Iterator[Answer]:
@@ -109,7 +109,7 @@ def _answers(context: Context, options: DdpOptions) -> Iterator[Answer]:
         times = dict(zip(subjects, speed.rank_times, strict=True))
         yield from _ranks.slowdown(times)
         yield from _ranks.data_wait(times)
-        yield Fact(name="method", value=_method(comparison, speed))
+        yield fact("method", _method(comparison, speed))
         yield from _digest_answers(digests, subjects)
         steps = [*comparison.ddp_steps, *(comparison.single_process_steps or ())]
         yield value("nonfinite_losses", sum(not step.finite for step in steps) + speed.nonfinite_steps)
@@ -121,12 +121,12 @@ def _process_answers(processes: Sequence[RankInfo]) -> Iterator[Answer]:
 
     gpu_model = processes[0].gpu_name
     rank_errors, ranks_by_gpu = invariants.rank_errors(processes), invariants.shared_gpus(processes)
-    yield Fact(name="device", value="cuda" if gpu_model else "cpu")
+    yield fact("device", "cuda" if gpu_model else "cpu")
     if gpu_model:
-        yield Fact(name="gpu", value=gpu_model)
-    yield Fact(name="world_size", value=len(processes))
-    yield Fact(name="nodes", value=len({process.node for process in processes}))
-    yield Fact(name="processes", value=[asdict(process) for process in processes])
+        yield fact("gpu", gpu_model)
+    yield fact("world_size", len(processes))
+    yield fact("nodes", len({process.node for process in processes}))
+    yield fact("processes", [asdict(process) for process in processes])
     evidence: JsonValue = {f"rank {rank}": reason for rank, reason in rank_errors.items()}
     yield value("rank_mismatches", len(rank_errors), evidence=evidence)
     if gpu_model:
@@ -140,15 +140,15 @@ def _parity_answers(comparison: DdpComparison) -> Iterator[Answer]:
     """Sampler counts, losses and the difference from a single process."""
     from seatrial.train.markov import ENTROPY
 
-    yield Fact(name="sampler_samples", value=comparison.samples)
-    yield Fact(name="sampler_dropped_samples", value=comparison.sample_counts.dropped)
+    yield fact("sampler_samples", comparison.samples)
+    yield fact("sampler_dropped_samples", comparison.sample_counts.dropped)
     yield value("sampler_missing", comparison.sample_counts.missing)
     yield value("sampler_unexpected_duplicates", comparison.sample_counts.duplicates)
     yield value("sampler_order_errors", comparison.order_errors)
 
-    yield Fact(name="data", value=f"a Markov chain with entropy {ENTROPY:.4f} nats/token, the lower bound of the loss")
+    yield fact("data", f"a Markov chain with entropy {ENTROPY:.4f} nats/token, the lower bound of the loss")
     parameters = sum(parameter.numel() for parameter in comparison.model.parameters())
-    yield Fact(name="parity_model", value={"parameters": parameters, "steps": len(comparison.ddp_steps)})
+    yield fact("parity_model", {"parameters": parameters, "steps": len(comparison.ddp_steps)})
     for name, steps in (("ddp", comparison.ddp_steps), ("single_process", comparison.single_process_steps or [])):
         yield from _results.loss_curve(((n, step.loss) for n, step in enumerate(steps, 1)), name=f"loss.{name}")
     losses = [step.loss for step in comparison.ddp_steps if math.isfinite(step.loss)]
@@ -160,7 +160,7 @@ def _parity_answers(comparison: DdpComparison) -> Iterator[Answer]:
     else:
         yield unreadable(("loss_drop", "loss_above_entropy_bound"), "no step has a finite loss")
 
-    yield Fact(name="parity_method", value=PARITY_METHOD)
+    yield fact("parity_method", PARITY_METHOD)
     if comparison.max_relative_difference is None:
         yield unreadable("parity_max_relative_difference", "no step has a finite loss in both runs")
     else:
@@ -185,7 +185,7 @@ def _speed_answers(speed: Speed, device: str) -> Iterator[Answer]:
     yield value("tokens_per_second", total)
     yield value("tokens_per_second_per_gpu", [tokens / rank_count for tokens in total])
     yield from _scaling_answers(speed.scaling_efficiency())
-    yield Fact(name="scaling_baseline", value=SCALING_BASELINE)
+    yield fact("scaling_baseline", SCALING_BASELINE)
     settings = speed.settings
     architecture = settings.architecture()
     training = {
@@ -198,9 +198,9 @@ def _speed_answers(speed: Speed, device: str) -> Iterator[Answer]:
         "flops_per_token": architecture.flops_per_token(settings.seq_len),
         "precision": _precision(speed),
     }
-    yield Fact(name="training", value=training)
+    yield fact("training", training)
     if not device.startswith("cuda"):
-        yield Fact(name="cpu_only", value=CPU_ONLY)
+        yield fact("cpu_only", CPU_ONLY)
 
 
 def _precision(speed: Speed) -> str:
@@ -251,7 +251,7 @@ def _digest_answers(digests: Sequence[str], subjects: Sequence[str]) -> Iterator
     differ = "differ from the majority" if len(mismatched) < len(digests) else "differ, without a majority"
     ranks: JsonValue = [{"rank": rank, "subject": subjects[rank], "digest": digests[rank]} for rank in mismatched]
     yield value("parameter_digests_differing", len(mismatched), evidence={differ: ranks})
-    yield Fact(name="parameter_digest", value="different between ranks" if mismatched else digests[0])
+    yield fact("parameter_digest", "different between ranks" if mismatched else digests[0])
 
 
 _SAME_PERMUTATION = (

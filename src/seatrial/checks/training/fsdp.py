@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, metric, rule, value
+from seatrial.checks.declare import Answer, absent, fact, metric, rule, value
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 NAME = "fsdp-mistral-7b"
 # No checkpoint: it would have 87 GB, and train.checkpoint measures the speed of saves
@@ -55,10 +55,10 @@ def measure(context: Context, options: FsdpOptions) -> Iterator[Answer]:
         common_overrides.append("parallel.cpu_offload=true")
     if context.rank == 0:
         yield from facts
-        yield Fact(name="layers", value=str(layers or "all"))
-        yield Fact(name="cpu_offload", value="yes" if options.cpu_offload else "no")
+        yield fact("layers", str(layers or "all"))
+        yield fact("cpu_offload", "yes" if options.cpu_offload else "no")
         yield _results.settings_fact(options)
-        yield Fact(name="method", value=_method(config, layers, stack_overrides))
+        yield fact("method", _method(config, layers, stack_overrides))
     stages = [
         Stage(stack, (*common_overrides, *stack_overrides[stack], *options.overrides, f"stack={stack}"))
         for stack in stacks

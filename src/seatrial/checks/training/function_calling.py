@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, absent, fact, metric, unreadable, value
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import Artifact, Fact, Phase, Scope, SeatrialError, UsageError
+from seatrial.model import Artifact, Phase, Scope, SeatrialError, UsageError
 
 if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult
@@ -93,10 +93,10 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
     yield from facts
     yield _results.settings_fact(options)
     random_weights = task.config.model.weights == "random"
-    yield Fact(name="pretrained", value="no" if random_weights else "yes")
-    yield Fact(name="strategy_requested", value=task.requested_strategy)
-    yield Fact(name="strategy", value=result.value("strategy"))
-    yield Fact(name="overrides", value=task.check_overrides)
+    yield fact("pretrained", "no" if random_weights else "yes")
+    yield fact("strategy_requested", task.requested_strategy)
+    yield fact("strategy", result.value("strategy"))
+    yield fact("overrides", task.check_overrides)
     yield from _results.combined_observations({"function_calling": result})
     yield from _results.training_observations(context, result)
     if evaluation:
@@ -176,8 +176,8 @@ def evaluation_observations(record: Mapping[str, Any]) -> Iterator[Answer]:
     Scores are over both splits of the held-out conversations.
     """
     rows, rejected, used = (record["preprocess"][name] for name in ("rows", "rejected", "kept"))
-    yield Fact(name="data", value=record["data"])
-    yield Fact(name="rejected_by_reason", value=rejected)
+    yield fact("data", record["data"])
+    yield fact("rejected_by_reason", rejected)
     unaccounted = rows - sum(rejected.values()) - sum(used.values())
     yield value("rows_unaccounted", unaccounted, evidence={"rows": rows, "rejected": rejected, "used": used})
     yield value("cases", sum(record["cases"].values()), evidence=record["cases"])
@@ -198,7 +198,7 @@ def _files(context: Context, out: Path, record: Mapping[str, Any] | None) -> Ite
     summary.write_text("".join(f"{line}\n" for line in _summary_lines(out, record)), encoding="utf-8")
     for path in (summary, out / "evaluation.json", out / "answers.jsonl", *_tensorboard_logs(out)):
         if path.is_file():
-            yield Artifact(path=str(path.relative_to(context.run_dir)), title=f"{path.name} of the training")
+            yield context.artifact(path, f"{path.name} of the training")
 
 
 def _tensorboard_logs(out: Path) -> Sequence[Path]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, forbidden, metric, rule
+from seatrial.checks.declare import Answer, absent, fact, forbidden, metric, rule
 from seatrial.checks.host.filesystem_shared import AbsolutePath, read_volume
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import Fact, Phase, Scope, SeatrialError
+from seatrial.model import Phase, Scope, SeatrialError
 
 CONFIG, PREFIX = "ddp", "seatrial-input-"
 OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
@@ -59,15 +59,15 @@ def measure(context: Context, options: InputOptions) -> Iterator[Answer]:
     data_settings = train_config.load(config, stage.overrides).data  # with the trial's overrides
     reads = reads_text(sequences, None if data_settings.path else data_settings.samples)
     yield from facts
-    yield Fact(
-        name="method",
-        value=f"{config}, {settings.max_steps} steps on all ranks; each sequence ({4 * (settings.seq_len + 1)} bytes) "
+    yield fact(
+        "method",
+        f"{config}, {settings.max_steps} steps on all ranks; each sequence ({4 * (settings.seq_len + 1)} bytes) "
         f"is read{reads}, with one request, after the data was dropped from the page cache "
         "of each node",
     )
     filesystem = read_volume(context.root, path).mount
-    yield Fact(name="filesystem", value=filesystem)
-    yield Fact(name="data_shared", value="yes" if shared else "no")
+    yield fact("filesystem", filesystem)
+    yield fact("data_shared", "yes" if shared else "no")
     yield from data_wait(result, subjects, filesystem)
 
 

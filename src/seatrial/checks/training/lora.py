@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Implementations
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answer, fact, metric, value
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
@@ -38,7 +38,7 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
     overrides = (*check_overrides, *options.overrides)
     if context.rank == 0:
         yield from facts
-        yield Fact(name="method", value=_method(config, overrides))
+        yield fact("method", _method(config, overrides))
         yield _results.settings_fact(options)
     stages = []
     for stack in STACKS:
@@ -57,7 +57,7 @@ def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator
     """Efficiency of each stack relative to its single-GPU trainings, and the speed ratio of the stacks."""
     for stack in STACKS:
         yield from _results.efficiency(f"efficiency.{stack}", results[stack], results.get(f"{stack}_single_gpu", ()))
-    yield Fact(name="efficiency_baseline", value=BASELINE)
+    yield fact("efficiency_baseline", BASELINE)
     native, hf = (results[stack][0].value(TOKENS_PER_GPU) for stack in STACKS)
     if native and hf:
         yield value("native_vs_hf", native / hf)

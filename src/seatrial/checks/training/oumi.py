@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, metric, unreadable, value
+from seatrial.checks.declare import Answer, fact, metric, unreadable, value
 from seatrial.checks.training import command
 from seatrial.checks.training.command import Run
-from seatrial.model import Artifact, Fact, NotApplicable, Phase, Scope, SeatrialError, UsageError
+from seatrial.model import NotApplicable, Phase, Scope, SeatrialError, UsageError
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
@@ -57,7 +57,7 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Answer]:
     command.require_executable(options.command[0], None, context.node)
     gpus = command.visible_gpus()
     folder = command.new_folder(context, context.node)
-    yield Fact(name="device", value="cuda" if gpus else "cpu")
+    yield fact("device", "cuda" if gpus else "cpu")
     config = train_config.load(options.config or (NAME if gpus else f"tiny/{NAME}"), options.overrides)
     yield from _write_inputs(config, folder, context)
     run = Run(
@@ -69,9 +69,9 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Answer]:
         env=_environment(config, command.cuda_device(gpus[0]) if gpus else ""),
     )
     [(_, result)] = command.run_all([run], options.train_limit_s, context)
-    yield Artifact(path=str(run.log.relative_to(context.run_dir)), title="Oumi's log")
+    yield context.artifact(run.log, "Oumi's log")
     version = _VERSION.search(result.log_text)
-    yield Fact(name="oumi_version", value=version[1] if version else "not in the log")
+    yield fact("oumi_version", version[1] if version else "not in the log")
     yield from command.exit_code_and_duration(run, result, options.train_limit_s)
     if result.exit_code:
         yield unreadable("*", "Oumi failed")
@@ -85,14 +85,14 @@ def _write_inputs(config: TrainConfig, folder: Path, context: Context) -> Iterat
 
     file = folder / "oumi.yaml"
     file.write_text(oumi.render(config, folder), encoding="utf-8")
-    yield Artifact(path=str(file.relative_to(context.run_dir)), title="Oumi's config")
+    yield context.artifact(file, "Oumi's config")
     weights, path = config.model.weights, config.data.path
-    yield Fact(name="weights", value="random" if weights == "random" else "hub" if _on_hub(weights) else "path")
-    yield Fact(name="data", value="generated" if path is None else "hub" if _on_hub(path) else "path")
+    yield fact("weights", "random" if weights == "random" else "hub" if _on_hub(weights) else "path")
+    yield fact("data", "generated" if path is None else "hub" if _on_hub(path) else "path")
     context.progress("preparing")
     rejected: Mapping[str, JsonValue] = hf.prepare_external_trainer(config, folder)
     if rejected:
-        yield Fact(name="rows_rejected", value=dict(rejected))
+        yield fact("rows_rejected", dict(rejected))
 
 
 def _on_hub(name: str | None) -> bool:
@@ -116,7 +116,7 @@ def _results_of_training(config: TrainConfig, folder: Path, context: Context) ->
     output = folder / oumi.OUTPUT_FOLDER
     path = output / trainer_state.FILE_NAME
     state = trainer_state.read(path)
-    yield Artifact(path=str(path.relative_to(context.run_dir)), title="trainer_state.json")
+    yield context.artifact(path, "trainer_state.json")
     yield from command.steps_and_losses(state, config.max_steps, context.node)
     folders = [file.parent for file in output.glob(f"checkpoint-*/{trainer_state.FILE_NAME}")]
     complete = [

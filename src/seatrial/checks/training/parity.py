@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answer, fact, metric, value
 from seatrial.checks.training import _results, _workload
-from seatrial.model import Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
     from seatrial.train.compare import StepRecord
@@ -68,8 +68,8 @@ def measure(context: Context, options: ParityOptions) -> Iterator[Answer]:
         second.run()
     if context.rank == 0:
         yield from facts
-        yield Fact(name="method", value=METHOD)
-        yield Fact(name="training", value=_training_fact(config, context.world_size))
+        yield fact("method", METHOD)
+        yield fact("training", _training_fact(config, context.world_size))
         yield from compare_runs({name: compare.read_steps(folder / name, 0, config.max_steps) for name in configs})
         reports = {name: json.loads((folder / name / "metrics.json").read_text()) for name in (*STRATEGIES, *VARIANTS)}
         yield from memory_use(reports)
@@ -145,7 +145,7 @@ def memory_use(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Answer]:
         table[name] = {column: rank0[column] for column in rank_columns} | {
             column: report[column] for column in columns
         }
-    yield Fact(name="memory_by_run", value=table)
+    yield fact("memory_by_run", table)
     for name, gib in state_gib.items():
         yield value(f"state_per_rank.{name}", gib)
         if name != "ddp":

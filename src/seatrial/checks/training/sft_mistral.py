@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer
+from seatrial.checks.declare import Answer, fact
 from seatrial.checks.training import _results
 from seatrial.checks.training._workload import WorkloadOptions
-from seatrial.model import Fact, Phase, Scope
+from seatrial.model import Phase, Scope
 
 NAME = "sft-mistral-7b-1gpu"
 
@@ -18,7 +18,7 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
     # the export would write 14.5 GB
     result = yield from _results.train_on_one_gpu(context, options, NAME, "export=false", after_training="no export")
     if context.rank == 0:
-        yield Fact(name="precision", value=result.value("precision"))
+        yield fact("precision", result.value("precision"))
 
 
 CHECK = Check(

@@ -12,11 +12,11 @@ from statistics import median
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, metric
+from seatrial.checks.declare import Answer, absent, fact, metric
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Fact, Phase, Scope, Series
+from seatrial.model import CLUSTER, Phase, Scope, Series
 
 NAME = "throughput"
 GPU, NODE, ALL = "gpu", "node", "cluster"
@@ -56,9 +56,9 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Answer]:
     overrides = (*check_overrides, *options.overrides)
     if context.rank == 0:
         yield from facts
-        yield Fact(name="method", value=_method(config, overrides))
+        yield fact("method", _method(config, overrides))
         offload = train_config.load(config, overrides).parallel.cpu_offload
-        yield Fact(name="cpu_offload", value="yes" if offload else "no")
+        yield fact("cpu_offload", "yes" if offload else "no")
     stages = []
     for stage, groups in groups_by_stage(ranks_by_node).items():
         stage_subjects = [] if stage == ALL else [subjects[ranks[0]] for ranks in groups]
@@ -73,7 +73,7 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Answer]:
         yield from _ranks.slowdown_and_data_wait(results, subjects)
         trainings = [result for stage_results in results.values() for result in stage_results]
         if strategies := sorted({result.value("strategy") for result in trainings if result.metrics}):
-            yield Fact(name="parallelism", value=" and ".join(strategies))
+            yield fact("parallelism", " and ".join(strategies))
         yield from _results.memory_excess(trainings)
 
 
@@ -112,7 +112,7 @@ def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> It
         "STAGE_vs_BASELINE: median tokens/s/GPU of a stage over that of the baseline, same batch per GPU; samples: the "
         "ratio of each window, so that their interval has the noise of both"
     )
-    yield Fact(name="efficiency_baseline", value=definition)
+    yield fact("efficiency_baseline", definition)
     gpu_counts: list[float] = []
     median_speeds: list[float] = []
     for stage_results in results.values():
