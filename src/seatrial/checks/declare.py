@@ -293,30 +293,20 @@ def fact(name: str, value: Any) -> Fact:
     return Fact(name=name, value=value)
 
 
-def absent(names: str | Iterable[str], reason: str, subject: str | None = None, *, instead: str = "") -> NoValue:
-    """The metrics do not apply, and why; ``names``: names or patterns. ``instead``: the metric to judge instead."""
-    return _no_value(names, Why.DOES_NOT_APPLY, reason, subject)._replace(instead=instead)
-
-
-def forbidden(names: str | Iterable[str], reason: str, subject: str | None = None) -> NoValue:
-    """The metrics apply, but this user may not read them, or what was read is not known, such as a new filesystem."""
-    return _no_value(names, Why.NOT_PERMITTED, reason, subject)
-
-
-def unreadable(names: str | Iterable[str], reason: str, subject: str | None = None) -> NoValue:
-    """The metrics apply, but could not be measured."""
-    return _no_value(names, Why.UNREADABLE, reason, subject)
-
-
-def not_requested(names: str | Iterable[str], reason: str) -> NoValue:
-    """The metrics are not measured, because of the options or of a slow network."""
-    return _no_value(names, Why.NOT_REQUESTED, reason, None)
-
-
-def _no_value(names: str | Iterable[str], why: Why, reason: str, subject: str | None) -> NoValue:
+def _no_value(
+    why: Why, names: str | Iterable[str], reason: str, subject: str | None = None, *, instead: str = ""
+) -> NoValue:
+    """Why these metrics, names or patterns, have no value. ``instead``: the metric to judge instead."""
     if not reason:
         raise SeatrialError(f"{names}: a metric without a value needs a reason")
-    return NoValue((names,) if isinstance(names, str) else tuple(names), why, reason, subject)
+    return NoValue((names,) if isinstance(names, str) else tuple(names), why, reason, subject, instead)
+
+
+absent = partial(_no_value, Why.DOES_NOT_APPLY)  # the metrics do not apply
+# The metrics apply, but this user may not read them, or what was read is not known, such as a new filesystem
+forbidden = partial(_no_value, Why.NOT_PERMITTED)
+unreadable = partial(_no_value, Why.UNREADABLE)  # the metrics apply, but could not be measured
+not_requested = partial(_no_value, Why.NOT_REQUESTED)  # not measured, because of the options or of a slow network
 
 
 def stored_number(number: float) -> float:

@@ -27,8 +27,10 @@ def appendix(trial: Trial, gpus: Mapping[str, Gpu]) -> list[tuple[str, str, list
     title = f"Time: {in_checks:.1f} s in checks, {overhead:.1f} s overhead"
     title += f" ({overhead / trial.seconds:.1%} of the total)" if trial.seconds else ""
     config = Table("", list(settings(trial.config, trial.origins)), ("name", "value", "origin"))
+    serials = [(name, gpu.model, gpu.serial or "none", gpu.uuid, gpu.slot, gpu.vbios) for name, gpu in gpus.items()]
+    of_gpus = Table("", serials, ("GPU", "model", "serial number", "UUID", "slot", "VBIOS"))
     return [
-        *([("serials", f"Serial numbers of {plural(len(gpus), 'GPU')}", [_serials(gpus)])] if gpus else []),
+        *([("serials", f"Serial numbers of {plural(len(gpus), 'GPU')}", [of_gpus])] if gpus else []),
         ("time", title, [_time(trial)]),
         ("jobs", "Jobs", list(_jobs(trial))),
         *([("loads", "Load of each GPU during each check", [_loads(trial)])] if trial.telemetry else []),
@@ -36,11 +38,6 @@ def appendix(trial: Trial, gpus: Mapping[str, Gpu]) -> list[tuple[str, str, list
         ("discovered", "Discovered before the run", list(fact_tables(trial.environment))),
         ("outcomes", "Outcomes", [Table("", [*MEANINGS.items()])]),
     ]
-
-
-def _serials(gpus: Mapping[str, Gpu]) -> Table:
-    rows = [(name, gpu.model, gpu.serial or "none", gpu.uuid, gpu.slot, gpu.vbios) for name, gpu in gpus.items()]
-    return Table("", rows, ("GPU", "model", "serial number", "UUID", "slot", "VBIOS"))
 
 
 def _time(trial: Trial) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -301,7 +302,8 @@ def distribution(values: Sequence[float], limit: float | None, expected: float |
         """The number of the bin of ``value``."""
         return min(int((drawable(value) - low) / ((high - low) or 1.0) * BINS), BINS - 1)
 
-    bad = Counter(position(value) for value in values if limit is not None and _violates(value, op, limit))
+    is_met = {">": operator.ge, ">=": operator.ge, "<": operator.le, "<=": operator.le}.get(op, operator.eq)
+    bad = Counter(position(value) for value in values if limit is not None and not is_met(value, limit))
     good = Counter(map(position, values)) - bad
     highest = max((*bad.values(), *good.values()))
 
@@ -314,7 +316,3 @@ def distribution(values: Sequence[float], limit: float | None, expected: float |
         return "" if value is None else f"M{(position(value) + 0.5) * BIN_WIDTH:g} 0V{BAR_HEIGHT:g}"
 
     return Distribution(bars(good), bars(bad), line(limit), line(expected))
-
-
-def _violates(value: float, op: str, limit: float) -> bool:
-    return value < limit if op in (">", ">=") else value > limit if op in ("<", "<=") else value != limit

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from seatrial.checks import catalog
-from seatrial.model import WORST_FIRST, Basis, BasisKind, Metric, Outcome, Trial, Verdict
+from seatrial.model import WORST_FIRST, BasisKind, Metric, Outcome, Trial, Verdict
 from seatrial.report.formatting import format_range, print_value, size_in_name
 from seatrial.util.grouping import grouped
 
@@ -175,6 +175,10 @@ def _figure(verdicts: Sequence[Verdict], metrics: Sequence[Metric]) -> Figure:
     """The figure of verdicts on one metric, or of verdicts without a metric that have the same text."""
     verdict = min(verdicts, key=badness)
     expected, op, limit = _comparison(verdict)
+    source = ""  # such as: SKU NVIDIA H200 SXM, or trial acceptance
+    if basis := verdict.basis:
+        label = "check" if basis.kind is BasisKind.RULE else str(basis.kind).replace("_", " ")
+        source = f"{label} {basis.name}".rstrip()
     return Figure(
         checks=tuple(dict.fromkeys(each.check for each in verdicts)),
         metric=verdict.metric,
@@ -185,7 +189,7 @@ def _figure(verdicts: Sequence[Verdict], metrics: Sequence[Metric]) -> Figure:
         expected=expected,
         op=op,
         limit=limit,
-        source=_source(verdict.basis) if verdict.basis else "",
+        source=source,
         verdict=verdict,
         metrics=tuple(metrics),
     )
@@ -233,9 +237,3 @@ def _ratio(value: float | None, base: float | None) -> float | None:
     if value is None or base is None or not math.isfinite(value) or not math.isfinite(base) or base <= 0 or value < 0:
         return None
     return value / base
-
-
-def _source(basis: Basis) -> str:
-    """Where the expected value or the limit is from: ``SKU NVIDIA H200 SXM``, ``trial acceptance``."""
-    label = "check" if basis.kind is BasisKind.RULE else str(basis.kind).replace("_", " ")
-    return f"{label} {basis.name}".rstrip()

@@ -95,8 +95,14 @@ def unjudged_metrics(
         facts = _facts(metric, checks[metric.check], config, gpus)
         lookup = metric_lookup(checks[metric.check], metric.name, metric.key)
         by_bound = metric.has_bound_limit and facts and physical_base(lookup, facts, references)
-        if facts and not by_bound and not _is_judged(metric, facts, references):
-            unjudged.append(UnjudgedMetric(metric.check, metric.name, _fabrics(metric, facts, references)))
+        if not facts or by_bound or isinstance(references.site_or_sku_reference(metric.key, facts), Reference):
+            continue
+        found = [references.sku(name) for name in str(facts["gpu"]).split(MODEL_SEPARATOR)]
+        if not metric.is_optional or not all(isinstance(sku, Sku) for sku in found):  # otherwise it is SKIP
+            shape = facts["world_size"], facts["nodes"]
+            values = found[0].expected.get(metric.key, ()) if len(found) == 1 and isinstance(found[0], Sku) else ()
+            fabrics = (value.fabric for value in values if (value.gpus, value.nodes) == shape)
+            unjudged.append(UnjudgedMetric(metric.check, metric.name, tuple(filter(None, fabrics))))
     return tuple(unjudged)
 
 
@@ -121,19 +127,3 @@ def _facts(metric: ReferenceMetric, check: Check, config: Config, gpus: Sequence
     if lookup.bounded_by or check.scope is not Scope.CLUSTER:
         ranks, nodes = metric_shape(check, lookup, ranks, nodes)
     return {"gpu": MODEL_SEPARATOR.join(sorted(set(gpus))), "world_size": ranks, "nodes": nodes}
-
-
-def _is_judged(metric: ReferenceMetric, facts: Mapping[str, JsonValue], references: References) -> bool:
-    """Whether the metric will be judged, or recorded as SKIP because its reference value is optional."""
-    if isinstance(references.site_or_sku_reference(metric.key, facts), Reference):
-        return True
-    has_sku = all(isinstance(references.sku(name), Sku) for name in str(facts["gpu"]).split(MODEL_SEPARATOR))
-    return metric.is_optional and has_sku
-
-
-def _fabrics(metric: ReferenceMetric, facts: Mapping[str, JsonValue], references: References) -> tuple[str, ...]:
-    """The classes of networks over which a GPU model has a value for this number of GPUs and nodes."""
-    sku = references.sku(str(facts["gpu"]))
-    values = () if isinstance(sku, str) else sku.expected.get(metric.key, ())
-    shape = facts["world_size"], facts["nodes"]
-    return tuple(value.fabric for value in values if (value.gpus, value.nodes) == shape and value.fabric)

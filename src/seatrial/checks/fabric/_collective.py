@@ -86,7 +86,11 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     # Read after the measurement: NCCL opens connections at first use
     group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
     if modes.not_allocated and not modes.data_checks:
-        raise SeatrialError(modes.allocation_error())
+        last_tried, reason_by_subject = list(modes.not_allocated.items())[-1]
+        subject, reason = next(iter(reason_by_subject.items()))
+        raise SeatrialError(
+            f"no buffer could be allocated at any size; request a smaller size. {last_tried}: {subject}: {reason}"
+        )
     if not modes.data_checks:
         raise NotApplicable(NO_CUDA_GRAPH)
     timed_check_count = len(modes.data_checks)
@@ -202,7 +206,11 @@ class _Modes:
         results = yield from self._each_size("cuda_graph", "cuda_graph", time_size, values_of_size)
         if results:
             yield from _results.size_curves(results, self.operation, "cuda_graph_")
-        yield _results.cuda_graph_fact(results)
+        counts = {
+            size_label(size): {"bytes": result.size, **_results.iterations(result.timings)}
+            for size, result in results.items()
+        }
+        yield fact("cuda_graph", counts)
 
     def run_percentiles(self) -> Iterator[Answer]:
         from seatrial.bench.collectives import measure_each_operation
@@ -263,12 +271,6 @@ class _Modes:
         for check in self.data_checks:
             for rank, mismatch in check.mismatches.items():
                 yield {"size": check.name, "rank": rank, "subject": self.subjects[rank]}, mismatch
-
-    def allocation_error(self) -> str:
-        """The message if no size could be allocated: the last size that was tried, and one rank's reason."""
-        size, reason_by_subject = list(self.not_allocated.items())[-1]
-        subject, reason = next(iter(reason_by_subject.items()))
-        return f"no buffer could be allocated at any size; request a smaller size. {size}: {subject}: {reason}"
 
     def not_measured(self) -> Iterator[NoValue]:
         """Yield the bus bandwidth at each default size that was not measured, and the reason.

@@ -182,7 +182,7 @@ def _pair_results(paths: Sequence[RailPath]) -> Iterator[Answer]:
                 errors[path.pair][f"{path.tool} {path.key}"] = error
     for name, errors in (("failed_paths", failed), ("paths_not_measured", not_measured)):
         for pair, errors_of_pair in errors.items():
-            yield value(name, len(errors_of_pair), pair, evidence={name: dict(errors_of_pair)})
+            yield value(name, len(errors_of_pair), pair, evidence={name: errors_of_pair})
 
 
 def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBandwidth]) -> Iterator[Answer]:
@@ -203,4 +203,4 @@ def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBand
             if share < MIN_SHARE:
                 slow_paths.setdefault(path.pair, {})[path.key] = f"{path.value:g} of {lower_best:g} Gb/s"
     for pair, share in lowest_shares.items():
-        yield value("path_share", share, pair, evidence={"slow_paths": dict(slow_paths.get(pair, {}))})
+        yield value("path_share", share, pair, evidence={"slow_paths": slow_paths.get(pair, {})})

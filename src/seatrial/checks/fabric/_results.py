@@ -89,7 +89,7 @@ def percentile_values(size: int, result: CollectiveResult, subjects: Sequence[st
     """
     label, times_us = size_label(size), [seconds * 1e6 for seconds in result.timings.window_maxima]
     slowest_rank, slowest_share = result.timings.most_often_slowest_rank
-    slowest: dict[str, JsonValue] = {
+    slowest = {
         "bytes": result.size,
         "slowest_rank": subjects[slowest_rank],
         "slowest_in_percent_of_samples": 100 * slowest_share,
@@ -111,7 +111,7 @@ def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") ->
     """Yield four facts with a value per size: exact bytes, iterations, spread (us) and drift (%)."""
     value_functions: dict[str, Callable[[CollectiveResult], JsonValue]] = {
         "sizes": lambda result: result.size,
-        "iterations": lambda result: _iterations(result.timings),
+        "iterations": lambda result: iterations(result.timings),
         "spread": lambda result: _spread(result.timings, subjects),
         "drift_percent": lambda result: 100 * result.timings.drift,
     }
@@ -130,7 +130,8 @@ def size_curves(results: Results, operation: Operation, prefix: str = "") -> Ite
         yield Series(name=f"{prefix}{name}", subject=CLUSTER, x=x, y=y, x_unit="B", y_unit=unit)
 
 
-def _iterations(timings: Timings) -> dict[str, JsonValue]:
+def iterations(timings: Timings) -> dict[str, JsonValue]:
+    """The number of warmup operations, of windows, and of operations in each window."""
     return {"warmup": timings.warmup, "windows": len(timings.windows), "per_window": timings.per_window}
 
 
@@ -149,14 +150,6 @@ def _spread(timings: Timings, subjects: Sequence[str]) -> dict[str, JsonValue]:
         "slowest_rank": subjects[timings.slowest_rank],
         "slowest_rank_us": median(timings.rank_windows(timings.slowest_rank)) * 1e6,
     }
-
-
-def cuda_graph_fact(results: Results) -> Fact:
-    """The fact ``cuda_graph``: exact bytes and iterations by size."""
-    counts: dict[str, JsonValue] = {
-        size_label(size): {"bytes": result.size, **_iterations(result.timings)} for size, result in results.items()
-    }
-    return fact("cuda_graph", counts)
 
 
 def sizes_not_allocated(not_allocated: Mapping[str, Any], subject: str | None = None) -> Value:

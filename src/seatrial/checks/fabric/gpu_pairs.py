@@ -18,7 +18,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
 from seatrial.checks.declare import (
@@ -226,8 +226,8 @@ def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Iter
     A pair that was retried has the rate of its retry; the best rate of a GPU is the highest of all its measurements,
     including retries. ``retry``: whether slow pairs were measured again if other pairs had run concurrently.
     """
-    gpus: list[JsonValue] = [name.rpartition("/")[2] for name in results.members]
-    matrix = [[*row] for row in results.rate_matrix(results.final_by_pair)]
+    gpus = [name.rpartition("/")[2] for name in results.members]
+    matrix = results.rate_matrix(results.final_by_pair)
     yield fact("matrix", {"gpus": gpus, "gb_s": matrix})
     retried = {_pair_subject(*pair): rates for pair, rates in results.retry_rates().items()}
     evidence = {"single_pair": retried} if retried else None

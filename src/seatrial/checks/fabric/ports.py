@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
-
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, Cause, FindingTemplate, absent, fact, metric, rule, value, warning
 from seatrial.checks.fabric._compute_ports import ComputePorts, NodePorts, read_node_ports, select_compute_ports
@@ -90,11 +88,9 @@ def _states(compute: ComputePorts) -> Iterator[Answer]:
         models = counts or dict(max_counts.most_common(1))
         missing = sum(max_counts[model] - counts[model] for model in models)
         yield value("ports_missing", missing, node, evidence={"ports": dict(counts), "most": dict(max_counts)})
-        unreadable: dict[str, JsonValue] = {
-            port.name: dict(port.unreadable) for port in ports if port.rate_gbps is None
-        }
+        unreadable = {port.name: dict(port.unreadable) for port in ports if port.rate_gbps is None}
         yield value("ports_unreadable", len(unreadable), node, evidence={"unreadable": unreadable})
-    compute_ports: dict[str, JsonValue] = {node: dict(counts) for node, counts in counts_by_node.items()}
+    compute_ports = {node: dict(counts) for node, counts in counts_by_node.items()}
     yield value("nic_models", len(max_counts), evidence={"compute_ports": compute_ports})
 
 
@@ -156,7 +152,7 @@ def _setting_differences(compute: ComputePorts) -> Iterator[Answer]:
     for node, port in compute:
         subject = f"{node}/{port.name}"
         differing = differences.get(subject, {})
-        yield value("settings_differing", len(differing), subject, evidence=dict(differing))
+        yield value("settings_differing", len(differing), subject, evidence=differing)
 
 
 _LINK_FIX = (

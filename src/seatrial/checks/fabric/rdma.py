@@ -180,10 +180,10 @@ def compare_nodes(
     tools: Mapping[str, NodeTools], unusable: Mapping[str, str], usable_nodes: Sequence[str]
 ) -> Iterator[Answer]:
     """Yield the number of unmeasured nodes and of versions of perftest, and whether a pair of nodes can be measured."""
-    yield value("nodes_not_measured", len(unusable), evidence={"nodes_not_measured": dict(unusable)})
+    yield value("nodes_not_measured", len(unusable), evidence={"nodes_not_measured": unusable})
     if len(usable_nodes) > 1:
         versions = {node: tools[node].version for node in usable_nodes}
-        yield value("perftest_versions", len(set(versions.values())), evidence={"perftest_versions": dict(versions)})
+        yield value("perftest_versions", len(set(versions.values())), evidence={"perftest_versions": versions})
     else:
         yield absent("*", f"{len(usable_nodes)} of {len(tools)} nodes can be measured, a pair needs 2")
 

@@ -45,11 +45,6 @@ class RankTransport:
     log_error: str  # why the log has no transport; empty if it has
     gpu_model: str = ""  # empty if unknown
 
-    @property
-    def rdma_state_unknown(self) -> bool:
-        """Whether the rank uses sockets, no active RDMA port is known, and some port states could not be read."""
-        return self.log.uses_sockets and not self.active_ports and bool(self.unreadable_ports)
-
 
 def measure(context: Context, options: TransportOptions) -> Iterator[Answer]:
     """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
@@ -75,7 +70,7 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Answer]:
     unreadable = [
         f"{subject}: {transport.unreadable_ports}"
         for subject, transport in transport_by_rank.items()
-        if transport.rdma_state_unknown
+        if transport.log.uses_sockets and not transport.active_ports and transport.unreadable_ports
     ]
     if unreadable and not options.sockets_expected:
         texts = and_more(unreadable, _MAX_NAMED, "; ")

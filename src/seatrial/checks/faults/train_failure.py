@@ -207,7 +207,7 @@ def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict
     verdicts = [verdict for verdict in trial.verdicts if verdict.check == failing_job.CHECK.name]
     end_s, limit_s = max(0.0, ended - injected.time), sum(limit_parts_s.values())
     limit_text = " + ".join(f"{name} {seconds:g} s" for name, seconds in limit_parts_s.items() if seconds)
-    record: JsonValue = {
+    record = {
         "failing_rank": f"rank {injected.rank} ({injected.subject}, pid {injected.pid})",
         "root_cause": result.failed_subject,
         "cause": result.cause,

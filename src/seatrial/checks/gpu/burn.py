@@ -14,7 +14,7 @@ from math import ceil
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, NoValue, Value, absent, fact, metric, unreadable, value
@@ -144,7 +144,7 @@ def _gpu_observations(load: GpuLoad, counters: GpuErrorCounters, result: BurnRes
         if increase is None:
             yield no_value(name, counter, counters)
             continue
-        evidence: dict[str, JsonValue] = {"before": counters.before[counter], "xids": [*counters.xids]}
+        evidence = {"before": counters.before[counter], "xids": [*counters.xids]}
         yield value(
             name, increase / load_minutes if name == _REPLAYS else increase, evidence=evidence if increase else None
         )
@@ -177,7 +177,7 @@ def _throttling(samples: Sequence[LoadSample]) -> Value | None:
         return None
     throttled_count = sum(not set(THROTTLE_REASONS).isdisjoint(reasons) for reasons in readings)
     counts = sorted(Counter(chain.from_iterable(readings)).items())
-    percent: dict[str, JsonValue] = {reason: round(100 * count / len(readings), 1) for reason, count in counts}
+    percent = {reason: round(100 * count / len(readings), 1) for reason, count in counts}
     return value("throttled_share", 100 * throttled_count / len(readings), evidence={"percent of samples": percent})
 
 

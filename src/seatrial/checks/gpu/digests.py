@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, absent, metric, value, warning
@@ -100,9 +100,9 @@ def _compare_digests(
             yield absent("digest_mismatches", "no other device has this model and these libraries", subject)
             continue
         mismatches = sum(rank in ranks for ranks in mismatching_by_round)
-        evidence: list[JsonValue] = [{dtype: digests[rank] for dtype, digests in each.items()} for each in rounds]
+        evidence = [{dtype: digests[rank] for dtype, digests in each.items()} for each in rounds]
         yield value("digest_mismatches", mismatches, subject, evidence=evidence if mismatches else None)
-    yield value("uncompared_devices", len(uncompared), evidence=[*uncompared] or None)
+    yield value("uncompared_devices", len(uncompared), evidence=uncompared or None)
     last_round = rounds[-1]
     used_dtypes = [dtype for dtype, digests in last_round.items() if any(digests)]
     by_dtype = {dtype: _majorities(models, digests) for dtype, digests in last_round.items()}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -62,9 +63,9 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         yield from _gpu_metrics(gpu, used, processes[gpu.index], f"{context.node}/gpu{gpu.index}")
 
 
-def _inventory_facts(inventory: GpuFacts) -> dict[str, JsonValue]:
+def _inventory_facts(inventory: GpuFacts) -> dict[str, Any]:
     """Return the fields of the inventory that are not empty; some state why GPUs are missing."""
-    values: dict[str, JsonValue] = {
+    values = {
         "driver": inventory.driver,
         "cuda_driver": inventory.cuda_driver,
         "nvml_unavailable": inventory.nvml_unavailable,

@@ -41,7 +41,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         for xid in log.xids
         if xid.number in _hardware_xids()
     ]
-    yield value("hardware_xids", len(hardware_xids), evidence=[*hardware_xids[-_MAX_LISTED:]] or None)
+    yield value("hardware_xids", len(hardware_xids), evidence=hardware_xids[-_MAX_LISTED:] or None)
 
 
 @cache

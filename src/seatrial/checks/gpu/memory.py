@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, fact, metric, value
@@ -48,7 +48,7 @@ def measure(context: Context, options: MemoryOptions) -> Iterator[Answer]:
     pattern_test = memory.run_pattern_test(bytes_to_test(context, options.share), context.device)
     rank.release_memory(context.device)  # NCCL and cuBLAS cannot use memory in torch's cache
     errors = pattern_test.errors
-    evidence: list[JsonValue] = [asdict(error) for error in errors]
+    evidence = [asdict(error) for error in errors]
     yield value("wrong_words", sum(error.words for error in errors), evidence=evidence or None)
     yield value("tested_share", 100 * pattern_test.size / pattern_test.free_bytes)
     yield fact(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, metric, value
@@ -31,12 +31,12 @@ def measure(context: Context, options: ModelOptions) -> Iterator[Answer]:
     if not inventory.gpus:
         raise NotApplicable("no usable GPU; gpu.inventory reports missing GPUs")
     expected = options.expected.lower()
-    gpus_of_other_model: list[JsonValue] = [
+    gpus_of_other_model = [
         f"gpu{device.index}: {device.name or 'name not readable'}"
         for device in inventory.gpus
         if expected not in (device.name or "").lower()
     ]
-    evidence: JsonValue = {"expected": options.expected, "other models": gpus_of_other_model}
+    evidence = {"expected": options.expected, "other models": gpus_of_other_model}
     yield value("gpus_of_other_model", len(gpus_of_other_model), evidence=evidence)
 
 

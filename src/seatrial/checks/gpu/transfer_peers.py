@@ -6,9 +6,9 @@ One process per node copies for all pairs, one pair at a time, so that pairs do 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, fact, metric, value
@@ -46,7 +46,7 @@ def measure(context: Context, options: PeerOptions) -> Iterator[Answer]:
     copied_gb = transfer.PEER_SIZE / 1e9
     for copy in copies:
         subject = f"{context.node}/{gpus[copy.source]}->{gpus[copy.target]}"
-        evidence: JsonValue = {"peer access": "yes" if copy.peer_access else "no"}
+        evidence = {"peer access": "yes" if copy.peer_access else "no"}
         yield value("unidirectional", copy.unidirectional.rates(copied_gb), subject, evidence=evidence)
         yield value("bidirectional", copy.bidirectional.rates(2 * copied_gb), subject, evidence=evidence)
     if copies:
@@ -62,16 +62,14 @@ def measure(context: Context, options: PeerOptions) -> Iterator[Answer]:
         )
 
 
-def _matrix(gpus: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str, JsonValue]:
+def _matrix(gpus: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str, Any]:
     """Return GB/s from the GPU of the row to the GPU of the column; None on the diagonal.
 
     ``gb_s``: (index of the source, index of the target) → GB/s.
     """
     indices = range(len(gpus))
-    rows: list[JsonValue] = [
-        [None if source == target else round(gb_s[source, target], 1) for target in indices] for source in indices
-    ]
-    return {"gpus": [*gpus], "gb_s": rows}
+    rows = [[None if source == target else round(gb_s[source, target], 1) for target in indices] for source in indices]
+    return {"gpus": gpus, "gb_s": rows}
 
 
 _FIX = (

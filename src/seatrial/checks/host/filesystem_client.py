@@ -56,16 +56,14 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Answer]:
         else:
             found[name] = result
     kinds = {name: each.kind for name, each in found.items()}
-    unwise: dict[str, JsonValue] = {  # tier and setting → its value and the advice
+    unwise = {  # tier and setting → its value and the advice
         f"{setting.name} of {name}": f"{setting.value}: {setting.advice}"
         for name, kind in kinds.items()
         for setting in kind.settings
         if setting.advice
     }
     local_tiers = {name for name, tier in tiers().items() if tier.local_disk}
-    misplaced: dict[str, JsonValue] = {
-        name: kind.name for name, kind in kinds.items() if kind.network and name in local_tiers
-    }
+    misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and name in local_tiers}
     yield from facts(
         {
             "filesystems": not_found | {name: _description(each) for name, each in found.items()},
@@ -74,7 +72,7 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Answer]:
         }
     )
     yield from _tiers.answers(paths)
-    yield value("paths_not_found", len(not_found), evidence=dict(not_found))
+    yield value("paths_not_found", len(not_found), evidence=not_found)
     yield value("unwise_settings", len(unwise), evidence=unwise)
     yield value("paths_misplaced", len(misplaced), evidence=misplaced)
     for name, text in not_found.items():

@@ -69,9 +69,9 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Answer]:
         "the next node created"
     )
     yield fact("method", method)
-    yield value("paths_failed", len(failures), evidence={"failed": dict(failures)})
+    yield value("paths_failed", len(failures), evidence={"failed": failures})
     kept = {path: reason for path, reason in leftovers.items() if reason != "removed"}
-    yield value("leftover_folders", len(kept), evidence={"leftovers": dict(leftovers)})
+    yield value("leftover_folders", len(kept), evidence={"leftovers": leftovers})
     yield from _tiers.answers(paths)
     for name in tiers():
         if paths.get(name) in failures:
@@ -134,7 +134,7 @@ def _measure(
             break
     for key, samples in rates.items():
         yield value(f"{key}.{name}", samples)
-    yield fact(f"files.{name}", dict(min_files))
+    yield fact(f"files.{name}", min_files)
 
 
 def _repeat(

@@ -167,7 +167,7 @@ def _answers(results: Mapping[str, PathResult], several_nodes: bool) -> Iterator
     yield value("paths_unusable", len(unusable), evidence=unusable)
     if usable:
         not_shared = _texts({path: result.not_shared for path, result in usable.items()})
-        evidence: JsonValue = {"not_shared": not_shared, "filesystems": filesystems}
+        evidence = {"not_shared": not_shared, "filesystems": filesystems}
         if several_nodes:
             yield value("paths_not_shared", len(not_shared), evidence=evidence)
         yield from _free_space(usable, filesystems)
@@ -211,7 +211,7 @@ def _free_space(results: Mapping[str, PathResult], filesystems: JsonValue) -> It
             "free": free_bytes[-1],
             "free_inodes": min(path_inodes, default=None),
         }
-    evidence: JsonValue = {"space": space, "filesystems": filesystems}
+    evidence = {"space": space, "filesystems": filesystems}
     yield value("free_bytes", min(free_bytes), evidence=evidence)
     if free_inodes:
         yield value("free_inodes", min(free_inodes), evidence=evidence)
@@ -221,7 +221,7 @@ def _free_space(results: Mapping[str, PathResult], filesystems: JsonValue) -> It
 
 def _probe_results(results: Mapping[str, PathResult]) -> Iterator[Answer]:
     """Yield the visibility delay (ms), and for each probe the number of paths on which it failed."""
-    delays_ms: dict[str, JsonValue] = {
+    delays_ms = {
         path: {participant: round(seconds * 1e3, 2) for participant, seconds in result.delays.items()}
         for path, result in results.items()
     }

@@ -74,7 +74,7 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Answer]:
         if options.paths or failures:
             reason = "the run directory was not measured: the trial sets paths, or its measurement failed"
             yield absent(("write_single.run_directory", "read_single.run_directory"), reason)
-        yield value("paths_failed", len(failures), evidence={"failed": dict(failures)})
+        yield value("paths_failed", len(failures), evidence={"failed": failures})
 
 
 def _measure(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
-
 from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value, warning
 from seatrial.model import Phase, Scope
@@ -36,7 +34,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     for name, size in space.items():
         yield unreadable(name, unreadable_mounts) if size is None else value(name, size)
     yield value("home_writable", bool(mounts.home.writable))
-    hung_mounts: list[JsonValue] = [mount.target for mount in mounts.filesystems if not mount.responding]
+    hung_mounts = [mount.target for mount in mounts.filesystems if not mount.responding]
     if "filesystems" in mounts.unreadable:
         yield unreadable("hung_mounts", mounts.unreadable["filesystems"])
     else:

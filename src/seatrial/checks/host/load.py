@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import JsonValue
-
 from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, value, warning
 from seatrial.model import Phase, Scope, SeatrialError
@@ -31,7 +29,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     used = [
         (seconds - before_s[pid][0], pid, name) for pid, (seconds, name) in _cpu_seconds().items() if pid in before_s
     ]
-    named: list[JsonValue] = [
+    named = [
         {"pid": pid, "name": name, "cpus": round(seconds / WINDOW_S, 2)}
         for seconds, pid, name in sorted(used, reverse=True)[:MAX_PROCESSES]
         if seconds > 0

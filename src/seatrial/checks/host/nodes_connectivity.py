@@ -117,7 +117,7 @@ def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Itera
         for name, lookup in lookups.items():
             if lookup.problem:
                 problems.setdefault(name, {})[f"on {node}"] = lookup.problem
-    unresolved: JsonValue = {name: group_by_text(by_node) for name, by_node in problems.items()}
+    unresolved = {name: group_by_text(by_node) for name, by_node in problems.items()}
     yield value("names_unresolved", len(problems), evidence={"unresolved": unresolved})
 
 
@@ -131,8 +131,8 @@ def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[A
                 unreachable[f"{source}->{target}"] = connection
             else:
                 round_trips.setdefault(source, {})[target] = round(connection.round_trip * 1e6, 1)
-    yield fact("rtt_us", {source: dict(by_target) for source, by_target in round_trips.items()})
-    yield value("pairs_unreachable", len(unreachable), evidence={"unreachable": dict(unreachable)})
+    yield fact("rtt_us", round_trips)
+    yield value("pairs_unreachable", len(unreachable), evidence={"unreachable": unreachable})
     for source, by_target in round_trips.items():
         yield value("rtt", list(by_target.values()), source)
 
@@ -173,11 +173,10 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Answer]:
         texts = {node: version or "none" for node, version in version_by_node.items()}
         differing[component] = dict(grouped((text, node) for node, text in texts.items()))
         _add_minority(minority, component, texts)
-    yield fact("versions", dict(common))
-    nodes_differing: JsonValue = {node: dict(versions) for node, versions in minority.items()}
-    yield fact("nodes_differing", nodes_differing)
+    yield fact("versions", common)
+    yield fact("nodes_differing", minority)
     yield value("versions_differing", len(differing), evidence={"version_differences": differing})
-    yield value("nodes_differing", len(minority), evidence={"nodes_differing": nodes_differing})
+    yield value("nodes_differing", len(minority), evidence={"nodes_differing": minority})
 
 
 def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Answer]:
@@ -199,11 +198,11 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Answe
         if len(set(value_by_node.values())) > 1:
             differing[component] = dict(grouped((text, node) for node, text in value_by_node.items()))
             _add_minority(minority, component, value_by_node)
-    yield fact("network", {node: dict(network) for node, network in by_node.items()})
-    yield fact("network_minority", {node: dict(settings) for node, settings in minority.items()})
+    yield fact("network", by_node)
+    yield fact("network_minority", minority)
     yield value("network_differing", len(differing), evidence={"network_differing": differing})
     unreadable = [node for node, network in by_node.items() if "MTU" not in network]
-    yield value("interfaces_unreadable", len(unreadable), evidence=list(unreadable))
+    yield value("interfaces_unreadable", len(unreadable), evidence=unreadable)
 
 
 def fault_places(

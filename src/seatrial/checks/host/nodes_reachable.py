@@ -18,7 +18,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         ranks_by_node = {node: node_of_each_rank.count(node) for node in sorted(set(node_of_each_rank))}
         yield value("nodes", len(ranks_by_node))
         missing = context.expected_nodes - len(ranks_by_node)
-        yield value("nodes_missing", missing, evidence={"ranks_by_node": dict(ranks_by_node)})
+        yield value("nodes_missing", missing, evidence={"ranks_by_node": ranks_by_node})
 
 
 CHECK = Check(

@@ -6,8 +6,6 @@ import os
 import resource
 from collections.abc import Iterator
 
-from pydantic import JsonValue
-
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check, Context, Options, facts
 from seatrial.checks.declare import Answer, Cause, absent, unreadable, value, warning
 from seatrial.discover import environment_variables
@@ -35,8 +33,12 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     locked_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     values = environment_variables.read()
     cpus_by_node = {node.name: allowed.intersection(parse_id_list(node.cpus)) for node in cpu.numa if node.cpus}
-    evidence: dict[str, JsonValue] = {"allowed_cpus": id_list(allowed), "cpus_of_node": cpu.threads}
-    evidence |= {"ranks_on_node": rank_count, "cpu_quota": cpu.quota_cores}
+    evidence = {
+        "allowed_cpus": id_list(allowed),
+        "cpus_of_node": cpu.threads,
+        "ranks_on_node": rank_count,
+        "cpu_quota": cpu.quota_cores,
+    }
     yield from facts(
         {
             **evidence,

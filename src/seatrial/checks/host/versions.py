@@ -29,7 +29,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         if unknown_reason:
             yield absent(f"{name}_outdated", unknown_reason)
         else:
-            yield value(f"{name}_outdated", bool(outdated), evidence=list(outdated))
+            yield value(f"{name}_outdated", bool(outdated), evidence=outdated)
 
 
 def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[list[str], str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic import JsonValue
-
-from seatrial.checks.declare import Answer, absent, metric, rule, value
+from seatrial.checks.declare import Answer, Evidence, absent, metric, rule, value
 from seatrial.checks.training._workload import TrainingResult
-from seatrial.train.rank_times import MIN_STEPS, RankTimes, Slowdown, slowdowns
+from seatrial.train.rank_times import MIN_STEPS, RankTimes, slowdowns
 
 SLOWDOWN, DATA_WAIT = "rank_slowdown", "rank_data_wait"
 # Limits in percent. On two CPU cores at a load of 16, equal ranks had a slowdown of 0 % over 20 steps and a data wait
@@ -76,12 +74,14 @@ def slowdown(times: Mapping[str, RankTimes]) -> Iterator[Answer]:
         return
     for index, subject in enumerate(times):
         if each := compared.get(index):
-            yield value(SLOWDOWN, max(0.0, 100 * (each.low - 1)), subject, evidence=_slowdown_text(each))
+            interval = f"95 % interval {each.low:.2f} to {each.high:.2f}, {each.steps} steps"
+            text = f"{each.ratio:.2f} times the compute time of the other ranks ({interval})"
+            yield value(SLOWDOWN, max(0.0, 100 * (each.low - 1)), subject, evidence=text)
         else:
             yield absent(SLOWDOWN, "no other rank with compute times has the same device model", subject)
 
 
-def data_wait(times: Mapping[str, RankTimes], evidence: JsonValue = None) -> Iterator[Answer]:
+def data_wait(times: Mapping[str, RankTimes], evidence: Evidence = None) -> Iterator[Answer]:
     """The share of the step time that each rank waits for data. ``times``: subject → the times of its rank."""
     for subject in times or (None,):
         share = times[subject].data_wait_share if subject else None
@@ -101,10 +101,3 @@ def _not_compared_reason(compute_times: Mapping[str, RankTimes]) -> str:
     if steps < MIN_STEPS:
         return f"{steps} steps; {MIN_STEPS} are needed"
     return "no two ranks have the same device model"
-
-
-def _slowdown_text(slowdown: Slowdown) -> str:
-    return (
-        f"{slowdown.ratio:.2f} times the compute time of the other ranks (95 % interval {slowdown.low:.2f} to "
-        f"{slowdown.high:.2f}, {slowdown.steps} steps)"
-    )

@@ -245,7 +245,7 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ans
     ``exit_code`` is that of the first failed training, ``loss_drop`` the lowest. ``steps_missing`` and
     ``nonfinite_losses`` are sums.
     """
-    problems: dict[str, JsonValue] = {name: result.problem for name, result in results.items() if result.problem}
+    problems = {name: result.problem for name, result in results.items() if result.problem}
     yield fact("trained", "no" if problems else "yes")
     exit_code = next((result.exit_code for result in results.values() if result.exit_code), 0)
     yield value("exit_code", exit_code, evidence=problems or None)
@@ -278,7 +278,7 @@ def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Answer]:
             sizes[ranks] = max(size, sizes.get(ranks, size))
     if sizes:
         worst_ratio = max(size.used_gib / size.expected_gib for size in sizes.values())
-        by_ranks: JsonValue = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
+        by_ranks = {str(ranks): size._asdict() for ranks, size in sorted(sizes.items())}
         yield value("memory_excess", 100 * (worst_ratio - 1), evidence={"by_ranks": by_ranks})
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options
 from seatrial.checks.declare import Answer, absent, fact, metric, value
@@ -131,7 +131,7 @@ def killed_run_state(plan: CheckpointPlan) -> Iterator[Answer]:
     """Checkpoints of the killed run before it is resumed, and their differences from the uninterrupted run."""
     from seatrial.train import checkpoint
 
-    found: list[JsonValue] = [*sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())]
+    found = [*sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())]
     complete_names = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
     kept = complete_names == [_runs.checkpoint_name(plan.saved_step)]
     yield value("checkpoints_kept_after_kill", kept, evidence={"found": found})

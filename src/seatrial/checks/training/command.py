@@ -273,7 +273,7 @@ def exit_code_and_duration(run: Run, result: RunResult, limit_s: float) -> Itera
         usage = f"{disk.filesystem_usage(run.folder)}. {disk.REMEDY}"
         raise SeatrialError(f"{run.subject}: {run.name}: disk full. {usage}; end of its log: {result.log_tail}")
     exit_code = result.exit_code if result.exit_code >= 0 else 128 - result.exit_code  # as in a shell
-    evidence: JsonValue = {"exit_reason": exit_reason(result.exit_code), "log_tail": result.log_tail}
+    evidence = {"exit_reason": exit_reason(result.exit_code), "log_tail": result.log_tail}
     yield value("exit_code", exit_code, run.subject, evidence=evidence)
     yield value("wall_seconds", result.seconds, run.subject)
 

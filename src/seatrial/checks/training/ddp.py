@@ -11,7 +11,7 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answer, Cause, Value, absent, fact, metric, unreadable, value, warning
@@ -127,11 +127,11 @@ def _process_answers(processes: Sequence[RankInfo]) -> Iterator[Answer]:
     yield fact("world_size", len(processes))
     yield fact("nodes", len({process.node for process in processes}))
     yield fact("processes", [asdict(process) for process in processes])
-    evidence: JsonValue = {f"rank {rank}": reason for rank, reason in rank_errors.items()}
+    evidence = {f"rank {rank}": reason for rank, reason in rank_errors.items()}
     yield value("rank_mismatches", len(rank_errors), evidence=evidence)
     if gpu_model:
-        evidence = {uuid: list(ranks) for uuid, ranks in ranks_by_gpu.items()}
-        yield value("shared_gpus", len(ranks_by_gpu), evidence=evidence)
+        gpus = {uuid: list(ranks) for uuid, ranks in ranks_by_gpu.items()}
+        yield value("shared_gpus", len(ranks_by_gpu), evidence=gpus)
     else:
         yield absent("shared_gpus", "the ranks use no GPU")
 
@@ -217,7 +217,7 @@ def _scaling_answers(efficiencies: Sequence[float]) -> Iterator[Answer]:
     low, high = confidence_interval or (min(efficiencies), max(efficiencies))
     above_limit, noise = max(0.0, low - 100), (high - low) / 2
     interval = f"{'95 % interval' if confidence_interval else 'range'} {low:.1f} to {high:.1f} %"
-    evidence: JsonValue = {
+    evidence = {
         "scaling_interval": f"median {median(efficiencies):.1f} %, {interval}",
         "pairs_of_windows": [round(percent, 1) for percent in efficiencies],
     }
@@ -249,7 +249,7 @@ def _digest_answers(digests: Sequence[str], subjects: Sequence[str]) -> Iterator
 
     mismatched = mismatched_ranks(digests)
     differ = "differ from the majority" if len(mismatched) < len(digests) else "differ, without a majority"
-    ranks: JsonValue = [{"rank": rank, "subject": subjects[rank], "digest": digests[rank]} for rank in mismatched]
+    ranks = [{"rank": rank, "subject": subjects[rank], "digest": digests[rank]} for rank in mismatched]
     yield value("parameter_digests_differing", len(mismatched), evidence={differ: ranks})
     yield fact("parameter_digest", "different between ranks" if mismatched else digests[0])
 

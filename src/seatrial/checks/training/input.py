@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from seatrial.checks.check import Check, Context
 from seatrial.checks.declare import Answer, absent, fact, forbidden, metric, rule
@@ -88,7 +88,7 @@ def data_wait(result: TrainingResult, subjects: Sequence[str], filesystem: str) 
         reason = f"{cached:.0%} of the data stayed in the page cache, as on tmpfs"
         yield from (forbidden(_ranks.DATA_WAIT, reason, subject) for subject in subjects)
     else:
-        evidence: JsonValue = {"filesystem": filesystem, "data in the page cache": f"{cached:.0%}"}
+        evidence = {"filesystem": filesystem, "data in the page cache": f"{cached:.0%}"}
         yield from _ranks.data_wait(_ranks.times_by_subject([result], subjects), evidence)
 
 

@@ -75,7 +75,7 @@ def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: Tra
     mismatches = sum(count != expected for count in counts.values())
     yield value("adapter_mismatches", mismatches, evidence={"expected": expected, **counts})
     loaded = [name for name, result in trainings.items() if result.export_loads]
-    yield value("exports_missing", len(counts) - len(loaded) if config.export else 0, evidence={"loaded": [*loaded]})
+    yield value("exports_missing", len(counts) - len(loaded) if config.export else 0, evidence={"loaded": loaded})
 
 
 def _method(config: str, overrides: Sequence[str]) -> str:

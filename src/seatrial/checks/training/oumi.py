@@ -92,7 +92,7 @@ def _write_inputs(config: TrainConfig, folder: Path, context: Context) -> Iterat
     context.progress("preparing")
     rejected: Mapping[str, JsonValue] = hf.prepare_external_trainer(config, folder)
     if rejected:
-        yield fact("rows_rejected", dict(rejected))
+        yield fact("rows_rejected", rejected)
 
 
 def _on_hub(name: str | None) -> bool:
