@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,6 +57,12 @@ class SharedFolder:
     def next_file(self, kind: str) -> Path:
         """Path of the next participant's file; with one participant, of its own file."""
         return self.files(kind)[(self.index + 1) % len(self.names)]
+
+    @property
+    def by_mode(self) -> dict[str, SharedFolder]:
+        """The folder as the first node alone uses it, ``single``, and with several nodes as all do, ``concurrent``."""
+        folders = {"single": replace(self, participants=self.participants.first_only)}
+        return folders | ({"concurrent": self} if self.participants.several_nodes else {})
 
     def run_on_all(self, work: Callable[[], T], timeout_s: float = STEP_TIMEOUT_S) -> list[T]:
         """Results of ``work`` on all participants; see ``Participants.run_on_all``."""

@@ -81,8 +81,12 @@ def read(archive: Path, kept: Collection[str] | None = None) -> tuple[dict[str, 
                         limit = f"expands to more than {MAX_GZIP_RATIO} times its size, or {MAX_FILES:,} files"
                         raise ValueError(limit)
                     stream.left = member.size + _MAX_HEADER_BYTES
-                    digests[name], content = _content(tar, member, keep=kept is None or name in kept)
-                    contents |= {name: content} if kept is None or name in kept else {}
+                    source = cast("io.BufferedReader", tar.extractfile(member))
+                    if kept is None or name in kept:
+                        contents[name] = source.read()
+                        digests[name] = hashlib.sha256(contents[name]).hexdigest()
+                    else:
+                        digests[name] = hashlib.file_digest(source, "sha256").hexdigest()
                     stream.left = _MAX_HEADER_BYTES
                 while tar.fileobj and (data := tar.fileobj.read(_CHUNK)):  # gzip compares its checksum at the end
                     if data.strip(b"\0"):
@@ -123,13 +127,3 @@ def _name(member: tarfile.TarInfo, earlier: Mapping[str, str]) -> str:
     if name in earlier:
         raise ValueError(f"{shown} is there twice")
     return name
-
-
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, *, keep: bool) -> tuple[str, bytes]:
-    """The SHA-256 of a file, and its content, which is empty unless it is kept. Raises TarError if it is cut."""
-    digest, chunks, source = hashlib.sha256(), [], tar.extractfile(member)
-    while source and (chunk := source.read(_CHUNK)):
-        digest.update(chunk)
-        if keep:
-            chunks.append(chunk)
-    return digest.hexdigest(), b"".join(chunks)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from seatrial import __version__
 from seatrial.judge.insights import RARE_FAULTS
-from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
+from seatrial.model import DecisionValue, Outcome, Trial
 from seatrial.report import charts
 from seatrial.report.appendix import appendix, telemetry_notes
 from seatrial.report.document import Document
@@ -41,7 +41,7 @@ from seatrial.report.view import (
 from seatrial.report.why_not import next_step
 from seatrial.util.text import and_more, plural
 
-# The symbol next to each outcome, decision and job state, so that colour is not the only difference
+# The symbol next to each outcome and decision, so that colour is not the only difference
 SYMBOLS: dict[str, str] = {
     Outcome.PASS: "✓",
     Outcome.WARN: "!",
@@ -49,15 +49,8 @@ SYMBOLS: dict[str, str] = {
     Outcome.SKIP: "–",
     Outcome.UNJUDGED: "?",
     Outcome.ERROR: "⊘",
-    JobState.COMPLETED: "✓",
-    JobState.FAILED: "✗",
-    JobState.HUNG: "⊘",
-    JobState.TIMEOUT: "⊘",
-    JobState.CANCELLED: "–",
-    JobState.REFUSED: "⊘",
-    JobState.REJECTED: "⊘",
     DecisionValue.ACCEPTED: "✓",
-    DecisionValue.REJECTED: "✗",  # the name of a job state too
+    DecisionValue.REJECTED: "✗",
     DecisionValue.INCOMPLETE: "!",
 }
 LIMITS = {
@@ -152,8 +145,7 @@ def _environment() -> Environment:
         facts=lambda check: shared_facts(check.measurements, METHOD),
         telemetry_charts=charts.telemetry_charts,
     )
-    environment.globals.update(SYMBOLS=SYMBOLS, WORST_FIRST=WORST_FIRST, BAD=NOT_PASSED, LIMITS=LIMITS)
-    environment.globals.update(RARE_FAULTS=RARE_FAULTS, plot=charts)
+    environment.globals.update(SYMBOLS=SYMBOLS, BAD=NOT_PASSED, LIMITS=LIMITS, RARE_FAULTS=RARE_FAULTS, plot=charts)
     return environment
 
 
