@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from seatrial.checks.declare import Answer, answers, fact, find, metric
+from seatrial.checks.declare import Answers, answers, fact, find, metric
 from seatrial.hardware.links import FactRole
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import (
@@ -155,7 +155,7 @@ class Check:
     phase: Phase
     scope: Scope
     declared: tuple[metric, ...]
-    measure: Callable[[Context, Any], Iterator[Answer]]
+    measure: Callable[[Context, Any], Answers]
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
     # Rights that the check needs and an ordinary user lacks, such as "root, to read the kernel log"; shown before runs

@@ -274,7 +274,8 @@ class NoValue(NamedTuple):
     instead: str = ""
 
 
-Answer = Value | NoValue | Fact | Series | Artifact  # what ``measure`` yields
+Answer = Value | NoValue | Fact | Series | Artifact
+Answers = Iterator[Answer]  # what ``measure`` yields
 
 
 def value(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, value
+from seatrial.checks.declare import Answers, Cause, absent, metric, value
 from seatrial.model import ByteSize, Phase, Scope
 
 
@@ -17,7 +15,7 @@ class FreeMemoryOptions(Options):
     needed: ByteSize | None = Field(default=None, gt=0)
 
 
-def measure(context: Context, options: FreeMemoryOptions) -> Iterator[Answer]:
+def measure(context: Context, options: FreeMemoryOptions) -> Answers:
     """Yield the free memory in GiB, and whether a job fits into it."""
     from seatrial.bench import memory, rank
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answers, metric, value
 from seatrial.model import Fact, NotApplicable, Outcome, Phase, Scope
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class MessageOptions(Options):
     seconds: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: MessageOptions) -> Iterator[Answer]:
+def measure(context: Context, options: MessageOptions) -> Answers:
     """Yield the values of all pairs on rank 0. Raises NotApplicable on one node."""
     from seatrial.bench import collectives, pairs, subgroups
     from seatrial.hardware.pair_search import round_robin
@@ -47,7 +47,7 @@ def measure(context: Context, options: MessageOptions) -> Iterator[Answer]:
         yield from compare(by_pair)
 
 
-def compare(by_pair: Mapping[str, Sequence[PairTiming]]) -> Iterator[Answer]:
+def compare(by_pair: Mapping[str, Sequence[PairTiming]]) -> Answers:
     """Yield the values of all pairs; ``by_pair``: NODE->NODE → the timings of its ranks."""
     seconds = {pair: max((timing.seconds for timing in timings), key=median) for pair, timings in by_pair.items()}
     middle = median(map(median, seconds.values()))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from pydantic import JsonValue
 
 from seatrial.checks.check import Context, facts
-from seatrial.checks.declare import Answer, NoValue, absent, fact, not_requested, value
+from seatrial.checks.declare import Answer, Answers, NoValue, absent, fact, not_requested, value
 from seatrial.checks.fabric import _forced_ring, _nccl_log, _results, _wrong_data
 from seatrial.checks.fabric._sizes import (
     ELEMENT_SIZES,
@@ -54,13 +54,13 @@ class DataCheck(NamedTuple):
     mismatches: Mapping[int, Mismatch]
 
 
-def measure_all_reduce(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
+def measure_all_reduce(context: Context, options: CollectiveOptions) -> Answers:
     """Yield the results of the all-reduce, then those with NCCL_ALGO=Ring."""
     yield from measure("all_reduce", context, options)
     yield from _forced_ring.measure(context, options)
 
 
-def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator[Answer]:
+def measure(name: str, context: Context, options: CollectiveOptions) -> Answers:
     """Yield the cluster's metrics on rank 0, and on every rank its time per operation at the largest size.
 
     Raises NotApplicable with fewer than two ranks, or if cuda_graph is the only mode on a CPU. Raises SeatrialError if
@@ -136,7 +136,7 @@ class _Modes:
         """The requested modes that exist on this device."""
         return [mode for mode in self.options.modes if self.context.on_gpu or mode != "cuda_graph"]
 
-    def run(self) -> Iterator[Answer]:
+    def run(self) -> Answers:
         """Yield the results of all requested modes, in a fixed order."""
         run_by_mode = {
             "back_to_back": self.run_back_to_back,
@@ -147,7 +147,7 @@ class _Modes:
             if mode in self.options.modes:
                 yield from run()
 
-    def run_back_to_back(self) -> Iterator[Answer]:
+    def run_back_to_back(self) -> Answers:
         self.back_to_back = yield from self._time_back_to_back(self.operation, "")
         if self.back_to_back:
             yield from _results.size_curves(self.back_to_back, self.operation)
@@ -155,7 +155,7 @@ class _Modes:
         if self.options.in_place == "both":
             yield from self._run_opposite_variant()
 
-    def _run_opposite_variant(self) -> Iterator[Answer]:
+    def _run_opposite_variant(self) -> Answers:
         """Measure the other variant: in place if the operation is out of place, and the reverse.
 
         All ranks take the same branch.
@@ -195,7 +195,7 @@ class _Modes:
         setting = f"={channels}" if channels else " is not set: NCCL's default"
         return {NET_PEER_CHANNELS: f"{CHANNELS_PER_PEER}{setting}"}
 
-    def run_cuda_graph(self) -> Iterator[Answer]:
+    def run_cuda_graph(self) -> Answers:
         from seatrial.bench.collectives import measure_cuda_graph
 
         if not self.context.on_gpu:
@@ -212,7 +212,7 @@ class _Modes:
         }
         yield fact("cuda_graph", counts)
 
-    def run_percentiles(self) -> Iterator[Answer]:
+    def run_percentiles(self) -> Answers:
         from seatrial.bench.collectives import measure_each_operation
 
         time_size = partial(measure_each_operation, self.operation, seconds=self.options.seconds_per_size)
@@ -224,7 +224,7 @@ class _Modes:
         mode: str,
         label: str,
         time_size: Callable[..., CollectiveResult],
-        values_of_size: Callable[..., Iterator[Answer]],
+        values_of_size: Callable[..., Answers],
     ) -> ModeResults:
         """Yield the values of each size of a mode; return the results of the sizes that fit on every rank.
 

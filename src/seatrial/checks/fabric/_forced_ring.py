@@ -7,12 +7,12 @@ each rank starts a child process for this measurement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seatrial.checks.check import Context
-from seatrial.checks.declare import Answer, absent, fact, metric, value
+from seatrial.checks.declare import Answers, absent, fact, metric, value
 from seatrial.checks.fabric._nccl_log import logging_environment
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, omitted_sizes
 from seatrial.hardware.links import COLLECTIVE
@@ -85,7 +85,7 @@ DECLARED = (
 )
 
 
-def measure(context: Context, options: CollectiveOptions) -> Iterator[Answer]:
+def measure(context: Context, options: CollectiveOptions) -> Answers:
     """Yield on rank 0 the bus bandwidth and the wrong elements with NCCL_ALGO=Ring; nothing on one node or on CPUs.
 
     Raises SeatrialError if a child process fails.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from seatrial.checks.declare import Answer, absent, fact, value
+from seatrial.checks.declare import Answers, absent, fact, value
 from seatrial.checks.fabric._compute_ports import Kind
 from seatrial.util.grouping import grouped
 
@@ -89,7 +89,7 @@ def _failure_reason(program: ProgramResult) -> str:
     return "; ".join(filter(None, [program.error or exit_code, perftest.first_error(program.err)]))
 
 
-def results_of_paths(paths: Sequence[RailPath], memory: str) -> Iterator[Answer]:
+def results_of_paths(paths: Sequence[RailPath], memory: str) -> Answers:
     """Yield for each port its best values over all partners, compared with the port's rate and with other ports.
 
     Also yield the lowest path share and the failures of each pair of nodes. ``memory``: which memory the data is in.
@@ -172,7 +172,7 @@ def _best_latencies(paths: Sequence[RailPath]) -> dict[str, float]:
     return best
 
 
-def _pair_results(paths: Sequence[RailPath]) -> Iterator[Answer]:
+def _pair_results(paths: Sequence[RailPath]) -> Answers:
     """Yield for each pair of nodes the number of its failed and of its unmeasured paths."""
     failed: dict[str, dict[str, str]] = {path.pair: {} for path in paths}  # pair → path → the error
     not_measured: dict[str, dict[str, str]] = {path.pair: {} for path in paths}
@@ -185,7 +185,7 @@ def _pair_results(paths: Sequence[RailPath]) -> Iterator[Answer]:
             yield value(name, len(errors_of_pair), pair, evidence={name: errors_of_pair})
 
 
-def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBandwidth]) -> Iterator[Answer]:
+def _path_shares(paths: Sequence[RailPath], best_by_port: Mapping[str, _PortBandwidth]) -> Answers:
     """Yield for each pair of nodes the lowest share of its paths.
 
     The share of a path is its bandwidth, divided by the lower one of the best bandwidths of its two ports.

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from seatrial.checks import declare
 from seatrial.checks.check import Options
-from seatrial.checks.declare import Answer, Value, absent, fact, value
+from seatrial.checks.declare import Answers, Value, absent, fact, value
 from seatrial.model import CLUSTER, ByteSize, Fact, Outcome, Series, size_label
 from seatrial.util.quantiles import median_interval
 
@@ -81,7 +81,7 @@ def _converted(quantity: str, result: CollectiveResult, seconds: float, operatio
     return result.size / seconds / 1e9 * operation.busbw_factor(result.timings.rank_count)
 
 
-def percentile_values(size: int, result: CollectiveResult, subjects: Sequence[str]) -> Iterator[Answer]:
+def percentile_values(size: int, result: CollectiveResult, subjects: Sequence[str]) -> Answers:
     """Yield percentiles (us), p99 ÷ p50 and the coefficient of variation (%) of single operations.
 
     The time of an operation is that of its slowest rank; the rank that was slowest most often is the evidence.

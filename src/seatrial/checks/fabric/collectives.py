@@ -7,11 +7,11 @@ start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from seatrial.checks.check import Check, Context, Needs, SkipIf
-from seatrial.checks.declare import Answer, metric
+from seatrial.checks.declare import Answers, metric
 from seatrial.checks.fabric import _forced_ring, _results
 from seatrial.checks.fabric._collective import (
     CHANNELS_PER_PEER,
@@ -24,7 +24,7 @@ from seatrial.checks.fabric._sizes import MANY_NODES, CollectiveOptions, omitted
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import Phase, Scope
 
-Measure = Callable[[Context, CollectiveOptions], Iterator[Answer]]
+Measure = Callable[[Context, CollectiveOptions], Answers]
 
 _NCCL_TESTS = {"all_to_all": "alltoall", "send_receive": "sendrecv"}  # operation → program without _perf, if another
 _QUANTITIES = {

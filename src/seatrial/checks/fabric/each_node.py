@@ -7,14 +7,14 @@ also compared with the fastest node that has the same GPUs, so that the slower o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
-from seatrial.checks.declare import Answer, Comparison, absent, fact, metric, not_requested, unreadable, value
+from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, not_requested, unreadable, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, allocation_metric, sizes_not_allocated, transport_text
 from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
@@ -48,7 +48,7 @@ class EachNodeOptions(GroupOptions):
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
 
 
-def measure(context: Context, options: EachNodeOptions) -> Iterator[Answer]:
+def measure(context: Context, options: EachNodeOptions) -> Answers:
     """Yield the metrics of each node on its first rank.
 
     Raises NotApplicable on a single node and with one rank per node, and SeatrialError if no size fits into memory.

@@ -12,7 +12,7 @@ the first one. The check ``transfer.peers`` measures each direction separately.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from statistics import median
@@ -22,7 +22,7 @@ from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
 from seatrial.checks.declare import (
-    Answer,
+    Answers,
     Comparison,
     FindingTemplate,
     absent,
@@ -74,7 +74,7 @@ class GpuPairOptions(Options):
     retry_slow_pairs: bool | None = None
 
 
-def measure(context: Context, options: GpuPairOptions) -> Iterator[Answer]:
+def measure(context: Context, options: GpuPairOptions) -> Answers:
     """Yield the metrics of each node on its first rank.
 
     Raises NotApplicable if no node has two ranks, and SeatrialError if the buffers do not fit.
@@ -220,7 +220,7 @@ def _not_comparable_reason(results: PairResults, link: str) -> str:
     return ""
 
 
-def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Iterator[Answer]:
+def _answers(node: str, results: PairResults, link: str, *, retry: bool) -> Answers:
     """Yield the rates in GB/s of every pair, and of every GPU with its fastest partner, and the wrong data.
 
     A pair that was retried has the rate of its retry; the best rate of a GPU is the highest of all its measurements,

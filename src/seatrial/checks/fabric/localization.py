@@ -14,14 +14,14 @@ its rails and its directions are compared with each other (hardware.two_nodes).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
@@ -66,7 +66,7 @@ class LocalizationOptions(Options):
     seconds: float = Field(default=0.3, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: LocalizationOptions) -> Iterator[Answer]:
+def measure(context: Context, options: LocalizationOptions) -> Answers:
     """Yield the rates of all steps on rank 0, and the number of slow ranks, paths and rails.
 
     Raises NotApplicable on one node.

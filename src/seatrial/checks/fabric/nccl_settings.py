@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, Comparison, absent, fact, metric, value, warning
+from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, value, warning
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._wrong_data import wrong_data_metric
 from seatrial.discover import gpu
@@ -85,7 +85,7 @@ class NcclSettingsOptions(Options):
     limit_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Answer]:
+def measure(context: Context, options: NcclSettingsOptions) -> Answers:
     """Yield the cluster's metrics on rank 0.
 
     Raises NotApplicable on CPUs, and SeatrialError if a setting could not be measured.
@@ -205,7 +205,7 @@ def _nvlink(context: Context) -> str:
 
 def _values(
     results: Mapping[str, Any], nodes: Sequence[str], size: int, paths: Mapping[str, Mapping[str, object]]
-) -> Iterator[Answer]:
+) -> Answers:
     """Yield busbw (GB/s) by setting, over all ranks and per node, and the ratios default/no_p2p and default/ring.
 
     ``results``: setting → the result of bench.nccl_settings on rank 0; ``paths``: setting → path at ``size``.

@@ -7,17 +7,17 @@ without NVLink between nodes, GPUs have no cluster UUID.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from seatrial.checks.check import Check, Context, Needs, Options
-from seatrial.checks.declare import Answer, absent, fact, value, warning
+from seatrial.checks.declare import Answers, absent, fact, value, warning
 from seatrial.discover import nvml
 from seatrial.model import Phase, Scope
 
 MAX_GPUS = 72  # largest NVLink domain: GB200 and GB300 NVL72 (nvidia.com/en-us/data-center/gb200-nvl72)
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield from rank 0 the NVLink domains of all GPUs, and the metrics of ``compare``."""
     from seatrial.bench import rank
 
@@ -27,7 +27,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
         yield from compare(domains)
 
 
-def compare(domains: Mapping[str, str]) -> Iterator[Answer]:
+def compare(domains: Mapping[str, str]) -> Answers:
     """Yield the domains as a fact, and three counts: GPUs in no domain, nodes in several domains, domains too many.
 
     ``domains``: subject of the GPU → its domain; an empty text if the GPU is in no domain.

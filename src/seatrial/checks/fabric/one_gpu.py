@@ -8,10 +8,8 @@ device.memory does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import group_wrong_data
 from seatrial.model import Phase, Scope
@@ -20,7 +18,7 @@ SIZE = 1024  # bytes; the time of this small size is a latency
 SECONDS = 0.2  # timed duration: tens of thousands of operations on a GPU
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield latency (us) and wrong elements of this rank; all ranks run concurrently."""
     from seatrial.bench import collectives, rank, subgroups
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Comparison, FindingTemplate, fact, metric, value, warning
+from seatrial.checks.declare import Answers, Comparison, FindingTemplate, fact, metric, value, warning
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
 from seatrial.checks.fabric._wrong_data import pair_wrong_data, wrong_data_metric
@@ -72,7 +72,7 @@ class PairOptions(Options):
     seconds: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: PairOptions) -> Iterator[Answer]:
+def measure(context: Context, options: PairOptions) -> Answers:
     """Yield the cluster's metrics on rank 0. Raises NotApplicable on a single node."""
     from seatrial.bench import collectives, pairs, rank, subgroups
     from seatrial.hardware.pair_search import round_robin
@@ -140,7 +140,7 @@ def _pairs_by_switch(results: PairResults, switches_by_node: Mapping[str, tuple[
 
 def _answers(
     results: PairResults, round_count: int, transport: str, switches_by_node: Mapping[str, tuple[str, ...]]
-) -> Iterator[Answer]:
+) -> Answers:
     """Yield the rate of each pair and the best rate of each rank (GB/s), their shares, wrong data and method.
 
     Evidence: the rates of pairs that were retried, and the switches between the nodes of slow pairs if these are known.

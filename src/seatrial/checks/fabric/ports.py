@@ -11,11 +11,11 @@ fabric.node_ports compares the ports of a single node, without torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, FindingTemplate, absent, fact, metric, rule, value, warning
+from seatrial.checks.declare import Answers, Cause, FindingTemplate, absent, fact, metric, rule, value, warning
 from seatrial.checks.fabric._compute_ports import ComputePorts, NodePorts, read_node_ports, select_compute_ports
 from seatrial.model import PORTS_USED, Outcome, Phase, Scope
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
 
 
-def measure(context: Context, options: Options) -> Iterator[Answer]:
+def measure(context: Context, options: Options) -> Answers:
     """Yield on one rank per node the ports of its node, and on rank 0 the comparison of the compute ports of all nodes.
 
     Raises NotApplicable without a compute port, and ParticipantError if the ports of a node cannot be read.
@@ -41,14 +41,14 @@ def measure(context: Context, options: Options) -> Iterator[Answer]:
         yield from compare_ports(compute, by_node)
 
 
-def measure_node(context: Context, options: Options) -> Iterator[Answer]:
+def measure_node(context: Context, options: Options) -> Answers:
     """Yield the comparison of the node's compute ports. Raises NotApplicable without a compute port."""
     context.progress("reading RDMA ports")
     by_node = {context.node: read_node_ports(context.root)}
     yield from compare_ports(select_compute_ports(by_node), by_node)
 
 
-def compare_ports(compute: ComputePorts, nodes: Mapping[str, NodePorts]) -> Iterator[Answer]:
+def compare_ports(compute: ComputePorts, nodes: Mapping[str, NodePorts]) -> Answers:
     """Yield rates, states and settings of the compute ports, and their comparison over nodes and on each node."""
     by_node = compute.by_node
     yield from facts(
@@ -73,7 +73,7 @@ def compare_ports(compute: ComputePorts, nodes: Mapping[str, NodePorts]) -> Iter
     yield absent("gid_usable*", "no RoCE port: others need no RoCE v2 GID")
 
 
-def _states(compute: ComputePorts) -> Iterator[Answer]:
+def _states(compute: ComputePorts) -> Answers:
     """Yield the number of active, missing and unreadable ports of each node, and the number of NIC models."""
     # node → NIC model → number of the model's ports; the model is the first part of a port's kind
     counts_by_node = {node: Counter(port.kind[0] for port in ports) for node, ports in compute.by_node.items()}
@@ -98,7 +98,7 @@ def _state(port: PortDetails) -> str:
     return f"{port.state}, {port.physical_state}, {port.rate}"
 
 
-def _rates(compute: ComputePorts) -> Iterator[Answer]:
+def _rates(compute: ComputePorts) -> Answers:
     """Yield each port's rate in Gb/s, and the ratios rate / fastest port, rate / capability and PCI link / rate.
 
     The fastest port can be the port itself.
@@ -135,7 +135,7 @@ def _rates(compute: ComputePorts) -> Iterator[Answer]:
     yield absent("pci_bandwidth*", "unknown: no active port, or sysfs gave no PCI link of a NIC")
 
 
-def _setting_differences(compute: ComputePorts) -> Iterator[Answer]:
+def _setting_differences(compute: ComputePorts) -> Answers:
     """Yield for each port the number of settings (MTU, firmware) that differ from most ports of its kind."""
     differences: dict[str, dict[str, str]] = {}
     for kind in dict.fromkeys(port.kind for _, port in compute):

@@ -5,11 +5,11 @@ All rails run concurrently. Each group has one GPU per node and its NIC, so that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, Comparison, absent, fact, metric, value
+from seatrial.checks.declare import Answers, Cause, Comparison, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, transport_text
 from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric
@@ -21,7 +21,7 @@ GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
 MIN_COMPARABLE_RAILS = 3  # with two rails, either may be the slow one
 
 
-def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
+def measure(context: Context, options: GroupOptions) -> Answers:
     """Yield on rank 0 the busbw (GB/s) of every rail, and its ratio to the median of the rails.
 
     Raises NotApplicable on a single node.

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
-from seatrial.checks.declare import Answer, Comparison, FindingTemplate, absent, metric, rule, value, warning
+from seatrial.checks.declare import Answers, Comparison, FindingTemplate, absent, metric, rule, value, warning
 from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths
 from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
@@ -45,7 +45,7 @@ class NodeTools:
     problem: str = ""
 
 
-def measure(context: Context, options: RdmaOptions) -> Iterator[Answer]:
+def measure(context: Context, options: RdmaOptions) -> Answers:
     """Yield bandwidths in Gb/s and latencies in us on rank 0.
 
     Raises NotApplicable on a single node, if no node has a usable port, and if all nodes lack perftest. Raises
@@ -176,9 +176,7 @@ def gpu_memory_options(
     return max((tools[node].cuda_options for node in usable_nodes), key=len, default=()), ""
 
 
-def compare_nodes(
-    tools: Mapping[str, NodeTools], unusable: Mapping[str, str], usable_nodes: Sequence[str]
-) -> Iterator[Answer]:
+def compare_nodes(tools: Mapping[str, NodeTools], unusable: Mapping[str, str], usable_nodes: Sequence[str]) -> Answers:
     """Yield the number of unmeasured nodes and of versions of perftest, and whether a pair of nodes can be measured."""
     yield value("nodes_not_measured", len(unusable), evidence={"nodes_not_measured": unusable})
     if len(usable_nodes) > 1:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts, ratios
-from seatrial.checks.declare import Answer, NoValue, Value, absent, fact, metric, value
+from seatrial.checks.declare import Answers, NoValue, Value, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._forced_ring import run_rings
 from seatrial.checks.fabric._results import GroupOptions, transport_text
@@ -67,7 +67,7 @@ MIN_LINK_EFFICIENCY = 0.80
 MIN_RING_EFFICIENCY = 0.90
 
 
-def measure(context: Context, options: GroupOptions) -> Iterator[Answer]:
+def measure(context: Context, options: GroupOptions) -> Answers:
     """Yield busbw (GB/s) by number of nodes and the efficiencies on rank 0.
 
     Raises NotApplicable on a single node, and SeatrialError if the child processes with NCCL_ALGO=Ring fail.
@@ -127,7 +127,7 @@ def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]
     return {count: ranks for count, ranks in ranks_by_count.items() if len(ranks) > 1}
 
 
-def _by_node_count(results: Mapping[int, GroupResult], size: int) -> Iterator[Answer]:
+def _by_node_count(results: Mapping[int, GroupResult], size: int) -> Answers:
     """Yield busbw by number of nodes, and the ratios of all nodes' busbw to that of one node and of two nodes."""
     busbw: dict[int, float] = {}  # number of nodes → median GB/s
     for count, result in results.items():

@@ -7,12 +7,12 @@ low bandwidth may therefore be its transport.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, Cause, Evidence, absent, fact, forbidden, metric, value, warning
+from seatrial.checks.declare import Answer, Answers, Cause, Evidence, absent, fact, forbidden, metric, value, warning
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED
 from seatrial.hardware import networks
@@ -46,7 +46,7 @@ class RankTransport:
     gpu_model: str = ""  # empty if unknown
 
 
-def measure(context: Context, options: TransportOptions) -> Iterator[Answer]:
+def measure(context: Context, options: TransportOptions) -> Answers:
     """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
 
     Raises SeatrialError if a log has no transport. Without the option sockets_expected, it also raises SeatrialError if

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options
-from seatrial.checks.declare import Answer
+from seatrial.checks.declare import Answers
 from seatrial.model import Frozen, Phase, Scope, SeatrialError
 
 Fault = Literal["error", "kill", "stop"]
@@ -43,7 +42,7 @@ class FailingJobOptions(Options):
     rank: int | None = Field(default=None, ge=0, description="default: the last rank, on the last node")
 
 
-def measure(context: Context, options: FailingJobOptions) -> Iterator[Answer]:
+def measure(context: Context, options: FailingJobOptions) -> Answers:
     """Train until the failing rank fails; the other ranks wait until the launcher terminates them. Does not return.
 
     Raises SeatrialError if the option rank is not a rank of the job.

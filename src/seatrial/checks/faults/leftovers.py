@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, metric, value
+from seatrial.checks.declare import Answers, Cause, metric, value
 from seatrial.model import Measurement, Metric, Phase, Scope
 
 
@@ -17,7 +15,7 @@ class LeftoversOptions(Options):
     run: str = Field(description="absolute path of the ended run's directory")
 
 
-def measure(context: Context, options: LeftoversOptions) -> Iterator[Answer]:
+def measure(context: Context, options: LeftoversOptions) -> Answers:
     """Yield the number of leftover processes, with their descriptions as evidence.
 
     Only processes of this PID namespace are visible, not those of other containers.

@@ -22,7 +22,7 @@ import yaml
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answer, Answers, absent, metric, value
 from seatrial.checks.faults import failing_job, leftovers
 from seatrial.checks.faults.failing_job import Fault, FaultRecord
 from seatrial.config.layers import ENV_PREFIX
@@ -127,7 +127,7 @@ class TrialRunner:
         return TrialRunner(self.folder, self.config.model_copy(update={"slurm": slurm_settings}), self.progress)
 
 
-def measure(context: Context, options: FailureOptions) -> Iterator[Answer]:
+def measure(context: Context, options: FailureOptions) -> Answers:
     """Yield root cause, end time and leftovers of one run per fault.
 
     Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank.
@@ -162,7 +162,7 @@ def _with_short_timeout(config: JsonValue, options: FailureOptions) -> Config:
 
 def _fault_observations(
     context: Context, runner: TrialRunner, fault: Fault, trial: Trial, teardown_s: float
-) -> Iterator[Answer]:
+) -> Answers:
     """Yield the observations on the report of the ended ``trial``, and on its leftover jobs and processes."""
     injected = _read_fault(
         runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
@@ -191,7 +191,7 @@ def _fault_observations(
     yield from leftover_observations(fault, leftovers_trial.measurements, leftovers_trial.jobs[-1].nodes)
 
 
-def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict[str, float]) -> Iterator[Answer]:
+def report_observations(injected: FaultRecord, trial: Trial, limit_parts_s: dict[str, float]) -> Answers:
     """Yield whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
     ``limit_parts_s``: name → seconds; their sum is the limit of the seconds. Raises SeatrialError if the time of the
@@ -231,7 +231,7 @@ def allocation_observation(fault: Fault, job: JobRecord) -> Answer:
     return value(f"leftover_jobs.{fault}", job.has_state and not job.ended, evidence=evidence)
 
 
-def leftover_observations(fault: Fault, measurements: Sequence[Measurement], node_count: int) -> Iterator[Answer]:
+def leftover_observations(fault: Fault, measurements: Sequence[Measurement], node_count: int) -> Answers:
     """Yield the leftover processes per node. Pure. Raises SeatrialError if a node did not report."""
     counts = [each for measurement in measurements if not measurement.error for each in measurement.metrics]
     if len({count.subject for count in counts}) != node_count:

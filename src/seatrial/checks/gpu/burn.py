@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, NoValue, Value, absent, fact, metric, unreadable, value
+from seatrial.checks.declare import Answers, Cause, NoValue, Value, absent, fact, metric, unreadable, value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.discover.gpu_counters import GPU_COUNTERS, GpuErrorCounters
 from seatrial.hardware.error_counters import counter_definitions
@@ -47,7 +47,7 @@ class BurnOptions(Options):
     size: int | None = Field(default=None, ge=64, multiple_of=16)
 
 
-def measure(context: Context, options: BurnOptions) -> Iterator[Answer]:
+def measure(context: Context, options: BurnOptions) -> Answers:
     """Yield throughput, drift, changed products, relative error, and on a GPU its load samples and new errors.
 
     Raises SeatrialError if the GPU is lost during the load, or if its error counters cannot be read.
@@ -93,7 +93,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Answer]:
     yield fact("method", method)
 
 
-def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Iterator[Answer]:
+def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Answers:
     """Yield TFLOP/s, drift (%), the number of changed products and the curve of TFLOP/s over seconds."""
     timing = result.timing
     end_times, tflops = _curve(timing.windows, timing.per_window, flop)
@@ -115,7 +115,7 @@ def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[
     return tuple(end_times), tuple(flop / fmean(group) / 1e12 for group in groups)
 
 
-def _gpu_observations(load: GpuLoad, counters: GpuErrorCounters, result: BurnResult, subject: str) -> Iterator[Answer]:
+def _gpu_observations(load: GpuLoad, counters: GpuErrorCounters, result: BurnResult, subject: str) -> Answers:
     """Yield the load and the new errors of the GPU. Raises SeatrialError if the GPU was lost."""
     if reason := counters.gpu_lost or load.reader.gpu_lost:
         raise SeatrialError(f"{subject} was lost under load: {reason}")

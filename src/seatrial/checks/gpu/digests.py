@@ -7,12 +7,12 @@ training (arXiv 2407.21783, table 5).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, absent, metric, value, warning
+from seatrial.checks.declare import Answers, absent, metric, value, warning
 from seatrial.model import NotApplicable, Phase, Scope
 from seatrial.util.grouping import grouped, majority
 
@@ -30,7 +30,7 @@ class DigestOptions(Options):
     size: int | None = Field(default=None, ge=64, multiple_of=16)
 
 
-def measure(context: Context, options: DigestOptions) -> Iterator[Answer]:
+def measure(context: Context, options: DigestOptions) -> Answers:
     """Yield from rank 0 the number of rounds in which each rank's digest differs from the majority of its model.
 
     A mismatch starts a second round on all ranks, which separates a transient upset from a permanent fault. Raises
@@ -89,9 +89,7 @@ def _majorities(models: Sequence[str], digests: Sequence[str]) -> dict[str, str 
     return {model: majority(of_model) for model, of_model in grouped(zip(models, digests, strict=True)).items()}
 
 
-def _compare_digests(
-    models: Sequence[str], subjects: Sequence[str], rounds: Sequence[DigestsByDtype]
-) -> Iterator[Answer]:
+def _compare_digests(models: Sequence[str], subjects: Sequence[str], rounds: Sequence[DigestsByDtype]) -> Answers:
     """Yield the number of rounds with a mismatch of each rank, and facts on models and digests."""
     mismatching_by_round = [_ranks_with_mismatch(models, digests_by_dtype) for digests_by_dtype in rounds]
     uncompared = [subject for subject, model in zip(subjects, models, strict=True) if models.count(model) == 1]

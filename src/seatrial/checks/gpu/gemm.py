@@ -5,13 +5,12 @@ All devices of a node run concurrently, unsynchronized, so that shared power sup
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, fact, metric, value
+from seatrial.checks.declare import Answers, absent, fact, metric, value
 from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class GemmOptions(Options):
     min_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: GemmOptions) -> Iterator[Answer]:
+def measure(context: Context, options: GemmOptions) -> Answers:
     """Yield TFLOP/s and maximum relative error per dtype, and a fact with the reason for each unsupported dtype."""
     from seatrial.bench import compute, rank
 

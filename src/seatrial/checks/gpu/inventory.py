@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, absent, fact, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, Cause, absent, fact, metric, unreadable, value, warning
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
@@ -29,7 +29,7 @@ _REQUIRED = re.compile(
 _NO_REASON = "no reason from NVML (for NVLinks: all links may be down, or no NVLink bridge is installed)"
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield GPU counts of the node, then the metrics of each GPU in use: all, or those in CUDA_VISIBLE_DEVICES.
 
     Raises NotApplicable without an installed or expected GPU, and UsageError for an invalid CUDA_VISIBLE_DEVICES.
@@ -83,7 +83,7 @@ def _inventory_facts(inventory: GpuFacts) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, [], {})}
 
 
-def _gpu_metrics(gpu: Gpu, gpus: Sequence[Gpu], foreign: list[JsonValue], subject: str) -> Iterator[Answer]:
+def _gpu_metrics(gpu: Gpu, gpus: Sequence[Gpu], foreign: list[JsonValue], subject: str) -> Answers:
     """Yield the value of each metric of ``gpu``, or why it has none.
 
     ``gpus``: all GPUs in use, with which some metrics compare it. ``foreign``: foreign processes on ``gpu``.

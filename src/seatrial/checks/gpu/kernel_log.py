@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, value, warning
+from seatrial.checks.declare import Answers, absent, value, warning
 from seatrial.model import Phase, Scope
 from seatrial.util import data_files
 
@@ -18,7 +17,7 @@ _HARDWARE_ACTIONS = (
 _MAX_LISTED = 20  # Xids in the evidence
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield the number of hardware Xids, and the most recent 20 of them as evidence; no number without a readable log.
 
     Raises OSError if reading the log fails for another reason than permission or a missing file.

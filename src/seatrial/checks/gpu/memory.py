@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.model import ByteSize, Phase, Scope, format_bytes, parse_bytes
 
 # Much larger than any cache (50 MiB on an H100, tens to hundreds of MiB on a server CPU)
@@ -31,7 +30,7 @@ class MemoryOptions(Options):
     seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: MemoryOptions) -> Iterator[Answer]:
+def measure(context: Context, options: MemoryOptions) -> Answers:
     """Yield GB/s of copy and STREAM triad, and the number of memory words that lost their pattern."""
     from seatrial.bench import memory, rank
 

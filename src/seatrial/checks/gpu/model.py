@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answers, metric, value
 from seatrial.discover import gpu
 from seatrial.model import NotApplicable, Phase, Scope
 
@@ -18,7 +16,7 @@ class ModelOptions(Options):
     expected: str | None = Field(default=None, min_length=1)
 
 
-def measure(context: Context, options: ModelOptions) -> Iterator[Answer]:
+def measure(context: Context, options: ModelOptions) -> Answers:
     """Yield the number of GPUs that are not of the expected model, with their names as evidence.
 
     Raises NotApplicable without a usable GPU or an expected model.

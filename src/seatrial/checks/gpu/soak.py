@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, JsonValue, model_validator
 
 from seatrial.checks.check import HOURS_UNDER_LOAD, Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, fact, metric, value, warning
+from seatrial.checks.declare import Answers, absent, fact, metric, value, warning
 from seatrial.checks.gpu.burn import COOLING, DTYPES, no_value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.checks.gpu.memory import CPU_ARRAY_BYTES, GPU_ARRAY_BYTES, bytes_to_test
@@ -92,7 +92,7 @@ class Round(Frozen):
         }
 
 
-def measure(context: Context, options: SoakOptions) -> Iterator[Answer]:
+def measure(context: Context, options: SoakOptions) -> Answers:
     """Yield wrong results, trends and heat over the rounds of all sessions. All ranks run the same number of rounds.
 
     The rounds end before the budget if a result is wrong on a GPU. Raises SeatrialError if earlier rounds are of
@@ -247,7 +247,7 @@ def _errors_by_level(counts: ErrorCounts) -> dict[str, int]:
     return errors
 
 
-def _results(rounds: Sequence[Round], earlier: int) -> Iterator[Answer]:
+def _results(rounds: Sequence[Round], earlier: int) -> Answers:
     """Yield the wrong results of this rank, each with the rounds (from 1) that have one."""
     wrong = [each.wrong_results(rounds[0]) for each in rounds]
     counts = {name: [each[name] for each in wrong] for name in wrong[0]} | {
@@ -268,7 +268,7 @@ def _bad_rounds(numbers: Sequence[int]) -> dict[str, JsonValue] | None:
     return {"rounds": [position for position, number in enumerate(numbers, 1) if number]} if any(numbers) else None
 
 
-def _trends(context: Context, rounds: Sequence[Round]) -> Iterator[Answer]:
+def _trends(context: Context, rounds: Sequence[Round]) -> Answers:
     """Yield, for each kind of work, the loss of speed from the first to the last third, and the curve."""
     from seatrial.bench.timing import drift
 
@@ -282,7 +282,7 @@ def _trends(context: Context, rounds: Sequence[Round]) -> Iterator[Answer]:
         yield Series(name=name, subject=context.subject, x=ends, y=rates, x_unit="h", y_unit=unit)
 
 
-def _heat(rounds: Sequence[Round], load: GpuLoad) -> Iterator[Answer]:
+def _heat(rounds: Sequence[Round], load: GpuLoad) -> Answers:
     """Yield the highest temperature, and the share of load samples with reduced clocks."""
     temperatures = [each.temperature_c for each in rounds if each.temperature_c is not None]
     throttled, samples = (sum(each.throttled[index] for each in rounds) for index in (0, 1))

@@ -6,14 +6,13 @@ port, host memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.model import Phase, Scope, format_bytes
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class TransferOptions(Options):
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: TransferOptions) -> Iterator[Answer]:
+def measure(context: Context, options: TransferOptions) -> Answers:
     """Yield GB/s of each GPU per direction, single and concurrent.
 
     All nodes run at the same time, as they share no host links.

@@ -5,13 +5,13 @@ One process per node copies for all pairs, one pair at a time, so that pairs do 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.hardware.links import BIDIRECTIONAL
 from seatrial.model import NotApplicable, Phase, Scope, format_bytes
 
@@ -28,7 +28,7 @@ class PeerOptions(Options):
     seconds: float = Field(default=0.35, gt=0, allow_inf_nan=False)
 
 
-def measure(context: Context, options: PeerOptions) -> Iterator[Answer]:
+def measure(context: Context, options: PeerOptions) -> Answers:
     """Yield GB/s per ordered pair from local rank 0. Raises NotApplicable if every node has a single GPU."""
     from seatrial.bench import rank, transfer
 

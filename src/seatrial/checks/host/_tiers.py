@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from seatrial.checks.check import Options
-from seatrial.checks.declare import Answer, absent, forbidden, metric, value
+from seatrial.checks.declare import Answers, absent, forbidden, metric, value
 from seatrial.checks.host.filesystem_shared import AbsolutePath
 from seatrial.model import Frozen, Outcome
 from seatrial.util import data_files
@@ -65,7 +65,7 @@ def default_paths(run_directory: str, environ: Mapping[str, str]) -> dict[str, s
     }
 
 
-def answers(paths: Mapping[str, str]) -> Iterator[Answer]:
+def answers(paths: Mapping[str, str]) -> Answers:
     """UNKNOWN_TIERS, and the metrics ``*.TIER`` of the known tiers without a path. ``paths``: tier → path."""
     if unknown := [name for name in paths if name not in tiers()]:
         reason = f"no thresholds for tier {', '.join(unknown)}; known tiers: {', '.join(tiers())}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, facts
-from seatrial.checks.declare import Answer, absent, forbidden, metric, rule, value, warning
+from seatrial.checks.declare import Answer, Answers, absent, forbidden, metric, rule, value, warning
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
 from seatrial.discover.file_readers import read_text
@@ -41,7 +41,7 @@ class TierFilesystem(NamedTuple):
     kind: FilesystemKind
 
 
-def measure(context: Context, options: ClientOptions) -> Iterator[Answer]:
+def measure(context: Context, options: ClientOptions) -> Answers:
     """Yield the filesystem of each tier, with the metrics of its settings, quota and storage targets."""
     from seatrial.discover import filesystem
 
@@ -153,7 +153,7 @@ def _group_of_new_files(path: str) -> int | None:
     return status.st_gid if status.st_mode & stat.S_ISGID else None
 
 
-def _targets(name: str, tier_filesystem: TierFilesystem) -> Iterator[Answer]:
+def _targets(name: str, tier_filesystem: TierFilesystem) -> Answers:
     """Yield how full the fullest storage target of Lustre is, and the number of inactive targets."""
     from seatrial.discover import filesystem_quota
 

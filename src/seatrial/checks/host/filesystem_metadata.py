@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, fact, metric, value, warning
+from seatrial.checks.declare import Answers, absent, fact, metric, value, warning
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
 from seatrial.model import Phase, Scope
@@ -37,7 +37,7 @@ class MetadataOptions(TierOptions):
     seconds: float = Field(default=120.0, gt=0, le=3600, description="per path: no repeat starts after this time")
 
 
-def measure(context: Context, options: MetadataOptions) -> Iterator[Answer]:
+def measure(context: Context, options: MetadataOptions) -> Answers:
     """Yield files/s per tier from rank 0: the median of the repeats, with the repeats as samples."""
     from seatrial.bench import metadata, one_rank_per_node, storage
 
@@ -108,9 +108,7 @@ def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
     return {str(path): "in the run directory of another run: not removed" for path in abandoned[:_MAX_NAMED]}
 
 
-def _measure(
-    folder: SharedFolder, options: MetadataOptions, name: str, progress: Callable[[str], None]
-) -> Iterator[Answer]:
+def _measure(folder: SharedFolder, options: MetadataOptions, name: str, progress: Callable[[str], None]) -> Answers:
     """Yield the rates of one folder, one sample per repeat, and the fact ``files.TIER``."""
     from seatrial.bench import storage
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, absent, fact, metric, rule, unreadable, value, warning
+from seatrial.checks.declare import Answers, absent, fact, metric, rule, unreadable, value, warning
 from seatrial.discover.file_readers import read_text
 from seatrial.model import Outcome, Phase, Scope
 from seatrial.util.grouping import majority
@@ -77,7 +77,7 @@ class PathResult:
     not_removed: str | None = None
 
 
-def measure(context: Context, options: SharedOptions) -> Iterator[Answer]:
+def measure(context: Context, options: SharedOptions) -> Answers:
     """Yield from rank 0 the number of paths that fail each test, the visibility delay in ms, and the free space."""
     from seatrial.bench import one_rank_per_node
 
@@ -154,7 +154,7 @@ def read_volume(root: Path, path: str) -> Volume:
     )
 
 
-def _answers(results: Mapping[str, PathResult], several_nodes: bool) -> Iterator[Answer]:
+def _answers(results: Mapping[str, PathResult], several_nodes: bool) -> Answers:
     """Yield the metrics over all paths, each with the reasons by path."""
     usable = {path: result for path, result in results.items() if not result.unusable}
     shared = {path: result for path, result in usable.items() if not result.not_shared}
@@ -196,7 +196,7 @@ def _texts(text_by_path: Mapping[str, str | None]) -> dict[str, JsonValue]:
     return {path: text for path, text in text_by_path.items() if text}
 
 
-def _free_space(results: Mapping[str, PathResult], filesystems: JsonValue) -> Iterator[Answer]:
+def _free_space(results: Mapping[str, PathResult], filesystems: JsonValue) -> Answers:
     """Yield the free bytes and inodes of the path with the least: the minimum over nodes and paths."""
     space: dict[str, JsonValue] = {}  # path → size, free bytes and free inodes
     free_bytes: list[int] = []  # of each path
@@ -219,7 +219,7 @@ def _free_space(results: Mapping[str, PathResult], filesystems: JsonValue) -> It
         yield absent("free_inodes", "the filesystem has no fixed number of inodes")
 
 
-def _probe_results(results: Mapping[str, PathResult]) -> Iterator[Answer]:
+def _probe_results(results: Mapping[str, PathResult]) -> Answers:
     """Yield the visibility delay (ms), and for each probe the number of paths on which it failed."""
     delays_ms = {
         path: {participant: round(seconds * 1e3, 2) for participant, seconds in result.delays.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Value, absent, fact, metric, value
+from seatrial.checks.declare import Answers, Value, absent, fact, metric, value
 from seatrial.checks.host.filesystem_shared import AbsolutePath
 from seatrial.model import ByteSize, Phase, Scope, format_bytes
 
@@ -45,7 +45,7 @@ class SpeedOptions(Options):
     files: int = Field(default=200, ge=1)
 
 
-def measure(context: Context, options: SpeedOptions) -> Iterator[Answer]:
+def measure(context: Context, options: SpeedOptions) -> Answers:
     """Yield GB/s and files/s of each path, for one node alone and for all nodes concurrently; only rank 0 yields."""
     from seatrial.bench import one_rank_per_node, storage
 
@@ -76,9 +76,7 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Answer]:
         yield value("paths_failed", len(failures), evidence={"failed": failures})
 
 
-def _measure(
-    folder: SharedFolder, options: SpeedOptions, label: str, progress: Callable[[str], None]
-) -> Iterator[Answer]:
+def _measure(folder: SharedFolder, options: SpeedOptions, label: str, progress: Callable[[str], None]) -> Answers:
     """Yield all rates of one folder: from the first node alone, then from all nodes concurrently."""
     from seatrial.bench import storage
 

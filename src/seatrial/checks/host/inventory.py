@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, Cause, absent, metric, unreadable, value, warning
 from seatrial.model import Phase, Scope
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 NO_LIMIT = 2**63 - 1  # reported for "unlimited": the largest signed 64-bit integer
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield the facts and the metrics of the node."""
     from seatrial.discover import host
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, value, warning
+from seatrial.checks.declare import Answers, Cause, value, warning
 from seatrial.model import Phase, Scope, SeatrialError
 
 WINDOW_S = 1.0
 MAX_PROCESSES = 5  # entries of the fact busiest_processes
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield the busy share of all CPUs during WINDOW_S, and the processes with the highest CPU time.
 
     Raises SeatrialError if /proc/stat cannot be read, or if its times do not increase.

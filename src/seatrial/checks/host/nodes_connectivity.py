@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, absent, fact, metric, rule, value, warning
+from seatrial.checks.declare import Answers, Cause, absent, fact, metric, rule, value, warning
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver
@@ -34,7 +34,7 @@ PER_NODE_VARIABLES = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")  # not compared: differe
 NOT_COMPARED = ("rendezvous", "interface")  # components of the fact network that differ between nodes by design
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield from rank 0 unresolved names, unreachable pairs, clock skews in s, and differences between nodes."""
     from seatrial.bench import connectivity, group, one_rank_per_node
 
@@ -108,7 +108,7 @@ def _os_name(root: Path) -> str:
     return printable(match[1])
 
 
-def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Answer]:
+def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
     """Yield the number of names of nodes that at least one node cannot resolve, and the reasons by name."""
     from seatrial.bench.one_rank_per_node import group_by_text
 
@@ -121,7 +121,7 @@ def _unresolved_names(nodes: Sequence[str], result: ConnectivityResult) -> Itera
     yield value("names_unresolved", len(problems), evidence={"unresolved": unresolved})
 
 
-def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Answer]:
+def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
     """Yield the number of pairs without a connection, and the round-trip times (us) of each node."""
     unreachable: dict[str, str] = {}  # pair → error
     round_trips: dict[str, dict[str, float]] = {}  # source → target → us
@@ -137,7 +137,7 @@ def _connections(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[A
         yield value("rtt", list(by_target.values()), source)
 
 
-def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[Answer]:
+def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Answers:
     """Yield the smallest possible skew between each clock and that of the first node, in seconds.
 
     This is the measured offset minus its uncertainty, at least 0.
@@ -156,7 +156,7 @@ def _clock_skews(nodes: Sequence[str], result: ConnectivityResult) -> Iterator[A
             yield absent("clock_skew", f"no connection to {first_node}, which is a fault of its own", node)
 
 
-def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Answer]:
+def compare_versions(by_node: Mapping[str, Versions]) -> Answers:
     """Yield the components whose versions differ, and the nodes without the version of the majority.
 
     A majority is more than half of all nodes.
@@ -179,7 +179,7 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Answer]:
     yield value("nodes_differing", len(minority), evidence={"nodes_differing": minority})
 
 
-def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Answer]:
+def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Answers:
     """Yield the components whose values differ between nodes; a missing MTU or speed is not a difference.
 
     Also yields the nodes without the value of the majority (more than half of the nodes that have a value), and the

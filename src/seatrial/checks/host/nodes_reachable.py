@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, metric, value
+from seatrial.checks.declare import Answers, Cause, metric, value
 from seatrial.model import Phase, Scope
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield from rank 0 the number of nodes in the process group, and the number of missing nodes."""
     from seatrial.bench import rank
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
 
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, unreadable, value, warning
+from seatrial.checks.declare import Answer, Answers, Cause, absent, unreadable, value, warning
 from seatrial.discover import environment_variables
 from seatrial.discover.file_readers import id_list, parse_id_list
 from seatrial.model import Phase, Scope, SeatrialError
@@ -20,7 +19,7 @@ _SLOWING = {name: each for name, each in environment_variables.variables().items
 _SPEEDS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "filesystem.speed", "train.*")
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield facts and metrics of this process."""
     from seatrial.discover import cpu_memory
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, unreadable, value, warning
+from seatrial.checks.declare import Answers, Cause, absent, unreadable, value, warning
 from seatrial.model import Phase, Scope
 
 # Setting → its metric, and how the metric's value follows from the setting's
@@ -25,7 +25,7 @@ METRIC_BY_SETTING: Mapping[str, tuple[str, Callable[[Any], float]]] = {
 }
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield the metric of each setting, or why it has none; a few settings are facts only."""
     from seatrial.discover import fabric, settings
 

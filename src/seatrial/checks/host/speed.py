@@ -6,14 +6,13 @@ import errno
 import math
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, metric, value
+from seatrial.checks.declare import Answers, absent, metric, value
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.model import ByteSize, Phase, Scope
 from seatrial.util.text import error_text
@@ -36,7 +35,7 @@ class SpeedOptions(Options):
     disk_size: Annotated[ByteSize, Field(ge=2**22)] = 2**30
 
 
-def measure(context: Context, options: SpeedOptions) -> Iterator[Answer]:
+def measure(context: Context, options: SpeedOptions) -> Answers:
     """Yield the rates of the node. The disk is measured in the run directory, if this directory is on a local disk."""
     from seatrial.bench import host_speed
     from seatrial.discover import cpu_memory
@@ -71,7 +70,7 @@ def _cpus_by_numa_node(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
     return cpus_by_node if sum(map(len, cpus_by_node.values())) == len(cpus) else {"all": cpus}
 
 
-def _disk_speed(context: Context, options: SpeedOptions) -> Iterator[Answer]:
+def _disk_speed(context: Context, options: SpeedOptions) -> Answers:
     """Yield GB/s of the local disk, or the reason why it was not measured."""
     from seatrial.bench import host_speed
     from seatrial.discover import filesystem

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, absent, value, warning
+from seatrial.checks.declare import Answers, absent, value, warning
 from seatrial.hardware.minimum_versions import MinimumVersions, UnknownVersionError, minimum_versions
 from seatrial.model import Phase, Scope
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from seatrial.discover.versions import ComponentVersions, InstalledVersion
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield the versions of the components, and for each component whether a version is older than its minimum."""
     from seatrial.discover import settings, versions
 

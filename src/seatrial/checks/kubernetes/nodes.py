@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, Cause, absent, fact, metric, value, warning
+from seatrial.checks.declare import Answers, Cause, absent, fact, metric, value, warning
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,
     kubectl,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NO_LABEL = "no label"
 
 
-def measure(context: Context, options: KubernetesOptions) -> Iterator[Answer]:
+def measure(context: Context, options: KubernetesOptions) -> Answers:
     """Yield the node counts, and the state of each node.
 
     Raises NotApplicable with another launcher, KubectlError if nodes cannot be listed, and SeatrialError if
@@ -82,7 +82,7 @@ def _barriers(node: KubernetesNode, tolerations: Sequence[Toleration]) -> list[s
     return cordoned + [f"taint {taint}" for taint in node.untolerated_taints(tolerations)]
 
 
-def _state_metrics(nodes: Sequence[KubernetesNode], tolerations: Sequence[Toleration]) -> Iterator[Answer]:
+def _state_metrics(nodes: Sequence[KubernetesNode], tolerations: Sequence[Toleration]) -> Answers:
     """Yield for each node whether it is ready and schedulable, and its problem conditions."""
     unknown = {node.name: [*map(str, node.unknown_conditions)] for node in nodes if node.unknown_conditions}
     yield fact("unknown_conditions", unknown)
@@ -94,7 +94,7 @@ def _state_metrics(nodes: Sequence[KubernetesNode], tolerations: Sequence[Tolera
         yield value("problem_conditions", len(problems), node.name, evidence=problems or None)
 
 
-def _gpu_metrics(nodes: Sequence[KubernetesNode], expected: int | None) -> Iterator[Answer]:
+def _gpu_metrics(nodes: Sequence[KubernetesNode], expected: int | None) -> Answers:
     """Yield for each node its unhealthy and missing GPUs, and whether GPUs are shared."""
     if not expected:
         yield absent("gpus_below_expected", "cluster.gpus_per_node is 0 or not set")
@@ -108,7 +108,7 @@ def _gpu_metrics(nodes: Sequence[KubernetesNode], expected: int | None) -> Itera
             yield value("gpus_below_expected", max(0, expected - capacity), node.name, evidence=evidence)
 
 
-def _device_metrics(nodes: Sequence[KubernetesNode], devices: Mapping[str, int]) -> Iterator[Answer]:
+def _device_metrics(nodes: Sequence[KubernetesNode], devices: Mapping[str, int]) -> Answers:
     """Yield the number of device resources that are missing on each node, other than GPUs.
 
     A resource is missing if a pod of the trial requests more devices than the node has. It is also missing if more than
@@ -122,7 +122,7 @@ def _device_metrics(nodes: Sequence[KubernetesNode], devices: Mapping[str, int])
         yield value("resources_missing", len(missing), node.name, evidence=missing or None)
 
 
-def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Answer]:
+def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Answers:
     """Yield for each node the topology labels that it lacks, and the NVLink cliques."""
     from seatrial.discover.kubernetes import CLIQUE_LABEL
 
@@ -135,7 +135,7 @@ def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Answer]:
         yield value("topology_labels_missing", len(missing or ()), node.name, evidence=missing)
 
 
-def _version_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Answer]:
+def _version_metrics(nodes: Sequence[KubernetesNode]) -> Answers:
     """Yield for each node whether kubelet, driver or GPU model differ from those of most nodes."""
     value_by_node = {
         "kubelet_version": {node.name: node.status.node_info.kubelet_version for node in nodes},
@@ -153,7 +153,7 @@ def _version_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Answer]:
             yield value(f"{name}_differs", majority is not None, node, evidence=evidence)
 
 
-def _operator_metrics(nodes: Sequence[KubernetesNode], settings: Kubernetes) -> Iterator[Answer]:
+def _operator_metrics(nodes: Sequence[KubernetesNode], settings: Kubernetes) -> Answers:
     """Yield for each node the number of operator pods that are not ready, and of DaemonSets without a pod there."""
     from seatrial.discover.kubernetes import kubernetes_data
 

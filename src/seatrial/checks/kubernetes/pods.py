@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, absent, fact, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, Cause, absent, fact, metric, unreadable, value, warning
 from seatrial.checks.kubernetes._cluster import requested_devices
 from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods
 from seatrial.config.kubernetes import GPU_RESOURCE
@@ -28,7 +28,7 @@ _MAX_WARNINGS = 8  # shown as evidence
 _SHORT_PULL_S = 30.0  # shorter pulls count as this long: their durations vary with the load of the registry
 
 
-def measure(context: Context, options: ProbeOptions) -> Iterator[Answer]:
+def measure(context: Context, options: ProbeOptions) -> Answers:
     """Yield the metrics of each probe pod, by node.
 
     Raises NotApplicable with another launcher, KubectlError if the pods cannot be created.
@@ -46,9 +46,7 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Answer]:
         raise
 
 
-def _probe_metrics(
-    context: Context, options: ProbeOptions, devices: Mapping[str, int], place: Place
-) -> Iterator[Answer]:
+def _probe_metrics(context: Context, options: ProbeOptions, devices: Mapping[str, int], place: Place) -> Answers:
     """Create the probe pods, yield their metrics and delete them.
 
     Raises SeatrialError if the probe of a started pod gave no result.
@@ -75,7 +73,7 @@ def _probe_metrics(
         raise SeatrialError(f"no result of {len(node_by_pod)} probe pods: {pods_text}. {reason}")
 
 
-def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iterator[Answer]:
+def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Answers:
     """Yield which pods have started, the seconds from scheduling to start of a pod, and the seconds of image pulls."""
     started_count = sum(pod.started for pod in pods)
     node_by_pod = {pod.metadata.name: pod.spec.node_name for pod in pods}
@@ -112,7 +110,7 @@ def _failures_fact(failures: Sequence[JobFailure]) -> Fact:
     return fact(JOB_FAILURES, [failure.model_dump(mode="json") for failure in failures])
 
 
-def _pull_metrics(pull_s_by_node: Mapping[str, float]) -> Iterator[Answer]:
+def _pull_metrics(pull_s_by_node: Mapping[str, float]) -> Answers:
     """Yield the seconds of the image pull by node, and their ratio to the median of the other nodes."""
     if len(pull_s_by_node) < 2:
         yield absent("image_pull_ratio", f"{'one' if pull_s_by_node else 'no'} node pulled the image")
@@ -125,7 +123,7 @@ def _pull_metrics(pull_s_by_node: Mapping[str, float]) -> Iterator[Answer]:
             yield value("image_pull_ratio", ratio, node, evidence=evidence)
 
 
-def _image_metrics(pods: Sequence[Pod], container: str) -> Iterator[Answer]:
+def _image_metrics(pods: Sequence[Pod], container: str) -> Answers:
     """Yield the number of different images, by digest, that the pods run."""
     digests = ((pod.image_digest(container), pod.spec.node_name) for pod in pods if pod.started)
     nodes_by_digest = grouped((digest, node) for digest, node in digests if digest)
@@ -147,7 +145,7 @@ def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
         return (), str(error)
 
 
-def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Iterator[Answer]:
+def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Answers:
     """Yield for each pod the number of GPUs that it lacks of ``expected``."""
     if not expected:
         yield absent("gpus_missing", "cluster.gpus_per_node is 0 or not set")
@@ -157,7 +155,7 @@ def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Iterat
         yield value("gpus_missing", missing, pod.spec.node_name, evidence=container.gpu_error)
 
 
-def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> Iterator[Answer]:
+def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> Answers:
     """Yield /dev/shm, the limit of locked memory and the missing RDMA devices of each pod."""
     device_counts = [len(container.rdma_devices) for _, container in results]
     has_rdma = devices_requested or any(device_counts)
@@ -173,7 +171,7 @@ def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> I
             yield value("rdma_devices_missing", max(0, expected - len(devices)), node, evidence=devices)
 
 
-def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Answer]:
+def _name_metrics(results: Sequence[ProbeResult], count: int) -> Answers:
     """Yield for each pod the number of names of other pods that it does not resolve.
 
     Only the names of started pods count: a pod that has not started has no DNS record. ``count``: pods of the Job.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Context, Options
-from seatrial.checks.declare import Answer
+from seatrial.checks.declare import Answers
 from seatrial.config.schema import JobPlacement
 from seatrial.config.slurm_options import option_lines, placement_options
 from seatrial.discover import slurm
@@ -33,7 +33,7 @@ NO_CLUSTER = "this machine belongs to no Slurm cluster: no slurm.conf, no slurmd
 _TIME_LIMIT_MIN = 5  # --time of probe jobs; most take seconds
 
 _Options = TypeVar("_Options", bound=Options)
-_Measure = Callable[[Context, _Options], Iterator[Answer]]
+_Measure = Callable[[Context, _Options], Answers]
 
 
 class SubmitOptions(JobPlacement, Options):
@@ -182,7 +182,7 @@ def needs_slurm(measure: _Measure[_Options]) -> _Measure[_Options]:
     """
 
     @wraps(measure)
-    def measure_with_slurm(context: Context, options: _Options) -> Iterator[Answer]:
+    def measure_with_slurm(context: Context, options: _Options) -> Answers:
         if not slurm.installed():
             raise NotApplicable(NO_CLIENT)
         try:

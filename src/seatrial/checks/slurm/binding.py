@@ -8,14 +8,14 @@ access to the other GPUs of the node. Each task reports its CPUs, GPUs and memor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, Cause, absent, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, needs_slurm, open_probe_jobs, task_evidence
 from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
@@ -40,7 +40,7 @@ class BindingOptions(SubmitOptions):
 
 
 @needs_slurm
-def measure(context: Context, options: BindingOptions) -> Iterator[Answer]:
+def measure(context: Context, options: BindingOptions) -> Answers:
     """Yield the CPU, memory and GPU metrics of each task of a probe job.
 
     Raises NotApplicable without Slurm client or configuration, SeatrialError with Slurm's reason if the probe job does
@@ -98,7 +98,7 @@ def _size_options(
     return tuple(size)
 
 
-def _not_applicable(settings: Settings, gpus_per_node: int, no_gpus_reason: str) -> Iterator[Answer]:
+def _not_applicable(settings: Settings, gpus_per_node: int, no_gpus_reason: str) -> Answers:
     """Yield the metrics that do not apply with these settings and GPUs."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
     if not settings.constrains_cpus:
@@ -128,7 +128,7 @@ def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[st
 
 def _cpu_metrics(
     tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources], cpus_per_task: int, settings: Settings
-) -> Iterator[Answer]:
+) -> Answers:
     """Yield the missing CPUs of each task, and per node the CPUs that are shared or not allocated, if Slurm binds."""
     for task in tasks:
         yield value("cpus_missing", max(0, cpus_per_task - len(task.cpus)), task.name, evidence=list(task.cpus))
@@ -146,7 +146,7 @@ def _cpu_metrics(
             yield value("cpus_shared", len(shared), node, evidence=shared)
 
 
-def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> Iterator[Answer]:
+def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> Answers:
     """Yield memory_confined per task."""
     for task in tasks:
         if task.memory_limits:
@@ -157,7 +157,7 @@ def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, AllocatedRe
             yield unreadable("memory_confined", "the task sees no memory cgroup", task.name)
 
 
-def _gpu_metrics(tasks: Sequence[Task], devices_confined: bool) -> Iterator[Answer]:
+def _gpu_metrics(tasks: Sequence[Task], devices_confined: bool) -> Answers:
     """Yield the GPUs of each task, the GPUs that tasks of a node share, and the NUMA distance of CPUs and GPU."""
     gpus_by_task = {task.name: task.gpus(devices_confined) or () for task in tasks}
     for task in tasks:

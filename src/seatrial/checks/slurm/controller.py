@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
 
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, absent, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, absent, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
@@ -17,7 +16,7 @@ _INCOMPLETE_PROCTRACK = {"proctrack/linuxproc", "proctrack/pgid"}
 
 
 @needs_slurm
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield the states of the controllers and the settings with rules.
 
     Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.
@@ -36,7 +35,7 @@ def measure(context: Context, _options: Options) -> Iterator[Answer]:
     yield from _settings_metrics(settings, context.expected_gpus or 0)
 
 
-def _settings_metrics(settings: Settings, expected_gpus: int) -> Iterator[Answer]:
+def _settings_metrics(settings: Settings, expected_gpus: int) -> Answers:
     """Yield a metric for each setting that has a rule and could be read."""
     if settings.same_configuration is None:
         reason = "scontrol shows no hash of slurm.conf, so that the file of this machine was not compared"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, absent, fact, metric, value
+from seatrial.checks.declare import Answers, absent, fact, metric, value
 from seatrial.checks.slurm._probe_jobs import NO_CLIENT, NO_CLUSTER
 from seatrial.discover import gpu as discover
 from seatrial.discover import slurm
@@ -14,7 +14,7 @@ from seatrial.discover.slurm_facts import SlurmNode
 from seatrial.model import NotApplicable, Phase, Scope, SeatrialError
 
 
-def measure(context: Context, _options: Options) -> Iterator[Answer]:
+def measure(context: Context, _options: Options) -> Answers:
     """Yield the differences between the GPU counts of Slurm and NVML.
 
     Raises NotApplicable on a machine that is not a Slurm node, and SeatrialError in MIG mode or if the job has only a

@@ -6,13 +6,12 @@ GPUs and CPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, absent, metric, unreadable, value
+from seatrial.checks.declare import Answers, absent, metric, unreadable, value
 from seatrial.checks.slurm._probe_jobs import (
     ProbeJobs,
     SubmitOptions,
@@ -40,7 +39,7 @@ class IsolationOptions(SubmitOptions):
 
 
 @needs_slurm
-def measure(context: Context, options: IsolationOptions) -> Iterator[Answer]:
+def measure(context: Context, options: IsolationOptions) -> Answers:
     """Yield the number of GPUs and CPUs that two jobs on one node share.
 
     Raises SeatrialError if the two jobs do not run at the same time.
@@ -115,7 +114,7 @@ def _single_task(output: str, job: JobRecord) -> Task:
     return tasks[0]
 
 
-def _compare(first: Task, second: Task, settings: Settings, gpus: int, unconfined: str) -> Iterator[Answer]:
+def _compare(first: Task, second: Task, settings: Settings, gpus: int, unconfined: str) -> Answers:
     """Yield the number of CPUs and GPUs that the tasks of the two jobs both have.
 
     ``gpus``: of the node. ``unconfined``: why several jobs may run on the same CPUs, or "".

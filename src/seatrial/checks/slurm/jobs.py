@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, absent, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, absent, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import POLL_S, ProbeJobs, SubmitOptions, needs_slurm, open_probe_jobs
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
@@ -48,7 +47,7 @@ class JobsOptions(SubmitOptions):
 
 
 @needs_slurm
-def measure(context: Context, options: JobsOptions) -> Iterator[Answer]:
+def measure(context: Context, options: JobsOptions) -> Answers:
     """Yield exit codes, environment, directory, signal delivery and limits of the probe jobs.
 
     Raises NotApplicable without Slurm client or configuration, SeatrialError with Slurm's reason if a probe job does
@@ -63,7 +62,7 @@ def measure(context: Context, options: JobsOptions) -> Iterator[Answer]:
         yield from _time_limit_metric(jobs, settings, options.time_limit)
 
 
-def _sbatch_metrics(jobs: ProbeJobs) -> Iterator[Answer]:
+def _sbatch_metrics(jobs: ProbeJobs) -> Answers:
     """Yield exit code, environment and directory of a batch job."""
     directory = shlex.quote(os.getcwd())
     # exit code: _EXIT_CODE, plus 1 without the environment, plus 2 in another directory
@@ -83,7 +82,7 @@ def _sbatch_metrics(jobs: ProbeJobs) -> Iterator[Answer]:
         yield unreadable(("sbatch_environment", "sbatch_directory"), f"the batch script ended with exit code {code}")
 
 
-def _signal_metric(jobs: ProbeJobs) -> Iterator[Answer]:
+def _signal_metric(jobs: ProbeJobs) -> Answers:
     """Yield whether SIGUSR1 from scancel reaches a batch script."""
     job_id = jobs.submit(f"trap 'exit {_SIGNAL_EXIT_CODE}' USR1; sleep 60 & wait")
     job = jobs.wait_until(job_id, lambda job: not job.pending, 0)
@@ -97,7 +96,7 @@ def _signal_metric(jobs: ProbeJobs) -> Iterator[Answer]:
     yield value("signal_delivered", delivered, evidence=job.model_dump(mode="json"))
 
 
-def _srun_metrics(jobs: ProbeJobs) -> Iterator[Answer]:
+def _srun_metrics(jobs: ProbeJobs) -> Answers:
     """Yield exit code, environment, directory and duration (s) of a job with srun."""
     script = (
         f'echo "probe=$SEATRIAL_PROBE"; echo "directory=$(pwd -P)"; echo "node=$SLURMD_NODENAME"; exit {_EXIT_CODE}'
@@ -116,7 +115,7 @@ def _srun_metrics(jobs: ProbeJobs) -> Iterator[Answer]:
     yield value("srun_directory", at_directory, evidence={"output": output, "expected": os.getcwd()})
 
 
-def _memory_metrics(jobs: ProbeJobs, settings: Settings) -> Iterator[Answer]:
+def _memory_metrics(jobs: ProbeJobs, settings: Settings) -> Answers:
     """Yield whether memory is limited and, if so, whether a job that exceeds its limit is killed."""
     mechanism, reason = _memory_limit_mechanism(settings)
     yield value("memory_limited", mechanism is not None, evidence=reason)
@@ -149,7 +148,7 @@ def _memory_limit_mechanism(settings: Settings) -> tuple[str | None, str]:
     return None, "neither task/cgroup with ConstrainRAMSpace nor OverMemoryKill is configured"
 
 
-def _time_limit_metric(jobs: ProbeJobs, settings: Settings, enabled: bool) -> Iterator[Answer]:
+def _time_limit_metric(jobs: ProbeJobs, settings: Settings, enabled: bool) -> Answers:
     """Yield whether a job that exceeds its time limit is ended, if this test is ``enabled``."""
     if not enabled:
         yield absent("time_limit_enforced", "the option time_limit is not set")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, fact, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, fact, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.config.schema import JobPlacement
 from seatrial.discover.slurm_nodes import candidate_nodes
@@ -25,7 +23,7 @@ class NodesOptions(Options):
 
 
 @needs_slurm
-def measure(context: Context, options: NodesOptions) -> Iterator[Answer]:
+def measure(context: Context, options: NodesOptions) -> Answers:
     """Yield the node counts, and the state of each node.
 
     Raises NotApplicable without Slurm client or configuration, SlurmUnavailable if the controller does not answer.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, metric, value, warning
+from seatrial.checks.declare import Answers, metric, value, warning
 from seatrial.checks.slurm._probe_jobs import needs_slurm
 from seatrial.discover import slurm
 from seatrial.model import Phase, Scope
@@ -20,7 +18,7 @@ class PartitionsOptions(Options):
 
 
 @needs_slurm
-def measure(_context: Context, options: PartitionsOptions) -> Iterator[Answer]:
+def measure(_context: Context, options: PartitionsOptions) -> Answers:
     """Yield the partition counts, and the number of nodes that are in no partition in state UP.
 
     ``partitions_up`` counts the partitions of the trial; without any, all partitions.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from seatrial.checks.declare import Answer, Evidence, absent, metric, rule, value
+from seatrial.checks.declare import Answers, Evidence, absent, metric, rule, value
 from seatrial.checks.training._workload import TrainingResult
 from seatrial.train.rank_times import MIN_STEPS, RankTimes, slowdowns
 
@@ -42,9 +42,7 @@ DECLARED = (
 )
 
 
-def slowdown_and_data_wait(
-    results: Mapping[str, Sequence[TrainingResult]], subjects: Sequence[str]
-) -> Iterator[Answer]:
+def slowdown_and_data_wait(results: Mapping[str, Sequence[TrainingResult]], subjects: Sequence[str]) -> Answers:
     """The slowdowns in the first stage whose ranks can be compared, and the data waits in the last stage.
 
     ``results``: stage → its trainings, which ran concurrently and are peers. ``subjects[rank]``: the rank's subject.
@@ -65,7 +63,7 @@ def times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[str
     return times
 
 
-def slowdown(times: Mapping[str, RankTimes]) -> Iterator[Answer]:
+def slowdown(times: Mapping[str, RankTimes]) -> Answers:
     """The slowdown of each rank. ``times``: subject → the times of its rank in one training."""
     compared = slowdowns(list(times.values()))
     if not compared:
@@ -81,7 +79,7 @@ def slowdown(times: Mapping[str, RankTimes]) -> Iterator[Answer]:
             yield absent(SLOWDOWN, "no other rank with compute times has the same device model", subject)
 
 
-def data_wait(times: Mapping[str, RankTimes], evidence: Evidence = None) -> Iterator[Answer]:
+def data_wait(times: Mapping[str, RankTimes], evidence: Evidence = None) -> Answers:
     """The share of the step time that each rank waits for data. ``times``: subject → the times of its rank."""
     for subject in times or (None,):
         share = times[subject].data_wait_share if subject else None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 
 from seatrial.checks.check import Context, ratios
-from seatrial.checks.declare import Answer, Value, fact, metric, rule, unreadable, value
+from seatrial.checks.declare import Answer, Answers, Value, fact, metric, rule, unreadable, value
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, FAILED_RANK, Artifact, Fact, SeatrialError, Series
@@ -216,7 +216,7 @@ def _median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, lis
 
 def training_observations(
     context: Context, result: TrainingResult, name: str = "", subject: str = CLUSTER, metrics_only: bool = False
-) -> Iterator[Answer]:
+) -> Answers:
     """Metrics, curves, the fact ``run`` and files of one training run.
 
     ``metrics_only``: yield only the metrics, and the logs if the training failed.
@@ -239,7 +239,7 @@ def training_observations(
     yield from _files(context, result)
 
 
-def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Answer]:
+def combined_observations(results: Mapping[str, TrainingResult]) -> Answers:
     """The metrics of ``DECLARED`` over all trainings of a check, with evidence that names the training.
 
     ``exit_code`` is that of the first failed training, ``loss_drop`` the lowest. ``steps_missing`` and
@@ -265,7 +265,7 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Ans
         yield unreadable("loss_drop", "no training has two finite losses")
 
 
-def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Answer]:
+def memory_excess(results: Sequence[TrainingResult]) -> Answers:
     """Metric memory_excess: parameters and Adam state on the fullest GPU, in percent above the calculated size.
 
     Its value is the largest of ``results``. The evidence has both sizes in GiB by number of ranks.

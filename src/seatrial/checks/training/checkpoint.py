@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Needs, Options
-from seatrial.checks.declare import Answer, absent, fact, metric, value
+from seatrial.checks.declare import Answers, absent, fact, metric, value
 from seatrial.checks.host.filesystem_shared import read_volume
 from seatrial.checks.training import _checkpoint_runs as _runs
 from seatrial.checks.training import _results, _workload
@@ -54,7 +53,7 @@ class CheckpointOptions(Options):
     )
 
 
-def measure(context: Context, options: CheckpointOptions) -> Iterator[Answer]:
+def measure(context: Context, options: CheckpointOptions) -> Answers:
     """Yield the comparisons of the runs and the rates (GB/s) on rank 0; at the end the checkpoints are removed.
 
     Raises UsageError if a config does not meet the conditions of ``checkpoint_plan``.
@@ -85,7 +84,7 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Answer]:
             yield context.artifact(path, f"metrics of the run {path.parent.name}")
 
 
-def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator[Answer]:
+def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Answers:
     """Start the child processes of all ranks three times; rank 0 yields the answers. All ranks must call this.
 
     1. An uninterrupted run, and the same run until it is killed.
@@ -127,7 +126,7 @@ def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
         yield from save_and_load_rates(plan)
 
 
-def killed_run_state(plan: CheckpointPlan) -> Iterator[Answer]:
+def killed_run_state(plan: CheckpointPlan) -> Answers:
     """Checkpoints of the killed run before it is resumed, and their differences from the uninterrupted run."""
     from seatrial.train import checkpoint
 
@@ -138,7 +137,7 @@ def killed_run_state(plan: CheckpointPlan) -> Iterator[Answer]:
     yield from _file_differences("repeated", plan, plan.saved_step)
 
 
-def compare_runs(plan: CheckpointPlan) -> Iterator[Answer]:
+def compare_runs(plan: CheckpointPlan) -> Answers:
     """Differences of the resumed and resharded runs from the uninterrupted run."""
     from seatrial.train import compare
 
@@ -161,7 +160,7 @@ def compare_runs(plan: CheckpointPlan) -> Iterator[Answer]:
         yield value(f"reshard_difference.{name}", difference.value, evidence=evidence)
 
 
-def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> Iterator[Answer]:
+def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> Answers:
     """Number and names of the checkpoint files that differ at ``step`` between the killed and the uninterrupted run."""
     from seatrial.train import checkpoint
 
@@ -173,9 +172,7 @@ def _file_differences(metric_prefix: str, plan: CheckpointPlan, step: int) -> It
     yield value(f"{metric_prefix}_files_differing", len(names), evidence=f"different: {', '.join(names)}")
 
 
-def fault_detection(
-    plan: CheckpointPlan, flipped_file: str, bit_flip_message: str, nan_message: str
-) -> Iterator[Answer]:
+def fault_detection(plan: CheckpointPlan, flipped_file: str, bit_flip_message: str, nan_message: str) -> Answers:
     """Whether the first error message names the file with the flipped bit, the second only the rank with the NaN."""
     flip_detected = flipped_file in bit_flip_message and "SHA-256" in bit_flip_message
     yield value("bit_flip_detected", flip_detected, evidence=bit_flip_message or "no error: the checkpoint was loaded")
@@ -183,7 +180,7 @@ def fault_detection(
     yield value("nan_detected", nan_detected, evidence=nan_message or "no error: the training continued")
 
 
-def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Answer]:
+def save_and_load_rates(plan: CheckpointPlan) -> Answers:
     """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the timed runs' metrics.json."""
     reports = [json.loads((plan.run_folder(name) / "metrics.json").read_text()) for name in (TIMED, TIMED_RESUMED)]
     timings = [timing for report in reports for timing in report["checkpoints"]]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.training import _results
 from seatrial.model import Phase, Scope
 
@@ -29,7 +28,7 @@ class CnnOptions(Options):
     batch: int = Field(default=128, ge=2)
 
 
-def measure(context: Context, options: CnnOptions) -> Iterator[Answer]:
+def measure(context: Context, options: CnnOptions) -> Answers:
     """Train, evaluate, save and load the model, and write metrics.json next to it.
 
     Raises SeatrialError if the data is incomplete or the options give too few steps.

@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, absent, fact, metric, unreadable, value
+from seatrial.checks.declare import Answers, absent, fact, metric, unreadable, value
 from seatrial.checks.training import _results
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu
@@ -129,7 +129,7 @@ class RunResult:
     log_tail: str
 
 
-def measure(context: Context, options: CommandOptions) -> Iterator[Answer]:
+def measure(context: Context, options: CommandOptions) -> Answers:
     """Run the command and read its results.
 
     Raises NotApplicable without a command. Raises SeatrialError if the command cannot start, exceeds its time limit or
@@ -261,7 +261,7 @@ def _run_result(run: Run, child: processes.Child, seconds: float | None, limit_s
     return RunResult(None, limit_s, text, tail) if seconds is None else RunResult(child.poll(), seconds, text, tail)
 
 
-def exit_code_and_duration(run: Run, result: RunResult, limit_s: float) -> Iterator[Answer]:
+def exit_code_and_duration(run: Run, result: RunResult, limit_s: float) -> Answers:
     """The metrics of the process. Raises SeatrialError after the time limit or on a full disk."""
     from seatrial.train import disk
 
@@ -287,7 +287,7 @@ def _missing_artifacts(folder: Path, patterns: Sequence[str]) -> list[JsonValue]
     ]
 
 
-def _losses_and_speeds(run: Run, result: RunResult, options: CommandOptions) -> Iterator[Answer]:
+def _losses_and_speeds(run: Run, result: RunResult, options: CommandOptions) -> Answers:
     """Losses and speeds from the log and trainer_state.json."""
     entries = log_entries(result.log_text, options.log, run.log) if options.log else []
     if options.loss_source == "log":
@@ -352,7 +352,7 @@ def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | Non
     return TrainerState(global_step=last_step + starts_at_0, max_steps=max_steps or 0, steps=tuple(steps))
 
 
-def steps_and_losses(state: TrainerState, expected_steps: int | None, subject: str) -> Iterator[Answer]:
+def steps_and_losses(state: TrainerState, expected_steps: int | None, subject: str) -> Answers:
     """Steps and losses of a training. Without a summary there is no metric train_runtime."""
     losses = [(step.step, step.loss) for step in state.steps if step.finite]
     yield from _results.loss_curve(losses, subject)

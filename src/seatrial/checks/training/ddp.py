@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, Value, absent, fact, metric, unreadable, value, warning
+from seatrial.checks.declare import Answer, Answers, Cause, Value, absent, fact, metric, unreadable, value, warning
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.model import Fact, Phase, Scope
 from seatrial.util.quantiles import median_interval
@@ -67,7 +67,7 @@ class DdpOptions(Options):
     layers: int | None = Field(default=None, ge=1, description="number of layers")
 
 
-def measure(context: Context, options: DdpOptions) -> Iterator[Answer]:
+def measure(context: Context, options: DdpOptions) -> Answers:
     """Yield the metrics of the cluster and metrics.json on rank 0, and the step times of each rank on that rank."""
     from seatrial.util import files
 
@@ -83,7 +83,7 @@ def measure(context: Context, options: DdpOptions) -> Iterator[Answer]:
         yield context.artifact(path, "metrics of the distributed training")
 
 
-def _answers(context: Context, options: DdpOptions) -> Iterator[Answer]:
+def _answers(context: Context, options: DdpOptions) -> Answers:
     """Compare DDP with one process, measure the speed, and yield the answers of both. All ranks call this."""
     from seatrial.train import ddp, invariants, parallel, train_config
 
@@ -115,7 +115,7 @@ def _answers(context: Context, options: DdpOptions) -> Iterator[Answer]:
         yield value("nonfinite_losses", sum(not step.finite for step in steps) + speed.nonfinite_steps)
 
 
-def _process_answers(processes: Sequence[RankInfo]) -> Iterator[Answer]:
+def _process_answers(processes: Sequence[RankInfo]) -> Answers:
     """Facts on all processes, the number of ranks with a wrong environment, and of GPUs that several ranks use."""
     from seatrial.train import invariants
 
@@ -136,7 +136,7 @@ def _process_answers(processes: Sequence[RankInfo]) -> Iterator[Answer]:
         yield absent("shared_gpus", "the ranks use no GPU")
 
 
-def _parity_answers(comparison: DdpComparison) -> Iterator[Answer]:
+def _parity_answers(comparison: DdpComparison) -> Answers:
     """Sampler counts, losses and the difference from a single process."""
     from seatrial.train.markov import ENTROPY
 
@@ -179,7 +179,7 @@ def _step_times(context: Context, speed: Speed) -> Iterator[Value]:
     yield value("step_time_without_communication", independent_means, context.subject)
 
 
-def _speed_answers(speed: Speed, device: str) -> Iterator[Answer]:
+def _speed_answers(speed: Speed, device: str) -> Answers:
     """Yield tokens/s, the scaling efficiency, and a description of the timed training."""
     total, rank_count = speed.tokens_per_second(), len(speed.ddp_windows)
     yield value("tokens_per_second", total)
@@ -207,7 +207,7 @@ def _precision(speed: Speed) -> str:
     return "bf16 compute, fp32 weights" if speed.settings.bf16 else "fp32"
 
 
-def _scaling_answers(efficiencies: Sequence[float]) -> Iterator[Answer]:
+def _scaling_answers(efficiencies: Sequence[float]) -> Answers:
     """Scaling efficiency and its uncertainty. ``efficiencies``: percent, one for each pair of windows.
 
     The efficiency is not reported if the half-width of its 95 % interval exceeds MAX_NOISE, or if the lower end of this
@@ -243,7 +243,7 @@ def _method(comparison: DdpComparison, speed: Speed) -> str:
     )
 
 
-def _digest_answers(digests: Sequence[str], subjects: Sequence[str]) -> Iterator[Answer]:
+def _digest_answers(digests: Sequence[str], subjects: Sequence[str]) -> Answers:
     """Yield the number of ranks whose parameters differ from the majority, and their digests."""
     from seatrial.train.invariants import mismatched_ranks
 

@@ -6,12 +6,12 @@ stack that users run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, fact, metric, rule, value
+from seatrial.checks.declare import Answers, absent, fact, metric, rule, value
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -37,7 +37,7 @@ class FsdpOptions(WorkloadOptions):
     layers: int | None = Field(default=None, gt=0, description="layers of the model; default: all, or as many as fit")
 
 
-def measure(context: Context, options: FsdpOptions) -> Iterator[Answer]:
+def measure(context: Context, options: FsdpOptions) -> Answers:
     """Train with each stack on all ranks; yield sharding, memory, speed and the times of the ranks on rank 0."""
     from seatrial.bench import rank
     from seatrial.train import memory, train_config
@@ -69,7 +69,7 @@ def measure(context: Context, options: FsdpOptions) -> Iterator[Answer]:
         yield from _ranks.slowdown_and_data_wait({"native": results["native"]}, subjects)
 
 
-def _sharding_observations(results: Mapping[str, TrainingResult]) -> Iterator[Answer]:
+def _sharding_observations(results: Mapping[str, TrainingResult]) -> Answers:
     """Unsharded parameter tensors of both stacks, and memory of the native stack."""
     tensors = {stack: result.value("parameter_tensors") for stack, result in results.items() if result.metrics}
     sharded = {stack: results[stack].value("sharded_tensors") for stack in tensors}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, fact, metric, unreadable, value
+from seatrial.checks.declare import Answers, absent, fact, metric, unreadable, value
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -83,7 +83,7 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
     return TrainingTask(name, config, overrides, check_overrides, requested.parallel.strategy)
 
 
-def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
+def measure(context: Context, options: WorkloadOptions) -> Answers:
     """Train, evaluate and yield observations on rank 0. Raises SeatrialError if the training cannot start."""
     facts, task = _results.device_facts(context), training_task(context, options)
     (result,) = _workload.train(context, "function_calling", task.config_name, task.overrides, limit_s=options.limit_s)
@@ -142,7 +142,7 @@ def _report_progress(context: Context) -> None:
         context.progress(f"evaluation: {progress_lines[-1]}")
 
 
-def _training_outputs(config: TrainConfig, result: TrainingResult) -> Iterator[Answer]:
+def _training_outputs(config: TrainConfig, result: TrainingResult) -> Answers:
     """Exported model, final loss, trained parameters and TensorBoard logs of a successful training."""
     weights = [path for path in (result.out / "final").glob("*.safetensors") if path.stat().st_size]
     reloads = bool(weights) and result.export_loads
@@ -161,7 +161,7 @@ def _training_outputs(config: TrainConfig, result: TrainingResult) -> Iterator[A
         yield absent("tensorboard_logs", "the config requests no TensorBoard logs")
 
 
-def _evaluation_result(evaluation: ChildResult, seconds: float) -> Iterator[Answer]:
+def _evaluation_result(evaluation: ChildResult, seconds: float) -> Answers:
     yield value("evaluation_exit_code", evaluation.exit_code, evidence=evaluation.error)
     if evaluation.error:
         yield unreadable(("rows_unaccounted", "cases", "improved"), "the evaluation failed")
@@ -170,7 +170,7 @@ def _evaluation_result(evaluation: ChildResult, seconds: float) -> Iterator[Answ
         yield from evaluation_observations(evaluation.value)
 
 
-def evaluation_observations(record: Mapping[str, Any]) -> Iterator[Answer]:
+def evaluation_observations(record: Mapping[str, Any]) -> Answers:
     """Metrics and facts from ``record``, the content of evaluation.json. A score without cases gives no metric.
 
     Scores are over both splits of the held-out conversations.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, fact, forbidden, metric, rule
+from seatrial.checks.declare import Answers, absent, fact, forbidden, metric, rule
 from seatrial.checks.host.filesystem_shared import AbsolutePath, read_volume
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import Stage
@@ -31,7 +31,7 @@ class InputOptions(WorkloadOptions):
     path: AbsolutePath | None = Field(default=None, description="directory for the data; default: the run directory")
 
 
-def measure(context: Context, options: InputOptions) -> Iterator[Answer]:
+def measure(context: Context, options: InputOptions) -> Answers:
     """Train from data outside of the page cache; rank 0 yields the data waits of all ranks.
 
     Raises SeatrialError if the folder for the data cannot be used.
@@ -78,7 +78,7 @@ def reads_text(sequences: int, samples: int | None) -> str:
     return " once" if sequences <= samples else f" {sequences / samples:.1f} times on average"
 
 
-def data_wait(result: TrainingResult, subjects: Sequence[str], filesystem: str) -> Iterator[Answer]:
+def data_wait(result: TrainingResult, subjects: Sequence[str], filesystem: str) -> Answers:
     """The data wait of each rank, if the data came from the filesystem and not from memory."""
     cached = result.value("data_cached_share")
     if cached is None:

@@ -6,11 +6,11 @@ the cluster from problems of the framework.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from seatrial.checks.check import Check, Context, Implementations
-from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -27,7 +27,7 @@ MIN_SAMPLES = 1024  # generated within seconds; more do not change the speed
 BASELINE = "median speed of the same GPUs when each trains its own model, all at the same time"
 
 
-def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
+def measure(context: Context, options: WorkloadOptions) -> Answers:
     """Train with each stack on single GPUs and with DDP; yield speeds, efficiencies and exports on rank 0."""
     from seatrial.bench import rank
     from seatrial.train import train_config
@@ -53,7 +53,7 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
         yield from _adapter_counts(results, train_config.load(config, overrides))
 
 
-def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Answer]:
+def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Answers:
     """Efficiency of each stack relative to its single-GPU trainings, and the speed ratio of the stacks."""
     for stack in STACKS:
         yield from _results.efficiency(f"efficiency.{stack}", results[stack], results.get(f"{stack}_single_gpu", ()))
@@ -63,7 +63,7 @@ def _compare_stacks(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator
         yield value("native_vs_hf", native / hf)
 
 
-def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: TrainConfig) -> Iterator[Answer]:
+def _adapter_counts(results: Mapping[str, Sequence[TrainingResult]], config: TrainConfig) -> Answers:
     """Yield the number of trainings that trained more or fewer parameters than the adapters have, and export counts."""
     expected = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
     trainings: dict[str, TrainingResult] = {}

@@ -7,14 +7,14 @@ losses from Oumi's trainer_state.json. Oumi pins versions of torch and transform
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Options, SkipIf
-from seatrial.checks.declare import Answer, fact, metric, unreadable, value
+from seatrial.checks.declare import Answers, fact, metric, unreadable, value
 from seatrial.checks.training import command
 from seatrial.checks.training.command import Run
 from seatrial.model import NotApplicable, Phase, Scope, SeatrialError, UsageError
@@ -43,7 +43,7 @@ class OumiOptions(Options):
     train_limit_s: float = Field(default=1500, gt=0, description="time limit of Oumi, seconds")
 
 
-def measure(context: Context, options: OumiOptions) -> Iterator[Answer]:
+def measure(context: Context, options: OumiOptions) -> Answers:
     """Run Oumi and read its results.
 
     Raises NotApplicable without a command, and UsageError if the config is invalid or seatrial's environment lacks a
@@ -79,7 +79,7 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Answer]:
         yield from _results_of_training(config, folder, context)
 
 
-def _write_inputs(config: TrainConfig, folder: Path, context: Context) -> Iterator[Answer]:
+def _write_inputs(config: TrainConfig, folder: Path, context: Context) -> Answers:
     """Write Oumi's config and rows, and a model with random weights if no weights are configured."""
     from seatrial.train import hf, oumi
 
@@ -109,7 +109,7 @@ def _environment(config: TrainConfig, device: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": device, "DO_NOT_TRACK": "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}
 
 
-def _results_of_training(config: TrainConfig, folder: Path, context: Context) -> Iterator[Answer]:
+def _results_of_training(config: TrainConfig, folder: Path, context: Context) -> Answers:
     """Losses, checkpoints, and whether the trained model loads and generates text."""
     from seatrial.train import hf, oumi, trainer_state
 

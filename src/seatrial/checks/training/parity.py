@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, JsonValue
 
 from seatrial.checks.check import Check, Context, Needs, Options
-from seatrial.checks.declare import Answer, fact, metric, value
+from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.training import _results, _workload
 from seatrial.model import Phase, Scope
 
@@ -46,7 +46,7 @@ class ParityOptions(Options):
     )
 
 
-def measure(context: Context, options: ParityOptions) -> Iterator[Answer]:
+def measure(context: Context, options: ParityOptions) -> Answers:
     """Run all trainings; rank 0 yields how each differs from the training in one process, and the memory of a rank."""
     from seatrial.train import compare, train_config, variants
 
@@ -101,7 +101,7 @@ def _variant_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
     return dict(zip(VARIANTS, (by_size, {"wrap": "none"}, {"cpu_offload": True}), strict=True))
 
 
-def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Answer]:
+def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Answers:
     """Metrics, curves and facts from the steps of all runs of ``training_configs``."""
     from seatrial.train import compare
 
@@ -125,7 +125,7 @@ def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Answer]:
             yield value(f"repeated_steps_differing.{strategy}", len(differing), evidence=evidence)
 
 
-def memory_use(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Answer]:
+def memory_use(reports: Mapping[str, Mapping[str, Any]]) -> Answers:
     """Weights, gradients and Adam state on the fullest rank of each run, and its excess over a rank's share.
 
     ``reports``: run → its metrics.json. With FSDP2 the share of a rank is the state of a rank with DDP divided by the

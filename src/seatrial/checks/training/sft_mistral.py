@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, fact
+from seatrial.checks.declare import Answers, fact
 from seatrial.checks.training import _results
 from seatrial.checks.training._workload import WorkloadOptions
 from seatrial.model import Phase, Scope
@@ -13,7 +11,7 @@ from seatrial.model import Phase, Scope
 NAME = "sft-mistral-7b-1gpu"
 
 
-def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
+def measure(context: Context, options: WorkloadOptions) -> Answers:
     """Train on the GPU of rank 0; yield the metrics of the training on rank 0."""
     # the export would write 14.5 GB
     result = yield from _results.train_on_one_gpu(context, options, NAME, "export=false", after_training="no export")

@@ -5,10 +5,8 @@ The check then loads the exported model and generates a few tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, metric, value
+from seatrial.checks.declare import Answers, metric, value
 from seatrial.checks.training import _results
 from seatrial.checks.training._workload import WorkloadOptions
 from seatrial.model import Phase, Scope
@@ -17,7 +15,7 @@ NAME = "sft-smollm-135m"
 GENERATED_TOKENS = 8
 
 
-def measure(context: Context, options: WorkloadOptions) -> Iterator[Answer]:
+def measure(context: Context, options: WorkloadOptions) -> Answers:
     """Train on the GPU of rank 0; yield metrics, checkpoints and generated tokens on rank 0."""
     result = yield from _results.train_on_one_gpu(
         context, options, NAME, after_training="then final/ is loaded", generate_tokens=GENERATED_TOKENS

@@ -6,13 +6,13 @@ stage to stage is the cost of communication and of the slowest GPU. Each efficie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from pydantic import Field
 
 from seatrial.checks.check import Check, Context
-from seatrial.checks.declare import Answer, absent, fact, metric
+from seatrial.checks.declare import Answers, absent, fact, metric
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -42,7 +42,7 @@ class ThroughputOptions(WorkloadOptions):
     )
 
 
-def measure(context: Context, options: ThroughputOptions) -> Iterator[Answer]:
+def measure(context: Context, options: ThroughputOptions) -> Answers:
     """Train once per stage; yield the speeds, the efficiencies and the times of the ranks on rank 0."""
     from seatrial.bench import rank, subgroups
     from seatrial.train import train_config
@@ -100,7 +100,7 @@ def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, lis
     return groups
 
 
-def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Answer]:
+def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> Answers:
     """Efficiency of node and cluster relative to single GPUs, and of the cluster relative to single nodes."""
     for stage, baseline in ((NODE, GPU), (ALL, GPU), (ALL, NODE)):
         name, missing = f"efficiency.{stage}_vs_{baseline}", [each for each in (stage, baseline) if each not in results]
