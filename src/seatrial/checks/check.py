@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from seatrial.checks.declare import Answers, answers, fact, find, metric
 from seatrial.hardware.links import FactRole
@@ -115,6 +115,9 @@ def ratios(samples: Sequence[float], base: Sequence[float], scale: float = 1.0) 
 def facts(values: Mapping[str, Any]) -> Iterator[Fact]:
     """One fact for each entry of ``values``."""
     return itertools.starmap(fact, values.items())
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Options(Frozen):

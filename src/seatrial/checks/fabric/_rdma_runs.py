@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Context, Options
+from seatrial.checks.check import Context, Options, Seconds
 from seatrial.checks.fabric._compute_ports import NodePorts
 from seatrial.checks.fabric._rdma_results import RailPath
 from seatrial.discover.file_readers import parse_id_list, read_line
@@ -37,7 +37,7 @@ class RdmaOptions(Options):
     """
 
     rounds: int | None = Field(default=None, ge=1)
-    transfer_limit_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
+    transfer_limit_s: Seconds = 20.0
     gpu_memory: bool = True
 
 

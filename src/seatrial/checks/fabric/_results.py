@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, JsonValue
 
 from seatrial.checks import declare
-from seatrial.checks.check import Options
+from seatrial.checks.check import Options, Seconds
 from seatrial.checks.declare import Answers, Value, absent, fact, value
 from seatrial.model import CLUSTER, ByteSize, Fact, Outcome, Series, size_label
 from seatrial.util.quantiles import median_interval
@@ -44,7 +44,7 @@ class GroupOptions(Options):
     """
 
     size: ByteSize | None = Field(default=None, ge=4)
-    seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    seconds: Seconds = 1.0
 
 
 def back_to_back_values(

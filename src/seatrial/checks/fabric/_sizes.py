@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from seatrial.checks.check import Options
+from seatrial.checks.check import Options, Seconds
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import ByteSize, parse_bytes
 
@@ -81,7 +81,7 @@ class CollectiveOptions(Options):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     in_place: Literal["default", "both"] = "default"
     buffers: Literal["torch", "nccl", "registered"] = "torch"
-    seconds_per_size: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    seconds_per_size: Seconds = 2.0
     min_seconds_per_size: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import (
     Answers,
     Comparison,
@@ -70,7 +70,7 @@ class GpuPairOptions(Options):
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
-    seconds: float = Field(default=0.4, gt=0, allow_inf_nan=False)  # 8 windows: a confidence interval needs six
+    seconds: Seconds = 0.4  # 8 windows: a confidence interval needs six
     retry_slow_pairs: bool | None = None
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
@@ -63,7 +63,7 @@ class LocalizationOptions(Options):
     """
 
     size: ByteSize | None = Field(default=None, ge=4)
-    seconds: float = Field(default=0.3, gt=0, allow_inf_nan=False)
+    seconds: Seconds = 0.3
 
 
 def measure(context: Context, options: LocalizationOptions) -> Answers:

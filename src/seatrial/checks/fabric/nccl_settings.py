@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, Options, facts
+from seatrial.checks.check import Check, Context, Needs, Options, Seconds, facts
 from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, value, warning
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._wrong_data import wrong_data_metric
@@ -81,8 +81,8 @@ class NcclSettingsOptions(Options):
     """
 
     size: ByteSize = Field(default=SIZE, ge=4)
-    seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
-    limit_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    seconds: Seconds = 0.5
+    limit_s: Seconds = 120.0
 
 
 def measure(context: Context, options: NcclSettingsOptions) -> Answers:

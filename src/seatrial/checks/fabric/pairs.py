@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, Comparison, FindingTemplate, fact, metric, value, warning
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import transport_text
@@ -69,7 +69,7 @@ class PairOptions(Options):
     rounds: int | None = Field(default=None, ge=1)
     max_retries: int | None = Field(default=None, ge=0)
     size: ByteSize | None = Field(default=None, ge=4)
-    seconds: float = Field(default=0.2, gt=0, allow_inf_nan=False)
+    seconds: Seconds = 0.2
 
 
 def measure(context: Context, options: PairOptions) -> Answers:

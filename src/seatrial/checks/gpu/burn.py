@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, Seconds, facts
 from seatrial.checks.declare import Answers, Cause, NoValue, Value, absent, fact, metric, unreadable, value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.discover.gpu_counters import GPU_COUNTERS, GpuErrorCounters
@@ -43,7 +43,7 @@ class BurnOptions(Options):
     ``size``: rows and columns of the matrices.
     """
 
-    seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    seconds: Seconds = 10.0
     size: int | None = Field(default=None, ge=64, multiple_of=16)
 
 

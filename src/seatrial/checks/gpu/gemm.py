@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, Seconds, facts
 from seatrial.checks.declare import Answers, absent, fact, metric, value
 from seatrial.model import Phase, Scope
 
@@ -34,7 +34,7 @@ class GemmOptions(Options):
     """
 
     size: int | None = Field(default=None, ge=64, multiple_of=16)
-    seconds: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    seconds: Seconds = 2.0
     min_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 

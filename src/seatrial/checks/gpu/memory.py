@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Options, facts
+from seatrial.checks.check import Check, Context, Options, Seconds, facts
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.model import ByteSize, Phase, Scope, format_bytes, parse_bytes
 
@@ -27,7 +27,7 @@ class MemoryOptions(Options):
 
     share: float = Field(default=0.9, gt=0, le=0.95)
     size: ByteSize | None = Field(default=None, gt=0, multiple_of=8)
-    seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    seconds: Seconds = 1.0
 
 
 def measure(context: Context, options: MemoryOptions) -> Answers:

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import JsonValue, model_validator
 
-from seatrial.checks.check import HOURS_UNDER_LOAD, Check, Context, Options, facts
+from seatrial.checks.check import HOURS_UNDER_LOAD, Check, Context, Options, Seconds, facts
 from seatrial.checks.declare import Answers, absent, fact, metric, value, warning
 from seatrial.checks.gpu.burn import COOLING, DTYPES, no_value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
@@ -45,8 +45,8 @@ SPEEDS = {"products": "TFLOP/s", "copy": "GB/s", "all_reduce": "GB/s", "training
 class SoakOptions(Options):
     """``budget_s``: seconds of all rounds together, those of earlier sessions included. ``round_s``: of one round."""
 
-    budget_s: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    round_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    budget_s: Seconds = 1800.0
+    round_s: Seconds = 60.0
 
     @model_validator(mode="after")
     def _budget_has_enough_rounds(self) -> Self:

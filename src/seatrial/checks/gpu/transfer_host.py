@@ -9,9 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from seatrial.checks.check import Check, Context, Needs, Options, facts
+from seatrial.checks.check import Check, Context, Needs, Options, Seconds, facts
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.model import Phase, Scope, format_bytes
 
@@ -45,7 +43,7 @@ class TransferOptions(Options):
     An imprecise median extends it to at most twice. Copies of all GPUs are always timed for twice this duration.
     """
 
-    seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    seconds: Seconds = 0.5
 
 
 def measure(context: Context, options: TransferOptions) -> Answers:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
-from seatrial.checks.check import Check, Context, Needs, Options, SkipIf, facts
+from seatrial.checks.check import Check, Context, Needs, Options, Seconds, SkipIf, facts
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.hardware.links import BIDIRECTIONAL
 from seatrial.model import NotApplicable, Phase, Scope, format_bytes
@@ -25,7 +23,7 @@ class PeerOptions(Options):
     An imprecise median extends it to at most twice.
     """
 
-    seconds: float = Field(default=0.35, gt=0, allow_inf_nan=False)
+    seconds: Seconds = 0.35
 
 
 def measure(context: Context, options: PeerOptions) -> Answers:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
-from seatrial.checks.check import Context, Options
+from seatrial.checks.check import Context, Options, Seconds
 from seatrial.model import SeatrialError
 from seatrial.util.failures import killed
 
@@ -38,7 +38,7 @@ class WorkloadOptions(Options):
 
     config: str = Field(default="", description="another training config: name of a shipped config, or a .yaml file")
     overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train run --set")
-    limit_s: float = Field(default=LIMIT_S, gt=0, allow_inf_nan=False, description="time limit per training, seconds")
+    limit_s: Seconds = Field(default=LIMIT_S, description="time limit per training, seconds")
 
 
 @dataclass(frozen=True)

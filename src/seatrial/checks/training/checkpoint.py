@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.check import Check, Context, Needs, Options
+from seatrial.checks.check import Check, Context, Needs, Seconds
 from seatrial.checks.declare import Answers, absent, fact, metric, value
 from seatrial.checks.host.filesystem_shared import read_volume
 from seatrial.checks.training import _checkpoint_runs as _runs
@@ -41,16 +41,13 @@ RATE_DEFINITION = (
 )
 
 
-class CheckpointOptions(Options):
-    """Options of train.checkpoint. The last value of a key in ``overrides`` wins."""
+class CheckpointOptions(_workload.WorkloadOptions):
+    """Options of train.checkpoint."""
 
     config: str = Field(default="checkpoint", description="another config: name of a shipped config, or a .yaml file")
-    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train run --set")
     rate_config: str = Field(default="checkpoint-rate", description="another config whose saves and loads are timed")
     rate_overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE for rate_config")
-    limit_s: float = Field(
-        default=600.0, gt=0, allow_inf_nan=False, description="time limit for each of three starts, seconds"
-    )
+    limit_s: Seconds = Field(default=600.0, description="time limit for each of three starts, seconds")
 
 
 def measure(context: Context, options: CheckpointOptions) -> Answers:

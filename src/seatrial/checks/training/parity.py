@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.check import Check, Context, Needs, Options
+from seatrial.checks.check import Check, Context, Needs, Seconds
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.training import _results, _workload
 from seatrial.model import Phase, Scope
@@ -36,14 +36,11 @@ METHOD = (
 )
 
 
-class ParityOptions(Options):
-    """Options of train.parity. The last value of a key in ``overrides`` wins."""
+class ParityOptions(_workload.WorkloadOptions):
+    """Options of train.parity."""
 
     config: str = Field(default="parity", description="another config: name of a shipped config, or a .yaml file")
-    overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train run --set")
-    limit_s: float = Field(
-        default=600.0, gt=0, allow_inf_nan=False, description="time limit in seconds of each of two starts"
-    )
+    limit_s: Seconds = Field(default=600.0, description="time limit in seconds of each of two starts")
 
 
 def measure(context: Context, options: ParityOptions) -> Answers:
