@@ -8,12 +8,12 @@ from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Check, Checks
 from seatrial.model import Phase, SeatrialError
 
 
 @cache
-def catalog() -> Mapping[str, Check]:
+def catalog() -> Checks:
     """All checks by name, in the order of the report; the file of a check is imported when the check is looked up.
 
     Iteration imports all files, and so does the lookup of an unknown name, which raises KeyError. A file without a

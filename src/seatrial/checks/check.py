@@ -240,3 +240,6 @@ class Check:
         return self.phase is not Phase.ENVIRONMENT and not any(
             each.name.startswith(NEW_ERRORS_PREFIX) for each in self.declared
         )
+
+
+Checks = Mapping[str, Check]  # by name

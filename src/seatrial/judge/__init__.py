@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Check, Checks
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
 from seatrial.hardware.bounds import bounds_by_model
@@ -36,7 +36,7 @@ def judge(
     config: Config,
     jobs: Sequence[Job],
     measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
+    checks: Checks,
     excluded_checks: Mapping[str, str],
     site: Baseline | None = None,
     retries: Sequence[Measurement] | None = (),
@@ -86,7 +86,7 @@ def checks_to_retry(
     config: Config,
     measurements: Sequence[Measurement],
     retries: Sequence[Measurement],
-    checks: Mapping[str, Check],
+    checks: Checks,
     retry_number: int,
     site: Baseline | None = None,
 ) -> dict[str, str]:
@@ -111,7 +111,7 @@ def checks_to_retry(
     return summary_by_check
 
 
-def search_verdicts(searches: Sequence[Measurement], checks: Mapping[str, Check]) -> tuple[Verdict, ...]:
+def search_verdicts(searches: Sequence[Measurement], checks: Checks) -> tuple[Verdict, ...]:
     """A FAIL for each slow node that a search confirms by repeated measurements; this needs no reference value.
 
     A search that finds nothing gives no verdict, since it is not a check of the trial.
@@ -146,7 +146,7 @@ def _references(
     config: Config,
     trial_links: links.Links,
     measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
+    checks: Checks,
     site: Baseline | None,
     *,
     site_includes_run: bool = False,

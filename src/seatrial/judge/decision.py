@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from operator import attrgetter
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Check, Checks
 from seatrial.model import (
     CLUSTER,
     TIME_LIMIT,
@@ -85,7 +85,7 @@ def decide(
 
 
 def metrics_without_threshold(
-    checks: Mapping[str, Check], measurements: Iterable[Measurement], verdicts: Iterable[Verdict]
+    checks: Checks, measurements: Iterable[Measurement], verdicts: Iterable[Verdict]
 ) -> dict[str, tuple[str, ...]]:
     """Check → performance metrics that no rule or threshold evaluated: ``latency.*``, ``busbw.* other than 1GiB``."""
     recorded: dict[str, set[str]] = {}

@@ -34,6 +34,7 @@ _GPU = "gpu"
 SHAPE_FACTS = (_GPU, "world_size", "nodes")  # facts that select a reference value; all ranks must agree on them
 _HASHABLE = (str, int, type(None))
 _MAX_VALUE_CHARS = 80  # longer values of facts are truncated in messages
+Facts = Mapping[str, JsonValue]  # of a measurement, or those that all of a group have
 _Text = Annotated[str, Field(min_length=1)]
 
 
@@ -201,7 +202,7 @@ class PeerGroups:
         return [self.peer_group(model, subject, of_node=True), of_all]
 
 
-def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:
+def common_fact(facts: Facts, name: str) -> Any:
     """The value of a fact in _COMMON_FACTS; None if it is missing or of another type."""
     try:
         return _COMMON_FACTS[name][0].validate_python(facts[name]) if name in facts else None
@@ -209,14 +210,14 @@ def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:
         return None
 
 
-def invalid_common_facts(facts: Mapping[str, JsonValue]) -> Iterator[str]:
+def invalid_common_facts(facts: Facts) -> Iterator[str]:
     """The facts in _COMMON_FACTS that have another type, as text."""
     for name in _COMMON_FACTS.keys() & facts.keys():
         if common_fact(facts, name) is None:
             yield fact_text(name, facts, _COMMON_FACTS[name][1])
 
 
-def fact_text(name: str, facts: Mapping[str, JsonValue], expected: str) -> str:
+def fact_text(name: str, facts: Facts, expected: str) -> str:
     """A message with the name, the value and the expected value of a fact; for a missing fact only with its name."""
     if name not in facts:
         return f"the record has no fact {name}"
@@ -229,12 +230,12 @@ def measured_node(measurement: Measurement) -> str:
     return measurement.subject.partition("/")[0]
 
 
-def gpu_model(facts: Mapping[str, JsonValue]) -> str:
+def gpu_model(facts: Facts) -> str:
     """NVML's name of the GPU, or an empty string."""
     return _text_fact(_GPU, facts)
 
 
-def _text_fact(name: str, facts: Mapping[str, JsonValue]) -> str:
+def _text_fact(name: str, facts: Facts) -> str:
     value = facts.get(name)
     return value if isinstance(value, str) else ""
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from statistics import median
-
-from pydantic import JsonValue
 
 from seatrial.checks.check import Check
 from seatrial.hardware.bounds import Bound, MetricLookup, physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References, Sku
 from seatrial.hardware.training_flops import BOUNDED_METRICS, training_work
-from seatrial.judge.groups import MeasurementGroup, PeerGroups, opposite_direction
+from seatrial.judge.groups import Facts, MeasurementGroup, PeerGroups, opposite_direction
 from seatrial.judge.plausibility import (
     above_reference,
     bound_in_unit,
@@ -170,7 +168,7 @@ class _Limits:
     def __init__(
         self,
         of: RuleLimits,
-        facts: Mapping[str, JsonValue],
+        facts: Facts,
         unit: str,
         peers: PeerGroup,
         peers_to_reach: Sequence[PeerGroup],

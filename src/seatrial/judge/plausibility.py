@@ -10,13 +10,14 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Check, Checks
 from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
 from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound
 from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import MODEL_SEPARATOR, REFERENCE_TOLERANCE, Reference, References, skus
 from seatrial.judge import site_baseline
+from seatrial.judge.groups import Facts
 from seatrial.model import (
     Baseline,
     BasisKind,
@@ -45,7 +46,7 @@ def metric_lookup(check: Check, metric: str, key: str) -> MetricLookup:
     return MetricLookup(key or metric, metric, bound, check.operation if key else "")
 
 
-def metric_lookups(checks: Mapping[str, Check]) -> dict[str, MetricLookup]:
+def metric_lookups(checks: Checks) -> dict[str, MetricLookup]:
     """Reference key → how to find its reference value and bound, for all rules of ``checks``."""
     rules = ((check, rule) for check in checks.values() for rule in check.rules)
     return {
@@ -65,9 +66,7 @@ def reference_key(metric: str, rules: tuple[Rule, ...]) -> str:
     return ""
 
 
-def threshold_error(
-    threshold: Threshold, unit: str, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
-) -> str:
+def threshold_error(threshold: Threshold, unit: str, lookup: MetricLookup, facts: Facts, references: References) -> str:
     """Why a threshold of a trial is invalid, with the derivation; empty if it is valid."""
     text, is_lower_bound = _text(threshold, unit), threshold.op in _LOWER_BOUNDS
     if threshold.value < 0 and unit not in _SIGNED_UNITS:
@@ -91,9 +90,7 @@ def threshold_error(
     return f"{text} is {ratio_text} {reference_text(reference)}: check the unit"
 
 
-def above_reference(
-    threshold: Threshold, unit: str, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
-) -> str:
+def above_reference(threshold: Threshold, unit: str, lookup: MetricLookup, facts: Facts, references: References) -> str:
     """Why a threshold is too high for good hardware; empty if it is not, or without a reference value.
 
     Training metrics are exempt, since they depend on settings that a trial may change.
@@ -115,17 +112,13 @@ def _text(threshold: Threshold, unit: str) -> str:
     return f"{threshold.op} {format_value(threshold.value, unit)}"
 
 
-def bound_in_unit(
-    lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
-) -> Bound | None:
+def bound_in_unit(lookup: MetricLookup, unit: str, facts: Facts, references: References) -> Bound | None:
     """The hardware limit in ``unit``, if known."""
     bound = hardware_bound(lookup, facts, references)
     return bound if bound and bound.unit == unit else None
 
 
-def reference_in_unit(
-    lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
-) -> Reference | None:
+def reference_in_unit(lookup: MetricLookup, unit: str, facts: Facts, references: References) -> Reference | None:
     """The reference value in ``unit``, if known."""
     reference = references.site_or_sku_reference(lookup.reference_key, facts)
     return reference if isinstance(reference, Reference) and reference.unit == unit else None
@@ -189,9 +182,7 @@ def weakened_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[
     return f"{_text(threshold, unit)} {text}" if passes_broken else ""
 
 
-def threshold_errors(
-    config: Config, checks: Mapping[str, Check], gpu: str, gpus: int, references: References
-) -> Iterator[str]:
+def threshold_errors(config: Config, checks: Checks, gpu: str, gpus: int, references: References) -> Iterator[str]:
     """The invalid thresholds of a trial on nodes with ``gpus`` GPUs of model ``gpu``; an empty model is unknown."""
     for name, settings in config.checks.items():
         if (check := checks.get(name)) is None:
@@ -222,9 +213,7 @@ def metric_shape(check: Check, lookup: MetricLookup, ranks: int, nodes: int) -> 
     return (2 if any(each.per == "pair" for each in check.declared) else ranks), nodes
 
 
-def validate_thresholds(
-    config: Config, checks: Mapping[str, Check], gpus: Sequence[str], site: Baseline | None
-) -> None:
+def validate_thresholds(config: Config, checks: Checks, gpus: Sequence[str], site: Baseline | None) -> None:
     """Raises UsageError with all invalid thresholds of a trial and all invalid values of the site's baseline.
 
     ``gpus`` are the NVML names of the GPUs of a node. If it is empty, thresholds are not compared with SKU data here,
@@ -238,7 +227,7 @@ def validate_thresholds(
         raise UsageError("; ".join(errors))
 
 
-def validate_baseline(site: Baseline, checks: Mapping[str, Check]) -> None:
+def validate_baseline(site: Baseline, checks: Checks) -> None:
     """Raises UsageError with all invalid values of a baseline."""
     if errors := list(baseline_errors(site, References(None, skus()), metric_lookups(checks))):
         raise UsageError("; ".join(errors))
@@ -270,9 +259,7 @@ def _value_errors(value: ReferenceValue, lookup: MetricLookup, references: Refer
         yield f"{text} is 1/{expected[0] / value.value:,.0f} of {expected[1]}: check the unit"
 
 
-def lax_reference(
-    reference: Reference, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
-) -> str:
+def lax_reference(reference: Reference, lookup: MetricLookup, facts: Facts, references: References) -> str:
     """Why a site's reference value is lax: far below the expected value for its hardware; empty if it is not.
 
     If the reference has a ``required`` value, this value is compared instead, since lower values FAIL.
@@ -287,9 +274,7 @@ def _lax_text(ratio: float, expected: str) -> str:
     return "" if ratio >= LAX_RATIO else f"{100 * ratio:.2g}% of {expected}: {undetected_slowdown(ratio)}"
 
 
-def _expected_value(
-    lookup: MetricLookup, unit: str, facts: Mapping[str, JsonValue], references: References
-) -> tuple[float, str] | None:
+def _expected_value(lookup: MetricLookup, unit: str, facts: Facts, references: References) -> tuple[float, str] | None:
     """The value that good hardware reaches at least approximately, and its name with its origin; None if unknown.
 
     It is the reference value in ``unit``, or without one on one node the hardware limit.

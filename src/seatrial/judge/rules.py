@@ -14,6 +14,7 @@ from seatrial.hardware.references import NO_REFERENCES, References
 from seatrial.hardware.training_flops import missing_work, training_facts
 from seatrial.judge.groups import (
     SHAPE_FACTS,
+    Facts,
     MeasurementGroup,
     PeerGroups,
     fact_text,
@@ -347,12 +348,12 @@ class _RuleEvaluation:
         self.verdicts.append(verdict)
 
 
-def _mismatched(required: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
+def _mismatched(required: Mapping[str, str], facts: Facts) -> list[str]:
     """The names of the facts that differ from the values in ``required``; missing facts do not count."""
     return [name for name, value in required.items() if facts.get(name, value) != value]
 
 
-def _device_model(facts: Mapping[str, JsonValue]) -> tuple[str, str]:
+def _device_model(facts: Facts) -> tuple[str, str]:
     """(GPU model, CPU model); the CPU model is empty if there is a GPU."""
     gpu = gpu_model(facts)
     return gpu, "" if gpu else str(facts.get("cpu") or "")

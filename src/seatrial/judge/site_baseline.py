@@ -13,7 +13,7 @@ from typing import NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Checks
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.hardware import links
 from seatrial.hardware.references import MODEL_SEPARATOR
@@ -48,7 +48,7 @@ class BaselineKey(NamedTuple):
     fabric: str
 
 
-def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
+def load(path: Path, checks: Checks) -> Baseline:
     """The baseline in a file. Raises UsageError for an unreadable or invalid file, unknown keys and duplicates."""
     try:
         baseline = Baseline.model_validate(parse_yaml(read_text(path, MAX_CONFIG_BYTES), str(path)))
@@ -70,7 +70,7 @@ def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
     return baseline
 
 
-def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -> Baseline:
+def learn(name: str, trials: Mapping[str, Trial], checks: Checks) -> Baseline:
     """A baseline with the median, over runs and subjects, of each good metric that has a reference key.
 
     ``trials``: path of a run → its record, with verdicts by this version of seatrial. Raises UsageError for rejected or
@@ -184,9 +184,7 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     return problems
 
 
-def _metrics_with_key(
-    measurement: Measurement, checks: Mapping[str, Check], fabric: str
-) -> Iterator[tuple[Metric, BaselineKey]]:
+def _metrics_with_key(measurement: Measurement, checks: Checks, fabric: str) -> Iterator[tuple[Metric, BaselineKey]]:
     """The positive metrics with a reference key, if the measurement has the facts gpu, world_size and nodes."""
     check, facts = checks.get(measurement.check), measurement.facts
     gpu, gpus, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")

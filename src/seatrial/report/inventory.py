@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Check, Checks
 from seatrial.hardware.references import Sku
 from seatrial.judge.insights.power import CERTAINTY, samples_table
 from seatrial.model import Finding, Phase, ReferenceValue, Rule, Scope, format_value
@@ -64,7 +64,7 @@ def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
     return {**mounts, "filesystems": shown, "filesystems not listed": f"{more}; all: seatrial discover --json"}
 
 
-def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
+def print_check_list(checks: Checks, console: Console) -> None:
     """Print name, scope and title of each check, by phase."""
     rows = [(check.phase, (check.name, str(check.scope), check.title)) for check in checks.values()]
     tables = [Table(str(phase), [row for its, row in rows if its is phase]) for phase in Phase]
@@ -72,7 +72,7 @@ def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
     console.print("Rules of a check: seatrial show checks NAME", highlight=False)
 
 
-def print_checks(checks: Mapping[str, Check], console: Console) -> None:
+def print_checks(checks: Checks, console: Console) -> None:
     """Print each check with its title, scope, needs, rules, and the metrics without a rule."""
     for check in checks.values():
         names = {"needs GPUs": check.needs.gpus, f"needs {check.needs.min_ranks} ranks": check.needs.min_ranks > 1}
@@ -108,7 +108,7 @@ def print_power(check: Check, console: Console) -> None:
         print_tables([Table(title, []), Table(note, rows, header)], console)
 
 
-def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
+def checks_as_json(checks: Checks) -> list[dict[str, Any]]:
     """The declaration of each check for ``--json``."""
     return [
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Checks
 from seatrial.model import TIME_LIMIT, Job
 from seatrial.util.text import plural
 
@@ -12,7 +12,7 @@ from seatrial.util.text import plural
 def plan_lines(
     jobs: Sequence[Job],
     excluded_checks: Mapping[str, str],
-    checks: Mapping[str, Check],
+    checks: Checks,
     not_run: Sequence[str] = (),
     *,
     as_root: bool = False,

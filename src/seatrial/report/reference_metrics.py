@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from seatrial.checks.check import Check, SkipIf
+from seatrial.checks.check import Check, Checks, SkipIf
 from seatrial.config.schema import Config
 from seatrial.hardware.bounds import physical_base
 from seatrial.hardware.references import MODEL_SEPARATOR, Reference, References, Sku, skus
@@ -44,7 +44,7 @@ class UnjudgedMetric:
     fabrics: tuple[str, ...] = ()
 
 
-def reference_metrics(checks: Mapping[str, Check]) -> tuple[ReferenceMetric, ...]:
+def reference_metrics(checks: Checks) -> tuple[ReferenceMetric, ...]:
     """All metrics that rules compare with reference values, in the order of the checks."""
     metrics: dict[ReferenceMetric, None] = {}
     for check in checks.values():
@@ -75,7 +75,7 @@ def values_by_metric(sku: Sku, metrics: Sequence[ReferenceMetric]) -> dict[Refer
 
 def unjudged_metrics(
     config: Config,
-    checks: Mapping[str, Check],
+    checks: Checks,
     planned: Iterable[str],
     gpus: Sequence[str],
     site: Baseline | None,

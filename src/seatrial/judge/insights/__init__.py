@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import exp
 from typing import Any, NamedTuple
 
-from seatrial.checks.check import HOURS_UNDER_LOAD, Check
+from seatrial.checks.check import HOURS_UNDER_LOAD, Checks
 from seatrial.config.schema import Config
 from seatrial.hardware import links
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
@@ -27,7 +27,7 @@ _MAX_FIT_ERROR = 0.15  # with a larger error, the sizes belong to more than one 
 def trial_insights(
     config: Config,
     measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
+    checks: Checks,
     site: Baseline | None = None,
 ) -> tuple[Insight, ...]:
     """The insights on thresholds, collectives and peak performance, then those on error counters."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from pydantic import JsonValue
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Checks
 from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE
 from seatrial.hardware.references import References, Spec
 from seatrial.model import Insight, Measurement, Metric
@@ -17,7 +17,7 @@ _LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # the insights on 
 
 
 def achieved_over_peak(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check], references: References
+    measurements: Sequence[Measurement], checks: Checks, references: References
 ) -> Iterator[Insight]:
     """One insight per check, GPU model and metric that is bounded by a value of the SKU's spec."""
     spec_keys = {  # check → metric → key of a SKU's spec

@@ -8,16 +8,15 @@ benchmarks/decision_power.py compares this model with the decisions on whole rec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp, inf, pi, sqrt
 from statistics import NormalDist, median
 
-from pydantic import JsonValue
-
-from seatrial.checks.check import Check
+from seatrial.checks.check import Checks
 from seatrial.hardware.references import Reference, References
+from seatrial.judge.groups import Facts
 from seatrial.model import Insight, Measurement, Metric, Rule
 from seatrial.model.rule import PEERS, REFERENCE
 from seatrial.util.quantiles import deviation, expected_half_width, independent_samples
@@ -26,7 +25,7 @@ CERTAINTY = 0.99  # share of trials in which a detectable slowdown is rejected
 MAX_RATIO = 1.5  # above this ratio of detectable slowdown to slowdown at the limit, more samples are advised
 _STEPS = 400  # steps of the numerical integration
 _NORMAL = NormalDist()
-_WithFacts = tuple[Metric, Mapping[str, JsonValue]]  # a metric, and the facts of its measurement
+_WithFacts = tuple[Metric, Facts]  # a metric, and the facts of its measurement
 
 
 def rejected_share(slowdown: float, limit: float, noise: float, samples: float) -> float:
@@ -107,7 +106,7 @@ class _Sensitivity:
 
 
 def sensitivity_insights(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check], references: References
+    measurements: Sequence[Measurement], checks: Checks, references: References
 ) -> Iterator[Insight]:
     """Yield for each check the slowdowns that its limits reject in 99 % of trials with the noise of its samples."""
     sampled_by_check: dict[str, _SampledMetrics] = {}

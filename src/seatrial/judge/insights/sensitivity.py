@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from seatrial.checks.check import Check
+from seatrial.checks.check import Checks
 from seatrial.checks.declare import Comparison
 from seatrial.config.schema import Config
 from seatrial.hardware.links import HIERARCHICAL_ALGORITHMS, Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
@@ -23,9 +23,7 @@ _NETWORK_SHARE_TESTED = 0.7
 _LOWER_BOUNDS = (">", ">=")
 
 
-def comparison_insights(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check], links: Links
-) -> Iterator[Insight]:
+def comparison_insights(measurements: Sequence[Measurement], checks: Checks, links: Links) -> Iterator[Insight]:
     """Yield the smallest fault that each applicable rule on a comparison detects, once for all nodes."""
     with_comparisons = {
         name: check for name, check in checks.items() if any(each.comparison for each in check.declared)
@@ -67,7 +65,7 @@ def threshold_insights(
     facts: Mapping[str, Any],
     measured: Mapping[str, float],
     config: Config,
-    checks: Mapping[str, Check],
+    checks: Checks,
     references: References,
 ) -> Iterator[Insight]:
     """Yield the smallest detectable fault of each lower bound on busbw; ``measured``: GB/s by metric."""
@@ -88,7 +86,7 @@ def threshold_insights(
 def per_node_insights(
     measurements: Sequence[Measurement],
     config: Config,
-    checks: Mapping[str, Check],
+    checks: Checks,
     references: References,
     links: Links,
 ) -> Iterator[Insight]:
