@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from seatrial.checks.check import Check, Context, Options, facts
 from seatrial.checks.declare import Answers, Cause, absent, metric, unreadable, value, warning
 from seatrial.model import Phase, Scope
-
-if TYPE_CHECKING:
-    pass
 
 NO_LIMIT = 2**63 - 1  # reported for "unlimited": the largest signed 64-bit integer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -12,9 +11,6 @@ from seatrial.checks.check import Check, Context, Options
 from seatrial.checks.declare import Answers, fact, metric, value
 from seatrial.checks.training import _results
 from seatrial.model import Phase, Scope
-
-if TYPE_CHECKING:
-    pass
 
 
 class CnnOptions(Options):
