@@ -158,7 +158,7 @@ def test_refused_arguments(run_dir: Path, tmp_path: Path) -> None:
     refused: dict[tuple[str | Path, ...], str] = {
         (run_dir, "-o", tmp_path / "a.tar.gz"): "exists",
         (run_dir, "-o", tmp_path / "no" / "b.tar.gz"): "cannot write",
-        (run_dir, "--as", "vendor"): "provider or customer",
+        (run_dir, "--as", "vendor"): "not one of 'provider', 'customer'",
         (tmp_path, "-o", tmp_path / "c.tar.gz"): "the run is not finished",
         (tmp_path / "a.tar.gz",): "is a file",
         (tmp_path / "a.tar.gz", "--sign", tmp_path / "key"): "not a bundle",

@@ -29,7 +29,7 @@ def bundle(
     sign: Annotated[
         Path | None, typer.Option(metavar="KEY", help="Sign with this SSH key; ssh-keygen asks for nothing.")
     ] = None,
-    role: Annotated[str, typer.Option("--as", metavar="ROLE", help="Sign as provider or customer.")] = "provider",
+    role: Annotated[Literal["provider", "customer"], typer.Option("--as", help="Sign as this party.")] = "provider",
 ) -> None:
     """Write a finished run into one archive that the other party can verify and judge again.
 
@@ -37,10 +37,7 @@ def bundle(
     result as an in-toto statement. Secrets are removed. Both parties can sign it.
     """
     from seatrial.handover import bundle as handover
-    from seatrial.handover.signatures import ROLES
 
-    if role not in ROLES:
-        raise UsageError(f"--as {role}: expected {' or '.join(ROLES)}")
     if run.is_file() and not run.name.endswith((".json", ".json.gz")):
         if not sign or out:
             raise UsageError(f"{run} is a file: give a run directory, or sign a bundle: --sign KEY, without -o")

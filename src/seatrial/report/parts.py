@@ -258,8 +258,7 @@ def _worst_first(unsorted: Sequence[Figure]) -> tuple[Figure, ...]:
 def _part_key(part: Part) -> tuple[object, ...]:
     # findings without a verdict come before warnings
     order = NOT_PASSED.index(part.outcome) if part.outcome else NOT_PASSED.index(Outcome.WARN) - 0.5
-    kind = KINDS.index(part.kind) if part.kind in KINDS else len(KINDS)
-    return order, not part.has_cause, kind, -len(part.figures), natural_key(part.name)
+    return order, not part.has_cause, KINDS.index(part.kind), -len(part.figures), natural_key(part.name)
 
 
 def _switches(subject: str, topology: Topology) -> str:
