@@ -117,3 +117,16 @@ def test_lines_that_look_like_errors(line: str, is_error: bool) -> None:
 def test_equal_error_lines_count_once() -> None:
     lines = [f"odd error {number} at 0x{number:x}" for number in range(999)]
     assert len(error_lines(matches(*lines, *(f"{chr(97 + n)} error" for n in range(26))), LogOrigins())) == 20
+
+
+@pytest.mark.parametrize(
+    ("line", "signature", "confidence"),
+    [
+        ("It looks like MPI_INIT failed for some reason; your parallel process is", "mpi.init_failed", "low"),
+        ("NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.", "xid.79", "medium"),
+        ("slurmd: error: Invalid GRES data for gpu, Cores=0-63", "slurmd.gres_file_invalid", "low"),
+    ],
+)
+def test_confidence_is_low_where_only_the_line_says_why(line: str, signature: str, confidence: str) -> None:
+    (finding,) = found(line)
+    assert (finding.signature, finding.confidence) == (signature, confidence)

@@ -229,8 +229,8 @@ def _order(match: Match, origins: LogOrigins) -> tuple[float, float]:
 
 
 def _confidence(match: Match) -> Confidence:
-    """The confidence of a finding from a log: low for a kind of error or a consequence, medium for known failures."""
-    return "low" if match.signature.role in ("family", "general", "cascade") else "medium"
+    """Low for a kind of error, a consequence or a failed step: the line says more than the title."""
+    return "low" if match.signature.role in ("family", "general", "cascade", "step") else match.signature.confidence
 
 
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:

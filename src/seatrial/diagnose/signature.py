@@ -50,6 +50,7 @@ class Signature(Frozen):
     component, the part of the id before the dot. ``requires``: ids of facts that the log must have; "not ID": must not
     have. ``header``: pattern of the title of a block, such as ``CA 'mlx5_0'``, whose values belong to the lines below.
     ``rule``: the rule of discover that must find a fault in the values of the line and the lines above it.
+    ``confidence`` low: the title says what failed, and the line why.
     ``errno``: the pattern is the text of an errno; it does not match what errnos.yaml knows by its speaker. The title
     and the command have values of groups, such as ``{host}``; ``[ of {host}]`` in a title is left out without a value.
     """
@@ -62,6 +63,7 @@ class Signature(Frozen):
     requires: tuple[str, ...] = ()
     header: str = ""
     rule: Rule | None = None
+    confidence: Literal["low", "medium"] = "medium"
     errno: bool = False
     cause: str
     first_command: str
