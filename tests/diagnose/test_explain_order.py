@@ -73,15 +73,25 @@ def test_known_cause_hides_unknown_errors() -> None:
     assert finding.signature == "cuda.out_of_memory"
 
 
-def test_exception_names_the_library_that_raised_it() -> None:
-    frame = '  File "/opt/venv/lib/python3.12/site-packages/{}/x.py", line 7, in f'
+@pytest.mark.parametrize(
+    ("path", "library"),
+    [
+        ("/opt/venv/lib/python3.12/site-packages/trl/x.py", " in trl"),
+        ("/workspace/Megatron-LM/megatron/core/x.py", " in megatron"),
+        ("/opt/venv/lib/python3.12/site-packages/ray/_private/worker.py", " in torch"),
+        ("/home/user/x.py", " in torch"),
+    ],
+)
+@pytest.mark.parametrize("message", ["the sample is empty", "tokens must be positive"], ids=["general", "family"])
+def test_exception_names_the_library_that_raised_it_and_its_message(path: str, library: str, message: str) -> None:
+    frame = '  File "{}", line 7, in f'
     (finding,) = found(
         "Traceback (most recent call last):",
-        frame.format("torch"),
-        frame.format("trl"),
-        "ValueError: the sample is empty",
+        frame.format("/opt/venv/lib/python3.12/site-packages/torch/x.py"),
+        frame.format(path),
+        f"[rank3]: ValueError: {message}",
     )
-    assert finding.title.endswith(" in trl")
+    assert finding.title.endswith(f'{library}: "{message}"')
 
 
 @pytest.mark.parametrize(
