@@ -158,7 +158,7 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
         place = origins.origin(match.line, match.source).name or and_more(list(places), _MAX_NAMED)
         confidence = "low" if findings and not findings[0].signature else _confidence(match)
         finding = with_confirmations(_finding(match, place, confidence, world), match, near)
-        if "{" not in match.signature.title and (message := _MESSAGE.search(match.line)):
+        if "{" not in match.signature.title.replace("{option}", "") and (message := _MESSAGE.search(match.line)):
             finding = finding.model_copy(update={"title": f'{finding.title}: "{message[1][:_MAX_TITLE]}"'})
         if network and match.signature.id.startswith("nccl."):
             finding = finding.model_copy(update={"evidence": f"{finding.evidence} {network}."})
