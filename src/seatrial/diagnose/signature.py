@@ -30,9 +30,10 @@ _PATH = re.compile(
     r"[\"'`](/[^\"'`\s:]{1,250})[\"'`]|(?:^|[\s:])(/[\w.@%+=~/-]{2,250}): (?=[A-Z])|: (/[\w.@%+=~/-]{2,250})\s{0,3}$",
     re.ASCII,
 )
-# A setting or name in the message of a Python exception: in quotes, an option of a command line, or with an underscore
+# A setting or name in the message of an error: in quotes, an option of a command line, or with an underscore
 _OPTION = re.compile(
-    r"(?:Error|Exception)(?:\(\w{1,60}\))?: .{0,400}?(?:[`'\"](\w[\w.-]{2,60})[`'\"]|(?<![\w/.])(--[a-z][\w-]{2,60}|[a-z]\w{0,30}_\w{2,60})(?![\w(/.]))",
+    r"(?:[Ee]rror|Exception|fatal)(?:\(\w{1,60}\))?: .{0,400}?(?:[`'\"](\w[\w.-]{2,60})[`'\"]"
+    r"|(?<![\w/.])(--[a-z][\w-]{2,60}|[a-z]\w{0,30}_\w{2,60})(?![\w(/:-]|\.\w))",
     re.ASCII,
 )
 _MAX_VALUE = 80  # characters of a value in a title
