@@ -41,7 +41,9 @@ _RANK_CAUSES = (RANK_FAILED, HANG)  # causes of findings that come from jobs and
 _MAX_NAMED = 6
 _MAX_TITLE = 160  # characters of a line in a title
 _SLURM_COMMAND = re.compile(r"\b(?:scontrol|sinfo|squeue|sacct|sacctmgr|srun|slurmd)\b")
-_MESSAGE = re.compile(r"(?:^|[\s:.])(?:[A-Z]\w{0,60}(?:Error|Exception)(?:\(\w{1,60}\))?|error|fatal): +(?:pyxis: +)?(\S.{0,400})")
+_MESSAGE = re.compile(
+    r"(?:^|[\s:.])(?:[A-Z]\w{0,60}(?:Error|Exception)(?:\(\w{1,60}\))?|error|fatal): +(?:pyxis: +)?(\S.{0,400})"
+)
 _CONFIRMATION_S = 600.0  # longest time between a line and one that confirms it: the NCCL watchdog waits that long
 
 
