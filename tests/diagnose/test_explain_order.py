@@ -95,6 +95,30 @@ def test_exception_names_the_library_that_raised_it_and_its_message(path: str, l
 
 
 @pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        (
+            "ValueError: Please specify `target_modules` in `peft_config`",
+            "PEFT cannot apply or load the adapter (target_modules): "
+            '"Please specify `target_modules` in `peft_config`"',
+        ),
+        (
+            'srun: error: Invalid numeric value "" for --ntasks.',
+            'A command of Slurm refuses an option or its value (--ntasks): "Invalid numeric value "" for --ntasks."',
+        ),
+        (
+            "slurmd: error: Couldn't find the specified plugin name for mpi/pmix_v9",
+            "Slurm cannot load a plug-in (plugin mpi/pmix_v9): "
+            '"Couldn\'t find the specified plugin name for mpi/pmix_v9"',
+        ),
+        ("ModuleNotFoundError: No module named 'vllm'", "A Python package is missing where the worker runs: vllm"),
+    ],
+)
+def test_title_names_the_option_and_quotes_the_message(line: str, title: str) -> None:
+    assert found(line)[0].title == title
+
+
+@pytest.mark.parametrize(
     ("world", "has_slurm"),
     [("[pod/train-0/main] x", False), ("srun: x", True), ("", True)],
     ids=["pod", "srun", "none"],
@@ -117,6 +141,7 @@ def test_commands_are_of_the_world_of_the_log(world: str, has_slurm: bool) -> No
         ("failed=0", False),
         ("errors per second: 0", False),
         ("INFO: flux error 3", False),
+        ('[rank3]:     raise FluxError("flux error: empty")', False),
     ],
 )
 def test_lines_that_look_like_errors(line: str, is_error: bool) -> None:

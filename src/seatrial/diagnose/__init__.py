@@ -141,7 +141,7 @@ def refreshed_findings(
 def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Finding, ...]:
     """The findings of ``ordered_matches``, without secrets of the logs.
 
-    A title without values of the line quotes the message of a Python exception. An earlier error of the same process
+    A title without values of the line quotes the message of an error. An earlier error of the same process
     that no signature knows stands above a consequence or a general error, whose confidence is low then. The evidence
     has the number of logs that show the same failure, the subject all places that they name. Findings of NCCL say if
     its network is unknown. ``origins`` reads the logs while ``matches`` yields.
