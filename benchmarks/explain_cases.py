@@ -3,11 +3,12 @@
     python benchmarks/explain_cases.py [--write] [GROUP...]
 
 The groups are the folders of tests/fixtures/explain-cases; cases.yaml of each has the answers that were expected before
-the first run. Only title, cause, place and first command of the first finding are an answer, without the line that it
-quotes. Right: the answer matches must_match and none of wrong_if; for a log of a healthy system, no finding. Wrong: any
-other finding above confidence low that is no general family, and any finding in a healthy log. Silent: exit code 4, and
-one of the lines that are printed then matches must_match. Generic: anything else. Of ``judge``, the lines with outcomes
-and reasons are the answer. ``--write`` updates docs/results/explain-cases.json; ``first`` of a group stays.
+the first run. Only title, cause, place and first command of the first finding are an answer, without the line and the
+message that it quotes. Right: the answer matches must_match and none of wrong_if; for a log of a healthy system, no
+finding. Wrong: any other finding above confidence low that is no general family, and any finding in a healthy log.
+Silent: exit code 4, and one of the lines that are printed then matches must_match. Generic: anything else. Of
+``judge``, the lines with outcomes and reasons are the answer. ``--write`` updates docs/results/explain-cases.json;
+``first`` of a group stays.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ CASES = _ROOT / "tests" / "fixtures" / "explain-cases"
 RESULT = _ROOT / "docs" / "results" / "explain-cases.json"
 _EXIT_NOTHING_KNOWN = 4
 _QUOTE = re.compile(r" ?Log line: .*", re.DOTALL)
+_MESSAGE = re.compile(r': ".*"$', re.DOTALL)
 _JUDGED = re.compile(r"^\s*(?:(?:Outcome: )?(?:PASS|WARN|FAIL|UNJUDGED|ERROR)\b|why: ).*", re.MULTILINE)
 _ERROR_LINES = 5  # printed lines that count if nothing is known
 Score = Literal["right", "silent", "generic", "wrong"]
@@ -82,7 +84,7 @@ def answer(case: Case, group: str) -> Answer:
     first = findings[0]
     roles = {signature.id: signature.role for signature in all_signatures()}
     is_general = first.confidence == "low" or roles.get(first.signature) in ("family", "general")
-    parts = (first.title, _QUOTE.sub("", first.evidence), first.subject, first.first_command)
+    parts = (_MESSAGE.sub("", first.title), _QUOTE.sub("", first.evidence), first.subject, first.first_command)
     return Answer("\n".join(parts), is_general, ())
 
 

@@ -73,15 +73,49 @@ def test_known_cause_hides_unknown_errors() -> None:
     assert finding.signature == "cuda.out_of_memory"
 
 
-def test_exception_names_the_library_that_raised_it() -> None:
-    frame = '  File "/opt/venv/lib/python3.12/site-packages/{}/x.py", line 7, in f'
+@pytest.mark.parametrize(
+    ("path", "library"),
+    [
+        ("/opt/venv/lib/python3.12/site-packages/trl/x.py", " in trl"),
+        ("/workspace/Megatron-LM/megatron/core/x.py", " in megatron"),
+        ("/opt/venv/lib/python3.12/site-packages/ray/_private/worker.py", " in torch"),
+        ("/home/user/x.py", " in torch"),
+    ],
+)
+@pytest.mark.parametrize("message", ["the sample is empty", "tokens must be positive"], ids=["general", "family"])
+def test_exception_names_the_library_that_raised_it_and_its_message(path: str, library: str, message: str) -> None:
+    frame = '  File "{}", line 7, in f'
     (finding,) = found(
         "Traceback (most recent call last):",
-        frame.format("torch"),
-        frame.format("trl"),
-        "ValueError: the sample is empty",
+        frame.format("/opt/venv/lib/python3.12/site-packages/torch/x.py"),
+        frame.format(path),
+        f"[rank3]: ValueError: {message}",
     )
-    assert finding.title.endswith(" in trl")
+    assert finding.title.endswith(f'{library}: "{message}"')
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        (
+            "ValueError: Please specify `target_modules` in `peft_config`",
+            "PEFT cannot apply or load the adapter (target_modules): "
+            '"Please specify `target_modules` in `peft_config`"',
+        ),
+        (
+            'srun: error: Invalid numeric value "" for --ntasks.',
+            'A command of Slurm refuses an option or its value (--ntasks): "Invalid numeric value "" for --ntasks."',
+        ),
+        (
+            "slurmd: error: Couldn't find the specified plugin name for mpi/pmix_v9",
+            "Slurm cannot load a plug-in (plugin mpi/pmix_v9): "
+            '"Couldn\'t find the specified plugin name for mpi/pmix_v9"',
+        ),
+        ("ModuleNotFoundError: No module named 'vllm'", "A Python package is missing where the worker runs: vllm"),
+    ],
+)
+def test_title_names_the_option_and_quotes_the_message(line: str, title: str) -> None:
+    assert found(line)[0].title == title
 
 
 @pytest.mark.parametrize(
@@ -107,6 +141,7 @@ def test_commands_are_of_the_world_of_the_log(world: str, has_slurm: bool) -> No
         ("failed=0", False),
         ("errors per second: 0", False),
         ("INFO: flux error 3", False),
+        ('[rank3]:     raise FluxError("flux error: empty")', False),
     ],
 )
 def test_lines_that_look_like_errors(line: str, is_error: bool) -> None:

@@ -41,6 +41,9 @@ _RANK_CAUSES = (RANK_FAILED, HANG)  # causes of findings that come from jobs and
 _MAX_NAMED = 6
 _MAX_TITLE = 160  # characters of a line in a title
 _SLURM_COMMAND = re.compile(r"\b(?:scontrol|sinfo|squeue|sacct|sacctmgr|srun|slurmd)\b")
+_MESSAGE = re.compile(
+    r"(?:^|[\s:.])(?:[A-Z]\w{0,60}(?:Error|Exception)(?:\(\w{1,60}\))?|error|fatal): +(?:pyxis: +)?(\S.{0,400})"
+)
 _CONFIRMATION_S = 600.0  # longest time between a line and one that confirms it: the NCCL watchdog waits that long
 
 
@@ -138,9 +141,10 @@ def refreshed_findings(
 def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Finding, ...]:
     """The findings of ``ordered_matches``, without secrets of the logs.
 
-    An earlier error of the same process that no signature knows stands above a consequence or a general error, whose
-    confidence is low then. The evidence has the number of logs that show the same failure, the subject all places that
-    they name. Findings of NCCL say if its network is unknown. ``origins`` reads the logs while ``matches`` yields.
+    A title without values of the line quotes the message of an error. An earlier error of the same process
+    that no signature knows stands above a consequence or a general error, whose confidence is low then. The evidence
+    has the number of logs that show the same failure, the subject all places that they name. Findings of NCCL say if
+    its network is unknown. ``origins`` reads the logs while ``matches`` yields.
     """
     all_matches, origins, secrets = list(matches), origins or LogOrigins(), secret_values()
     world = {match.signature.id for match in all_matches if match.signature.role == "fact"}
@@ -156,6 +160,8 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
         place = origins.origin(match.line, match.source).name or and_more(list(places), _MAX_NAMED)
         confidence = "low" if findings and not findings[0].signature else _confidence(match)
         finding = with_confirmations(_finding(match, place, confidence, world), match, near)
+        if "{" not in match.signature.title.replace("{option}", "") and (message := _MESSAGE.search(match.line)):
+            finding = finding.model_copy(update={"title": f'{finding.title}: "{message[1][:_MAX_TITLE]}"'})
         if network and match.signature.id.startswith("nccl."):
             finding = finding.model_copy(update={"evidence": f"{finding.evidence} {network}."})
         if (count := len({other.log for other in all_matches if other.signature is match.signature})) > 1:

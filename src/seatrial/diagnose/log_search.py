@@ -40,7 +40,11 @@ _MAX_PLACES = 16  # devices or nodes of one failure that are reported
 _MAX_REPEATED = 500  # lines of one failure that name no new place
 _MAX_ERROR_LINES = 20  # different lines of a log that only look like errors
 _NUMBERS = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F]*")  # also addresses; lines that differ in them only are equal
-_FRAME = re.compile(r'File "[^"\n]{0,200}?(?:site|dist)-packages/(\w{1,60})')
+# A file of an installed package, or of a framework that is used from its source folder. Ray only relays exceptions
+_FRAME = re.compile(
+    r'(?:File "|│ )[^"\s]{0,200}?/(?:(?:site|dist)-packages/(?!ray/)'
+    r"|(?=(?:megatron|nemo|torchtitan|verl|axolotl|llamafactory|trl)/))(\w{1,60})"
+)
 # Findings that seatrial printed into the log quote the lines of another one
 _OWN_OUTPUT = re.compile(r"^ {2}(?:cause {6}|run first {2}|fix {8})|; confidence: (?:low|medium|high)\)\s{0,3}$")
 _REASONS = ("family", "general", "error_line")  # not reported with a root
@@ -123,7 +127,7 @@ class _Search:
             self._add(number, key)
             above = above or self._above(text, begin)
             line_number = self._lines_before + block.count(b"\n", 0, begin) + 1
-            frames = _FRAME.findall("\n".join(above)) if signature.role == "general" else []
+            frames = _FRAME.findall("\n".join(above)) if signature.role in ("general", "family") else []
             yield Match(
                 signature=signature,
                 line=line.strip(),

@@ -30,6 +30,12 @@ _PATH = re.compile(
     r"[\"'`](/[^\"'`\s:]{1,250})[\"'`]|(?:^|[\s:])(/[\w.@%+=~/-]{2,250}): (?=[A-Z])|: (/[\w.@%+=~/-]{2,250})\s{0,3}$",
     re.ASCII,
 )
+# A setting or name in the message of an error: in quotes, an option of a command line, or with an underscore
+_OPTION = re.compile(
+    r"(?:[Ee]rror|Exception|fatal)(?:\(\w{1,60}\))?: .{0,400}?(?:[`'\"](\w[\w.-]{2,60})[`'\"]"
+    r"|(?<![\w/.])(--[a-z][\w-]{2,60}|[a-z]\w{0,30}_\w{2,60})(?![\w(/:-]|\.\w))",
+    re.ASCII,
+)
 _MAX_VALUE = 80  # characters of a value in a title
 _OPTIONAL = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # a part of a title with a value that may be unknown
 
@@ -131,7 +137,7 @@ class Signature(Frozen):
 
     def command(self, values: Mapping[str, str]) -> str:
         """The first command with ``values``, without the parts that need a value which is unknown."""
-        groups = {"path": 0, **self._regex.groupindex, **self._header.groupindex}
+        groups = {"path": 0, "option": 0, **self._regex.groupindex, **self._header.groupindex}
         missing = [name for group in groups if not values.get(name := group.rstrip("0123456789"))]
         parts = self.first_command.split("; ")
         kept = [part for part in parts if not any(f"{{{name}}}" in part for name in missing)]
@@ -150,8 +156,8 @@ class Signature(Frozen):
         """Name of each group → its value in ``line``, which may be empty; {} if there is no match.
 
         Also the groups of the header, from the closest line ``above`` that has one, the values of the rule, and the
-        path in ``line``. Digits at
-        the end of a group's name are removed, since a pattern cannot use a name twice.
+        path and option in ``line``. Digits at the end of a group's name are removed, since a pattern cannot use a name
+        twice.
         """
         match = self._regex.search(line[:MAX_LINE])
         header = next(filter(None, map(self._header.search, reversed(above))), None) if self.header else None
@@ -161,8 +167,10 @@ class Signature(Frozen):
             values[name] = values.get(name) or value or ""
         if self.rule and match:
             values |= fault(self.rule, values, [*above, *line.splitlines()]) or {}
-        path = _PATH.search(line[:MAX_LINE]) if match and not values.get("path") else None
-        return {"path": next(filter(None, path.groups())), **values} if path else values
+        for name, pattern in (("path", _PATH), ("option", _OPTION)):
+            found = pattern.search(line[:MAX_LINE]) if match and not values.get(name) else None
+            values |= {name: next(filter(None, found.groups()))} if found else {}
+        return values
 
 
 def place_of(values: Mapping[str, str]) -> str:
