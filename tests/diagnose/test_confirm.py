@@ -11,8 +11,8 @@ from seatrial.checks import catalog
 from seatrial.diagnose import diagnose, explain
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.confirm import merge, unmerged
-from seatrial.diagnose.signature import Signature
-from seatrial.diagnose.signatures import Match, signatures
+from seatrial.diagnose.signature import Match, Signature
+from seatrial.diagnose.signatures import signatures
 from seatrial.model import Finding, JobResult, JobState, Outcome, Verdict
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 48, pid='<unknown>', name=<unknown>"

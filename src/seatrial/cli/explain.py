@@ -19,7 +19,7 @@ from seatrial.model import UsageError
 from seatrial.util.input_files import open_file
 
 if TYPE_CHECKING:
-    from seatrial.diagnose.signatures import Match
+    from seatrial.diagnose.signature import Match
 
 _POLL_S = 0.5
 _MAX_ERROR_LINES = 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -28,11 +27,10 @@ from seatrial.diagnose.job_failures import (
 from seatrial.diagnose.localize import finding_source, finding_templates, localize
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_search import search, search_text
-from seatrial.diagnose.signatures import Match
+from seatrial.diagnose.signature import MAX_QUOTE, Match
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
-from seatrial.model.trial import Confidence
 from seatrial.util.input_files import open_file
 from seatrial.util.secrets import secret_values
 from seatrial.util.text import and_more
@@ -40,7 +38,6 @@ from seatrial.util.text import and_more
 _RANK_CAUSES = (RANK_FAILED, HANG)  # causes of findings that come from jobs and logs, not from verdicts
 _MAX_NAMED = 6
 _MAX_TITLE = 160  # characters of a line in a title
-_SLURM_COMMAND = re.compile(r"\b(?:scontrol|sinfo|squeue|sacct|sacctmgr|srun|slurmd)\b")
 _CONFIRMATION_S = 600.0  # longest time between a line and one that confirms it: the NCCL watchdog waits that long
 
 
@@ -143,7 +140,8 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
     they name. Findings of NCCL say if its network is unknown. ``origins`` reads the logs while ``matches`` yields.
     """
     all_matches, origins, secrets = list(matches), origins or LogOrigins(), secret_values()
-    world = {match.signature.id for match in all_matches if match.signature.role == "fact"}
+    facts = {match.signature.id for match in all_matches if match.signature.role == "fact"}
+    has_slurm = "world.slurm" in facts or "world.kubernetes" not in facts
     network = unknown_network(all_matches)
     reported = _matches_to_report(all_matches)
     findings: list[Finding] = []
@@ -154,8 +152,8 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
         near = [other for other in all_matches if _is_near(other, match)]
         places = dict.fromkeys(other.place for other in reported if other.place and other.signature is match.signature)
         place = origins.origin(match.line, match.source).name or and_more(list(places), _MAX_NAMED)
-        confidence = "low" if findings and not findings[0].signature else _confidence(match)
-        finding = with_confirmations(_finding(match, place, confidence, world), match, near)
+        confidence = "low" if findings and not findings[0].signature else match.confidence
+        finding = with_confirmations(match.finding(place, confidence, has_slurm=has_slurm), match, near)
         if network and match.signature.id.startswith("nccl."):
             finding = finding.model_copy(update={"evidence": f"{finding.evidence} {network}."})
         if (count := len({other.log for other in all_matches if other.signature is match.signature})) > 1:
@@ -194,7 +192,7 @@ def _unknown_error(match: Match, origins: LogOrigins) -> Finding:
         title=f"First error, which no signature knows: {match.line[:_MAX_TITLE]}",
         subject=origins.origin(match.line, match.source).name,
         confidence="low",
-        evidence=f"The errors after it may follow from it. Log line: {match.line[:300]}",
+        evidence=f"The errors after it may follow from it. Log line: {match.line[:MAX_QUOTE]}",
         fix="Search for the text in the documentation and the issues of the program that wrote the line.",
         action="none",
         source=match.source,
@@ -228,16 +226,11 @@ def _order(match: Match, origins: LogOrigins) -> tuple[float, float]:
     return match.time, origins.origin(match.line, match.source).order
 
 
-def _confidence(match: Match) -> Confidence:
-    """The confidence of a finding from a log: low for a kind of error or a consequence, medium for known failures."""
-    return "low" if match.signature.role in ("family", "general", "cascade") else "medium"
-
-
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
             for match in _matches_to_report(search_text(measurement.error, measurement.check)):
-                yield _finding(match, measurement.subject, "high")
+                yield match.finding(measurement.subject, "high")
 
 
 def _with_explained_errors(
@@ -285,7 +278,7 @@ def _findings_in_outputs(
                 # the rank that the line names may differ from the rank that ended first
                 rank = match.values.get("rank", "")
                 subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)
-                finding = _finding(match, subject, "high")
+                finding = match.finding(subject, "high")
                 yield finding.model_copy(update={"explains": (VerdictKey.from_verdict(verdict),)})
 
 
@@ -317,7 +310,7 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             if failed_rank and not has_root and not result.missing_nodes:
                 yield failed_rank
             for match in reported if has_root or not result.missing_nodes else ():
-                finding = _finding(match, result.failed_subject or result.job, _confidence(match))
+                finding = match.finding(result.failed_subject or result.job, match.confidence)
                 yield with_confirmations(finding, match, matches)
 
 
@@ -329,7 +322,7 @@ def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) ->
     for log in logs:
         for match in _search_log(log, run_dir, ignore="NCCL INFO"):
             if match.signature.role in ("root", "step"):
-                finding = _finding(match, job, "low")
+                finding = match.finding(job, "low")
                 yield finding.model_copy(update={"evidence": f"The job completed nevertheless. {finding.evidence}"})
 
 
@@ -380,30 +373,6 @@ def _without_ended(matches: Iterable[Match]) -> list[Match]:
             ]
         kept.append(match)
     return kept
-
-
-def _finding(match: Match, subject: str, confidence: Confidence, world: Collection[str] = ()) -> Finding:
-    """``world``: ids of the facts of the log, by which the commands are chosen."""
-    signature = match.signature
-    title = signature.titled(match.values)
-    return Finding(
-        title=f"{title} in {match.raised_in}" if match.raised_in else title,
-        subject=subject,
-        confidence=confidence,
-        evidence=f"{signature.cause} Log line: {match.line[:300]}",
-        first_command=_fitting(signature.command(match.values), world),
-        fix=signature.filled(signature.fix, match.values),
-        action=signature.action,
-        source=match.source,
-        signature=signature.id,
-    )
-
-
-def _fitting(command: str, world: Collection[str]) -> str:
-    """The command without the parts of Slurm if the log is of Kubernetes and not of Slurm."""
-    if "world.kubernetes" not in world or "world.slurm" in world:
-        return command
-    return "; ".join(part for part in command.split("; ") if not _SLURM_COMMAND.search(part))
 
 
 def _search_log(log: Path, run_dir: Path, ignore: str = "") -> list[Match]:

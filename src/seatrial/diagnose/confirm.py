@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.causes import overlap
-from seatrial.diagnose.signatures import Match
+from seatrial.diagnose.signature import MAX_QUOTE, Match
 from seatrial.model import Finding, Measurement
 from seatrial.model.trial import Confidence
 
@@ -17,7 +17,7 @@ _RAISED_CONFIDENCE: dict[Confidence, Confidence] = {"low": "medium", "medium": "
 def with_confirmations(finding: Finding, match: Match, matches: Sequence[Match]) -> Finding:
     """``finding`` of ``match``, with a higher confidence if a confirmation in ``matches`` supports it."""
     lines = [
-        f"{other.line[:300]} ({other.source})"
+        f"{other.line[:MAX_QUOTE]} ({other.source})"
         for other in matches
         if other.signature.role == "confirmation" and other.signature.confirms_signature(match.signature.id)
     ]

@@ -208,17 +208,9 @@ def _refused_by_nodes(result: JobResult) -> Finding:
 def _rejected_by_scheduler(result: JobResult) -> Finding:
     """The finding with title, fix and action of the signature that the scheduler's message has, if any."""
     match = next(iter(search_text(result.cause, result.job)), None)
-    signature = match.signature if match else None
-    return Finding(
-        title=signature.titled(match.values) if signature and match else "The job was not started",
-        subject=CLUSTER,
-        cause=JOB_REJECTED,
-        confidence="high",
-        evidence=result.cause_without_command,
-        fix=signature.filled(signature.fix, match.values) if signature and match else "",
-        action=signature.action if signature else None,
-        signature=signature.id if signature else "",
-        source=f"job {result.job}",
+    unknown = Finding(title="The job was not started", subject=CLUSTER, confidence="high", evidence="")
+    return (match.finding(CLUSTER, "high") if match else unknown).model_copy(
+        update={"cause": JOB_REJECTED, "evidence": result.cause_without_command, "source": f"job {result.job}"}
     )
 
 
