@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from seatrial.model import Job
-from seatrial.util.input_files import GZIP_MAGIC, open_file, read_json
+from seatrial.util.input_files import GZIP_MAGIC, open_file, read_json, tail_lines
 from seatrial.util.log_time import log_time
 from seatrial.util.torchrun_logs import rank_of_log
 from seatrial.worker import Heartbeat
@@ -57,7 +57,7 @@ _NCCL_INFO = b"] NCCL INFO "  # all processes print it, or none; warnings come f
 # Lines of NCCL and of variables that are read of a log: at its start, since NCCL may write gigabytes
 _MAX_LINES = 10_000
 _END_BYTES = 2**18  # of each log, for the last lines of its ranks
-_LINE_BYTES = 400
+_LINE_CHARS = 400
 
 
 @dataclass(frozen=True)
@@ -195,14 +195,11 @@ def _end(log: Path) -> list[str]:
     """The last lines of a log; none of a pipe or packed file."""
     try:
         with open_file(log) as file:
-            if file.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
-                return []
-            file.seek(-min(_END_BYTES, file.seek(0, 2)), 2)
-            data = file.read(_END_BYTES)
+            is_packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        lines = [] if is_packed else tail_lines(log, _END_BYTES, _END_BYTES)
     except OSError:
         return []
-    lines = data.replace(b"\r", b"\n").splitlines()
-    return [line[:_LINE_BYTES].decode("utf-8", errors="replace").strip() for line in lines if line.strip()]
+    return [line[:_LINE_CHARS].strip() for line in lines if line.strip()]
 
 
 def _line_origin(line: str, log: str) -> tuple[Origin, _Process]:
