@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from seatrial.checks.check import Check
@@ -146,9 +147,8 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
     reported = _matches_to_report(all_matches)
     findings: list[Finding] = []
     for match in ordered_matches(all_matches, origins):
-        first = None if findings else _first_unknown_error(match, all_matches, origins)
-        if first:
-            findings.append(_unknown_error(first, origins))
+        if not findings and (first := _first_unknown_error(match, all_matches, origins)):
+            findings.append(first)
         near = [other for other in all_matches if _is_near(other, match)]
         places = dict.fromkeys(other.place for other in reported if other.place and other.signature is match.signature)
         place = origins.origin(match.line, match.source).name or and_more(list(places), _MAX_NAMED)
@@ -174,7 +174,7 @@ def unknown_network(matches: Iterable[Match]) -> str:
     return next((match.signature.titled(match.values) for match in unknown), "")
 
 
-def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOrigins) -> Match | None:
+def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOrigins) -> Finding | None:
     """The first line above ``match`` of the same process that only looks like an error.
 
     None if ``match`` is the cause of a failure, not a consequence, a failed step or a general error.
@@ -182,21 +182,19 @@ def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOri
     if match.signature.role not in ("general", "cascade", "step"):
         return None
     of_process = ("", origins.origin(match.line, match.source).name)
-    above = itertools.takewhile(lambda other: other.source != match.source, matches)
-    lines = (other for other in above if other.signature.role == "error_line" and other.log == match.log)
-    return next((other for other in lines if origins.origin(other.line, other.source).name in of_process), None)
-
-
-def _unknown_error(match: Match, origins: LogOrigins) -> Finding:
-    return Finding(
-        title=f"First error, which no signature knows: {match.line[:_MAX_TITLE]}",
-        subject=origins.origin(match.line, match.source).name,
-        confidence="low",
-        evidence=f"The errors after it may follow from it. Log line: {match.line[:MAX_QUOTE]}",
-        fix="Search for the text in the documentation and the issues of the program that wrote the line.",
-        action="none",
-        source=match.source,
-    )
+    for other in itertools.takewhile(lambda other: other.source != match.source, matches):
+        place = origins.origin(other.line, other.source).name
+        if other.signature.role == "error_line" and other.log == match.log and place in of_process:
+            return Finding(
+                title=f"First error, which no signature knows: {other.line[:_MAX_TITLE]}",
+                subject=place,
+                confidence="low",
+                evidence=f"The errors after it may follow from it. Log line: {other.line[:MAX_QUOTE]}",
+                fix="Search for the text in the documentation and the issues of the program that wrote the line.",
+                action="none",
+                source=other.source,
+            )
+    return None
 
 
 def _is_near(other: Match, match: Match) -> bool:
@@ -212,10 +210,12 @@ def ordered_matches(matches: Iterable[Match], origins: LogOrigins | None = None)
     Failed steps come after roots and families, which name their reason.
     """
     known_origins = origins or LogOrigins()
-    ordered = sorted(_matches_to_report(matches), key=lambda match: _order(match, known_origins))
-    ordered.sort(key=lambda match: match.signature.role in ("step", "cascade"))
+
+    def position(match: Match) -> tuple[bool, float, float]:
+        return match.signature.role in ("step", "cascade"), *_order(match, known_origins)
+
     first_of_each: dict[str, Match] = {}
-    for match in ordered:
+    for match in sorted(_matches_to_report(matches), key=position):
         first_of_each.setdefault(match.signature.id, match)
     return tuple(first_of_each.values())
 
@@ -242,25 +242,24 @@ def _with_explained_errors(
     except ERRORs that one of ``causes`` explains.
     """
     root_ids = {signature.id for signature in known_signatures() if signature.role == "root"}
-    places = {finding.subject for finding in findings if finding.signature in root_ids and not finding.explains}
     explained = {key for cause in causes for key in cause.explains}
-    roots_by_text: dict[str, set[str]] = {}  # error → ids of roots; many checks may have the same error
-    explained_by: dict[tuple[str, str], list[VerdictKey]] = {}  # (signature, place) → verdicts
+    errors: dict[str, list[Verdict]] = {}  # place → its ERRORs
     for verdict in verdicts:
-        if verdict.outcome is not Outcome.ERROR or verdict.subject not in places:
-            continue
-        if (key := VerdictKey.from_verdict(verdict)) not in explained:
-            if verdict.detail not in roots_by_text:
-                matches = search_text(verdict.detail, verdict.check)
-                roots_by_text[verdict.detail] = {match.signature.id for match in matches} & root_ids
-            for signature in roots_by_text[verdict.detail]:
-                explained_by.setdefault((signature, verdict.subject), []).append(key)
-    return [
-        finding.model_copy(
-            update={"explains": finding.explains or tuple(explained_by.get((finding.signature, finding.subject), ()))}
-        )
-        for finding in findings
-    ]
+        if verdict.outcome is Outcome.ERROR and VerdictKey.from_verdict(verdict) not in explained:
+            errors.setdefault(verdict.subject, []).append(verdict)
+
+    @cache  # many checks may have the same error
+    def signature_ids(text: str) -> frozenset[str]:
+        return frozenset(match.signature.id for match in search_text(text, ""))
+
+    def explains(finding: Finding) -> tuple[VerdictKey, ...]:
+        if finding.explains or finding.signature not in root_ids:
+            return finding.explains
+        of_place = errors.get(finding.subject, ())
+        shown = (each for each in of_place if finding.signature in signature_ids(each.detail))
+        return tuple(map(VerdictKey.from_verdict, shown))
+
+    return [finding.model_copy(update={"explains": explains(finding)}) for finding in findings]
 
 
 def _findings_in_outputs(
@@ -273,18 +272,15 @@ def _findings_in_outputs(
         if isinstance(failed := measurement.facts.get(FAILED_RANK), dict)
     }
     for verdict in verdicts:
-        if verdict.outcome is Outcome.FAIL and _has_output(verdict, checks):
+        check = checks.get(verdict.check) if verdict.outcome is Outcome.FAIL else None
+        declared = check.declaration(verdict.metric) if check else None
+        if declared and declared.log_evidence:
             for match in _matches_to_report(search_text(verdict.evidence, verdict.check)):
                 # the rank that the line names may differ from the rank that ended first
                 rank = match.values.get("rank", "")
                 subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)
                 finding = match.finding(subject, "high")
                 yield finding.model_copy(update={"explains": (VerdictKey.from_verdict(verdict),)})
-
-
-def _has_output(verdict: Verdict, checks: Mapping[str, Check]) -> bool:
-    declared = checks[verdict.check].declaration(verdict.metric) if verdict.check in checks else None
-    return declared is not None and declared.log_evidence
 
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
@@ -297,8 +293,7 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
             # seatrial or Slurm ends the processes of a job that hangs or loses a node
-            was_terminated = result.state is JobState.HUNG or bool(result.missing_nodes)
-            ignored = SIGTERM_SIGNATURES if was_terminated else ()
+            ignored = SIGTERM_SIGNATURES if result.state is JobState.HUNG or result.missing_nodes else ()
             all_matches = (match for log in logs for match in _search_log(log, run_dir))
             matches = [match for match in all_matches if match.signature.id not in ignored]
             failed_rank = failed_rank_finding(result, folder)
@@ -342,21 +337,16 @@ def _matches_to_report(matches: Iterable[Match]) -> list[Match]:
     most_specific = next((role for role in ("root", "family", "step", "general", "cascade") if role in roles), "root")
     reported_roles = {most_specific, "step"} if most_specific in ("root", "family") else {most_specific}
     places = [match.place for match in known if match.signature.role == most_specific]
+    is_elsewhere = {
+        place: all(place != other and place.partition(" ")[0] == other.partition(" ")[0] for other in places)
+        for place in {match.place for match in known if match.place}
+    }
     return [
         match
         for match in known
         if match.signature.role in reported_roles
-        or (
-            match.signature.role == "cascade"
-            and match.place
-            and all(_is_elsewhere(match.place, each) for each in places)
-        )
+        or (match.signature.role == "cascade" and is_elsewhere.get(match.place))
     ]
-
-
-def _is_elsewhere(place: str, other: str) -> bool:
-    """Whether both are places of the same kind, and not the same."""
-    return place != other and place.partition(" ")[0] == other.partition(" ")[0]
 
 
 def _without_ended(matches: Iterable[Match]) -> list[Match]:
