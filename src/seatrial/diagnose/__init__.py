@@ -10,7 +10,7 @@ from pathlib import Path
 
 from seatrial.checks.check import Check
 from seatrial.diagnose.causes import cause_findings
-from seatrial.diagnose.confirm import merge, unmerged, with_confirmations, without_quotes
+from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.implementations import implementation_findings
@@ -79,7 +79,7 @@ def diagnose(
             findings.setdefault((finding.title, "" if finding.subject in jobs else finding.subject), finding)
     failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
     others = _with_explained_errors([*hangs, *_without_consequences(findings.values())], verdicts, (*failures, *causes))
-    merged = merge(causes, without_quotes(others, causes, measurements), jobs)
+    merged = merge(causes, others, jobs, measurements)
     return (*missing_nodes, *failures, *merged, *localize(verdicts, measurements, checks))
 
 
@@ -126,11 +126,8 @@ def refreshed_findings(
     failures = job_failure_findings(trial.results, trial.measurements, verdicts, checks)
     failures, causes = _all_causes(failures, verdicts, trial.measurements, trial.localization, checks, node_prefix)
     jobs = frozenset(result.job for result in trial.results)
-    return (
-        *failures,
-        *merge(causes, without_quotes(kept, causes, trial.measurements), jobs),
-        *localize(verdicts, trial.measurements, checks),
-    )
+    merged = merge(causes, kept, jobs, trial.measurements)
+    return (*failures, *merged, *localize(verdicts, trial.measurements, checks))
 
 
 def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Finding, ...]:

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from seatrial.checks.check import Check
-from seatrial.diagnose.cause_data import Cause, causes
+from seatrial.diagnose.cause_data import Cause, causes, filled
 from seatrial.diagnose.causes import needs_cause, overlap
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.log_search import search_text
@@ -20,7 +20,6 @@ from seatrial.hardware.links import role_facts
 from seatrial.model import (
     CLUSTER,
     Finding,
-    Frozen,
     Job,
     JobFailure,
     JobResult,
@@ -31,7 +30,6 @@ from seatrial.model import (
     Verdict,
     VerdictKey,
 )
-from seatrial.model.trial import Action
 from seatrial.util import data_files
 from seatrial.util.input_files import read_json
 from seatrial.util.text import and_more
@@ -214,20 +212,16 @@ def _rejected_by_scheduler(result: JobResult) -> Finding:
     )
 
 
-class MissingNodeCause(Frozen):
+class MissingNodeCause(Cause):
     """Why a node is missing, and what to do. ``pattern``: a regular expression that the state of the node matches.
 
-    ``launcher``: the cause is only for jobs of this launcher; empty: for all jobs. In ``first_command`` and ``fix``,
-    {node} is replaced by the name of the node.
+    ``launcher``: the cause is only for jobs of this launcher; empty: for all jobs.
     """
 
-    id: str
-    title: str
+    place: Literal["node"] = "node"
+    explains: tuple[str, ...] = ()
     pattern: str
     launcher: str = ""
-    first_command: str
-    fix: str
-    action: Action
     source: str
 
 
@@ -245,19 +239,9 @@ def missing_node_findings(results: Sequence[JobResult], verdicts: Sequence[Verdi
         for node in result.missing_nodes:
             rows = (row for row in missing_node_causes() if row.launcher in ("", result.launcher))
             cause = next(row for row in rows if re.search(row.pattern, node.state))
-            finding = Finding(
-                cause=cause.id,
-                title=cause.title,
-                subject=node.name,
-                confidence="high",
-                evidence=f"{node.name}: {node.state}",
-                first_command=cause.first_command.replace("{node}", node.name),
-                fix=cause.fix.replace("{node}", node.name),
-                action=cause.action,
-                source=f"job {result.job}; {cause.source}",
-                explains=errors,
-            )
-            findings.setdefault(node.name, finding)
+            command, evidence = filled(cause.first_command, node.name), f"{node.name}: {node.state}"
+            finding = cause.finding(node.name, "high", evidence, command, f"job {result.job}; {cause.source}")
+            findings.setdefault(node.name, finding.model_copy(update={"explains": errors}))
     return list(findings.values())
 
 
