@@ -131,7 +131,7 @@ def refreshed_findings(
 
 
 def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Finding, ...]:
-    """The findings of ``ordered_matches``, without secrets of the logs.
+    """One finding for each signature, without secrets of the logs, ordered by its earliest match (see _ordered).
 
     An earlier error of the same process that no signature knows stands above a consequence or a general error, whose
     confidence is low then. The evidence has the number of logs that show the same failure, the subject all places that
@@ -141,28 +141,29 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
     facts = {match.signature.id for match in all_matches if match.signature.role == "fact"}
     has_slurm = "world.slurm" in facts or "world.kubernetes" not in facts
     network = unknown_network(all_matches)
-    reported = _matches_to_report(all_matches)
+    by_signature: dict[str, list[Match]] = {}
+    for match in _ordered(_matches_to_report(all_matches), origins):
+        by_signature.setdefault(match.signature.id, []).append(match)
     findings: list[Finding] = []
-    for match in ordered_matches(all_matches, origins):
+    for same in by_signature.values():
+        match = same[0]
         if not findings and (first := _first_unknown_error(match, all_matches, origins)):
             findings.append(first)
-        near = [other for other in all_matches if _is_near(other, match)]
-        places = dict.fromkeys(other.place for other in reported if other.place and other.signature is match.signature)
-        place = origins.origin(match.line, match.source).name or and_more(list(places), _MAX_NAMED)
+        places = list(dict.fromkeys(filter(None, (each.place for each in same))))
+        place = origins.origin(match.line, match.source).name or and_more(places, _MAX_NAMED)
         confidence = "low" if findings and not findings[0].signature else match.confidence
-        finding = with_confirmations(match.finding(place, confidence, has_slurm=has_slurm), match, near)
-        if network and match.signature.id.startswith("nccl."):
-            finding = finding.model_copy(update={"evidence": f"{finding.evidence} {network}."})
-        if (count := len({other.log for other in all_matches if other.signature is match.signature})) > 1:
-            finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
-        findings.append(finding)
+        finding = match.finding(place, confidence, has_slurm=has_slurm)
+        finding = with_confirmations(finding, match, [other for other in all_matches if _is_near(other, match)])
+        logs = {each.log for each in same}
+        of_all = f"In {len(logs)} logs. " if len(logs) > 1 else ""
+        of_nccl = f" {network}." if network and match.signature.id.startswith("nccl.") else ""
+        findings.append(finding.model_copy(update={"evidence": f"{of_all}{finding.evidence}{of_nccl}"}))
     return tuple(finding.without_secrets(secrets) for finding in findings)
 
 
 def error_lines(matches: Iterable[Match], origins: LogOrigins) -> list[Match]:
     """The lines that only look like errors, by time and rank: what to read if nothing is known."""
-    lines = [match for match in matches if match.signature.role == "error_line"]
-    return sorted(lines, key=lambda match: _order(match, origins))
+    return _ordered((match for match in matches if match.signature.role == "error_line"), origins)
 
 
 def unknown_network(matches: Iterable[Match]) -> str:
@@ -200,27 +201,19 @@ def _is_near(other: Match, match: Match) -> bool:
     return other.log == match.log and (None in times or abs((other.time or 0) - (match.time or 0)) <= _CONFIRMATION_S)
 
 
-def ordered_matches(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Match, ...]:
-    """The matches to report (see _matches_to_report), of each signature only the earliest.
+def _ordered(matches: Iterable[Match], origins: LogOrigins) -> list[Match]:
+    """The matches by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
 
-    They are ordered by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
     Failed steps come after roots and families, which name their reason.
     """
-    known_origins = origins or LogOrigins()
 
     def position(match: Match) -> tuple[bool, float, float]:
-        return match.signature.role in ("step", "cascade"), *_order(match, known_origins)
+        is_late = match.signature.role in ("step", "cascade")
+        if match.time is None:
+            return is_late, math.inf, 0
+        return is_late, match.time, origins.origin(match.line, match.source).order
 
-    first_of_each: dict[str, Match] = {}
-    for match in sorted(_matches_to_report(matches), key=position):
-        first_of_each.setdefault(match.signature.id, match)
-    return tuple(first_of_each.values())
-
-
-def _order(match: Match, origins: LogOrigins) -> tuple[float, float]:
-    if match.time is None:
-        return math.inf, 0
-    return match.time, origins.origin(match.line, match.source).order
+    return sorted(matches, key=position)
 
 
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:

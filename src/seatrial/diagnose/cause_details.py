@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -16,14 +16,14 @@ _MAX_PIDS = 8
 class Details:
     """The facts of ``measurements`` on which causes depend; a malformed fact gives no process and no path."""
 
-    def __init__(self, measurements: Sequence[Measurement]) -> None:
+    def __init__(self, measurements: Iterable[Measurement]) -> None:
         rows = [(each.with_fact, each.without_fact, each.paths_fact, each.processes_fact) for each in causes()]
         names = {name for row in rows for name in row}
-        self._values: dict[str, dict[str, dict[str, list[JsonValue]]]] = {}  # fact → node → check → values
+        self._values: dict[str, dict[str, list[tuple[str, JsonValue]]]] = {}  # fact → node → (check, value)
         for each in measurements:
             for name in names & each.facts.keys():
-                by_check = self._values.setdefault(name, {}).setdefault(node_of(each.subject), {})
-                by_check.setdefault(each.check, []).append(each.facts[name])
+                of_node = self._values.setdefault(name, {}).setdefault(node_of(each.subject), [])
+                of_node.append((each.check, each.facts[name]))
 
     def facts_allow(self, cause: Cause, verdict: Verdict) -> bool:
         """Whether the check of ``verdict`` has ``with_fact`` of the cause on the node, and not ``without_fact``."""
@@ -36,8 +36,8 @@ class Details:
 
     def _texts(self, fact: str, verdict: Verdict) -> list[str]:
         """The texts of a fact that the check of ``verdict`` has on its node; empty ones do not count."""
-        values = self._values.get(fact, {}).get(node_of(verdict.subject), {}).get(verdict.check, [])
-        return [value for value in values if isinstance(value, str) and value]
+        values = self._values.get(fact, {}).get(node_of(verdict.subject), ())
+        return [value for check, value in values if check == verdict.check and isinstance(value, str) and value]
 
     def process_names(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
         """``NAME (pid PID)`` of each process in the cause's fact at the places of ``evidence``."""
@@ -59,25 +59,24 @@ class Details:
     def _processes(self, cause: Cause, evidence: Sequence[Verdict]) -> dict[int, str]:
         """PID → name of the processes in the cause's fact; processes of a GPU only if ``evidence`` names that GPU."""
         subjects = {verdict.subject for verdict in evidence}
-        by_node = self._values.get(cause.processes_fact, {})
         names: dict[int, str] = {}
-        for node in dict.fromkeys(node_of(verdict.subject) for verdict in evidence):
-            lists = [value for values in by_node.get(node, {}).values() for value in values if isinstance(value, list)]
-            for process in (item for value in lists for item in value if isinstance(item, Mapping)):
-                pid = process.get("pid")
-                is_at_subject = "gpu" not in process or f"{node}/gpu{process['gpu']}" in subjects
-                if type(pid) is int and is_at_subject:
-                    names.setdefault(pid, str(process.get("name", "unknown")))
+        for node in dict.fromkeys(map(node_of, (verdict.subject for verdict in evidence))):
+            for _, processes in self._values.get(cause.processes_fact, {}).get(node, ()):
+                for process in processes if isinstance(processes, list) else ():
+                    if not isinstance(process, Mapping) or type(pid := process.get("pid")) is not int:
+                        continue
+                    if "gpu" not in process or f"{node}/gpu{process['gpu']}" in subjects:
+                        names.setdefault(pid, str(process.get("name", "unknown")))
         return names
 
     def _paths(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
         """The absolute paths in the names of the metrics, such as write_single./home; else those in the fact."""
-        suffixes = [verdict.metric.partition(".")[2] for verdict in evidence]
-        by_node = self._values.get(cause.paths_fact, {}).values()
-        values = [value for by_check in by_node for each in by_check.values() for value in each]
-        in_facts = [path for value in values if isinstance(value, Mapping) for path in value]
-        is_path = [[path for path in paths if path.startswith("/")] for paths in (suffixes, in_facts)]
-        return list(dict.fromkeys(is_path[0] or is_path[1]))
+        suffixes = (verdict.metric.partition(".")[2] for verdict in evidence)
+        if in_names := [path for path in suffixes if path.startswith("/")]:
+            return list(dict.fromkeys(in_names))
+        values = (value for rows in self._values.get(cause.paths_fact, {}).values() for _, value in rows)
+        keys = (path for value in values if isinstance(value, Mapping) for path in value)
+        return [path for path in dict.fromkeys(keys) if path.startswith("/")]
 
 
 def node_of(subject: str) -> str:
