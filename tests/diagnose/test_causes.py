@@ -18,7 +18,7 @@ from seatrial.diagnose import diagnose
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import cause_findings, node_command
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict, VerdictKey
+from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.fakes.slurm import NO_CONFIGURATION
@@ -241,7 +241,7 @@ def test_record_with_a_busy_gpu_has_one_finding_that_names_the_process() -> None
     (finding,) = cause_findings([*judged, *failed], [*inventory, *busy.measurements], checks)
     assert finding.title == "another program uses the GPU: python3 (pid 1800)"
     assert finding.subject == "vm/gpu1"
-    assert {VerdictKey.from_verdict(verdict) for verdict in failed} < set(finding.explains)
+    assert {verdict.key for verdict in failed} < set(finding.explains)
     assert len({verdict.check for verdict in failed}) == 5
     assert finding.first_command.endswith("; ps -o pid,user,lstart,args -p 1800")
 

@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.job_failures import JOB_REJECTED, NODE_UNFIT, RENDEZVOUS_FAILS
-from seatrial.model import CLUSTER, JobResult, JobState, MissingNode, Outcome, Reason, Verdict, VerdictKey
+from seatrial.model import CLUSTER, JobResult, JobState, MissingNode, Outcome, Reason, Verdict
 
 UNMEASURED = Verdict("train.cnn", CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))
 FAILED = Verdict("train.ddp", CLUSTER, Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,), detail="no heartbeat")
@@ -38,7 +38,7 @@ def test_job_refused_by_nodes_has_one_finding(tmp_path: Path) -> None:
     (finding,) = diagnose([result], [], [], [UNMEASURED, FAILED], {}, tmp_path)
     assert (finding.subject, finding.evidence, finding.confidence) == ("n1", cause, "high")
     assert finding.first_command == "srun --nodelist=n1 pip list"
-    assert (finding.cause, finding.explains) == (NODE_UNFIT, (VerdictKey.from_verdict(UNMEASURED),))
+    assert (finding.cause, finding.explains) == (NODE_UNFIT, (UNMEASURED.key,))
     quoted = "srun --nodelist=n1 sh -c 'ping -c 3 n0; ip route get n0'"
     network = result.model_copy(update={"cause": f"cannot connect to the rendezvous. Run first: {quoted}; no image"})
     (finding,) = diagnose([network], [], [], (), {}, tmp_path)
@@ -57,7 +57,7 @@ def test_rejected_job_has_one_finding_on_the_cluster(cause: str, signature: str,
     (finding,) = diagnose([result], [], [], [UNMEASURED, FAILED], {}, tmp_path)
     assert (finding.subject, finding.cause, finding.signature) == (CLUSTER, JOB_REJECTED, signature)
     assert (finding.evidence, finding.first_command) == (cause, "sinfo -s")
-    assert finding.explains == (VerdictKey.from_verdict(UNMEASURED),)
+    assert finding.explains == (UNMEASURED.key,)
 
 
 @pytest.mark.parametrize("state", [JobState.REFUSED, JobState.REJECTED])
@@ -72,4 +72,4 @@ def test_missing_nodes_are_the_only_findings_of_a_refused_job(state: JobState, t
     missing = (MissingNode(name="n1", state="DOWN"),)
     result = refused(state, "n1", "n1 is DOWN").model_copy(update={"missing_nodes": missing})
     (finding,) = diagnose([result], [], [], [UNMEASURED], {}, tmp_path)
-    assert (finding.subject, finding.explains) == ("n1", (VerdictKey.from_verdict(UNMEASURED),))
+    assert (finding.subject, finding.explains) == ("n1", (UNMEASURED.key,))

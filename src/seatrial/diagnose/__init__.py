@@ -31,7 +31,7 @@ from seatrial.diagnose.log_search import search, search_text
 from seatrial.diagnose.signature import MAX_QUOTE, Match
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
-from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
+from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
 from seatrial.util.input_files import open_file
 from seatrial.util.secrets import secret_values
 from seatrial.util.text import and_more
@@ -104,7 +104,7 @@ def _all_causes(
     The causes: those with high confidence, slow nodes, slow implementations, then others.
     """
     explained = {key for failure in failures for key in failure.explains}
-    others = [verdict for verdict in verdicts if VerdictKey.from_verdict(verdict) not in explained]
+    others = [verdict for verdict in verdicts if verdict.key not in explained]
     causes = cause_findings(others, measurements, checks, node_prefix)
     slow_nodes = search_findings([*measurements, *searches], others, measurements, checks, causes, node_prefix)
     certain = [cause for cause in causes if cause.confidence == "high"]
@@ -235,21 +235,20 @@ def _with_explained_errors(
     explained = {key for cause in causes for key in cause.explains}
     errors: dict[str, list[Verdict]] = {}  # place → its ERRORs
     for verdict in verdicts:
-        if verdict.outcome is Outcome.ERROR and VerdictKey.from_verdict(verdict) not in explained:
+        if verdict.outcome is Outcome.ERROR and verdict.key not in explained:
             errors.setdefault(verdict.subject, []).append(verdict)
 
     @cache  # many checks may have the same error
     def signature_ids(text: str) -> frozenset[str]:
         return frozenset(match.signature.id for match in search_text(text, ""))
 
-    def explains(finding: Finding) -> tuple[VerdictKey, ...]:
+    def with_errors(finding: Finding) -> Finding:
         if finding.explains or finding.signature not in root_ids:
-            return finding.explains
+            return finding
         of_place = errors.get(finding.subject, ())
-        shown = (each for each in of_place if finding.signature in signature_ids(each.detail))
-        return tuple(map(VerdictKey.from_verdict, shown))
+        return finding.explaining(each for each in of_place if finding.signature in signature_ids(each.detail))
 
-    return [finding.model_copy(update={"explains": explains(finding)}) for finding in findings]
+    return list(map(with_errors, findings))
 
 
 def _findings_in_outputs(
@@ -269,8 +268,7 @@ def _findings_in_outputs(
                 # the rank that the line names may differ from the rank that ended first
                 rank = match.values.get("rank", "")
                 subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)
-                finding = match.finding(subject, "high")
-                yield finding.model_copy(update={"explains": (VerdictKey.from_verdict(verdict),)})
+                yield match.finding(subject, "high").explaining([verdict])
 
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:

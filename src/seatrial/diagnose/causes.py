@@ -132,14 +132,13 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, list[Verdict]]]) -> lis
         if suspect.cause.consequence_of and explained_verdicts.issuperset(suspect.evidence_verdicts):
             continue  # the causes of this cause have findings
         index = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
-        keys = [VerdictKey.from_verdict(verdict) for verdict in consequences]
-        is_needed = any(best_index.get(key, index) >= index for key in keys)
+        is_needed = any(best_index.get(verdict.key, index) >= index for verdict in consequences)
         is_warning = suspect.cause.report_warning and suspect.evidence_verdicts
         if is_needed or is_warning or any(v.outcome is Outcome.FAIL for v in suspect.evidence_verdicts):
-            all_keys = dict.fromkeys([*map(VerdictKey.from_verdict, suspect.evidence_verdicts), *keys])
-            for key in all_keys:
+            finding = suspect.finding.explaining([*suspect.evidence_verdicts, *consequences])
+            for key in finding.explains:
                 best_index.setdefault(key, index)
-            findings.append(suspect.finding.model_copy(update={"explains": tuple(all_keys)}))
+            findings.append(finding)
     return findings
 
 

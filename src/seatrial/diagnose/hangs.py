@@ -10,7 +10,7 @@ from pathlib import Path
 from seatrial.diagnose.causes import node_command
 from seatrial.diagnose.flight_recorder import hang_text, hang_title
 from seatrial.discover.rank_stacks import FOLDER, STACKS, STATES, HangEvidence, read_evidence
-from seatrial.model import Finding, JobResult, JobState, Outcome, Verdict, VerdictKey
+from seatrial.model import Finding, JobResult, JobState, Outcome, Verdict
 from seatrial.model.trial import Action, Confidence
 from seatrial.util.text import rank_list
 
@@ -43,18 +43,12 @@ def hang_findings(
         matches = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
         rank_count = max((int(match[1]) for match in matches if match), default=-1) + 1
         if evidence := read_evidence(attempt, rank_count):
-            errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
-            explained = [
-                VerdictKey.from_verdict(verdict)
-                for verdict in errors
-                if result.cause and result.cause in verdict.detail
-            ]
-            yield _finding(result, evidence, attempt, tuple(dict.fromkeys(explained)), node_prefix)
+            errors = (verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR)
+            explained = (verdict for verdict in errors if result.cause and result.cause in verdict.detail)
+            yield _finding(result, evidence, attempt, node_prefix).explaining(explained)
 
 
-def _finding(
-    result: JobResult, evidence: HangEvidence, attempt: Path, explains: tuple[VerdictKey, ...], node_prefix: str
-) -> Finding:
+def _finding(result: JobResult, evidence: HangEvidence, attempt: Path, node_prefix: str) -> Finding:
     ranks_at_fault = evidence.ranks_at_fault
     snapshot = evidence.snapshots[ranks_at_fault[0]] if ranks_at_fault else None  # of the first rank at fault
     title, confidence = _title(evidence)
@@ -74,7 +68,6 @@ def _finding(
         fix=fix,
         source=f"stacks and process states of job {result.job}, attempt {result.attempt}: {attempt / FOLDER}",
         cause=CAUSE,
-        explains=explains,
         action=action,
     )
 

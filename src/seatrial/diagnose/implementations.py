@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from seatrial.checks.check import Check
-from seatrial.model import CLUSTER, BasisKind, Finding, Outcome, Verdict, VerdictKey
+from seatrial.model import CLUSTER, BasisKind, Finding, Outcome, Verdict
 
 SLOW_MACHINE, SLOW_IMPLEMENTATION = "slow_machine", "slow_implementation"
 # A threshold of a trial may be far below the speed of good hardware: passing it does not show that the machine is fast
@@ -36,7 +36,7 @@ def implementation_findings(
         slow = list(chain.from_iterable(slow_by_name.values()))
         others = chain.from_iterable(rows for each, rows in speeds.items() if not slow_by_name[each])
         fast = list(filter(_is_as_fast_as_reference, others))
-        if all(slow_by_name.values()) and not explained.issuperset(map(VerdictKey.from_verdict, slow)):
+        if all(slow_by_name.values()) and not explained.issuperset(verdict.key for verdict in slow):
             title = "all implementations of the same training are slow: the machine, not one framework"
             yield _finding(SLOW_MACHINE, work.machine_command, slow, (), title, _MACHINE_FIX)
         elif slow and fast:
@@ -68,5 +68,4 @@ def _finding(
         fix=fix,
         action="fix-environment" if fast else "none",
         source=", ".join(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in slow)),
-        explains=tuple(map(VerdictKey.from_verdict, slow)),
-    )
+    ).explaining(slow)

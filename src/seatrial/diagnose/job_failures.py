@@ -28,7 +28,6 @@ from seatrial.model import (
     Outcome,
     Reason,
     Verdict,
-    VerdictKey,
 )
 from seatrial.util import data_files
 from seatrial.util.input_files import read_json
@@ -157,7 +156,6 @@ def _finding(cause: Cause, members: Sequence[_SourcedFailure]) -> Finding:
     failures = [member.failure for member in members]
     first = next((failure for failure in failures if failure.cause == cause.id), failures[0])
     nodes = list(dict.fromkeys(node for failure in failures for node in failure.nodes))
-    keys = dict.fromkeys(VerdictKey.from_verdict(verdict) for member in members for verdict in member.consequences)
     place = f"{and_more(nodes, _MAX_NAMED)}: " if nodes else ""
     finding = cause.finding(
         ", ".join(nodes) or CLUSTER,
@@ -167,7 +165,7 @@ def _finding(cause: Cause, members: Sequence[_SourcedFailure]) -> Finding:
         and_more(list(dict.fromkeys(member.source for member in members)), _MAX_NAMED),
         first.name,
     )
-    return finding.model_copy(update={"explains": tuple(keys)})
+    return finding.explaining(verdict for member in members for verdict in member.consequences)
 
 
 def refused_job_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
@@ -181,9 +179,8 @@ def refused_job_findings(results: Sequence[JobResult], verdicts: Sequence[Verdic
             findings = [_refused_by_nodes(result)]
         elif result.state is JobState.REJECTED and not (result.failures or result.missing_nodes):
             findings = [_rejected_by_scheduler(result)]
-        explains = tuple(map(VerdictKey.from_verdict, not_started(results, verdicts)))
-        changes = {"explains": explains, "first_command": result.first_command}
-    return [finding.model_copy(update=changes) for finding in findings]
+        findings = [each.model_copy(update={"first_command": result.first_command}) for each in findings]
+    return [finding.explaining(not_started(results, verdicts)) for finding in findings]
 
 
 def _refused_by_nodes(result: JobResult) -> Finding:
@@ -233,7 +230,7 @@ def missing_node_causes() -> tuple[MissingNodeCause, ...]:
 
 def missing_node_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
     """One finding per node that a job lost or did not get; each explains all ERROR verdicts."""
-    errors = tuple(VerdictKey.from_verdict(verdict) for verdict in verdicts if verdict.outcome is Outcome.ERROR)
+    errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
     findings: dict[str, Finding] = {}
     for result in results:
         for node in result.missing_nodes:
@@ -241,7 +238,7 @@ def missing_node_findings(results: Sequence[JobResult], verdicts: Sequence[Verdi
             cause = next(row for row in rows if re.search(row.pattern, node.state))
             command, evidence = filled(cause.first_command, node.name), f"{node.name}: {node.state}"
             finding = cause.finding(node.name, "high", evidence, command, f"job {result.job}; {cause.source}")
-            findings.setdefault(node.name, finding.model_copy(update={"explains": errors}))
+            findings.setdefault(node.name, finding.explaining(errors))
     return list(findings.values())
 
 

@@ -25,7 +25,7 @@ from seatrial.hardware.pair_rates import (
 )
 from seatrial.hardware.pair_search import conclude
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict, VerdictKey
+from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
@@ -167,12 +167,9 @@ def search_findings(
     for conclusion, search in _conclusions(searches):
         writer = _FindingWriter(conclusion, search, node_differences(measurements, checks), causes, node_prefix)
         for finding in writer.findings():
-            explains = tuple(
-                dict.fromkeys(
-                    VerdictKey.from_verdict(each) for each in bad if _can_follow(each, finding.subject.split(", "))
-                )
-            )
-            findings[finding.cause, finding.subject] = finding.model_copy(update={"explains": explains})
+            places = finding.subject.split(", ")
+            finding = finding.explaining(verdict for verdict in bad if _can_follow(verdict, places))
+            findings[finding.cause, finding.subject] = finding
     return list(findings.values())
 
 
