@@ -14,8 +14,9 @@ from pydantic import JsonValue
 from tools.records import record_path
 
 from seatrial.checks import catalog
+from seatrial.checks.cause import Cause
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.cause_data import Cause, causes
+from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.causes import cause_findings, node_command
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.checks.cause import Cause
 from seatrial.diagnose import diagnose, explain
-from seatrial.diagnose.cause_data import Cause, causes
+from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.confirm import merge, unmerged
 from seatrial.diagnose.signature import Match, Signature
 from seatrial.diagnose.signatures import signatures

@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from seatrial.checks.cause import Cause, filled
 from seatrial.checks.check import Check
-from seatrial.diagnose.cause_data import Cause, causes, filled
+from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.causes import needs_cause, overlap
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.log_search import search_text

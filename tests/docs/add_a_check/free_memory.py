@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, value
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.model import ByteSize, Phase, Scope
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, FindingTemplate, absent, metric, rule, value
+from seatrial.checks.declare import Answer, FindingTemplate, absent, metric, rule, value
 from seatrial.checks.fabric._compute_ports import ComputePorts, NodePorts, read_node_ports, select_compute_ports
 from seatrial.model import PORTS_USED, Fact, Outcome, Phase, Scope
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, metric, value
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.model import Measurement, Metric, Phase, Scope
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from itertools import chain
 
 from pydantic import JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts

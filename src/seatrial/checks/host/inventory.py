@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.model import Outcome, Phase, Scope
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, metric, value
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.model import Outcome, Phase, Scope, SeatrialError
 
 if TYPE_CHECKING:

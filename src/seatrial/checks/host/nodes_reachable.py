@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, metric, value
+from seatrial.checks.declare import Answer, metric, value
 from seatrial.model import Phase, Scope
 
 

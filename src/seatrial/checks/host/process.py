@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from pydantic import JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.discover import environment_variables
 from seatrial.discover.file_readers import id_list, parse_id_list
 from seatrial.model import Outcome, Phase, Scope, SeatrialError

@@ -6,8 +6,9 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.model import Outcome, Phase, Scope
 
 # Setting → its metric, and how the metric's value follows from the setting's

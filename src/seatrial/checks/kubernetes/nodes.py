@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answer, Cause, absent, metric, value
+from seatrial.checks.declare import Answer, absent, metric, value
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,
     kubectl,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Cause, Value, absent, metric, unreadable, value
+from seatrial.checks.declare import Answer, Value, absent, metric, unreadable, value
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.model import CLUSTER, Artifact, Fact, Outcome, Phase, Scope, Series
 from seatrial.util.quantiles import median_interval
