@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.training import lora
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.implementations import SLOW_IMPLEMENTATION, SLOW_MACHINE, implementation_findings
 from seatrial.hardware.links import Links
 from seatrial.hardware.references import select_references
@@ -38,7 +39,7 @@ def verdicts(native: float, hf: float, ranks: int = 2) -> list[Verdict]:
 
 
 def findings(judged: list[Verdict], causes: tuple[Finding, ...] = ()) -> list[Finding]:
-    return list(implementation_findings(judged, catalog(), causes))
+    return list(implementation_findings(Run(judged, [], catalog()), causes))
 
 
 @pytest.mark.parametrize(

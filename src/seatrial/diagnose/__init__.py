@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from seatrial.checks.check import Check
-from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.causes import Run, cause_findings
 from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
@@ -59,12 +60,12 @@ def diagnose(
 
     A failure that an error of a check names is not reported again from logs. The logs of a refused job are not
     searched. If nodes are missing, errors of checks, hangs, and logs without a root or a failed step are not
-    reported, since they are consequences. ``searches``: measurements of the search for slow nodes after the trial's own
-    checks. ``node_prefix``: see cause_findings.
+    reported, since they are consequences. ``node_prefix``, ``searches``: see Run.
     """
+    run = Run(verdicts, measurements, checks, node_prefix, searches)
     refused = refused_job_findings(results, verdicts)
     missing_nodes = missing_node_findings([result for result in results if not result.failures], verdicts)
-    failures = job_failure_findings(results, measurements, verdicts, checks)
+    failures = job_failure_findings(results, run)
     explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
     unexplained = [each for each in (*measurements, *retries) if (each.check, each.subject) not in explained_errors]
     error_findings = [] if missing_nodes else list(_findings_in_errors(unexplained))
@@ -77,7 +78,7 @@ def diagnose(
         is_consequence = finding.cause in _RANK_CAUSES and bool(error_findings or hangs)
         if finding.title not in reported_titles and not is_consequence:
             findings.setdefault((finding.title, "" if finding.subject in jobs else finding.subject), finding)
-    failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
+    failures, causes = _all_causes(failures, run)
     others = _with_explained_errors([*hangs, *_without_consequences(findings.values())], verdicts, (*failures, *causes))
     merged = merge(causes, others, jobs, measurements)
     return (*missing_nodes, *failures, *merged, *localize(verdicts, measurements, checks))
@@ -91,25 +92,18 @@ def _without_consequences(findings: Collection[Finding]) -> list[Finding]:
     return [each for each in findings if roles.get(each.signature) != "cascade" or components[each] not in with_root]
 
 
-def _all_causes(
-    failures: Sequence[Finding],
-    verdicts: Sequence[Verdict],
-    measurements: Sequence[Measurement],
-    searches: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    node_prefix: str,
-) -> tuple[list[Finding], list[Finding]]:
+def _all_causes(failures: Sequence[Finding], run: Run) -> tuple[list[Finding], list[Finding]]:
     """The ``failures`` of jobs that no cause explains, and the causes of verdicts that no failure explains.
 
     The causes: those with high confidence, slow nodes, slow implementations, then others.
     """
     explained = {key for failure in failures for key in failure.explains}
-    others = [verdict for verdict in verdicts if verdict.key not in explained]
-    causes = cause_findings(others, measurements, checks, node_prefix)
-    slow_nodes = search_findings([*measurements, *searches], others, measurements, checks, causes, node_prefix)
+    run = replace(run, verdicts=[verdict for verdict in run.verdicts if verdict.key not in explained])
+    causes = cause_findings(run)
+    slow_nodes = search_findings(run, causes)
     certain = [cause for cause in causes if cause.confidence == "high"]
     uncertain = [cause for cause in causes if cause.confidence != "high"]
-    implementations = implementation_findings(others, checks, causes)
+    implementations = implementation_findings(run, causes)
     return assign_consequences(failures, [*certain, *slow_nodes, *implementations, *uncertain])
 
 
@@ -123,8 +117,8 @@ def refreshed_findings(
     from_jobs = [finding for finding in trial.findings if finding.cause in job_causes]
     others = unmerged([finding for finding in trial.findings if finding.cause not in job_causes])
     kept = [*from_jobs, *(finding for finding in others if finding.source not in sources)]
-    failures = job_failure_findings(trial.results, trial.measurements, verdicts, checks)
-    failures, causes = _all_causes(failures, verdicts, trial.measurements, trial.localization, checks, node_prefix)
+    run = Run(verdicts, trial.measurements, checks, node_prefix, trial.localization)
+    failures, causes = _all_causes(job_failure_findings(trial.results, run), run)
     jobs = frozenset(result.job for result in trial.results)
     merged = merge(causes, kept, jobs, trial.measurements)
     return (*failures, *merged, *localize(verdicts, trial.measurements, checks))

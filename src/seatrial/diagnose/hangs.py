@@ -35,7 +35,7 @@ _READ_STACK = (
 def hang_findings(
     results: Sequence[JobResult], verdicts: Sequence[Verdict], run_dir: Path, node_prefix: str = ""
 ) -> Iterator[Finding]:
-    """One finding for each attempt that hung, with the errors that it explains. ``node_prefix``: see cause_findings."""
+    """One finding for each attempt that hung, with the errors that it explains. ``node_prefix``: see Run."""
     for result in results:
         attempt = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         if result.state not in (JobState.HUNG, JobState.TIMEOUT) or not (attempt / FOLDER).is_dir():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from seatrial.checks.check import Check
+from seatrial.diagnose.causes import Run
 from seatrial.model import CLUSTER, BasisKind, Finding, Outcome, Verdict
 
 SLOW_MACHINE, SLOW_IMPLEMENTATION = "slow_machine", "slow_implementation"
@@ -17,9 +17,7 @@ _MACHINE_FIX = (
 )
 
 
-def implementation_findings(
-    verdicts: Sequence[Verdict], checks: Mapping[str, Check], causes: Sequence[Finding]
-) -> Iterator[Finding]:
+def implementation_findings(run: Run, causes: Sequence[Finding]) -> Iterator[Finding]:
     """At most one finding per check: all implementations are slow, or some are slow and another reaches its reference.
 
     An implementation is slow if its speed FAILs, and fast if it PASSes against a reference value of the SKU or the
@@ -27,10 +25,10 @@ def implementation_findings(
     all of its verdicts.
     """
     explained = {key for cause in causes if cause.confidence == "high" for key in cause.explains}
-    for name, check in checks.items():
+    for name, check in run.checks.items():
         if not (work := check.implementations):
             continue
-        of_check = [verdict for verdict in verdicts if verdict.check == name and verdict.subject == CLUSTER]
+        of_check = [verdict for verdict in run.verdicts if verdict.check == name and verdict.subject == CLUSTER]
         speeds = {each: [v for v in of_check if v.metric == metric] for each, metric in work.speeds.items()}
         slow_by_name = {each: [v for v in rows if v.outcome is Outcome.FAIL] for each, rows in speeds.items()}
         slow = list(chain.from_iterable(slow_by_name.values()))

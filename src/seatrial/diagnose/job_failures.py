@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple
 from pydantic import ValidationError
 
 from seatrial.checks.cause import Cause, filled
-from seatrial.checks.check import Check
 from seatrial.diagnose.cause_data import causes
-from seatrial.diagnose.causes import needs_cause, overlap
+from seatrial.diagnose.causes import Run, overlap
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.log_search import search_text
 from seatrial.hardware.links import role_facts
@@ -25,7 +24,6 @@ from seatrial.model import (
     JobFailure,
     JobResult,
     JobState,
-    Measurement,
     Outcome,
     Reason,
     Verdict,
@@ -53,19 +51,13 @@ class _SourcedFailure(NamedTuple):
     source: str
 
 
-def job_failure_findings(
-    results: Sequence[JobResult],
-    measurements: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
-    checks: Mapping[str, Check],
-) -> list[Finding]:
+def job_failure_findings(results: Sequence[JobResult], run: Run) -> list[Finding]:
     """One finding per cause and named object; it explains the checks that were not measured for this reason.
 
     A cause that explains nothing is omitted: a resumed trial has measured the checks since.
     """
-    bad = [verdict for verdict in verdicts if needs_cause(verdict)]
     by_id = {cause.id: cause for cause in causes() if cause.message}
-    failures = [*_failures_of_jobs(results, measurements, bad), *_failures_of_checks(measurements, bad, checks)]
+    failures = [*_failures_of_jobs(results, run), *_failures_of_checks(run)]
     present = {each.failure.cause for each in failures}
     groups: dict[tuple[str, str], list[_SourcedFailure]] = {}  # (id of the cause, name of the object) → failures
     for each in failures:
@@ -100,9 +92,7 @@ def not_started(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> li
     return [verdict for verdict in verdicts if Reason.NOT_MEASURED in verdict.reasons]
 
 
-def _failures_of_jobs(
-    results: Sequence[JobResult], measurements: Sequence[Measurement], bad: Sequence[Verdict]
-) -> Iterator[_SourcedFailure]:
+def _failures_of_jobs(results: Sequence[JobResult], run: Run) -> Iterator[_SourcedFailure]:
     """The failures of jobs. They explain ERRORs of checks whose error ends with the reason why this attempt ended.
 
     If the last job was not started, they also explain the checks that were not measured.
@@ -110,34 +100,34 @@ def _failures_of_jobs(
     for result in results:
         error = f"{result.failed_subject}: {result.cause}"  # end of an error; "exit code 1" is also in "exit code 127"
         failed_measurements = {
-            (each.check, each.subject) for each in measurements if result.cause and (each.error or "").endswith(error)
+            (each.check, each.subject)
+            for each in run.measurements
+            if result.cause and (each.error or "").endswith(error)
         }
         consequences = [
             verdict
-            for verdict in bad
+            for verdict in run.bad
             if verdict.outcome is Outcome.ERROR and (verdict.check, verdict.subject) in failed_measurements
         ]
         if result is results[-1]:
-            consequences += not_started(results, bad)
+            consequences += not_started(results, run.bad)
         for failure in result.failures:
             yield _SourcedFailure(failure, consequences, f"job {result.job}")
 
 
-def _failures_of_checks(
-    measurements: Sequence[Measurement], bad: Sequence[Verdict], checks: Mapping[str, Check]
-) -> Iterator[_SourcedFailure]:
+def _failures_of_checks(run: Run) -> Iterator[_SourcedFailure]:
     """The failures of pods that a check creates.
 
     They explain ERRORs of the check, and evidence of causes with ``explained_by_job_failure`` at the same place.
     """
     explained_causes = [cause for cause in causes() if cause.explained_by_job_failure]
-    for measurement, value in role_facts("job_failures", measurements, checks):
+    for measurement, value in role_facts("job_failures", run.measurements, run.checks):
         for row in value if isinstance(value, list) else ():
             try:
                 failure = JobFailure.model_validate(row)
             except ValidationError:  # a fact of another shape
                 continue
-            of_check = [verdict for verdict in bad if verdict.check == measurement.check]
+            of_check = [verdict for verdict in run.bad if verdict.check == measurement.check]
             evidence = [
                 verdict
                 for verdict in of_check

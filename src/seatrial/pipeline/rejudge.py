@@ -13,6 +13,7 @@ from seatrial.checks import catalog
 from seatrial.config import layers
 from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.judge import judge, plausibility, search_verdicts, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
@@ -96,7 +97,7 @@ def rejudge(
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
     findings = refreshed_findings(trial, verdicts, catalog(), node_prefix(settings))
-    notes = search_notes(verdicts, trial.measurements, trial.localization, findings, catalog())
+    notes = search_notes(Run(verdicts, trial.measurements, catalog(), searches=trial.localization), findings)
     return trial.model_copy(
         update={
             "verdicts": verdicts,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from seatrial import __version__, report, telemetry
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.signatures import check_signatures
 from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.diagnose.throttling import throttling_findings
@@ -166,7 +167,7 @@ def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _As
             node_prefix(settings),
             results.localization,
         )
-        notes = search_notes(verdicts, measurements, results.localization, findings, catalog())
+        notes = search_notes(Run(verdicts, measurements, catalog(), searches=results.localization), findings)
     with results.timed("telemetry"):
         summary = _telemetry_summary(plan, results)
     findings = (*findings, *throttling_findings(summary, catalog(), findings))
