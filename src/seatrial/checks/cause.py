@@ -64,9 +64,10 @@ class Cause(Frozen):
         self, place: str, confidence: Confidence, evidence: str, first_command: str, source: str, names: str = ""
     ) -> Finding:
         """The finding of the cause at ``place``; ``names``: what the title names after a colon."""
+        title = filled(self.title, place)
         return Finding(
             cause=self.id,
-            title=f"{self.title}: {names}" if names else self.title,
+            title=f"{title}: {names}" if names else title,
             subject=place,
             confidence=confidence,
             evidence=evidence,
@@ -78,6 +79,6 @@ class Cause(Frozen):
 
 
 def filled(template: str, place: str) -> str:
-    """A command or fix with {gpu}, {port} and {node} of ``place``."""
+    """A title, command or fix with {gpu}, {port} and {node} of ``place``."""
     node, _, device = place.partition("/")
     return template.replace("{gpu}", device.removeprefix("gpu")).replace("{port}", device).replace("{node}", node)

@@ -31,7 +31,7 @@ SET_BY_SEATRIAL = "(set by seatrial)"
 SPEED_CHECKS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "train.*")
 _NODE_DIFFERS = Cause(
     id="node_differs",
-    title="A node has other versions or settings than most nodes",
+    title="{node} has other versions or settings than most nodes",
     place="node",
     explains=SPEED_CHECKS,
     report_warning=True,
@@ -127,11 +127,11 @@ def cause_findings(run: Run) -> list[Finding]:
     }
     bad_by_node: dict[str, list[Verdict]] = {}  # node or CLUSTER; an index, since there may be thousands of suspects
     for verdict in run.bad:
-        for node in {end.partition("/")[0] for end in _ends(verdict.subject)}:
+        for node in set(map(node_of, _ends(verdict.subject))):
             bad_by_node.setdefault(node, []).append(verdict)
     explained: list[tuple[_Suspect, list[Verdict]]] = []  # suspects with their consequences
     for suspect in suspects:
-        nodes = [end.partition("/")[0] for end in _ends(suspect.place)]
+        nodes = list(map(node_of, _ends(suspect.place)))
         # A dictionary, since a verdict on a pair of nodes is listed with both
         on_nodes = dict.fromkeys(verdict for node in [*nodes, CLUSTER] for verdict in bad_by_node.get(node, ()))
         candidates = run.bad if CLUSTER in nodes else list(on_nodes)
@@ -167,20 +167,18 @@ def _is_explained(verdict: Verdict, suspect: _Suspect, run: Run, shown_cause: _S
 
     ``shown_cause``: the suspect that has the verdict as evidence, if that suspect has ``consequence_of``; else None.
     """
-    if verdict in suspect.evidence_verdicts or (suspect.only_here and verdict.subject == CLUSTER):
+    is_elsewhere = suspect.only_here and verdict.subject == CLUSTER
+    if is_elsewhere or verdict in suspect.evidence_verdicts or not overlap(suspect.place, verdict.subject):
         return False
     if shown_cause is not None:
-        return suspect.name in shown_cause.cause.consequence_of and overlap(suspect.place, verdict.subject)
+        return suspect.name in shown_cause.cause.consequence_of
     if verdict.outcome is Outcome.ERROR and any(text in verdict.detail for text in suspect.quotable_texts):
-        return overlap(suspect.place, verdict.subject)
+        return True
     if not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.cause.explains):
         return False
-    is_slow = run.is_speed(verdict)
     if Reason.METRIC_MISSING in verdict.reasons and verdict.detail:  # the check gives a reason, such as noise
-        is_explained = is_slow and not suspect.cause.wrong_results
-    else:
-        is_explained = is_slow or suspect.cause.wrong_results
-    return is_explained and overlap(suspect.place, verdict.subject)
+        return run.is_speed(verdict) and not suspect.cause.wrong_results
+    return suspect.cause.wrong_results or run.is_speed(verdict)
 
 
 def overlap(place: str, subject: str) -> bool:
@@ -313,7 +311,12 @@ def variable_values(
 
     (name, text, nodes, whether only these nodes have it and not all ranks, the first check whose facts have it).
     """
-    settings = list(_settings_of_nodes(measurements, checks))
+    settings = [(node, check, values) for check, node, values in _mappings("node_settings", measurements, checks)]
+    for measurement, facts in role_facts("variables", measurements, checks):
+        if isinstance(facts, Mapping):
+            is_of_all = checks[measurement.check].scope is Scope.CLUSTER
+            node = CLUSTER if is_of_all else node_of(measurement.subject)
+            settings.append((node, measurement.check, facts))
     all_nodes = {node for node, _, _ in settings if node != CLUSTER}
     nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node or CLUSTER → check with the fact
     for node, check, values in settings:
@@ -324,18 +327,6 @@ def variable_values(
         nodes = [node for node in check_by_node if node != CLUSTER]
         is_on_some = 0 < len(nodes) < len(all_nodes)
         yield name, text, nodes, is_on_some, next(iter(check_by_node.values()))
-
-
-def _settings_of_nodes(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check]
-) -> Iterator[tuple[str, str, Mapping[str, object]]]:
-    """(node, check, settings) of all facts with settings; the node is CLUSTER for a fact that applies to all ranks."""
-    for check, node, values in _mappings("node_settings", measurements, checks):
-        yield node, check, values
-    for measurement, values in role_facts("variables", measurements, checks):
-        if isinstance(values, Mapping):
-            is_of_all = checks[measurement.check].scope is Scope.CLUSTER
-            yield CLUSTER if is_of_all else node_of(measurement.subject), measurement.check, values
 
 
 def _suspects_by_difference(run: Run, variable_suspects: Sequence[_Suspect]) -> Iterator[_Suspect]:
@@ -351,8 +342,7 @@ def _suspects_by_difference(run: Run, variable_suspects: Sequence[_Suspect]) -> 
         if not values:
             continue
         listed = _listed(f"{name}: {value}" for name, value in values.items())
-        cause = _NODE_DIFFERS.model_copy(update={"title": f"{node} has other versions or settings than most nodes"})
-        finding = cause.finding(
+        finding = _NODE_DIFFERS.finding(
             node,
             "medium",
             f"on {node} {listed}",
