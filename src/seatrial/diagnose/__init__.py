@@ -69,7 +69,7 @@ def diagnose(
     explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
     unexplained = [each for each in (*measurements, *retries) if (each.check, each.subject) not in explained_errors]
     error_findings = [] if missing_nodes else list(_findings_in_errors(unexplained))
-    output_findings = _findings_in_outputs(verdicts, measurements, checks)
+    output_findings = _findings_in_outputs(run)
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *error_findings, *output_findings)}
     hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
     reported_titles = {title for title, _ in findings}
@@ -245,17 +245,15 @@ def _with_explained_errors(
     return list(map(with_errors, findings))
 
 
-def _findings_in_outputs(
-    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
-) -> Iterator[Finding]:
+def _findings_in_outputs(run: Run) -> Iterator[Finding]:
     """Known failures in the evidence of a FAIL on a metric whose evidence has output of a program."""
     failed_ranks = {
         measurement.check: f"rank {failed.get('rank')} on {failed.get('node')}"
-        for measurement in measurements
+        for measurement in run.measurements
         if isinstance(failed := measurement.facts.get(FAILED_RANK), dict)
     }
-    for verdict in verdicts:
-        check = checks.get(verdict.check) if verdict.outcome is Outcome.FAIL else None
+    for verdict in run.verdicts:
+        check = run.checks.get(verdict.check) if verdict.outcome is Outcome.FAIL else None
         declared = check.declaration(verdict.metric) if check else None
         if declared and declared.log_evidence:
             for match in _matches_to_report(search_text(verdict.evidence, verdict.check)):
