@@ -407,7 +407,7 @@ def test_error_that_quotes_the_fact_of_a_cause_is_no_finding_of_its_own(tmp_path
             bad("gpu.inventory", "n0", "gpus_missing"),
             Verdict("train.ddp", CLUSTER, Outcome.ERROR, detail=error),
         ]
-        found = diagnose([], measurements, [], verdicts, catalog(), tmp_path)
+        found = diagnose(Run(verdicts, measurements, catalog()), [], [], tmp_path)
         return [(finding.cause, finding.signature) for finding in found]
 
     assert findings("nvml_unavailable") == [("driver_unusable", "")]
@@ -424,7 +424,7 @@ def test_a_failure_in_errors_is_their_cause_unless_a_cause_explains_them(tmp_pat
     measurements = [Measurement(check=name, subject=place, error=text) for name, (place, text) in errors.items()]
     verdicts = [Verdict(name, place, Outcome.ERROR, detail=text) for name, (place, text) in errors.items()]
     verdicts.append(bad("gpu.inventory", "n0", "gpus_missing"))
-    driver, slurm = diagnose([], [*measurements, inventory], [], verdicts, catalog(), tmp_path)
+    driver, slurm = diagnose(Run(verdicts, [*measurements, inventory], catalog()), [], [], tmp_path)
     assert driver.cause == "driver_unusable"
     assert explained(driver) == {("gpu.inventory", "n0"), ("train.ddp", CLUSTER)}
     assert slurm.signature == "slurm.configuration_missing"

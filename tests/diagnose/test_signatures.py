@@ -11,6 +11,7 @@ import pytest
 
 from seatrial.diagnose import diagnose
 from seatrial.diagnose import signatures as module
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.errnos import errno_rows
 from seatrial.diagnose.log_search import search_text
 from seatrial.diagnose.signature import Match, Signature
@@ -116,7 +117,7 @@ def test_fault_in_an_error_and_in_a_log_is_one_finding(tmp_path: Path) -> None:
         failed_subject="rank 0",
     )
     error = Measurement(check="train.cnn", subject="rank 0", error="ModuleNotFoundError: No module named 'sklearn'")
-    (finding,) = diagnose([result], [error], [], (), {}, tmp_path)
+    (finding,) = diagnose(Run((), [error], {}), [result], [], tmp_path)
     assert (finding.subject, finding.confidence) == ("rank 0", "high")
 
 
@@ -139,7 +140,7 @@ def test_completed_job_has_findings_for_roots_only(tmp_path: Path) -> None:
         results.append(
             JobResult(job=f"job{number}", attempt=1, launcher="local", state=state, failed_subject="", **times)
         )
-    failed, completed = diagnose(results, [], [], (), {}, tmp_path)
+    failed, completed = diagnose(Run((), [], {}), results, [], tmp_path)
     assert (failed.subject, failed.confidence) == ("job3", "medium")
     assert (completed.subject, completed.confidence) == ("job1", "low")
     assert "79" in completed.title

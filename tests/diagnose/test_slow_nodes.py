@@ -211,8 +211,8 @@ def test_damaged_record_has_no_finding(rows: JsonValue) -> None:
 def test_diagnose_has_the_located_node_before_causes_that_are_less_certain() -> None:
     variable = Measurement(check="collectives.transport", subject="n0000", facts={"variables": {"NCCL_IB_TC": "106"}})
     search = searched(slow("n0003"))
-    findings = diagnose([], [variable], [], [verdict()], catalog(), ROOT, searches=[search])
+    findings = diagnose(Run([verdict()], [variable], catalog(), searches=[search]), [], [], ROOT)
     assert findings[0].cause == "slow_node"
-    assert [finding.cause for finding in diagnose([], [variable], [], [verdict()], catalog(), ROOT)].count(
+    assert [finding.cause for finding in diagnose(Run([verdict()], [variable], catalog()), [], [], ROOT)].count(
         "slow_node"
     ) == 0

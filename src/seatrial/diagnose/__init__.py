@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from seatrial.checks.check import Check
 from seatrial.diagnose.causes import Run, cause_findings
 from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.hangs import CAUSE as HANG
@@ -44,14 +43,7 @@ _CONFIRMATION_S = 600.0  # longest time between a line and one that confirms it:
 
 
 def diagnose(
-    results: Sequence[JobResult],
-    measurements: Sequence[Measurement],
-    retries: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
-    checks: Mapping[str, Check],
-    run_dir: Path,
-    node_prefix: str = "",
-    searches: Sequence[Measurement] = (),
+    run: Run, results: Sequence[JobResult], retries: Sequence[Measurement], run_dir: Path
 ) -> tuple[Finding, ...]:
     """The findings of a trial.
 
@@ -60,18 +52,18 @@ def diagnose(
 
     A failure that an error of a check names is not reported again from logs. The logs of a refused job are not
     searched. If nodes are missing, errors of checks, hangs, and logs without a root or a failed step are not
-    reported, since they are consequences. ``node_prefix``, ``searches``: see Run.
+    reported, since they are consequences.
     """
-    run = Run(verdicts, measurements, checks, node_prefix, searches)
-    refused = refused_job_findings(results, verdicts)
-    missing_nodes = missing_node_findings([result for result in results if not result.failures], verdicts)
+    refused = refused_job_findings(results, run.verdicts)
+    missing_nodes = missing_node_findings([result for result in results if not result.failures], run.verdicts)
     failures = job_failure_findings(results, run)
     explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
-    unexplained = [each for each in (*measurements, *retries) if (each.check, each.subject) not in explained_errors]
+    measured = (*run.measurements, *retries)
+    unexplained = [each for each in measured if (each.check, each.subject) not in explained_errors]
     error_findings = [] if missing_nodes else list(_findings_in_errors(unexplained))
     output_findings = _findings_in_outputs(run)
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *error_findings, *output_findings)}
-    hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
+    hangs = [] if missing_nodes else list(hang_findings(results, run, run_dir))
     reported_titles = {title for title, _ in findings}
     jobs = frozenset(result.job for result in results)
     for finding in _findings_in_logs(results, run_dir):
@@ -79,9 +71,9 @@ def diagnose(
         if finding.title not in reported_titles and not is_consequence:
             findings.setdefault((finding.title, "" if finding.subject in jobs else finding.subject), finding)
     failures, causes = _all_causes(failures, run)
-    others = _with_explained_errors([*hangs, *_without_consequences(findings.values())], verdicts, (*failures, *causes))
-    merged = merge(causes, others, jobs, measurements)
-    return (*missing_nodes, *failures, *merged, *localize(verdicts, measurements, checks))
+    others = [*hangs, *_without_consequences(findings.values())]
+    merged = merge(causes, _with_explained_errors(others, run.verdicts, (*failures, *causes)), jobs, run.measurements)
+    return (*missing_nodes, *failures, *merged, *localize(run))
 
 
 def _without_consequences(findings: Collection[Finding]) -> list[Finding]:
@@ -107,21 +99,17 @@ def _all_causes(failures: Sequence[Finding], run: Run) -> tuple[list[Finding], l
     return assign_consequences(failures, [*certain, *slow_nodes, *implementations, *uncertain])
 
 
-def refreshed_findings(
-    trial: Trial, verdicts: Sequence[Verdict], checks: Mapping[str, Check], node_prefix: str = ""
-) -> tuple[Finding, ...]:
-    """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
-    sources = {finding_source(check, metric) for check in checks.values() for metric in finding_templates(check)}
+def refreshed_findings(trial: Trial, run: Run) -> tuple[Finding, ...]:
+    """The findings of a recorded trial; those that come from verdicts are computed again from ``run``."""
+    sources = {finding_source(check, metric) for check in run.checks.values() for metric in finding_templates(check)}
     missing_node_ids = (cause.id for cause in missing_node_causes())
     job_causes = {*_RANK_CAUSES, *REFUSALS, *missing_node_ids}  # not from verdicts
     from_jobs = [finding for finding in trial.findings if finding.cause in job_causes]
     others = unmerged([finding for finding in trial.findings if finding.cause not in job_causes])
     kept = [*from_jobs, *(finding for finding in others if finding.source not in sources)]
-    run = Run(verdicts, trial.measurements, checks, node_prefix, trial.localization)
     failures, causes = _all_causes(job_failure_findings(trial.results, run), run)
     jobs = frozenset(result.job for result in trial.results)
-    merged = merge(causes, kept, jobs, trial.measurements)
-    return (*failures, *merged, *localize(verdicts, trial.measurements, checks))
+    return (*failures, *merge(causes, kept, jobs, run.measurements), *localize(run))
 
 
 def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Finding, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from seatrial.checks.check import Check
 from seatrial.checks.declare import FindingTemplate
 from seatrial.diagnose.cause_data import node_of
+from seatrial.diagnose.causes import Run
 from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
@@ -15,29 +16,27 @@ MAX_NAMED = 8
 _CONFIDENCE_ORDER: tuple[Confidence, ...] = ("low", "medium", "high")
 
 
-def localize(
-    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
-) -> Iterator[Finding]:
+def localize(run: Run) -> Iterator[Finding]:
     """One finding for each subject, or each node, with a FAIL or WARN on a metric that locates faults.
 
     Confidence: high for a FAIL that its retry reproduced on the same subject, medium for any other FAIL, low for a
     WARN. Also low if more subjects failed than the check can locate: a good subject is slow if all its partners are
-    slow. ``measurements`` do not include retries.
+    slow.
     """
-    templates = {name: finding_templates(check) for name, check in checks.items()}
+    templates = {name: finding_templates(check) for name, check in run.checks.items()}
     worst: dict[tuple[str, str, str], Verdict] = {}  # (check, metric, subject) → its FAIL, else its WARN
     for outcome in (Outcome.FAIL, Outcome.WARN):
-        for verdict in verdicts:
+        for verdict in run.verdicts:
             if verdict.outcome is outcome and verdict.metric in templates.get(verdict.check, ()):
                 worst.setdefault((verdict.check, verdict.metric, verdict.subject), verdict)
-    for measurement in measurements:
+    for measurement in run.measurements:
         for name, template in templates.get(measurement.check, {}).items():
             metrics = {metric.subject: metric for metric in measurement.metrics if metric.name == name}
             keys = ((measurement.check, name, subject) for subject in metrics)
             failures = [worst[key] for key in keys if key in worst]
             certain = _are_locatable(template, measurement, failures)
             for group in _groups(template, failures):
-                yield _finding(checks[measurement.check], template, metrics, group, certain=certain)
+                yield _finding(run.checks[measurement.check], template, metrics, group, certain=certain)
 
 
 def finding_templates(check: Check) -> dict[str, FindingTemplate]:

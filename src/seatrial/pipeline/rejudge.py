@@ -96,8 +96,9 @@ def rejudge(
         origins=trial.origins,
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
-    findings = refreshed_findings(trial, verdicts, catalog(), node_prefix(settings))
-    notes = search_notes(Run(verdicts, trial.measurements, catalog(), searches=trial.localization), findings)
+    run = Run(verdicts, trial.measurements, catalog(), node_prefix(settings), trial.localization)
+    findings = refreshed_findings(trial, run)
+    notes = search_notes(run, findings)
     return trial.model_copy(
         update={
             "verdicts": verdicts,

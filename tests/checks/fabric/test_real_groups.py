@@ -94,7 +94,7 @@ def as_on_nccl(measurements: list[Measurement]) -> list[Measurement]:
 def findings(measurements: list[Measurement]) -> list[Finding]:
     judged = as_on_nccl(measurements)
     check = catalog()[judged[0].check]
-    return list(localize(judge_check(check, judged, {}, "t"), judged, catalog()))
+    return list(localize(Run(judge_check(check, judged, {}, "t"), judged, catalog())))
 
 
 @pytest.mark.parametrize("name", ["pairs_one_node", "rails_one_node", "scaling_one_node", "each_node_one_node"])
