@@ -53,6 +53,9 @@ def test_header_of_a_block_belongs_to_the_lines_below() -> None:
     lines = ["CA 'mlx5_0'", "Port 1:", "CA 'mlx5_1'", "Port 1:"]
     assert place_of(values(signature, "State: Down", *lines)) == "mlx5_1"
     assert place_of(values(signature, "State: Down")) == ""
+    own = Signature.model_validate({**row, "pattern": r"(?:(?P<hca>\w+) )?State: Down"})
+    assert values(own, "mlx5_7 State: Down", *lines) == {"hca": "mlx5_7"}  # before that of the header
+    assert values(own, "State: Down", *lines) == {"hca": "mlx5_1"}
 
 
 @pytest.mark.parametrize(

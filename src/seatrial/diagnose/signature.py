@@ -85,7 +85,7 @@ class Signature(Frozen):
     def values(self, line: str, above: Callable[[], Sequence[str]] = list) -> dict[str, str] | None:
         """Name of each group → its value in ``line``, which may be empty; None if the line is not of this kind.
 
-        Also the groups of the header, from the closest line ``above`` that has one, the values of the rule, and the
+        Then the groups of the header, from the closest line ``above`` that has one, the values of the rule, and the
         path in ``line``. Digits at the end of a group's name are removed, since a pattern cannot use a name twice.
         """
         match = self._regex.search(line[:MAX_LINE])
@@ -93,7 +93,7 @@ class Signature(Frozen):
             return None
         headers = map(self._header.search, reversed(above())) if self.header else iter(())
         values: dict[str, str] = {}
-        for each in filter(None, (next(filter(None, headers), None), match)):
+        for each in filter(None, (match, next(filter(None, headers), None))):
             for group, value in each.groupdict().items():
                 name = group.rstrip("0123456789")
                 values[name] = values.get(name) or value or ""
