@@ -29,7 +29,7 @@ from typing import Any
 
 import yaml
 
-from seatrial.diagnose import ordered_matches
+from seatrial.diagnose import explain
 from seatrial.diagnose.log_search import search
 
 _ROOT = Path(__file__).parent.parent
@@ -91,7 +91,7 @@ def _as_json(logs: list[Log]) -> dict[str, object]:
 
 def _findings(path: Path) -> list[str]:
     with path.open("rb") as file:
-        return [match.signature.id for match in ordered_matches(search(file, path.name))]
+        return [each.signature for each in explain(search(file, path.name)) if each.signature]
 
 
 def unseen(number: int) -> dict[str, Any]:

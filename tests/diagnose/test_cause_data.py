@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.diagnose.cause_data import Cause, causes
+from seatrial.checks.cause import Cause
+from seatrial.diagnose.cause_data import causes
 from seatrial.discover.environment_variables import variables
 
 
@@ -36,6 +37,8 @@ def test_cause_names_checks_and_metrics_that_exist(cause: Cause) -> None:
 def test_cause_has_metrics_or_a_message_as_evidence(cause: Cause) -> None:
     assert bool(cause.evidence) is not bool(cause.message)
     assert cause.evidence or not cause.explained_by_job_failure
+    assert cause.title
+    assert cause.fix
 
 
 def test_variables_have_a_default_and_an_effect() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import JsonValue
 
-from seatrial.diagnose.cause_data import Cause, causes
-from seatrial.diagnose.cause_details import Details
+from seatrial.checks.cause import Cause
+from seatrial.diagnose.cause_data import Details, causes
 from seatrial.model import CLUSTER, Measurement, Outcome, Verdict
 
 

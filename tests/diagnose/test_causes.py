@@ -14,11 +14,12 @@ from pydantic import JsonValue
 from tools.records import record_path
 
 from seatrial.checks import catalog
+from seatrial.checks.cause import Cause
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.cause_data import Cause, causes
-from seatrial.diagnose.causes import cause_findings, node_command
+from seatrial.diagnose.cause_data import causes
+from seatrial.diagnose.causes import Run, cause_findings, node_command
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict, VerdictKey
+from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.fakes.slurm import NO_CONFIGURATION
@@ -45,7 +46,7 @@ def found(
     prefix: str = "",
 ) -> list[Finding]:
     measurements = [Measurement(check=check, subject="n0/gpu0", facts=facts or {})]
-    return cause_findings(verdicts, measurements, catalog(), prefix)
+    return cause_findings(Run(verdicts, measurements, catalog(), prefix))
 
 
 def explained(finding: Finding) -> set[tuple[str, str]]:
@@ -122,7 +123,7 @@ def test_variable_on_one_node_explains_that_node() -> None:
         Measurement(check="nodes.connectivity", subject="n0/gpu0", facts={"network": network}),
         *(Measurement(check="nodes.connectivity", subject=f"n{number}/gpu0") for number in (1, 2)),
     ]
-    (finding,) = cause_findings(pairs, measurements, catalog(), "srun --nodelist={node}")
+    (finding,) = cause_findings(Run(pairs, measurements, catalog(), "srun --nodelist={node}"))
     assert finding.subject == "n0"
     assert explained(finding) == {("collectives.pairs", "n0->n1")}
     assert finding.first_command.startswith("srun --nodelist=n0 sh -c ")
@@ -134,7 +135,7 @@ def test_variable_in_a_fact_of_all_ranks_is_at_the_cluster() -> None:
         Measurement(check="collectives.transport", subject="n0/gpu0", facts=facts),
         *(Measurement(check="collectives.transport", subject=f"n{number}/gpu0") for number in (1, 2)),
     ]
-    (finding,) = cause_findings([slow()], measurements, catalog())
+    (finding,) = cause_findings(Run([slow()], measurements, catalog()))
     assert (finding.subject, finding.title) == (CLUSTER, "NCCL_P2P_DISABLE=1 is set")
 
 
@@ -238,10 +239,10 @@ def test_record_with_a_busy_gpu_has_one_finding_that_names_the_process() -> None
     checks = catalog()
     judged = judge_check(checks["gpu.inventory"], inventory, {}, "t")
     failed = [verdict for verdict in busy.verdicts if verdict.outcome is Outcome.FAIL]
-    (finding,) = cause_findings([*judged, *failed], [*inventory, *busy.measurements], checks)
+    (finding,) = cause_findings(Run([*judged, *failed], [*inventory, *busy.measurements], checks))
     assert finding.title == "another program uses the GPU: python3 (pid 1800)"
     assert finding.subject == "vm/gpu1"
-    assert {VerdictKey.from_verdict(verdict) for verdict in failed} < set(finding.explains)
+    assert {verdict.key for verdict in failed} < set(finding.explains)
     assert len({verdict.check for verdict in failed}) == 5
     assert finding.first_command.endswith("; ps -o pid,user,lstart,args -p 1800")
 
@@ -270,7 +271,7 @@ def test_load_of_other_programs_explains_slow_checks_and_names_them() -> None:
     judged = judge_check(catalog()["host.load"], [load], {}, "t")
     assert [verdict.outcome for verdict in judged] == [Outcome.WARN]
     copies = bad("train.ddp", CLUSTER, "tokens_per_second")
-    (finding,) = cause_findings([*judged, copies], [load], catalog(), "ssh {node}")
+    (finding,) = cause_findings(Run([*judged, copies], [load], catalog(), "ssh {node}"))
     assert finding.title == "other programs use the CPUs of the node: stress-ng (pid 4711), stress-ng (pid 4712)"
     assert "-p 4711,4712" in finding.first_command
 
@@ -386,7 +387,7 @@ def test_missing_gpus_are_a_driver_fault_where_the_driver_does_not_answer() -> N
         Measurement(check="host.inventory", subject="n1", facts={"nvml_unavailable": NVML}),  # of another check
     ]
     driver, lost = sorted(
-        cause_findings([*missing, quoting, other], measurements, catalog()), key=lambda finding: finding.subject
+        cause_findings(Run([*missing, quoting, other], measurements, catalog())), key=lambda finding: finding.subject
     )
     assert (driver.cause, driver.subject, driver.confidence) == ("driver_unusable", "n0", "high")
     assert driver.first_command == "cat /proc/driver/nvidia/version; ldconfig -p | grep nvidia-ml"
@@ -406,7 +407,7 @@ def test_error_that_quotes_the_fact_of_a_cause_is_no_finding_of_its_own(tmp_path
             bad("gpu.inventory", "n0", "gpus_missing"),
             Verdict("train.ddp", CLUSTER, Outcome.ERROR, detail=error),
         ]
-        found = diagnose([], measurements, [], verdicts, catalog(), tmp_path)
+        found = diagnose(Run(verdicts, measurements, catalog()), [], [], tmp_path)
         return [(finding.cause, finding.signature) for finding in found]
 
     assert findings("nvml_unavailable") == [("driver_unusable", "")]
@@ -423,7 +424,7 @@ def test_a_failure_in_errors_is_their_cause_unless_a_cause_explains_them(tmp_pat
     measurements = [Measurement(check=name, subject=place, error=text) for name, (place, text) in errors.items()]
     verdicts = [Verdict(name, place, Outcome.ERROR, detail=text) for name, (place, text) in errors.items()]
     verdicts.append(bad("gpu.inventory", "n0", "gpus_missing"))
-    driver, slurm = diagnose([], [*measurements, inventory], [], verdicts, catalog(), tmp_path)
+    driver, slurm = diagnose(Run(verdicts, [*measurements, inventory], catalog()), [], [], tmp_path)
     assert driver.cause == "driver_unusable"
     assert explained(driver) == {("gpu.inventory", "n0"), ("train.ddp", CLUSTER)}
     assert slurm.signature == "slurm.configuration_missing"

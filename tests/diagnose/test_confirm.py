@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.checks.cause import Cause
 from seatrial.diagnose import diagnose, explain
-from seatrial.diagnose.cause_data import Cause, causes
+from seatrial.diagnose.cause_data import causes
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.confirm import merge, unmerged
-from seatrial.diagnose.signature import Signature
-from seatrial.diagnose.signatures import Match, signatures
+from seatrial.diagnose.signature import Match, Signature
+from seatrial.diagnose.signatures import signatures
 from seatrial.model import Finding, JobResult, JobState, Outcome, Verdict
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 48, pid='<unknown>', name=<unknown>"
@@ -56,7 +58,7 @@ def diagnosed(tmp_path: Path, log: str, *verdicts: Verdict) -> tuple[Finding, ..
     result = JobResult(
         job="ranks", attempt=1, state=JobState.FAILED, launcher="local", started=0.0, startup_s=0.0, seconds=1.0
     )
-    return diagnose([result], [], [], verdicts, catalog(), tmp_path)
+    return diagnose(Run(verdicts, [], catalog()), [result], [], tmp_path)
 
 
 def test_confirmation_raises_the_confidence_of_its_root(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from seatrial.diagnose import error_lines, explain
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_search import search
-from seatrial.diagnose.signatures import Match
+from seatrial.diagnose.signature import Match
 from seatrial.model import Finding
 
 FALLEN_OFF = "NVRM: Xid (PCI:0000:{}:00): 79, pid=1, GPU has fallen off the bus."

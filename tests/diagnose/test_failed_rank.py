@@ -9,6 +9,7 @@ from tools.records import record_path
 
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose, refreshed_findings
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.job_failures import failed_rank_finding
 from seatrial.model import FAILED_RANK, JobResult, JobState, Measurement, Outcome, Verdict, VerdictKey
 from seatrial.pipeline.run_directory import load_trial
@@ -43,7 +44,7 @@ def attempt(run_dir: Path, text: str) -> Path:
 def test_failed_rank_is_named_with_its_log(tmp_path: Path) -> None:
     log = attempt(tmp_path, "RuntimeError: of the site\n")
     failed = result(JobState.FAILED, "RuntimeError: of the site")
-    (finding,) = diagnose([failed], [], [], [], catalog(), tmp_path)
+    (finding,) = diagnose(Run([], [], catalog()), [failed], [], tmp_path)
     assert (finding.cause, finding.subject, finding.action) == ("rank_failed", RANK, "none")
     assert finding.evidence == "RuntimeError: of the site"
     assert finding.first_command == f"tail -n 50 {log}"
@@ -66,13 +67,13 @@ def test_log_of_a_rank_on_several_nodes(tmp_path: Path, rank: int, node: int, lo
 
 
 def test_hung_rank_has_the_command_of_its_cause(tmp_path: Path) -> None:
-    (finding,) = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
+    (finding,) = diagnose(Run([], [], catalog()), [result(JobState.HUNG, HANG)], [], tmp_path)
     assert (finding.cause, finding.first_command, finding.action) == ("rank_hangs", "dmesg -T | tail", "retry-job")
 
 
 def test_known_failure_in_the_log_explains_the_rank(tmp_path: Path) -> None:
     attempt(tmp_path, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
-    (finding,) = diagnose([result(JobState.FAILED, "exit code 1")], [], [], [], catalog(), tmp_path)
+    (finding,) = diagnose(Run([], [], catalog()), [result(JobState.FAILED, "exit code 1")], [], tmp_path)
     assert (finding.title, finding.subject) == ("GPU out of memory", RANK)
 
 
@@ -89,15 +90,15 @@ def test_finding_is_kept_when_a_record_is_judged_again(tmp_path: Path) -> None:
     finding = failed_rank_finding(result(JobState.HUNG, HANG), tmp_path)
     assert finding
     trial = record.model_copy(update={"findings": (finding,)})
-    assert finding in refreshed_findings(trial, record.verdicts, catalog())
+    assert finding in refreshed_findings(trial, Run(record.verdicts, trial.measurements, catalog()))
 
 
 def test_end_of_a_hung_job_by_seatrial_is_no_cause(tmp_path: Path) -> None:
     log = attempt(tmp_path, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n")
-    findings = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
+    findings = diagnose(Run([], [], catalog()), [result(JobState.HUNG, HANG)], [], tmp_path)
     assert [finding.cause for finding in findings] == ["rank_hangs"]
     log.write_text("NVRM: Xid (PCI:0000:17:00): 79, pid=4711, GPU has fallen off the bus.\n")
-    findings = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
+    findings = diagnose(Run([], [], catalog()), [result(JobState.HUNG, HANG)], [], tmp_path)
     assert "Xid 79" in findings[0].title
     assert len(findings) == 1
 
@@ -110,7 +111,7 @@ def test_failure_in_the_log_of_a_program_explains_its_exit_code(tmp_path: Path) 
         Verdict("train.fsdp", "cluster", Outcome.FAIL, "loss_drop", evidence="No space left on device"),
         Verdict("train.lora", "cluster", Outcome.PASS, "exit_code", evidence="No space left on device"),
     ]
-    (finding,) = diagnose([], measurements, [], verdicts, catalog(), tmp_path)
+    (finding,) = diagnose(Run(verdicts, measurements, catalog()), [], [], tmp_path)
     assert (finding.title, finding.subject, finding.confidence) == ("GPU out of memory", "rank 1 on n0", "high")
     assert finding.explains == (VerdictKey(check="train.fsdp", subject="cluster", metric="exit_code"),)
 
@@ -118,7 +119,7 @@ def test_failure_in_the_log_of_a_program_explains_its_exit_code(tmp_path: Path) 
 def test_failure_of_a_program_without_a_failed_rank_is_at_the_subject(tmp_path: Path) -> None:
     evidence = "exit_code = 1 on n0; log_tail: rank 9 on n9 waits; CUDA out of memory. Tried to allocate 2.00 GiB"
     verdict = Verdict("train.command", "n0", Outcome.FAIL, "exit_code", evidence=evidence)
-    (finding,) = diagnose([], [], [], [verdict], catalog(), tmp_path)
+    (finding,) = diagnose(Run([verdict], [], catalog()), [], [], tmp_path)
     assert finding.subject == "n0"
 
 
@@ -132,5 +133,5 @@ def test_exit_code_of_a_training_has_its_log_as_evidence(check: str) -> None:
 def test_rank_that_a_message_names_is_the_place(tmp_path: Path) -> None:
     evidence = "problems: rank 0 on n0: exit code 1; NonFiniteError: step 3. rank 1 (n0): its gradient is not finite"
     verdict = Verdict("train.fsdp", "cluster", Outcome.FAIL, "exit_code", evidence=evidence)
-    (finding,) = diagnose([], [], [], [verdict], catalog(), tmp_path)
+    (finding,) = diagnose(Run([verdict], [], catalog()), [], [], tmp_path)
     assert finding.subject == "rank 1"

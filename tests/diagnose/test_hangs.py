@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.hangs import CAUSE, hang_findings
 from seatrial.discover.rank_stacks import FOLDER, STATES
 from seatrial.model import JobResult, JobState, Outcome, Verdict, VerdictKey
@@ -49,9 +50,9 @@ def test_rank_at_fault_is_one_cause_of_all_errors(state: str, confidence: str, c
         Verdict("collectives.all_reduce", "n2/gpu0", Outcome.ERROR, detail=f"rank 2: {TIMEOUT}"),
         Verdict("other", "n1", Outcome.ERROR, detail="another error"),
     ]
-    (finding,) = hang_findings([result], verdicts, tmp_path, "srun --nodelist={node}")
+    (finding,) = hang_findings([result], Run(verdicts, [], {}, "srun --nodelist={node}"), tmp_path)
     assert (finding.cause, finding.subject, finding.confidence) == (CAUSE, "n2/gpu0", confidence)
     assert finding.explains == (VerdictKey(check="collectives.all_reduce", subject="n2/gpu0"),)
     assert finding.first_command.startswith(command.format(attempt / FOLDER))
     completed = result.model_copy(update={"state": JobState.COMPLETED})
-    assert list(hang_findings([completed], verdicts, tmp_path)) == []
+    assert list(hang_findings([completed], Run(verdicts, [], {}), tmp_path)) == []

@@ -9,11 +9,12 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.checks.training import lora
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.implementations import SLOW_IMPLEMENTATION, SLOW_MACHINE, implementation_findings
 from seatrial.hardware.links import Links
 from seatrial.hardware.references import select_references
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Basis, BasisKind, Finding, Measurement, Metric, Outcome, Verdict, VerdictKey
+from seatrial.model import CLUSTER, Basis, BasisKind, Finding, Measurement, Metric, Outcome, Verdict
 
 FACTS = {"device": "cuda", "trained": "yes", "settings": "shipped", "gpu": "NVIDIA H200", "nodes": 1}
 WORK: dict[str, JsonValue] = {"precision": "bf16", "flops_per_token": 3e10}
@@ -38,7 +39,7 @@ def verdicts(native: float, hf: float, ranks: int = 2) -> list[Verdict]:
 
 
 def findings(judged: list[Verdict], causes: tuple[Finding, ...] = ()) -> list[Finding]:
-    return list(implementation_findings(judged, catalog(), causes))
+    return list(implementation_findings(Run(judged, [], catalog()), causes))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_machine_is_not_named_again_where_a_cause_explains_it() -> None:
         update={
             "cause": "thermal_slowdown",
             "confidence": "high",
-            "explains": tuple(map(VerdictKey.from_verdict, slow)),
+            "explains": tuple(each.key for each in slow),
         }
     )
     assert findings(slow, (thermal,)) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from seatrial.checks import catalog
 from seatrial.checks.kubernetes import pods
 from seatrial.diagnose import diagnose
+from seatrial.diagnose.causes import Run
 from seatrial.model import CLUSTER, JobFailure, JobResult, JobState, Measurement, Metric, Outcome, Reason, Verdict
 
 JOB_DIR = Path("/nonexistent")
@@ -18,7 +19,7 @@ def test_a_resumed_trial_without_errors_has_no_finding() -> None:
     refused = result("nodes", 1, "ErrImagePull", (failure,))
     measured = [Measurement(check="host.inventory", subject=node) for node in ("node-a", "node-b")]
     verdicts = [Verdict("host.inventory", node, Outcome.PASS) for node in ("node-a", "node-b")]
-    assert diagnose([refused, result("nodes", 2)], measured, (), verdicts, catalog(), JOB_DIR) == ()
+    assert diagnose(Run(verdicts, measured, catalog()), [refused, result("nodes", 2)], (), JOB_DIR) == ()
 
 
 def test_failed_probe_pods_and_jobs_are_one_finding() -> None:
@@ -40,7 +41,7 @@ def test_failed_probe_pods_and_jobs_are_one_finding() -> None:
         Verdict("host.inventory", "rank 0", Outcome.ERROR),
     ]
     found = diagnose(
-        [result("nodes", 1, "ErrImagePull: x", (failure,))], [probe, error], (), verdicts, catalog(), JOB_DIR
+        Run(verdicts, [probe, error], catalog()), [result("nodes", 1, "ErrImagePull: x", (failure,))], (), JOB_DIR
     )
     finding, other = found
     assert [each.check for each in other.explains] == ["kubernetes.pods"]
@@ -60,7 +61,7 @@ def test_a_refused_probe_job_is_one_finding_with_its_error() -> None:
     facts = {"job_failures": [failure.model_dump(mode="json")]}
     probe = Measurement(check="kubernetes.pods", subject="login", facts=facts, error=f"KubectlError: {message}")
     verdict = Verdict("kubernetes.pods", "login", Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,))
-    (finding,) = diagnose((), [probe], (), [verdict], catalog(), JOB_DIR)
+    (finding,) = diagnose(Run([verdict], [probe], catalog()), (), (), JOB_DIR)
     assert (finding.cause, finding.subject) == ("kubernetes_quota", CLUSTER)
     assert [(each.check, each.subject) for each in finding.explains] == [("kubernetes.pods", "login")]
 
@@ -70,7 +71,7 @@ def test_another_error_of_the_check_keeps_its_own_finding() -> None:
     facts = {"job_failures": [failure.model_dump(mode="json")]}
     probe = Measurement(check="kubernetes.pods", subject="login", facts=facts, error="no result of 1 probe pods")
     verdict = Verdict("kubernetes.pods", "login", Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,))
-    assert diagnose((), [probe], (), [verdict], catalog(), JOB_DIR) == ()
+    assert diagnose(Run([verdict], [probe], catalog()), (), (), JOB_DIR) == ()
 
 
 def test_a_failure_explains_no_error_of_another_job_whose_text_begins_alike() -> None:
@@ -81,7 +82,7 @@ def test_a_failure_explains_no_error_of_another_job_whose_text_begins_alike() ->
         Measurement(check="gpu.inventory", subject="rank 0", error="rank 3 on node-a: exit code 127"),
     ]
     verdicts = [Verdict(each.check, "rank 0", Outcome.ERROR) for each in errors]
-    (finding,) = diagnose(results, errors, (), verdicts, catalog(), JOB_DIR)
+    (finding,) = diagnose(Run(verdicts, errors, catalog()), results, (), JOB_DIR)
     assert [each.check for each in finding.explains] == ["host.inventory"]
 
 
@@ -93,7 +94,7 @@ def test_a_taint_of_a_node_that_is_not_ready_is_its_consequence() -> None:
         Verdict("host.inventory", "rank 0", Outcome.ERROR),
     ]
     pending = result("nodes", 1, "untolerated taint {x: }", (failure,))
-    (finding,) = diagnose([pending], [error], (), verdicts, catalog(), JOB_DIR)
+    (finding,) = diagnose(Run(verdicts, [error], catalog()), [pending], (), JOB_DIR)
     assert (finding.cause, finding.subject) == ("kubernetes_node_not_ready", "node-b")
     assert {each.check for each in finding.explains} == {"kubernetes.nodes", "host.inventory"}
 

@@ -17,6 +17,7 @@ from seatrial.checks.fabric import pairs
 from seatrial.checks.fabric.pairs import CHECK, MIN_SHARE
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.diagnose import diagnose, refreshed_findings
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.hardware.pair_search import round_robin
 from seatrial.judge import judge
@@ -88,7 +89,7 @@ def verdicts(measured: Measurement, retry: Measurement | None = None, **expect: 
 
 
 def findings(measured: Measurement, retry: Measurement | None = None, **expect: str) -> list[Finding]:
-    return list(localize(verdicts(measured, retry, **expect), [measured], catalog()))
+    return list(localize(Run(verdicts(measured, retry, **expect), [measured], catalog())))
 
 
 def located(measured: Measurement) -> list[str]:
@@ -200,7 +201,7 @@ def test_wrong_data_on_all_pairs_fails_without_a_finding() -> None:
 def test_findings_of_verdicts_follow_those_of_logs(tmp_path_factory: pytest.TempPathFactory) -> None:
     measured = fabric(4, 3, bad=(0,))
     error = Measurement(check="train.cnn", subject="node1/gpu0", error="CUDA error: out of memory")
-    results = diagnose([], [error, measured], [], verdicts(measured), catalog(), tmp_path_factory.mktemp("run"))
+    results = diagnose(Run(verdicts(measured), [error, measured], catalog()), [], [], tmp_path_factory.mktemp("run"))
     assert [finding.subject for finding in results][-1] == "node0"
 
 
@@ -249,5 +250,11 @@ def test_refreshed_findings_replace_those_of_verdicts_only() -> None:
     source = finding_source(CHECK, "path_share")
     old = Finding(title="slow", subject="node1->node4", confidence="high", evidence="", source=source)
     trial = samples.accepted().model_copy(update={"measurements": (bad,), "findings": (old, log)})
-    assert refreshed_findings(trial, verdicts(bad, bad), catalog()) == (log, *findings(bad, bad))
-    assert refreshed_findings(trial, verdicts(bad, path_share=">= 0.4 of the best"), catalog()) == (log,)
+    assert refreshed_findings(trial, Run(verdicts(bad, bad), trial.measurements, catalog())) == (
+        log,
+        *findings(bad, bad),
+    )
+    assert refreshed_findings(
+        trial,
+        Run(verdicts(bad, path_share=">= 0.4 of the best"), trial.measurements, catalog()),
+    ) == (log,)

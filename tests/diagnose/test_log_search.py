@@ -6,7 +6,7 @@ import io
 import random
 import time
 import tracemalloc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ def test_only_the_beginning_of_a_long_line_counts() -> None:
 
 
 def test_empty_log_needs_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_search, "literal_database", None)
+    monkeypatch.setattr(log_search, "cached_database", None)
     log_search._database.cache_clear()
     assert found(b"") == []
     with pytest.raises(TypeError):
@@ -160,13 +160,13 @@ def test_a_database_without_decided_signatures_finds_the_rest(monkeypatch: pytes
 def test_reason_that_many_lines_only_resemble_is_not_searched_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_search, "_MAX_NO_ERRORS", 50)
     calls: list[str] = []
-    matches = Signature.matches
+    values = Signature.values
 
-    def count(signature: Signature, line: str, above: Sequence[str] = ()) -> bool:
+    def count(signature: Signature, line: str, above: Callable[[], Sequence[str]] = list) -> dict[str, str] | None:
         calls.append(signature.id)
-        return matches(signature, line, above)
+        return values(signature, line, above)
 
-    monkeypatch.setattr(Signature, "matches", count)
+    monkeypatch.setattr(Signature, "values", count)
     lines = b"step 3 failed=0\n" * 1000
     assert [match[0] for match in found(lines + OOM)] == ["cuda.out_of_memory"]
     assert 0 < calls.count("unknown.error") <= 52

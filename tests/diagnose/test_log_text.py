@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from seatrial.diagnose import log_text, ordered_matches
+from seatrial.diagnose import explain, log_text
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.log_text import line_blocks
 from seatrial.util.input_files import LimitedGzip
@@ -115,5 +115,5 @@ def test_findings_of_ranks_at_one_time_are_ordered_by_rank() -> None:
         line.format(rank, message)
         for rank, message in ((11, "CUDA out of memory"), (2, "Read-only file system"), (3, "Too many open files"))
     )
-    ids = [match.signature.id for match in ordered_matches(search(io.BytesIO(text.encode()), "x"))]
+    ids = [each.signature for each in explain(search(io.BytesIO(text.encode()), "x"))]
     assert ids == ["host.read_only", "host.too_many_files", "cuda.out_of_memory"]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from seatrial.diagnose.job_failures import missing_node_causes, missing_node_findings
-from seatrial.model import CLUSTER, JobResult, JobState, MissingNode, Outcome, Verdict, VerdictKey
+from seatrial.model import CLUSTER, JobResult, JobState, MissingNode, Outcome, Verdict
 
 
 def result(state: str) -> JobResult:
@@ -54,7 +54,7 @@ def test_state_gives_the_cause_and_the_command_for_the_node(state: str, cause: s
     (finding,) = missing_node_findings([result(state), result("other")], [error])
     assert (finding.cause, finding.subject, finding.evidence) == (cause, "node1", f"node1: {state}")
     assert "node1" in finding.first_command
-    assert finding.explains == (VerdictKey.from_verdict(error),)
+    assert finding.explains == (error.key,)
 
 
 def test_a_lost_node_of_kubernetes_has_a_command_of_kubectl() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.diagnose import patterns
-from seatrial.diagnose.patterns import candidate_expressions, compile_patterns, literal_database, unsupported
+from seatrial.diagnose.patterns import cached_database, candidate_expressions, compile_patterns, unsupported
 from seatrial.diagnose.signatures import all_signatures, signatures
 from seatrial.util import user_cache
 
@@ -28,7 +28,7 @@ def test_the_cached_database_is_the_compiled_one(tmp_path: Path, monkeypatch: py
 
     def numbers(pattern: str) -> set[int]:
         found: set[int] = set()
-        database = literal_database({7: SIGNATURE.model_copy(update={"pattern": pattern})})
+        database = cached_database({7: SIGNATURE.model_copy(update={"pattern": pattern})})
         database.scan(b"Rank 3 failed\n", match_event_handler=lambda number, *_: found.add(number))
         return found
 

@@ -23,14 +23,21 @@ ROW = {
 def test_values_of_the_line_are_quoted_for_a_shell() -> None:
     signature = Signature.model_validate({**ROW, "pattern": r"peer (?P<peer>[^<]+)(?:<(?P<port>\d+))?"})
 
-    def filled(text: str, line: str) -> str:
-        return signature.filled(text, signature.values(line))
-
-    assert filled("ping {peer} {port} ${HOME}", "peer a;reboot<1") == "ping 'a;reboot' 1 ${HOME}"
-    assert filled("ping {peer} {port}", "peer a") == "ping a ''"
-    assert filled("ping {peer}", "other") == "ping {peer}"
+    command = {"first_command": "ping {peer}; nc {peer} {port}; ls ${HOME}"}
+    signature = signature.model_copy(update=command)
+    assert signature.command(values(signature, "peer a;reboot<1")) == "ping 'a;reboot'; nc 'a;reboot' 1; ls ${HOME}"
+    assert signature.command(values(signature, "peer a")) == "ping a; ls ${HOME}"
+    assert signature.command({}) == "ls ${HOME}"
     signature = Signature.model_validate({**ROW, "pattern": r"GPU (?P<gpu>\d) lost|lost GPU (?P<gpu2>\d)"})
-    assert filled("nvidia-smi -i {gpu}", "lost GPU 5") == "nvidia-smi -i 5"
+    assert values(signature, "lost GPU 5") == {"gpu": "5"}
+    assert signature.values("other") is None
+
+
+def values(signature: Signature, line: str, *above: str) -> dict[str, str]:
+    """The values of a line that the signature matches."""
+    found = signature.values(line, lambda: above)
+    assert found is not None
+    return found
 
 
 def test_title_has_the_values_that_are_known() -> None:
@@ -44,8 +51,11 @@ def test_header_of_a_block_belongs_to_the_lines_below() -> None:
     row = {**ROW, "pattern": "State: Down", "header": r"^CA '(?P<hca>\w+)'"}
     signature = Signature.model_validate(row)
     lines = ["CA 'mlx5_0'", "Port 1:", "CA 'mlx5_1'", "Port 1:"]
-    assert place_of(signature.values("State: Down", lines)) == "mlx5_1"
-    assert place_of(signature.values("State: Down")) == ""
+    assert place_of(values(signature, "State: Down", *lines)) == "mlx5_1"
+    assert place_of(values(signature, "State: Down")) == ""
+    own = Signature.model_validate({**row, "pattern": r"(?:(?P<hca>\w+) )?State: Down"})
+    assert values(own, "mlx5_7 State: Down", *lines) == {"hca": "mlx5_7"}  # before that of the header
+    assert values(own, "State: Down", *lines) == {"hca": "mlx5_1"}
 
 
 @pytest.mark.parametrize(

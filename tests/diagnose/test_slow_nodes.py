@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.slow_nodes import reasons_to_search, search_findings, search_notes
 from seatrial.hardware.pair_rates import PAIR_RATES, RANKS_BY_NODE
 from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Verdict
@@ -45,7 +46,7 @@ def searched(factor: Factor, count: int = 8, backend: str = "nccl", transports: 
 def found(
     search: Measurement, verdicts: Sequence[Verdict] = (), measurements: Sequence[Measurement] = (), prefix: str = ""
 ) -> list[Finding]:
-    return search_findings([search], verdicts, measurements, catalog(), (), prefix)
+    return search_findings(Run(verdicts, measurements, catalog(), prefix, [search]))
 
 
 @pytest.mark.parametrize(
@@ -65,24 +66,24 @@ def found(
 def test_performance_of_several_nodes_below_a_threshold_is_a_reason(
     check: str, metric: str, outcome: Outcome, expected: bool
 ) -> None:
-    reasons = reasons_to_search([verdict(check, metric, outcome)], [], catalog(), 4)
+    reasons = reasons_to_search(Run([verdict(check, metric, outcome)], [], catalog()), 4)
     assert list(reasons) == ([check] if expected else [])
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.1, [PAIRS]), (0.6, [])])
 def test_large_difference_between_nodes_without_a_threshold_is_a_reason(share: float, expected: list[str]) -> None:
     measurements = [measured(PAIRS, "gpu_share", share, "n0002/rank4"), measured(ALL_REDUCE, "busbw.1MiB", 0.02)]
-    assert list(reasons_to_search([], measurements, catalog(), 4)) == expected
+    assert list(reasons_to_search(Run([], measurements, catalog()), 4)) == expected
     judged = verdict(PAIRS, "gpu_share", Outcome.PASS)
-    assert reasons_to_search([judged], measurements, catalog(), 4) == {}
+    assert reasons_to_search(Run([judged], measurements, catalog()), 4) == {}
 
 
 def test_no_reference_and_no_comparison_of_nodes_is_a_reason() -> None:
     measurements = [measured(ALL_REDUCE, "busbw.1MiB", 0.02)]
-    assert list(reasons_to_search([], measurements, catalog(), 4)) == [ALL_REDUCE]
-    assert reasons_to_search([], measurements, catalog(), 2) == {}, "one pair: nothing to compare it with"
-    assert reasons_to_search([verdict(outcome=Outcome.PASS)], measurements, catalog(), 4) == {}
-    assert reasons_to_search([], [measured("train.ddp", "step_time", 1)], catalog(), 4) == {}
+    assert list(reasons_to_search(Run([], measurements, catalog()), 4)) == [ALL_REDUCE]
+    assert reasons_to_search(Run([], measurements, catalog()), 2) == {}, "one pair: nothing to compare it with"
+    assert reasons_to_search(Run([verdict(outcome=Outcome.PASS)], measurements, catalog()), 4) == {}
+    assert reasons_to_search(Run([], [measured("train.ddp", "step_time", 1)], catalog()), 4) == {}
 
 
 def test_slow_node_explains_the_cluster_and_its_own_gpus_only() -> None:
@@ -158,11 +159,11 @@ def test_gpu_path_and_rail_have_findings_of_their_own() -> None:
 def test_healthy_nodes_have_a_note_and_no_finding() -> None:
     search = searched(slow())
     assert found(search, [verdict()]) == []
-    (note,) = search_notes([verdict()], [], [search], (), catalog())
+    (note,) = search_notes(Run([verdict()], [], catalog(), searches=[search]), ())
     assert note.check == ALL_REDUCE
     assert note.text.startswith("no slow node, GPU, rail or path")
-    assert search_notes([], [], [search], (), catalog()) == ()
-    assert search_notes([verdict()], [], [], (), catalog()) == ()
+    assert search_notes(Run([], [], catalog(), searches=[search]), ()) == ()
+    assert search_notes(Run([verdict()], [], catalog(), searches=[]), ()) == ()
 
 
 def test_finding_of_two_nodes_names_the_pair_but_no_node() -> None:
@@ -180,13 +181,13 @@ def test_finding_of_two_nodes_names_the_pair_but_no_node() -> None:
 def test_two_equally_slow_nodes_have_a_note_and_no_finding() -> None:
     search = searched(slow("n0001", share=0.5), count=2)
     assert found(search, [verdict()]) == []
-    (note,) = search_notes([verdict()], [], [search], (), catalog())
+    (note,) = search_notes(Run([verdict()], [], catalog(), searches=[search]), ())
     assert "a node that is slow on all rails is not visible" in note.text
 
 
 def test_search_that_failed_has_a_note_with_its_error() -> None:
     failed = Measurement(check=SEARCH, subject=CLUSTER, error="node2: time limit")
-    (note,) = search_notes([verdict()], [], [failed], (), catalog())
+    (note,) = search_notes(Run([verdict()], [], catalog(), searches=[failed]), ())
     assert "node2: time limit" in note.text
     assert found(failed, [verdict()]) == []
 
@@ -210,8 +211,8 @@ def test_damaged_record_has_no_finding(rows: JsonValue) -> None:
 def test_diagnose_has_the_located_node_before_causes_that_are_less_certain() -> None:
     variable = Measurement(check="collectives.transport", subject="n0000", facts={"variables": {"NCCL_IB_TC": "106"}})
     search = searched(slow("n0003"))
-    findings = diagnose([], [variable], [], [verdict()], catalog(), ROOT, searches=[search])
+    findings = diagnose(Run([verdict()], [variable], catalog(), searches=[search]), [], [], ROOT)
     assert findings[0].cause == "slow_node"
-    assert [finding.cause for finding in diagnose([], [variable], [], [verdict()], catalog(), ROOT)].count(
+    assert [finding.cause for finding in diagnose(Run([verdict()], [variable], catalog()), [], [], ROOT)].count(
         "slow_node"
     ) == 0

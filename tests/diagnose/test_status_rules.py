@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from seatrial.discover.slurm_output import parse_nodes
 from seatrial.hardware import networks
 from tests.processes import call
 
+FILESYSTEMS = Path(__file__).parent.parent / "fixtures" / "filesystems"
 TOPOLOGY = """\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
 GPU0\t X \tNV18\t{a}\t{b}\tPIX\t0-47\t0\t\tN/A
 GPU1\tNV18\t X \t{a}\t{b}\tNODE\t0-47\t0\t\tN/A
@@ -116,3 +118,26 @@ def test_unknown_network_of_nccl_is_named(tmp_path: Path) -> None:
         (finding,) = explain(search(file, "x"))
     assert finding.signature == "nccl.shared_memory_full"
     assert "HyperFabric_v3" in finding.evidence
+
+
+@pytest.mark.parametrize(("name", "titles"), [("lfs-df-full-ost.txt", ["testfs-OST0002"]), ("lfs-df-expanse.txt", [])])
+def test_full_disks_of_lustre_are_named(name: str, titles: list[str]) -> None:
+    matches = search_text((FILESYSTEMS / name).read_text(encoding="utf-8"), "x")
+    assert [match.values["target"] for match in matches] == titles
+
+
+@pytest.mark.parametrize(
+    ("model", "links", "places"),
+    [
+        ("NVIDIA H100 80GB HBM3", ["26.562 GB/s", "<inactive>"], ["GPU 1"]),
+        ("NVIDIA H100 80GB HBM3", ["<inactive>", "<inactive>"], ["GPU 1"]),
+        ("NVIDIA A100-PCIE-40GB", ["25 GB/s", "<inactive>"], ["GPU 1"]),
+        ("NVIDIA A100-PCIE-40GB", ["<inactive>", "<inactive>"], []),  # without a bridge
+    ],
+)
+def test_inactive_nvlinks_are_judged_as_by_discover(model: str, links: list[str], places: list[str]) -> None:
+    rows = [f"\t Link {number}: {state}" for number, state in enumerate(links)]
+    output = "\n".join([f"GPU 0: {model} (UUID: GPU-0)", "\t Link 0: 25 GB/s", f"GPU 1: {model} (UUID: GPU-1)", *rows])
+    if not places:
+        output = output.replace("\t Link 0: 25 GB/s\n", "\t Link 0: <inactive>\n")
+    assert [match.place for match in search(io.BytesIO(f"{output}\n".encode()), "x")] == places

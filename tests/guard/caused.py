@@ -7,7 +7,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from seatrial.checks import catalog
-from seatrial.diagnose.cause_data import Cause, causes
+from seatrial.checks.cause import Cause
+from seatrial.diagnose.cause_data import causes
 from seatrial.model import Measurement, Metric, Rule, Threshold, Trial
 from tests.guard.changes import only_checks, record, slowed, with_facts, with_metrics
 from tests.guard.retried import CONTEXT

@@ -10,6 +10,7 @@ from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.cause_data import causes
+from seatrial.diagnose.causes import Run
 from seatrial.model import Job, JobFailure, JobResult, JobState, Measurement, MissingNode, Session, Trial
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import Request, RunDir
@@ -120,7 +121,7 @@ def _diagnosed(trial: Trial) -> Trial:
     """The trial with the findings that the pipeline records at the end of the run."""
     with tempfile.TemporaryDirectory() as folder:
         findings = diagnose(
-            trial.results, trial.measurements, trial.retries, rejudge(trial).verdicts, catalog(), Path(folder)
+            Run(rejudge(trial).verdicts, trial.measurements, catalog()), trial.results, trial.retries, Path(folder)
         )
     return trial.model_copy(update={"findings": findings})
 

@@ -10,6 +10,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.config.schema import Limits
 from seatrial.diagnose import diagnose
+from seatrial.diagnose.causes import Run
 from seatrial.judge import judge
 from seatrial.launch.kubernetes import KubernetesLauncher
 from seatrial.launch.watch import run_job
@@ -58,7 +59,7 @@ def findings(attempt: Attempt, gpus: int = 0, **scenario: Any) -> tuple[tuple[Fi
     assert attempt.cluster.left_behind() == []
     measurements = attempt.listener.measurements
     verdicts = judge(config, [JOB, RANKS], measurements, catalog(), {})
-    return diagnose(results, measurements, (), verdicts, catalog(), attempt.run_dir), verdicts
+    return diagnose(Run(verdicts, measurements, catalog()), results, (), attempt.run_dir), verdicts
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 from tools.records import record_path
 
 from seatrial.model import Decision, DecisionValue, Finding, Outcome, SeatrialError, Trial, Verdict
-from seatrial.model.trial import VerdictKey
 from seatrial.operate import readmit
 from seatrial.operate.drain_limit import prepare
 from seatrial.operate.node_changes import DRAIN, DRAIN_AGAIN, END_RESERVATION, Flags, NodeChange, NodeResult, Partner
@@ -30,7 +29,7 @@ def failed(subject: str, check: str = "collectives.pairs") -> Verdict:
 
 
 def located(place: str, *verdicts: Verdict) -> Finding:
-    explains = tuple(VerdictKey.from_verdict(verdict) for verdict in verdicts)
+    explains = tuple(verdict.key for verdict in verdicts)
     return Finding(title=f"{place} is slow", subject=place, confidence="high", evidence="", explains=explains)
 
 

@@ -16,7 +16,7 @@ from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.slurm import command_error
 from seatrial.launch.base import Launcher, RenderedJob
 from seatrial.launch.local import LocalJob, LocalLauncher
-from seatrial.model import CLUSTER, DecisionValue, Job, JobState, Outcome, Reason, Trial, UsageError, VerdictKey
+from seatrial.model import CLUSTER, DecisionValue, Job, JobState, Outcome, Reason, Trial, UsageError
 from seatrial.pipeline.planned_jobs import resolve
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run import run
@@ -86,7 +86,7 @@ def test_quick_on_64_nodes_of_8_gpus_ends_with_one_cause_in_20_lines(
     (finding,) = trial.findings
     assert (finding.subject, finding.first_command, finding.confidence) == (CLUSTER, first_command, "high")
     assert sentence in finding.evidence
-    assert set(finding.explains) == set(map(VerdictKey.from_verdict, trial.verdicts))
+    assert set(finding.explains) == {each.key for each in trial.verdicts}
     assert {verdict.subject for verdict in trial.verdicts} == {CLUSTER}
     assert trial.decision.value is DecisionValue.INCOMPLETE
     assert f"job {result.job} was rejected: " in trial.decision.reason
@@ -138,7 +138,7 @@ def test_jobs_that_ran_are_judged_and_resume_goes_on(
     (not_started,) = [verdict for verdict in rejected.verdicts if verdict.check == SPEED]
     assert (not_started.subject, not_started.reasons) == (CLUSTER, (Reason.NOT_MEASURED,))
     assert [finding.explains for finding in rejected.findings if finding.cause == "job_rejected"] == [
-        (VerdictKey.from_verdict(not_started),)
+        (not_started.key,)
     ]
     text = io.StringIO()
     summary(rejected, Console(file=text, width=200))

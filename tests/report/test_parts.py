@@ -12,7 +12,7 @@ from rich.console import Console
 from tools.records import record_path
 
 from seatrial import report
-from seatrial.model import Finding, Measurement, Outcome, Trial, Verdict, VerdictKey
+from seatrial.model import Finding, Measurement, Outcome, Trial, Verdict
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.report import markdown
 from seatrial.report.identity import NO_SERIAL, gpus_of, serial_digest
@@ -34,7 +34,7 @@ def trial(*verdicts: Verdict, findings: tuple[Finding, ...] = (), gpus: object =
 
 
 def cause(subject: str, *verdicts: Verdict, title: str = "busy") -> Finding:
-    explains = tuple(map(VerdictKey.from_verdict, verdicts))
+    explains = tuple(each.key for each in verdicts)
     return Finding(
         title=title, subject=subject, confidence="low", evidence="PID 7", first_command="ps", explains=explains
     )

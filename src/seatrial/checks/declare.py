@@ -37,6 +37,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.model import (
     Absent,
     Artifact,
@@ -51,7 +52,6 @@ from seatrial.model import (
     has_scale,
 )
 from seatrial.model.rule import REFERENCE, Condition, Limit, Severity
-from seatrial.model.trial import Action
 
 # The subjects that must each have a value of a metric
 SubjectKind = Literal[
@@ -78,32 +78,6 @@ _FACT_VALUES = {
     "paths_from": "options|run directory",
     "settings": "shipped|changed",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """The cause that a FAIL or WARN of a metric shows; title and fix are the metric's meaning and fix by default.
-
-    ``place``: where the cause is. ``explains``: patterns of checks whose bad verdicts at the same place follow from it.
-    ``wrong_results``: verdicts of any kind follow from it, not only low speed. The other fields: see diagnose.Cause.
-    """
-
-    id: str
-    place: Literal["gpu", "port", "node", "rank", "cluster"]
-    first_command: str
-    action: Action
-    explains: tuple[str, ...] = ()
-    title: str = ""
-    fix: str = ""
-    wrong_results: bool = False
-    report_warning: bool = False
-    consequence_of: tuple[str, ...] = ()
-    signatures: tuple[str, ...] = ()
-    rank_command: str = ""
-    paths_fact: str = ""
-    processes_fact: str = ""
-    process_command: str = ""
-    explained_by_job_failure: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from seatrial.model import UsageError
 from seatrial.util.input_files import open_file
 
 if TYPE_CHECKING:
-    from seatrial.diagnose.signatures import Match
+    from seatrial.diagnose.signature import Match
 
 _POLL_S = 0.5
 _MAX_ERROR_LINES = 20
@@ -80,7 +80,7 @@ def explain(
 def _print_unknown(matches: Sequence[Match], logs: _Logs, pattern_count: int, file: TextIO) -> None:
     """Print the first lines that look like errors, and the last line of each rank: first that of the earliest rank."""
     from seatrial.diagnose import error_lines, unknown_network
-    from seatrial.diagnose.last_lines import last_lines
+    from seatrial.diagnose.log_origin import last_lines
     from seatrial.report.text import clean
     from seatrial.util.secrets import redacted
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
-from seatrial.checks.check import Check
-from seatrial.diagnose.causes import cause_findings
-from seatrial.diagnose.confirm import merge, unmerged, with_confirmations, without_quotes
+from seatrial.diagnose.causes import Run, cause_findings
+from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.implementations import implementation_findings
@@ -28,11 +29,10 @@ from seatrial.diagnose.job_failures import (
 from seatrial.diagnose.localize import finding_source, finding_templates, localize
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_search import search, search_text
-from seatrial.diagnose.signatures import Match
+from seatrial.diagnose.signature import MAX_QUOTE, Match
 from seatrial.diagnose.signatures import signatures as known_signatures
 from seatrial.diagnose.slow_nodes import search_findings
-from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
-from seatrial.model.trial import Confidence
+from seatrial.model import FAILED_RANK, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
 from seatrial.util.input_files import open_file
 from seatrial.util.secrets import secret_values
 from seatrial.util.text import and_more
@@ -40,7 +40,6 @@ from seatrial.util.text import and_more
 _RANK_CAUSES = (RANK_FAILED, HANG)  # causes of findings that come from jobs and logs, not from verdicts
 _MAX_NAMED = 6
 _MAX_TITLE = 160  # characters of a line in a title
-_SLURM_COMMAND = re.compile(r"\b(?:scontrol|sinfo|squeue|sacct|sacctmgr|srun|slurmd)\b")
 _MESSAGE = re.compile(
     r"(?:^|[\s:.])(?:[A-Z]\w{0,60}(?:Error|Exception)(?:\(\w{1,60}\))?|error|fatal): +(?:pyxis: +)?(\S.{0,400})"
 )
@@ -48,14 +47,7 @@ _CONFIRMATION_S = 600.0  # longest time between a line and one that confirms it:
 
 
 def diagnose(
-    results: Sequence[JobResult],
-    measurements: Sequence[Measurement],
-    retries: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
-    checks: Mapping[str, Check],
-    run_dir: Path,
-    node_prefix: str = "",
-    searches: Sequence[Measurement] = (),
+    run: Run, results: Sequence[JobResult], retries: Sequence[Measurement], run_dir: Path
 ) -> tuple[Finding, ...]:
     """The findings of a trial.
 
@@ -64,28 +56,28 @@ def diagnose(
 
     A failure that an error of a check names is not reported again from logs. The logs of a refused job are not
     searched. If nodes are missing, errors of checks, hangs, and logs without a root or a failed step are not
-    reported, since they are consequences. ``searches``: measurements of the search for slow nodes after the trial's own
-    checks. ``node_prefix``: see cause_findings.
+    reported, since they are consequences.
     """
-    refused = refused_job_findings(results, verdicts)
-    missing_nodes = missing_node_findings([result for result in results if not result.failures], verdicts)
-    failures = job_failure_findings(results, measurements, verdicts, checks)
+    refused = refused_job_findings(results, run.verdicts)
+    missing_nodes = missing_node_findings([result for result in results if not result.failures], run.verdicts)
+    failures = job_failure_findings(results, run)
     explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
-    unexplained = [each for each in (*measurements, *retries) if (each.check, each.subject) not in explained_errors]
+    measured = (*run.measurements, *retries)
+    unexplained = [each for each in measured if (each.check, each.subject) not in explained_errors]
     error_findings = [] if missing_nodes else list(_findings_in_errors(unexplained))
-    output_findings = _findings_in_outputs(verdicts, measurements, checks)
+    output_findings = _findings_in_outputs(run)
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *error_findings, *output_findings)}
-    hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
+    hangs = [] if missing_nodes else list(hang_findings(results, run, run_dir))
     reported_titles = {title for title, _ in findings}
     jobs = frozenset(result.job for result in results)
     for finding in _findings_in_logs(results, run_dir):
         is_consequence = finding.cause in _RANK_CAUSES and bool(error_findings or hangs)
         if finding.title not in reported_titles and not is_consequence:
             findings.setdefault((finding.title, "" if finding.subject in jobs else finding.subject), finding)
-    failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
-    others = _with_explained_errors([*hangs, *_without_consequences(findings.values())], verdicts, (*failures, *causes))
-    merged = merge(causes, without_quotes(others, causes, measurements), jobs)
-    return (*missing_nodes, *failures, *merged, *localize(verdicts, measurements, checks))
+    failures, causes = _all_causes(failures, run)
+    others = [*hangs, *_without_consequences(findings.values())]
+    merged = merge(causes, _with_explained_errors(others, run.verdicts, (*failures, *causes)), jobs, run.measurements)
+    return (*missing_nodes, *failures, *merged, *localize(run))
 
 
 def _without_consequences(findings: Collection[Finding]) -> list[Finding]:
@@ -96,50 +88,36 @@ def _without_consequences(findings: Collection[Finding]) -> list[Finding]:
     return [each for each in findings if roles.get(each.signature) != "cascade" or components[each] not in with_root]
 
 
-def _all_causes(
-    failures: Sequence[Finding],
-    verdicts: Sequence[Verdict],
-    measurements: Sequence[Measurement],
-    searches: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    node_prefix: str,
-) -> tuple[list[Finding], list[Finding]]:
+def _all_causes(failures: Sequence[Finding], run: Run) -> tuple[list[Finding], list[Finding]]:
     """The ``failures`` of jobs that no cause explains, and the causes of verdicts that no failure explains.
 
     The causes: those with high confidence, slow nodes, slow implementations, then others.
     """
     explained = {key for failure in failures for key in failure.explains}
-    others = [verdict for verdict in verdicts if VerdictKey.from_verdict(verdict) not in explained]
-    causes = cause_findings(others, measurements, checks, node_prefix)
-    slow_nodes = search_findings([*measurements, *searches], others, measurements, checks, causes, node_prefix)
+    run = replace(run, verdicts=[verdict for verdict in run.verdicts if verdict.key not in explained])
+    causes = cause_findings(run)
+    slow_nodes = search_findings(run, causes)
     certain = [cause for cause in causes if cause.confidence == "high"]
     uncertain = [cause for cause in causes if cause.confidence != "high"]
-    implementations = implementation_findings(others, checks, causes)
+    implementations = implementation_findings(run, causes)
     return assign_consequences(failures, [*certain, *slow_nodes, *implementations, *uncertain])
 
 
-def refreshed_findings(
-    trial: Trial, verdicts: Sequence[Verdict], checks: Mapping[str, Check], node_prefix: str = ""
-) -> tuple[Finding, ...]:
-    """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
-    sources = {finding_source(check, metric) for check in checks.values() for metric in finding_templates(check)}
+def refreshed_findings(trial: Trial, run: Run) -> tuple[Finding, ...]:
+    """The findings of a recorded trial; those that come from verdicts are computed again from ``run``."""
+    sources = {finding_source(check, metric) for check in run.checks.values() for metric in finding_templates(check)}
     missing_node_ids = (cause.id for cause in missing_node_causes())
     job_causes = {*_RANK_CAUSES, *REFUSALS, *missing_node_ids}  # not from verdicts
     from_jobs = [finding for finding in trial.findings if finding.cause in job_causes]
     others = unmerged([finding for finding in trial.findings if finding.cause not in job_causes])
     kept = [*from_jobs, *(finding for finding in others if finding.source not in sources)]
-    failures = job_failure_findings(trial.results, trial.measurements, verdicts, checks)
-    failures, causes = _all_causes(failures, verdicts, trial.measurements, trial.localization, checks, node_prefix)
+    failures, causes = _all_causes(job_failure_findings(trial.results, run), run)
     jobs = frozenset(result.job for result in trial.results)
-    return (
-        *failures,
-        *merge(causes, without_quotes(kept, causes, trial.measurements), jobs),
-        *localize(verdicts, trial.measurements, checks),
-    )
+    return (*failures, *merge(causes, kept, jobs, run.measurements), *localize(run))
 
 
 def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Finding, ...]:
-    """The findings of ``ordered_matches``, without secrets of the logs.
+    """One finding for each signature, without secrets of the logs, ordered by its earliest match (see _ordered).
 
     A title without values of the line quotes the message of an error. An earlier error of the same process
     that no signature knows stands above a consequence or a general error, whose confidence is low then. The evidence
@@ -147,33 +125,34 @@ def explain(matches: Iterable[Match], origins: LogOrigins | None = None) -> tupl
     its network is unknown. ``origins`` reads the logs while ``matches`` yields.
     """
     all_matches, origins, secrets = list(matches), origins or LogOrigins(), secret_values()
-    world = {match.signature.id for match in all_matches if match.signature.role == "fact"}
+    facts = {match.signature.id for match in all_matches if match.signature.role == "fact"}
+    has_slurm = "world.slurm" in facts or "world.kubernetes" not in facts
     network = unknown_network(all_matches)
-    reported = _matches_to_report(all_matches)
+    by_signature: dict[str, list[Match]] = {}
+    for match in _ordered(_matches_to_report(all_matches), origins):
+        by_signature.setdefault(match.signature.id, []).append(match)
     findings: list[Finding] = []
-    for match in ordered_matches(all_matches, origins):
-        first = None if findings else _first_unknown_error(match, all_matches, origins)
-        if first:
-            findings.append(_unknown_error(first, origins))
-        near = [other for other in all_matches if _is_near(other, match)]
-        places = dict.fromkeys(other.place for other in reported if other.place and other.signature is match.signature)
-        place = origins.origin(match.line, match.source).name or and_more(list(places), _MAX_NAMED)
-        confidence = "low" if findings and not findings[0].signature else _confidence(match)
-        finding = with_confirmations(_finding(match, place, confidence, world), match, near)
+    for same in by_signature.values():
+        match = same[0]
+        if not findings and (first := _first_unknown_error(match, all_matches, origins)):
+            findings.append(first)
+        places = list(dict.fromkeys(filter(None, (each.place for each in same))))
+        place = origins.origin(match.line, match.source).name or and_more(places, _MAX_NAMED)
+        confidence = "low" if findings and not findings[0].signature else match.confidence
+        finding = match.finding(place, confidence, has_slurm=has_slurm)
         if "{" not in match.signature.title.replace("{option}", "") and (message := _MESSAGE.search(match.line)):
             finding = finding.model_copy(update={"title": f'{finding.title}: "{message[1][:_MAX_TITLE]}"'})
-        if network and match.signature.id.startswith("nccl."):
-            finding = finding.model_copy(update={"evidence": f"{finding.evidence} {network}."})
-        if (count := len({other.log for other in all_matches if other.signature is match.signature})) > 1:
-            finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
-        findings.append(finding)
+        finding = with_confirmations(finding, match, [other for other in all_matches if _is_near(other, match)])
+        logs = {each.log for each in same}
+        of_all = f"In {len(logs)} logs. " if len(logs) > 1 else ""
+        of_nccl = f" {network}." if network and match.signature.id.startswith("nccl.") else ""
+        findings.append(finding.model_copy(update={"evidence": f"{of_all}{finding.evidence}{of_nccl}"}))
     return tuple(finding.without_secrets(secrets) for finding in findings)
 
 
 def error_lines(matches: Iterable[Match], origins: LogOrigins) -> list[Match]:
     """The lines that only look like errors, by time and rank: what to read if nothing is known."""
-    lines = [match for match in matches if match.signature.role == "error_line"]
-    return sorted(lines, key=lambda match: _order(match, origins))
+    return _ordered((match for match in matches if match.signature.role == "error_line"), origins)
 
 
 def unknown_network(matches: Iterable[Match]) -> str:
@@ -182,7 +161,7 @@ def unknown_network(matches: Iterable[Match]) -> str:
     return next((match.signature.titled(match.values) for match in unknown), "")
 
 
-def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOrigins) -> Match | None:
+def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOrigins) -> Finding | None:
     """The first line above ``match`` of the same process that only looks like an error.
 
     None if ``match`` is the cause of a failure, not a consequence, a failed step or a general error.
@@ -190,21 +169,19 @@ def _first_unknown_error(match: Match, matches: Iterable[Match], origins: LogOri
     if match.signature.role not in ("general", "cascade", "step"):
         return None
     of_process = ("", origins.origin(match.line, match.source).name)
-    above = itertools.takewhile(lambda other: other.source != match.source, matches)
-    lines = (other for other in above if other.signature.role == "error_line" and other.log == match.log)
-    return next((other for other in lines if origins.origin(other.line, other.source).name in of_process), None)
-
-
-def _unknown_error(match: Match, origins: LogOrigins) -> Finding:
-    return Finding(
-        title=f"First error, which no signature knows: {match.line[:_MAX_TITLE]}",
-        subject=origins.origin(match.line, match.source).name,
-        confidence="low",
-        evidence=f"The errors after it may follow from it. Log line: {match.line[:300]}",
-        fix="Search for the text in the documentation and the issues of the program that wrote the line.",
-        action="none",
-        source=match.source,
-    )
+    for other in itertools.takewhile(lambda other: other.source != match.source, matches):
+        place = origins.origin(other.line, other.source).name
+        if other.signature.role == "error_line" and other.log == match.log and place in of_process:
+            return Finding(
+                title=f"First error, which no signature knows: {other.line[:_MAX_TITLE]}",
+                subject=place,
+                confidence="low",
+                evidence=f"The errors after it may follow from it. Log line: {other.line[:MAX_QUOTE]}",
+                fix="Search for the text in the documentation and the issues of the program that wrote the line.",
+                action="none",
+                source=other.source,
+            )
+    return None
 
 
 def _is_near(other: Match, match: Match) -> bool:
@@ -213,37 +190,26 @@ def _is_near(other: Match, match: Match) -> bool:
     return other.log == match.log and (None in times or abs((other.time or 0) - (match.time or 0)) <= _CONFIRMATION_S)
 
 
-def ordered_matches(matches: Iterable[Match], origins: LogOrigins | None = None) -> tuple[Match, ...]:
-    """The matches to report (see _matches_to_report), of each signature only the earliest.
+def _ordered(matches: Iterable[Match], origins: LogOrigins) -> list[Match]:
+    """The matches by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
 
-    They are ordered by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
     Failed steps come after roots and families, which name their reason.
     """
-    known_origins = origins or LogOrigins()
-    ordered = sorted(_matches_to_report(matches), key=lambda match: _order(match, known_origins))
-    ordered.sort(key=lambda match: match.signature.role in ("step", "cascade"))
-    first_of_each: dict[str, Match] = {}
-    for match in ordered:
-        first_of_each.setdefault(match.signature.id, match)
-    return tuple(first_of_each.values())
 
+    def position(match: Match) -> tuple[bool, float, float]:
+        is_late = match.signature.role in ("step", "cascade")
+        if match.time is None:
+            return is_late, math.inf, 0
+        return is_late, match.time, origins.origin(match.line, match.source).order
 
-def _order(match: Match, origins: LogOrigins) -> tuple[float, float]:
-    if match.time is None:
-        return math.inf, 0
-    return match.time, origins.origin(match.line, match.source).order
-
-
-def _confidence(match: Match) -> Confidence:
-    """Low for a kind of error, a consequence or a failed step: the line says more than the title."""
-    return "low" if match.signature.role in ("family", "general", "cascade", "step") else match.signature.confidence
+    return sorted(matches, key=position)
 
 
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
             for match in _matches_to_report(search_text(measurement.error, measurement.check)):
-                yield _finding(match, measurement.subject, "high")
+                yield match.finding(measurement.subject, "high")
 
 
 def _with_explained_errors(
@@ -255,49 +221,41 @@ def _with_explained_errors(
     except ERRORs that one of ``causes`` explains.
     """
     root_ids = {signature.id for signature in known_signatures() if signature.role == "root"}
-    places = {finding.subject for finding in findings if finding.signature in root_ids and not finding.explains}
     explained = {key for cause in causes for key in cause.explains}
-    roots_by_text: dict[str, set[str]] = {}  # error → ids of roots; many checks may have the same error
-    explained_by: dict[tuple[str, str], list[VerdictKey]] = {}  # (signature, place) → verdicts
+    errors: dict[str, list[Verdict]] = {}  # place → its ERRORs
     for verdict in verdicts:
-        if verdict.outcome is not Outcome.ERROR or verdict.subject not in places:
-            continue
-        if (key := VerdictKey.from_verdict(verdict)) not in explained:
-            if verdict.detail not in roots_by_text:
-                matches = search_text(verdict.detail, verdict.check)
-                roots_by_text[verdict.detail] = {match.signature.id for match in matches} & root_ids
-            for signature in roots_by_text[verdict.detail]:
-                explained_by.setdefault((signature, verdict.subject), []).append(key)
-    return [
-        finding.model_copy(
-            update={"explains": finding.explains or tuple(explained_by.get((finding.signature, finding.subject), ()))}
-        )
-        for finding in findings
-    ]
+        if verdict.outcome is Outcome.ERROR and verdict.key not in explained:
+            errors.setdefault(verdict.subject, []).append(verdict)
+
+    @cache  # many checks may have the same error
+    def signature_ids(text: str) -> frozenset[str]:
+        return frozenset(match.signature.id for match in search_text(text, ""))
+
+    def with_errors(finding: Finding) -> Finding:
+        if finding.explains or finding.signature not in root_ids:
+            return finding
+        of_place = errors.get(finding.subject, ())
+        return finding.explaining(each for each in of_place if finding.signature in signature_ids(each.detail))
+
+    return list(map(with_errors, findings))
 
 
-def _findings_in_outputs(
-    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
-) -> Iterator[Finding]:
+def _findings_in_outputs(run: Run) -> Iterator[Finding]:
     """Known failures in the evidence of a FAIL on a metric whose evidence has output of a program."""
     failed_ranks = {
         measurement.check: f"rank {failed.get('rank')} on {failed.get('node')}"
-        for measurement in measurements
+        for measurement in run.measurements
         if isinstance(failed := measurement.facts.get(FAILED_RANK), dict)
     }
-    for verdict in verdicts:
-        if verdict.outcome is Outcome.FAIL and _has_output(verdict, checks):
+    for verdict in run.verdicts:
+        check = run.checks.get(verdict.check) if verdict.outcome is Outcome.FAIL else None
+        declared = check.declaration(verdict.metric) if check else None
+        if declared and declared.log_evidence:
             for match in _matches_to_report(search_text(verdict.evidence, verdict.check)):
                 # the rank that the line names may differ from the rank that ended first
                 rank = match.values.get("rank", "")
                 subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)
-                finding = _finding(match, subject, "high")
-                yield finding.model_copy(update={"explains": (VerdictKey.from_verdict(verdict),)})
-
-
-def _has_output(verdict: Verdict, checks: Mapping[str, Check]) -> bool:
-    declared = checks[verdict.check].declaration(verdict.metric) if verdict.check in checks else None
-    return declared is not None and declared.log_evidence
+                yield match.finding(subject, "high").explaining([verdict])
 
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
@@ -310,8 +268,7 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
             # seatrial or Slurm ends the processes of a job that hangs or loses a node
-            was_terminated = result.state is JobState.HUNG or bool(result.missing_nodes)
-            ignored = SIGTERM_SIGNATURES if was_terminated else ()
+            ignored = SIGTERM_SIGNATURES if result.state is JobState.HUNG or result.missing_nodes else ()
             all_matches = (match for log in logs for match in _search_log(log, run_dir))
             matches = [match for match in all_matches if match.signature.id not in ignored]
             failed_rank = failed_rank_finding(result, folder)
@@ -323,7 +280,7 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             if failed_rank and not has_root and not result.missing_nodes:
                 yield failed_rank
             for match in reported if has_root or not result.missing_nodes else ():
-                finding = _finding(match, result.failed_subject or result.job, _confidence(match))
+                finding = match.finding(result.failed_subject or result.job, match.confidence)
                 yield with_confirmations(finding, match, matches)
 
 
@@ -335,7 +292,7 @@ def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) ->
     for log in logs:
         for match in _search_log(log, run_dir, ignore="NCCL INFO"):
             if match.signature.role in ("root", "step"):
-                finding = _finding(match, job, "low")
+                finding = match.finding(job, "low")
                 yield finding.model_copy(update={"evidence": f"The job completed nevertheless. {finding.evidence}"})
 
 
@@ -355,21 +312,16 @@ def _matches_to_report(matches: Iterable[Match]) -> list[Match]:
     most_specific = next((role for role in ("root", "family", "step", "general", "cascade") if role in roles), "root")
     reported_roles = {most_specific, "step"} if most_specific in ("root", "family") else {most_specific}
     places = [match.place for match in known if match.signature.role == most_specific]
+    is_elsewhere = {
+        place: all(place != other and place.partition(" ")[0] == other.partition(" ")[0] for other in places)
+        for place in {match.place for match in known if match.place}
+    }
     return [
         match
         for match in known
         if match.signature.role in reported_roles
-        or (
-            match.signature.role == "cascade"
-            and match.place
-            and all(_is_elsewhere(match.place, each) for each in places)
-        )
+        or (match.signature.role == "cascade" and is_elsewhere.get(match.place))
     ]
-
-
-def _is_elsewhere(place: str, other: str) -> bool:
-    """Whether both are places of the same kind, and not the same."""
-    return place != other and place.partition(" ")[0] == other.partition(" ")[0]
 
 
 def _without_ended(matches: Iterable[Match]) -> list[Match]:
@@ -386,30 +338,6 @@ def _without_ended(matches: Iterable[Match]) -> list[Match]:
             ]
         kept.append(match)
     return kept
-
-
-def _finding(match: Match, subject: str, confidence: Confidence, world: Collection[str] = ()) -> Finding:
-    """``world``: ids of the facts of the log, by which the commands are chosen."""
-    signature = match.signature
-    title = signature.titled(match.values)
-    return Finding(
-        title=f"{title} in {match.raised_in}" if match.raised_in else title,
-        subject=subject,
-        confidence=confidence,
-        evidence=f"{signature.cause} Log line: {match.line[:300]}",
-        first_command=_fitting(signature.command(match.values), world),
-        fix=signature.filled(signature.fix, match.values),
-        action=signature.action,
-        source=match.source,
-        signature=signature.id,
-    )
-
-
-def _fitting(command: str, world: Collection[str]) -> str:
-    """The command without the parts of Slurm if the log is of Kubernetes and not of Slurm."""
-    if "world.kubernetes" not in world or "world.slurm" in world:
-        return command
-    return "; ".join(part for part in command.split("; ") if not _SLURM_COMMAND.search(part))
 
 
 def _search_log(log: Path, run_dir: Path, ignore: str = "") -> list[Match]:

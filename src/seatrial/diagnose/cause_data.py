@@ -1,91 +1,19 @@
-"""Causes as data, from data/causes and from the declarations of metrics."""
+"""The causes of bad verdicts, from the declarations of metrics and data/causes, and the facts that they name. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Literal
 
-from seatrial.checks import catalog, declare
-from seatrial.checks.declare import metric
-from seatrial.discover.kubernetes_messages import Message
-from seatrial.model import Finding, Frozen, Verdict
-from seatrial.model.trial import Action, Confidence
+from pydantic import JsonValue
+
+from seatrial.checks import catalog
+from seatrial.checks.cause import Cause
+from seatrial.model import Measurement, Verdict
 from seatrial.util import data_files
 
-
-class Cause(Frozen):
-    """A cause of bad verdicts. The evidence of a cause is a FAIL or WARN on a metric in ``evidence``.
-
-    ``evidence``: check → metrics, each a name or a pattern. ``explains``: patterns of checks whose bad verdicts at the
-    same place are consequences of the cause. ``wrong_results``: bad verdicts of any kind, such as damaged data, are
-    consequences, and not only low speed. ``consequence_of``: causes and environment variables that explain the evidence
-    of this cause at the same place; if they explain all of it, this cause is not reported.
-    ``with_fact``, ``without_fact``: a verdict is evidence only if its check has, or has not, this fact on the node. An
-    ERROR of any check that quotes the text of ``with_fact`` is a consequence.
-    ``report_warning``: the cause is also reported for a WARN that explains no other bad verdict.
-    ``place``: where the cause is. For "rank" it is the rank of the verdict, or its node if the node has several
-    ranks and all are bad, or the cluster if there are several nodes and all ranks are bad.
-
-    ``first_command`` may have {gpu}, {port}, {node}, {paths} of the fact ``paths_fact``, and {names}: the names in
-    the fact ``fault_places`` of a check for the place, else the host's name. ``rank_command`` replaces it for a rank
-    without a GPU. ``processes_fact``: the fact with processes that the title names; ``process_command`` with their
-    {pids} is then added to the first command. ``signatures``: patterns of signatures of logs that show the same cause.
-    ``message``: a message of Kubernetes about a pod that does not start; such a cause has no ``evidence``.
-    ``explained_by_job_failure``: if pods of a check fail with a known message, that cause explains the evidence of this
-    cause at the same place.
-    """
-
-    id: str
-    title: str
-    evidence: Mapping[str, tuple[str, ...]] = {}
-    message: Message | None = None
-    explained_by_job_failure: bool = False
-    place: Literal["gpu", "port", "node", "rank", "cluster"]
-    explains: tuple[str, ...]
-    wrong_results: bool = False
-    report_warning: bool = False
-    with_fact: str = ""
-    without_fact: str = ""
-    consequence_of: tuple[str, ...] = ()
-    first_command: str
-    rank_command: str = ""
-    paths_fact: str = ""
-    processes_fact: str = ""
-    process_command: str = ""
-    signatures: tuple[str, ...] = ()
-    fix: str
-    action: Action
-
-    def is_evidence(self, verdict: Verdict) -> bool:
-        """Whether ``verdict``, a FAIL or WARN, is on a metric in ``evidence``."""
-        return any(
-            fnmatchcase(verdict.check, check) and any(fnmatchcase(verdict.metric, metric) for metric in metrics)
-            for check, metrics in self.evidence.items()
-        )
-
-    def finding(
-        self, place: str, confidence: Confidence, evidence: str, first_command: str, source: str, names: str = ""
-    ) -> Finding:
-        """The finding of the cause at ``place``; ``names``: what the title names after a colon."""
-        return Finding(
-            cause=self.id,
-            title=f"{self.title}: {names}" if names else self.title,
-            subject=place,
-            confidence=confidence,
-            evidence=evidence,
-            first_command=first_command,
-            fix=filled(self.fix, place),
-            action=self.action,
-            source=source,
-        )
-
-
-def filled(template: str, place: str) -> str:
-    """A command or fix with {gpu}, {port} and {node} of ``place``."""
-    node, _, device = place.partition("/")
-    return template.replace("{gpu}", device.removeprefix("gpu")).replace("{port}", device).replace("{node}", node)
+_MAX_PIDS = 8
 
 
 @cache
@@ -94,15 +22,81 @@ def causes() -> tuple[Cause, ...]:
     declared: dict[str, Cause] = {}
     for check in catalog().values():
         for each in check.declared:
-            if each.cause:  # checks with the same engine share a declaration
-                earlier = declared[each.cause.id].evidence if each.cause.id in declared else {}
-                evidence = {**earlier, check.name: (*earlier.get(check.name, ()), each.name)}
-                declared[each.cause.id] = _declared(each, each.cause, evidence)
+            if cause := each.cause:
+                # checks with the same engine share a declaration
+                evidence = dict(declared[cause.id].evidence if cause.id in declared else {})
+                evidence[check.name] = (*evidence.get(check.name, ()), each.name)
+                texts = {"title": cause.title or each.meaning, "fix": cause.fix or each.fix}
+                declared[cause.id] = cause.model_copy(update={**texts, "evidence": evidence})
     return (*declared.values(), *(Cause.model_validate(row) for rows in data_files.read_all("causes") for row in rows))
 
 
-def _declared(declared: metric, cause: declare.Cause, evidence: Mapping[str, tuple[str, ...]]) -> Cause:
-    """The cause of a metric; its title and fix are the metric's meaning and fix unless it has others."""
-    own = {name: value for name, value in vars(cause).items() if value}
-    by_default = {"title": declared.meaning, "fix": declared.fix, "explains": ()}
-    return Cause.model_validate({**by_default, **own, "evidence": evidence})
+class Details:
+    """The facts of ``measurements`` on which causes depend; a malformed fact gives no process and no path."""
+
+    def __init__(self, measurements: Iterable[Measurement]) -> None:
+        rows = [(each.with_fact, each.without_fact, each.paths_fact, each.processes_fact) for each in causes()]
+        names = {name for row in rows for name in row}
+        self._values: dict[str, dict[str, list[tuple[str, JsonValue]]]] = {}  # fact → node → (check, value)
+        for each in measurements:
+            for name in names & each.facts.keys():
+                of_node = self._values.setdefault(name, {}).setdefault(node_of(each.subject), [])
+                of_node.append((each.check, each.facts[name]))
+
+    def facts_allow(self, cause: Cause, verdict: Verdict) -> bool:
+        """Whether the check of ``verdict`` has ``with_fact`` of the cause on the node, and not ``without_fact``."""
+        has_fact = not cause.with_fact or bool(self._texts(cause.with_fact, verdict))
+        return has_fact and not (cause.without_fact and self._texts(cause.without_fact, verdict))
+
+    def quotable_texts(self, cause: Cause, evidence: Sequence[Verdict]) -> frozenset[str]:
+        """The texts of ``with_fact`` of the cause at the places of ``evidence``."""
+        return frozenset(text for verdict in evidence for text in self._texts(cause.with_fact, verdict)[-1:])
+
+    def _texts(self, fact: str, verdict: Verdict) -> list[str]:
+        """The texts of a fact that the check of ``verdict`` has on its node; empty ones do not count."""
+        values = self._values.get(fact, {}).get(node_of(verdict.subject), ())
+        return [value for check, value in values if check == verdict.check and isinstance(value, str) and value]
+
+    def process_names(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
+        """``NAME (pid PID)`` of each process in the cause's fact at the places of ``evidence``."""
+        return [f"{name} (pid {pid})" for pid, name in self._processes(cause, evidence).items()]
+
+    def command(self, cause: Cause, evidence: Sequence[Verdict], place: str) -> str:
+        """The first command of the cause at ``place`` with processes and paths; {gpu}, {port} and {node} are kept."""
+        on_gpu = any(verdict.subject.partition("/")[2].startswith("gpu") for verdict in evidence)
+        command = cause.rank_command if cause.rank_command and not on_gpu else cause.first_command
+        if cause.place == "rank" and "/" not in place:
+            command = command.replace(" --id={gpu}", "")  # all GPUs of a node
+        if cause.paths_fact:
+            command = command.replace("{paths}", " ".join(map(shlex.quote, self._paths(cause, evidence))) or ".")
+        pids = list(self._processes(cause, evidence))[:_MAX_PIDS]
+        if cause.process_command and pids:
+            command += "; " + cause.process_command.replace("{pids}", ",".join(map(str, pids)))
+        return command
+
+    def _processes(self, cause: Cause, evidence: Sequence[Verdict]) -> dict[int, str]:
+        """PID → name of the processes in the cause's fact; processes of a GPU only if ``evidence`` names that GPU."""
+        subjects = {verdict.subject for verdict in evidence}
+        names: dict[int, str] = {}
+        for node in dict.fromkeys(map(node_of, (verdict.subject for verdict in evidence))):
+            for _, processes in self._values.get(cause.processes_fact, {}).get(node, ()):
+                for process in processes if isinstance(processes, list) else ():
+                    if not isinstance(process, Mapping) or type(pid := process.get("pid")) is not int:
+                        continue
+                    if "gpu" not in process or f"{node}/gpu{process['gpu']}" in subjects:
+                        names.setdefault(pid, str(process.get("name", "unknown")))
+        return names
+
+    def _paths(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
+        """The absolute paths in the names of the metrics, such as write_single./home; else those in the fact."""
+        suffixes = (verdict.metric.partition(".")[2] for verdict in evidence)
+        if in_names := [path for path in suffixes if path.startswith("/")]:
+            return list(dict.fromkeys(in_names))
+        values = (value for rows in self._values.get(cause.paths_fact, {}).values() for _, value in rows)
+        keys = (path for value in values if isinstance(value, Mapping) for path in value)
+        return [path for path in dict.fromkeys(keys) if path.startswith("/")]
+
+
+def node_of(subject: str) -> str:
+    """The node of a subject such as ``n0/gpu1``."""
+    return subject.partition("/")[0]

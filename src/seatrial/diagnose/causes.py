@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
+from seatrial.checks.cause import Cause, filled
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check
-from seatrial.diagnose.cause_data import Cause, causes, filled
-from seatrial.diagnose.cause_details import Details, node_of
+from seatrial.diagnose.cause_data import Details, causes, node_of
 from seatrial.discover.environment_variables import variables
 from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
@@ -30,7 +31,7 @@ SET_BY_SEATRIAL = "(set by seatrial)"
 SPEED_CHECKS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "train.*")
 _NODE_DIFFERS = Cause(
     id="node_differs",
-    title="A node has other versions or settings than most nodes",
+    title="{node} has other versions or settings than most nodes",
     place="node",
     explains=SPEED_CHECKS,
     report_warning=True,
@@ -56,49 +57,68 @@ class _Suspect:
         return self.finding.subject
 
 
-_FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # (check, metric) → place → names: see _fault_places
-
-
 @dataclass(frozen=True)
-class _Run:
-    """The bad verdicts of a run, the places that checks name for them, and what else is known."""
+class Run:
+    """The verdicts and measurements of a run.
 
-    bad: Sequence[Verdict]
-    places: _FaultPlaces
+    ``node_prefix``: the start of a command that runs on another node, such as ``srun --nodelist={node}``; empty for
+    this host. ``searches``: measurements of the search for slow nodes after the trial's own checks.
+    """
+
+    verdicts: Sequence[Verdict]
     measurements: Sequence[Measurement]
     checks: Mapping[str, Check]
-    node_prefix: str
+    node_prefix: str = ""
+    searches: Sequence[Measurement] = ()
+
+    @cached_property
+    def bad(self) -> list[Verdict]:
+        """The verdicts that need a cause: FAIL, WARN, ERROR, and inconclusive violations of a threshold."""
+        return [
+            each
+            for each in self.verdicts
+            if each.outcome in (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
+            or (each.outcome is Outcome.UNJUDGED and Reason.INCONCLUSIVE in each.reasons)
+        ]
+
+    @cached_property
+    def _performance(self) -> dict[str, PerformanceMetrics]:
+        return {name: PerformanceMetrics(check) for name, check in self.checks.items()}
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, str], dict[str, list[str]]]:
+        """(check, metric) → place → names, from the facts of checks that locate a verdict on the cluster."""
+        places: dict[tuple[str, str], dict[str, list[str]]] = {}
+        for check, metric, by_place in _mappings("fault_places", self.measurements, self.checks):
+            names = {place: [str(item) for item in items] for place, items in by_place.items()}
+            places.setdefault((check, metric), {}).update(names)
+        return places
+
+    def is_speed(self, verdict: Verdict) -> bool:
+        """Whether the verdict is on a performance metric."""
+        return verdict.check in self._performance and self._performance[verdict.check][verdict.metric]
+
+    def places_of(self, verdict: Verdict) -> dict[str, list[str]]:
+        """Place → names there, which the check of a verdict on the cluster gives."""
+        return self._places.get((verdict.check, verdict.metric), {})
 
     def verdicts_at(self, node: str, names: Container[str]) -> tuple[Verdict, ...]:
         """The verdicts on the cluster that a check locates at ``node`` with one of ``names``."""
         on_cluster = (verdict for verdict in self.bad if verdict.subject == CLUSTER)
-        return tuple(each for each in on_cluster if any(name in names for name in self.names_at(node, each)))
-
-    def names_at(self, place: str, verdict: Verdict) -> list[str]:
-        """The names that the check of a verdict gives for ``place``."""
-        return self.places.get((verdict.check, verdict.metric), {}).get(place, [])
+        return tuple(each for each in on_cluster if any(name in names for name in self.places_of(each).get(node, ())))
 
 
-def cause_findings(
-    verdicts: Sequence[Verdict],
-    measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    node_prefix: str = "",
-) -> list[Finding]:
+def cause_findings(run: Run) -> list[Finding]:
     """The causes of bad verdicts, most certain and then most local first, each with the verdicts that it explains.
 
     A cause is omitted if other causes explain all of its evidence (``Cause.consequence_of``). It is also omitted if it
     has no consequences, or if all of them have a more certain cause. These two reasons do not count if the evidence has
-    a FAIL, or a WARN that is reported (``Cause.report_warning``). ``node_prefix``: the start of a command that runs on
-    another node, such as ``srun --nodelist={node}``; empty for this host.
+    a FAIL, or a WARN that is reported (``Cause.report_warning``).
     """
-    bad = [verdict for verdict in verdicts if needs_cause(verdict)]
-    if not bad:
+    if not run.bad:
         return []
-    performance = {name: PerformanceMetrics(check) for name, check in checks.items()}
-    run = _Run(bad, _fault_places(measurements, checks), measurements, checks, node_prefix)
     by_variable = list(_suspects_by_variable(run))
-    suspects = [*_suspects_by_verdict(run, verdicts), *by_variable, *_suspects_by_difference(run, by_variable)]
+    suspects = [*_suspects_by_verdict(run), *by_variable, *_suspects_by_difference(run, by_variable)]
     suspect_by_evidence = {
         verdict: suspect
         for suspect in suspects
@@ -106,17 +126,17 @@ def cause_findings(
         for verdict in suspect.evidence_verdicts
     }
     bad_by_node: dict[str, list[Verdict]] = {}  # node or CLUSTER; an index, since there may be thousands of suspects
-    for verdict in bad:
-        for node in {end.partition("/")[0] for end in _ends(verdict.subject)}:
+    for verdict in run.bad:
+        for node in set(map(node_of, _ends(verdict.subject))):
             bad_by_node.setdefault(node, []).append(verdict)
     explained: list[tuple[_Suspect, list[Verdict]]] = []  # suspects with their consequences
     for suspect in suspects:
-        nodes = [end.partition("/")[0] for end in _ends(suspect.place)]
+        nodes = list(map(node_of, _ends(suspect.place)))
         # A dictionary, since a verdict on a pair of nodes is listed with both
         on_nodes = dict.fromkeys(verdict for node in [*nodes, CLUSTER] for verdict in bad_by_node.get(node, ()))
-        candidates = bad if CLUSTER in nodes else list(on_nodes)
+        candidates = run.bad if CLUSTER in nodes else list(on_nodes)
         shown = suspect_by_evidence.get
-        consequences = [each for each in candidates if _is_explained(each, suspect, performance, shown(each))]
+        consequences = [each for each in candidates if _is_explained(each, suspect, run, shown(each))]
         explained.append((suspect, consequences))
     explained.sort(key=lambda each: (_CONFIDENCE_ORDER.index(each[0].finding.confidence), _extent(each[0].place)))
     return _needed_findings(explained)
@@ -132,44 +152,33 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, list[Verdict]]]) -> lis
         if suspect.cause.consequence_of and explained_verdicts.issuperset(suspect.evidence_verdicts):
             continue  # the causes of this cause have findings
         index = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
-        keys = [VerdictKey.from_verdict(verdict) for verdict in consequences]
-        is_needed = any(best_index.get(key, index) >= index for key in keys)
+        is_needed = any(best_index.get(verdict.key, index) >= index for verdict in consequences)
         is_warning = suspect.cause.report_warning and suspect.evidence_verdicts
         if is_needed or is_warning or any(v.outcome is Outcome.FAIL for v in suspect.evidence_verdicts):
-            all_keys = dict.fromkeys([*map(VerdictKey.from_verdict, suspect.evidence_verdicts), *keys])
-            for key in all_keys:
+            finding = suspect.finding.explaining([*suspect.evidence_verdicts, *consequences])
+            for key in finding.explains:
                 best_index.setdefault(key, index)
-            findings.append(suspect.finding.model_copy(update={"explains": tuple(all_keys)}))
+            findings.append(finding)
     return findings
 
 
-def needs_cause(verdict: Verdict) -> bool:
-    """Whether the verdict needs a cause: FAIL, WARN, ERROR, or an inconclusive violation of its threshold."""
-    is_inconclusive = verdict.outcome is Outcome.UNJUDGED and Reason.INCONCLUSIVE in verdict.reasons
-    return is_inconclusive or verdict.outcome in (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
-
-
-def _is_explained(
-    verdict: Verdict, suspect: _Suspect, performance: Mapping[str, PerformanceMetrics], shown_cause: _Suspect | None
-) -> bool:
+def _is_explained(verdict: Verdict, suspect: _Suspect, run: Run, shown_cause: _Suspect | None) -> bool:
     """Whether the suspect explains the check and the kind of the verdict (slow or wrong), at the same place.
 
     ``shown_cause``: the suspect that has the verdict as evidence, if that suspect has ``consequence_of``; else None.
     """
-    if verdict in suspect.evidence_verdicts or (suspect.only_here and verdict.subject == CLUSTER):
+    is_elsewhere = suspect.only_here and verdict.subject == CLUSTER
+    if is_elsewhere or verdict in suspect.evidence_verdicts or not overlap(suspect.place, verdict.subject):
         return False
     if shown_cause is not None:
-        return suspect.name in shown_cause.cause.consequence_of and overlap(suspect.place, verdict.subject)
+        return suspect.name in shown_cause.cause.consequence_of
     if verdict.outcome is Outcome.ERROR and any(text in verdict.detail for text in suspect.quotable_texts):
-        return overlap(suspect.place, verdict.subject)
+        return True
     if not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.cause.explains):
         return False
-    is_slow = verdict.check in performance and performance[verdict.check][verdict.metric]
     if Reason.METRIC_MISSING in verdict.reasons and verdict.detail:  # the check gives a reason, such as noise
-        is_explained = is_slow and not suspect.cause.wrong_results
-    else:
-        is_explained = is_slow or suspect.cause.wrong_results
-    return is_explained and overlap(suspect.place, verdict.subject)
+        return run.is_speed(verdict) and not suspect.cause.wrong_results
+    return suspect.cause.wrong_results or run.is_speed(verdict)
 
 
 def overlap(place: str, subject: str) -> bool:
@@ -200,15 +209,6 @@ def _extent(place: str) -> int:
     return 2 if place == CLUSTER else 0 if "/" in place else 1
 
 
-def _fault_places(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> _FaultPlaces:
-    """(check, metric) → place → the names there, from the facts of checks that locate a verdict on the cluster."""
-    places: _FaultPlaces = {}
-    for check, name, by_place in _mappings("fault_places", measurements, checks):
-        names = {place: [str(item) for item in items] for place, items in by_place.items()}
-        places.setdefault((check, name), {}).update(names)
-    return places
-
-
 def _mappings(
     role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, Check]
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -219,15 +219,15 @@ def _mappings(
                 yield measurement.check, key, values
 
 
-def _suspects_by_verdict(run: _Run, verdicts: Sequence[Verdict]) -> Iterator[_Suspect]:
+def _suspects_by_verdict(run: Run) -> Iterator[_Suspect]:
     details = Details(run.measurements)
     for cause in causes():
         violations = [v for v in run.bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
         evidence = [verdict for verdict in violations if details.facts_allow(cause, verdict)]
-        for place, evidence_verdicts in _by_place(cause, evidence, verdicts, run.places).items():
+        for place, evidence_verdicts in _by_place(cause, evidence, run).items():
             has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
             processes = details.process_names(cause, evidence_verdicts)
-            names = [name for verdict in evidence_verdicts for name in run.names_at(place, verdict)]
+            names = [name for verdict in evidence_verdicts for name in run.places_of(verdict).get(place, ())]
             command = node_command(details.command(cause, evidence_verdicts, place), place, run.node_prefix, names)
             finding = cause.finding(
                 place,
@@ -245,15 +245,13 @@ def _listed(texts: Iterable[str]) -> str:
     return and_more(list(dict.fromkeys(texts)), _MAX_NAMED)
 
 
-def _by_place(
-    cause: Cause, evidence: Sequence[Verdict], verdicts: Sequence[Verdict], places: _FaultPlaces
-) -> dict[str, list[Verdict]]:
+def _by_place(cause: Cause, evidence: Sequence[Verdict], run: Run) -> dict[str, list[Verdict]]:
     """Place of the cause → the verdicts that are evidence of the cause there; see Cause for its place."""
     place_of: dict[str, str] = {}  # subject → place
     for subject in dict.fromkeys(verdict.subject for verdict in evidence):
         place_of[subject] = {"node": node_of(subject), "cluster": CLUSTER}.get(cause.place, subject)
     if cause.place == "rank" and evidence:
-        good_nodes = {node_of(v.subject) for v in verdicts if v.subject not in place_of and cause.is_evidence(v)}
+        good_nodes = {node_of(v.subject) for v in run.verdicts if v.subject not in place_of and cause.is_evidence(v)}
         bad_ranks = Counter(map(node_of, place_of))
         for subject in place_of:
             node = node_of(subject)
@@ -264,13 +262,13 @@ def _by_place(
     by_place: dict[str, list[Verdict]] = {}
     for verdict in evidence:
         place = place_of[verdict.subject]
-        fault_places = places.get((verdict.check, verdict.metric), {}) if place == CLUSTER else {}
+        fault_places = run.places_of(verdict) if place == CLUSTER else {}
         for fault_place in fault_places or (place,):
             by_place.setdefault(fault_place, []).append(verdict)
     return by_place
 
 
-def _suspects_by_variable(run: _Run) -> Iterator[_Suspect]:
+def _suspects_by_variable(run: Run) -> Iterator[_Suspect]:
     """One suspect for each environment variable and each value of it that is not harmless.
 
     Its place is a node if only this node of several has the value, else the cluster. The evidence is the WARN on the
@@ -313,7 +311,12 @@ def variable_values(
 
     (name, text, nodes, whether only these nodes have it and not all ranks, the first check whose facts have it).
     """
-    settings = list(_settings_of_nodes(measurements, checks))
+    settings = [(node, check, values) for check, node, values in _mappings("node_settings", measurements, checks)]
+    for measurement, facts in role_facts("variables", measurements, checks):
+        if isinstance(facts, Mapping):
+            is_of_all = checks[measurement.check].scope is Scope.CLUSTER
+            node = CLUSTER if is_of_all else node_of(measurement.subject)
+            settings.append((node, measurement.check, facts))
     all_nodes = {node for node, _, _ in settings if node != CLUSTER}
     nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node or CLUSTER → check with the fact
     for node, check, values in settings:
@@ -326,19 +329,7 @@ def variable_values(
         yield name, text, nodes, is_on_some, next(iter(check_by_node.values()))
 
 
-def _settings_of_nodes(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check]
-) -> Iterator[tuple[str, str, Mapping[str, object]]]:
-    """(node, check, settings) of all facts with settings; the node is CLUSTER for a fact that applies to all ranks."""
-    for check, node, values in _mappings("node_settings", measurements, checks):
-        yield node, check, values
-    for measurement, values in role_facts("variables", measurements, checks):
-        if isinstance(values, Mapping):
-            is_of_all = checks[measurement.check].scope is Scope.CLUSTER
-            yield CLUSTER if is_of_all else node_of(measurement.subject), measurement.check, values
-
-
-def _suspects_by_difference(run: _Run, variable_suspects: Sequence[_Suspect]) -> Iterator[_Suspect]:
+def _suspects_by_difference(run: Run, variable_suspects: Sequence[_Suspect]) -> Iterator[_Suspect]:
     """One suspect for each node whose versions or settings differ from those of most nodes.
 
     Variables that are suspects themselves do not count.
@@ -351,8 +342,7 @@ def _suspects_by_difference(run: _Run, variable_suspects: Sequence[_Suspect]) ->
         if not values:
             continue
         listed = _listed(f"{name}: {value}" for name, value in values.items())
-        cause = _NODE_DIFFERS.model_copy(update={"title": f"{node} has other versions or settings than most nodes"})
-        finding = cause.finding(
+        finding = _NODE_DIFFERS.finding(
             node,
             "medium",
             f"on {node} {listed}",

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.causes import overlap
-from seatrial.diagnose.signatures import Match
+from seatrial.diagnose.signature import MAX_QUOTE, Match
 from seatrial.model import Finding, Measurement
 from seatrial.model.trial import Confidence
 
@@ -17,21 +17,33 @@ _RAISED_CONFIDENCE: dict[Confidence, Confidence] = {"low": "medium", "medium": "
 def with_confirmations(finding: Finding, match: Match, matches: Sequence[Match]) -> Finding:
     """``finding`` of ``match``, with a higher confidence if a confirmation in ``matches`` supports it."""
     lines = [
-        f"{other.line[:300]} ({other.source})"
+        f"{other.line[:MAX_QUOTE]} ({other.source})"
         for other in matches
         if other.signature.role == "confirmation" and other.signature.confirms_signature(match.signature.id)
     ]
     return _confirmed(finding, f"Confirmed by: {'; '.join(lines)}") if lines else finding
 
 
-def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: frozenset[str]) -> list[Finding]:
+def merge(
+    cause_findings: Sequence[Finding],
+    others: Iterable[Finding],
+    jobs: frozenset[str],
+    measurements: Iterable[Measurement] = (),
+) -> list[Finding]:
     """The causes, then the other findings.
 
     A finding from a log that shows one of the causes moves into ``confirmed_by`` of the cause, and raises its
-    confidence. ``jobs``: names of jobs; a finding whose subject is a job names no place.
+    confidence. One that quotes a fact of ``measurements`` that a cause is based on (the field ``with_fact``) repeats
+    the evidence of the cause, and is left out. ``jobs``: names of jobs; a finding on a job names no place.
     """
+    cause_ids = {finding.cause for finding in cause_findings}
+    facts = {cause.with_fact for cause in causes() if cause.with_fact and cause.id in cause_ids}
+    values = (measurement.facts.get(fact) for measurement in measurements for fact in facts)
+    quotes = {value for value in values if isinstance(value, str) and value}
     merged, not_merged = list(cause_findings), []
     for other in others:
+        if any(quote in other.evidence for quote in quotes):
+            continue
         index = next((index for index, cause in enumerate(merged) if _shows(other, cause, jobs)), None)
         if index is None:
             not_merged.append(other)
@@ -39,22 +51,6 @@ def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: fr
         cause = _confirmed(merged[index], f"The log shows it too: {other.title}. {other.evidence} ({other.source})")
         merged[index] = cause.model_copy(update={"confirmed_by": (*cause.confirmed_by, other)})
     return [*merged, *not_merged]
-
-
-def without_quotes(
-    others: Iterable[Finding], cause_findings: Sequence[Finding], measurements: Iterable[Measurement]
-) -> list[Finding]:
-    """``others`` without findings whose evidence quotes a fact that a cause is based on (the field ``with_fact``).
-
-    Such a finding repeats the evidence of the cause, and does not confirm it.
-    """
-    cause_ids = {finding.cause for finding in cause_findings}
-    facts = {cause.with_fact for cause in causes() if cause.with_fact and cause.id in cause_ids}
-    texts: set[str] = set()
-    for measurement in measurements:
-        values = (measurement.facts.get(fact) for fact in facts)
-        texts.update(value for value in values if isinstance(value, str) and value)
-    return [other for other in others if not any(text in other.evidence for text in texts)]
 
 
 def unmerged(findings: Sequence[Finding]) -> list[Finding]:

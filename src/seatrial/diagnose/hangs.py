@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from seatrial.diagnose.causes import node_command
+from seatrial.diagnose.causes import Run, node_command
 from seatrial.diagnose.flight_recorder import hang_text, hang_title
 from seatrial.discover.rank_stacks import FOLDER, STACKS, STATES, HangEvidence, read_evidence
-from seatrial.model import Finding, JobResult, JobState, Outcome, Verdict, VerdictKey
+from seatrial.model import Finding, JobResult, JobState, Outcome
 from seatrial.model.trial import Action, Confidence
 from seatrial.util.text import rank_list
 
@@ -32,10 +32,8 @@ _READ_STACK = (
 )
 
 
-def hang_findings(
-    results: Sequence[JobResult], verdicts: Sequence[Verdict], run_dir: Path, node_prefix: str = ""
-) -> Iterator[Finding]:
-    """One finding for each attempt that hung, with the errors that it explains. ``node_prefix``: see cause_findings."""
+def hang_findings(results: Sequence[JobResult], run: Run, run_dir: Path) -> Iterator[Finding]:
+    """One finding for each attempt that hung, with the errors that it explains."""
     for result in results:
         attempt = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         if result.state not in (JobState.HUNG, JobState.TIMEOUT) or not (attempt / FOLDER).is_dir():
@@ -43,18 +41,12 @@ def hang_findings(
         matches = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
         rank_count = max((int(match[1]) for match in matches if match), default=-1) + 1
         if evidence := read_evidence(attempt, rank_count):
-            errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
-            explained = [
-                VerdictKey.from_verdict(verdict)
-                for verdict in errors
-                if result.cause and result.cause in verdict.detail
-            ]
-            yield _finding(result, evidence, attempt, tuple(dict.fromkeys(explained)), node_prefix)
+            errors = (verdict for verdict in run.verdicts if verdict.outcome is Outcome.ERROR)
+            explained = (verdict for verdict in errors if result.cause and result.cause in verdict.detail)
+            yield _finding(result, evidence, attempt, run.node_prefix).explaining(explained)
 
 
-def _finding(
-    result: JobResult, evidence: HangEvidence, attempt: Path, explains: tuple[VerdictKey, ...], node_prefix: str
-) -> Finding:
+def _finding(result: JobResult, evidence: HangEvidence, attempt: Path, node_prefix: str) -> Finding:
     ranks_at_fault = evidence.ranks_at_fault
     snapshot = evidence.snapshots[ranks_at_fault[0]] if ranks_at_fault else None  # of the first rank at fault
     title, confidence = _title(evidence)
@@ -74,7 +66,6 @@ def _finding(
         fix=fix,
         source=f"stacks and process states of job {result.job}, attempt {result.attempt}: {attempt / FOLDER}",
         cause=CAUSE,
-        explains=explains,
         action=action,
     )
 

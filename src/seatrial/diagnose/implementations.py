@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
-from seatrial.checks.check import Check
-from seatrial.model import CLUSTER, BasisKind, Finding, Outcome, Verdict, VerdictKey
+from seatrial.diagnose.causes import Run
+from seatrial.model import CLUSTER, BasisKind, Finding, Outcome, Verdict
 
 SLOW_MACHINE, SLOW_IMPLEMENTATION = "slow_machine", "slow_implementation"
 # A threshold of a trial may be far below the speed of good hardware: passing it does not show that the machine is fast
@@ -16,9 +17,7 @@ _MACHINE_FIX = (
 )
 
 
-def implementation_findings(
-    verdicts: Sequence[Verdict], checks: Mapping[str, Check], causes: Sequence[Finding]
-) -> Iterator[Finding]:
+def implementation_findings(run: Run, causes: Sequence[Finding]) -> Iterator[Finding]:
     """At most one finding per check: all implementations are slow, or some are slow and another reaches its reference.
 
     An implementation is slow if its speed FAILs, and fast if it PASSes against a reference value of the SKU or the
@@ -26,31 +25,20 @@ def implementation_findings(
     all of its verdicts.
     """
     explained = {key for cause in causes if cause.confidence == "high" for key in cause.explains}
-    by_metric: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.subject == CLUSTER and verdict.check in checks and checks[verdict.check].implementations:
-            by_metric.setdefault((verdict.check, verdict.metric), []).append(verdict)
-    for name, check in checks.items():
-        if not check.implementations:
+    for name, check in run.checks.items():
+        if not (work := check.implementations):
             continue
-        metrics = check.implementations.speeds  # implementation → metric of its speed
-        slow_names: list[str] = []
-        slow: list[Verdict] = []
-        fast: list[Verdict] = []  # of implementations that are not slow
-        for implementation, metric in metrics.items():
-            judged = by_metric.get((name, metric), [])
-            failed = [verdict for verdict in judged if verdict.outcome is Outcome.FAIL]
-            if failed:
-                slow_names.append(implementation)
-                slow += failed
-            else:
-                fast += filter(_is_as_fast_as_reference, judged)
-        all_slow = bool(slow_names) and len(slow_names) == len(metrics)
-        if all_slow and not explained.issuperset(map(VerdictKey.from_verdict, slow)):
+        of_check = [verdict for verdict in run.verdicts if verdict.check == name and verdict.subject == CLUSTER]
+        speeds = {each: [v for v in of_check if v.metric == metric] for each, metric in work.speeds.items()}
+        slow_by_name = {each: [v for v in rows if v.outcome is Outcome.FAIL] for each, rows in speeds.items()}
+        slow = list(chain.from_iterable(slow_by_name.values()))
+        others = chain.from_iterable(rows for each, rows in speeds.items() if not slow_by_name[each])
+        fast = list(filter(_is_as_fast_as_reference, others))
+        if all(slow_by_name.values()) and not explained.issuperset(verdict.key for verdict in slow):
             title = "all implementations of the same training are slow: the machine, not one framework"
-            yield _finding(SLOW_MACHINE, check.implementations.machine_command, slow, (), title, _MACHINE_FIX)
-        elif slow_names and fast:
-            named = ", ".join(slow_names)
+            yield _finding(SLOW_MACHINE, work.machine_command, slow, (), title, _MACHINE_FIX)
+        elif slow and fast:
+            named = ", ".join(each for each, rows in slow_by_name.items() if rows)
             title = (
                 f"{named} is slow, another implementation of the same training is not: its software, not the machine"
             )
@@ -58,7 +46,7 @@ def implementation_findings(
                 f"Compare the versions with those of the reference value, and with a node where {named} is fast. Do "
                 "not replace hardware because of this."
             )
-            yield _finding(SLOW_IMPLEMENTATION, check.implementations.software_command, slow, fast, title, fix)
+            yield _finding(SLOW_IMPLEMENTATION, work.software_command, slow, fast, title, fix)
 
 
 def _is_as_fast_as_reference(verdict: Verdict) -> bool:
@@ -78,5 +66,4 @@ def _finding(
         fix=fix,
         action="fix-environment" if fast else "none",
         source=", ".join(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in slow)),
-        explains=tuple(map(VerdictKey.from_verdict, slow)),
-    )
+    ).explaining(slow)

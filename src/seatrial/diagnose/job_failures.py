@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from seatrial.checks.check import Check
-from seatrial.diagnose.cause_data import Cause, causes
-from seatrial.diagnose.causes import needs_cause, overlap
+from seatrial.checks.cause import Cause, filled
+from seatrial.diagnose.cause_data import causes
+from seatrial.diagnose.causes import Run, overlap
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.log_search import search_text
 from seatrial.hardware.links import role_facts
 from seatrial.model import (
     CLUSTER,
     Finding,
-    Frozen,
     Job,
     JobFailure,
     JobResult,
     JobState,
-    Measurement,
     Outcome,
     Reason,
     Verdict,
-    VerdictKey,
 )
-from seatrial.model.trial import Action
 from seatrial.util import data_files
 from seatrial.util.input_files import read_json
 from seatrial.util.text import and_more
@@ -55,19 +51,13 @@ class _SourcedFailure(NamedTuple):
     source: str
 
 
-def job_failure_findings(
-    results: Sequence[JobResult],
-    measurements: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
-    checks: Mapping[str, Check],
-) -> list[Finding]:
+def job_failure_findings(results: Sequence[JobResult], run: Run) -> list[Finding]:
     """One finding per cause and named object; it explains the checks that were not measured for this reason.
 
     A cause that explains nothing is omitted: a resumed trial has measured the checks since.
     """
-    bad = [verdict for verdict in verdicts if needs_cause(verdict)]
     by_id = {cause.id: cause for cause in causes() if cause.message}
-    failures = [*_failures_of_jobs(results, measurements, bad), *_failures_of_checks(measurements, bad, checks)]
+    failures = [*_failures_of_jobs(results, run), *_failures_of_checks(run)]
     present = {each.failure.cause for each in failures}
     groups: dict[tuple[str, str], list[_SourcedFailure]] = {}  # (id of the cause, name of the object) → failures
     for each in failures:
@@ -102,9 +92,7 @@ def not_started(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> li
     return [verdict for verdict in verdicts if Reason.NOT_MEASURED in verdict.reasons]
 
 
-def _failures_of_jobs(
-    results: Sequence[JobResult], measurements: Sequence[Measurement], bad: Sequence[Verdict]
-) -> Iterator[_SourcedFailure]:
+def _failures_of_jobs(results: Sequence[JobResult], run: Run) -> Iterator[_SourcedFailure]:
     """The failures of jobs. They explain ERRORs of checks whose error ends with the reason why this attempt ended.
 
     If the last job was not started, they also explain the checks that were not measured.
@@ -112,34 +100,34 @@ def _failures_of_jobs(
     for result in results:
         error = f"{result.failed_subject}: {result.cause}"  # end of an error; "exit code 1" is also in "exit code 127"
         failed_measurements = {
-            (each.check, each.subject) for each in measurements if result.cause and (each.error or "").endswith(error)
+            (each.check, each.subject)
+            for each in run.measurements
+            if result.cause and (each.error or "").endswith(error)
         }
         consequences = [
             verdict
-            for verdict in bad
+            for verdict in run.bad
             if verdict.outcome is Outcome.ERROR and (verdict.check, verdict.subject) in failed_measurements
         ]
         if result is results[-1]:
-            consequences += not_started(results, bad)
+            consequences += not_started(results, run.bad)
         for failure in result.failures:
             yield _SourcedFailure(failure, consequences, f"job {result.job}")
 
 
-def _failures_of_checks(
-    measurements: Sequence[Measurement], bad: Sequence[Verdict], checks: Mapping[str, Check]
-) -> Iterator[_SourcedFailure]:
+def _failures_of_checks(run: Run) -> Iterator[_SourcedFailure]:
     """The failures of pods that a check creates.
 
     They explain ERRORs of the check, and evidence of causes with ``explained_by_job_failure`` at the same place.
     """
     explained_causes = [cause for cause in causes() if cause.explained_by_job_failure]
-    for measurement, value in role_facts("job_failures", measurements, checks):
+    for measurement, value in role_facts("job_failures", run.measurements, run.checks):
         for row in value if isinstance(value, list) else ():
             try:
                 failure = JobFailure.model_validate(row)
             except ValidationError:  # a fact of another shape
                 continue
-            of_check = [verdict for verdict in bad if verdict.check == measurement.check]
+            of_check = [verdict for verdict in run.bad if verdict.check == measurement.check]
             evidence = [
                 verdict
                 for verdict in of_check
@@ -159,7 +147,6 @@ def _finding(cause: Cause, members: Sequence[_SourcedFailure]) -> Finding:
     failures = [member.failure for member in members]
     first = next((failure for failure in failures if failure.cause == cause.id), failures[0])
     nodes = list(dict.fromkeys(node for failure in failures for node in failure.nodes))
-    keys = dict.fromkeys(VerdictKey.from_verdict(verdict) for member in members for verdict in member.consequences)
     place = f"{and_more(nodes, _MAX_NAMED)}: " if nodes else ""
     finding = cause.finding(
         ", ".join(nodes) or CLUSTER,
@@ -169,7 +156,7 @@ def _finding(cause: Cause, members: Sequence[_SourcedFailure]) -> Finding:
         and_more(list(dict.fromkeys(member.source for member in members)), _MAX_NAMED),
         first.name,
     )
-    return finding.model_copy(update={"explains": tuple(keys)})
+    return finding.explaining(verdict for member in members for verdict in member.consequences)
 
 
 def refused_job_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
@@ -183,9 +170,8 @@ def refused_job_findings(results: Sequence[JobResult], verdicts: Sequence[Verdic
             findings = [_refused_by_nodes(result)]
         elif result.state is JobState.REJECTED and not (result.failures or result.missing_nodes):
             findings = [_rejected_by_scheduler(result)]
-        explains = tuple(map(VerdictKey.from_verdict, not_started(results, verdicts)))
-        changes = {"explains": explains, "first_command": result.first_command}
-    return [finding.model_copy(update=changes) for finding in findings]
+        findings = [each.model_copy(update={"first_command": result.first_command}) for each in findings]
+    return [finding.explaining(not_started(results, verdicts)) for finding in findings]
 
 
 def _refused_by_nodes(result: JobResult) -> Finding:
@@ -208,34 +194,22 @@ def _refused_by_nodes(result: JobResult) -> Finding:
 def _rejected_by_scheduler(result: JobResult) -> Finding:
     """The finding with title, fix and action of the signature that the scheduler's message has, if any."""
     match = next(iter(search_text(result.cause, result.job)), None)
-    signature = match.signature if match else None
-    return Finding(
-        title=signature.titled(match.values) if signature and match else "The job was not started",
-        subject=CLUSTER,
-        cause=JOB_REJECTED,
-        confidence="high",
-        evidence=result.cause_without_command,
-        fix=signature.filled(signature.fix, match.values) if signature and match else "",
-        action=signature.action if signature else None,
-        signature=signature.id if signature else "",
-        source=f"job {result.job}",
+    unknown = Finding(title="The job was not started", subject=CLUSTER, confidence="high", evidence="")
+    return (match.finding(CLUSTER, "high") if match else unknown).model_copy(
+        update={"cause": JOB_REJECTED, "evidence": result.cause_without_command, "source": f"job {result.job}"}
     )
 
 
-class MissingNodeCause(Frozen):
+class MissingNodeCause(Cause):
     """Why a node is missing, and what to do. ``pattern``: a regular expression that the state of the node matches.
 
-    ``launcher``: the cause is only for jobs of this launcher; empty: for all jobs. In ``first_command`` and ``fix``,
-    {node} is replaced by the name of the node.
+    ``launcher``: the cause is only for jobs of this launcher; empty: for all jobs.
     """
 
-    id: str
-    title: str
+    place: Literal["node"] = "node"
+    explains: tuple[str, ...] = ()
     pattern: str
     launcher: str = ""
-    first_command: str
-    fix: str
-    action: Action
     source: str
 
 
@@ -247,25 +221,15 @@ def missing_node_causes() -> tuple[MissingNodeCause, ...]:
 
 def missing_node_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
     """One finding per node that a job lost or did not get; each explains all ERROR verdicts."""
-    errors = tuple(VerdictKey.from_verdict(verdict) for verdict in verdicts if verdict.outcome is Outcome.ERROR)
+    errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
     findings: dict[str, Finding] = {}
     for result in results:
         for node in result.missing_nodes:
             rows = (row for row in missing_node_causes() if row.launcher in ("", result.launcher))
             cause = next(row for row in rows if re.search(row.pattern, node.state))
-            finding = Finding(
-                cause=cause.id,
-                title=cause.title,
-                subject=node.name,
-                confidence="high",
-                evidence=f"{node.name}: {node.state}",
-                first_command=cause.first_command.replace("{node}", node.name),
-                fix=cause.fix.replace("{node}", node.name),
-                action=cause.action,
-                source=f"job {result.job}; {cause.source}",
-                explains=errors,
-            )
-            findings.setdefault(node.name, finding)
+            command, evidence = filled(cause.first_command, node.name), f"{node.name}: {node.state}"
+            finding = cause.finding(node.name, "high", evidence, command, f"job {result.job}; {cause.source}")
+            findings.setdefault(node.name, finding.explaining(errors))
     return list(findings.values())
 
 

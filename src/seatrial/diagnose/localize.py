@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from seatrial.checks.check import Check
 from seatrial.checks.declare import FindingTemplate
-from seatrial.diagnose.cause_details import node_of
+from seatrial.diagnose.cause_data import node_of
+from seatrial.diagnose.causes import Run
 from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
@@ -16,36 +16,27 @@ MAX_NAMED = 8
 _CONFIDENCE_ORDER: tuple[Confidence, ...] = ("low", "medium", "high")
 
 
-class _Failure(NamedTuple):
-    """A metric with its FAIL or WARN."""
-
-    metric: Metric
-    verdict: Verdict
-
-
-def localize(
-    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
-) -> Iterator[Finding]:
+def localize(run: Run) -> Iterator[Finding]:
     """One finding for each subject, or each node, with a FAIL or WARN on a metric that locates faults.
 
     Confidence: high for a FAIL that its retry reproduced on the same subject, medium for any other FAIL, low for a
     WARN. Also low if more subjects failed than the check can locate: a good subject is slow if all its partners are
-    slow. ``measurements`` do not include retries.
+    slow.
     """
-    templates = {name: finding_templates(check) for name, check in checks.items()}
-    worst = _worst_verdicts(verdicts, templates)
-    for measurement in measurements:
+    templates = {name: finding_templates(check) for name, check in run.checks.items()}
+    worst: dict[tuple[str, str, str], Verdict] = {}  # (check, metric, subject) → its FAIL, else its WARN
+    for outcome in (Outcome.FAIL, Outcome.WARN):
+        for verdict in run.verdicts:
+            if verdict.outcome is outcome and verdict.metric in templates.get(verdict.check, ()):
+                worst.setdefault((verdict.check, verdict.metric, verdict.subject), verdict)
+    for measurement in run.measurements:
         for name, template in templates.get(measurement.check, {}).items():
-            check = checks[measurement.check]
-            metrics = [metric for metric in measurement.metrics if metric.name == name]
-            failures = [
-                _Failure(metric, worst[check.name, name, metric.subject])
-                for metric in metrics
-                if (check.name, name, metric.subject) in worst
-            ]
+            metrics = {metric.subject: metric for metric in measurement.metrics if metric.name == name}
+            keys = ((measurement.check, name, subject) for subject in metrics)
+            failures = [worst[key] for key in keys if key in worst]
             certain = _are_locatable(template, measurement, failures)
             for group in _groups(template, failures):
-                yield _finding(check, template, metrics, group, certain=certain)
+                yield _finding(run.checks[measurement.check], template, metrics, group, certain=certain)
 
 
 def finding_templates(check: Check) -> dict[str, FindingTemplate]:
@@ -58,61 +49,52 @@ def finding_source(check: Check, metric: str) -> str:
     return f"{metric} of {check.name}"
 
 
-def _worst_verdicts(
-    verdicts: Sequence[Verdict], templates: Mapping[str, Mapping[str, FindingTemplate]]
-) -> dict[tuple[str, str, str], Verdict]:
-    """(check, metric, subject) → its FAIL, else its WARN; other outcomes are not included."""
-    worst: dict[tuple[str, str, str], Verdict] = {}
-    for outcome in (Outcome.FAIL, Outcome.WARN):
-        for verdict in verdicts:
-            if verdict.outcome is outcome and verdict.metric in templates.get(verdict.check, ()):
-                worst.setdefault((verdict.check, verdict.metric, verdict.subject), verdict)
-    return worst
-
-
-def _are_locatable(template: FindingTemplate, measurement: Measurement, failures: Sequence[_Failure]) -> bool:
+def _are_locatable(template: FindingTemplate, measurement: Measurement, failures: Sequence[Verdict]) -> bool:
     """Whether the check can locate this number of faults; with more, slow partners make good subjects look slow."""
     if not template.max_locatable_fact:
         return True
     limit = measurement.facts.get(template.max_locatable_fact)
-    nodes = {node_of(failure.metric.subject) for failure in failures}
+    nodes = {node_of(verdict.subject) for verdict in failures}
     return isinstance(limit, int) and len(nodes if template.whole_node_title else failures) <= limit
 
 
-def _groups(template: FindingTemplate, failures: Sequence[_Failure]) -> Iterator[list[_Failure]]:
+def _groups(template: FindingTemplate, failures: Sequence[Verdict]) -> Iterator[list[Verdict]]:
     """The failures of each finding: one subject, or all subjects of a node (only its FAILs if it has any)."""
     if not template.whole_node_title:
-        yield from ([failure] for failure in failures)
+        yield from ([verdict] for verdict in failures)
         return
-    for node in dict.fromkeys(node_of(failure.metric.subject) for failure in failures):
-        node_failures = [failure for failure in failures if node_of(failure.metric.subject) == node]
-        yield [failure for failure in node_failures if failure.verdict.outcome is Outcome.FAIL] or node_failures
+    by_node: dict[str, list[Verdict]] = {}
+    for verdict in failures:
+        by_node.setdefault(node_of(verdict.subject), []).append(verdict)
+    for of_node in by_node.values():
+        yield [verdict for verdict in of_node if verdict.outcome is Outcome.FAIL] or of_node
 
 
 def _finding(
-    check: Check, template: FindingTemplate, metrics: Sequence[Metric], failures: Sequence[_Failure], *, certain: bool
+    check: Check,
+    template: FindingTemplate,
+    metrics: Mapping[str, Metric],
+    failures: Sequence[Verdict],
+    *,
+    certain: bool,
 ) -> Finding:
     """The finding of one group of failures; ``metrics``: those of all subjects; ``certain``: see _are_locatable."""
-    metric, verdict = failures[0]
-    subjects = [failure.metric.subject for failure in failures]
-    node = node_of(metric.subject)
-    node_metrics = [each for each in metrics if node_of(each.subject) == node]
-    is_whole_node = template.whole_node_title and len(failures) == len(node_metrics)
-    values = [f"{format_value(failed.value, failed.unit)} on {failed.subject}" for failed, _ in failures]
-    rule = next(rule for rule in check.rules if rule.metric == metric.name)
-    evidence = f"{metric.name} {and_more(values, MAX_NAMED)}: {rule.meaning}"
+    subjects = [verdict.subject for verdict in failures]
+    node, name = node_of(subjects[0]), failures[0].metric
+    is_whole_node = template.whole_node_title and len(failures) == sum(node_of(subject) == node for subject in metrics)
+    values = [f"{format_value(metrics[each].value, metrics[each].unit)} on {each}" for each in subjects]
+    rule = next(rule for rule in check.rules if rule.metric == name)
+    evidence = f"{name} {and_more(values, MAX_NAMED)}: {rule.meaning}"
     if not certain:
         evidence += "; so many subjects failed that faulty ones cannot be told from their partners"
     return Finding(
         title=template.whole_node_title if is_whole_node else template.title,
         subject=node if is_whole_node else ", ".join(subjects),
-        confidence=min((_confidence(verdict) for _, verdict in failures), key=_CONFIDENCE_ORDER.index)
-        if certain
-        else "low",
+        confidence=min(map(_confidence, failures), key=_CONFIDENCE_ORDER.index) if certain else "low",
         evidence=evidence,
         first_command=template.first_command.format(node=node, pair=" and ".join(subjects[0].split("->"))),
-        fix=verdict.fix,
-        source=finding_source(check, metric.name),
+        fix=failures[0].fix,
+        source=finding_source(check, name),
     )
 
 

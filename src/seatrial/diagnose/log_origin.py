@@ -7,13 +7,15 @@ task. Both are named as such unless the log or the run directory tells the globa
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from seatrial.model import Job
-from seatrial.util.input_files import read_json
+from seatrial.util.input_files import GZIP_MAGIC, open_file, read_json, tail_lines
+from seatrial.util.log_time import log_time
 from seatrial.util.torchrun_logs import rank_of_log
 from seatrial.worker import Heartbeat
 
@@ -52,9 +54,10 @@ _FAILURE = re.compile(
 _TASK_ENDED = re.compile(rb"^srun: error: (?P<host>[^:\s]{1,255}): tasks? (?P<task>\d{1,6}): ", re.MULTILINE)
 _RANK_VARIABLE = re.compile(rb"(?<![A-Z_])RANK=\d")
 _NCCL_INFO = b"] NCCL INFO "  # all processes print it, or none; warnings come from some of them
-_MAX_LINES = (
-    10_000  # lines of NCCL and of variables that are read of a log: at its start, since NCCL may write gigabytes
-)
+# Lines of NCCL and of variables that are read of a log: at its start, since NCCL may write gigabytes
+_MAX_LINES = 10_000
+_END_BYTES = 2**18  # of each log, for the last lines of its ranks
+_LINE_CHARS = 400
 
 
 @dataclass(frozen=True)
@@ -71,25 +74,21 @@ class Origin:
     @property
     def name(self) -> str:
         """The process and its node, such as ``rank 11 on node3`` or ``local rank 3 of task 1``; empty if unknown."""
-        process = ""
-        if self.rank is not None:
-            process = f"rank {self.rank}"
-        elif self.mpi_rank is not None:
-            process = f"MPI rank {self.mpi_rank}"
-        elif self.local_rank is not None:
-            process = f"local rank {self.local_rank}"
-            process += f" of task {self.task}" if self.task is not None and not self.node else ""
-        elif self.task is not None:
-            process = f"task {self.task}"
-        elif self.gpu is not None:
-            process = f"CUDA device {self.gpu}"
+        kinds = ("rank", "MPI rank", "local rank", "task", "CUDA device")
+        numbers = zip(kinds, (*self._numbers, self.gpu), strict=True)
+        process = next((f"{kind} {number}" for kind, number in numbers if number is not None), "")
+        if process.startswith("local rank") and self.task is not None and not self.node:
+            process += f" of task {self.task}"
         return " on ".join(filter(None, (process, self.node)))
 
     @property
     def order(self) -> float:
         """The first known number of the process, by which findings of the same time are ordered."""
-        numbers = (self.rank, self.mpi_rank, self.local_rank, self.task)
-        return next((number for number in numbers if number is not None), float("inf"))
+        return next((number for number in self._numbers if number is not None), float("inf"))
+
+    @property
+    def _numbers(self) -> tuple[int | None, ...]:
+        return self.rank, self.mpi_rank, self.local_rank, self.task
 
 
 class _Process(NamedTuple):
@@ -108,10 +107,8 @@ class LogOrigins:
     If a log tells several values of one process, such as that of a merged log of several nodes, the value is unknown.
     """
 
-    _ranks: dict[_Process, set[int]] = field(default_factory=dict)
-    _nodes: dict[_Process, set[str]] = field(default_factory=dict)
-    _nodes_of_ranks: dict[tuple[str, int], set[str]] = field(default_factory=dict)  # (log, rank) → nodes
-    _first_ranks: dict[tuple[str, str], set[int]] = field(default_factory=dict)  # (log, node) → ranks of local rank 0
+    _ranks: dict[Hashable, set[int]] = field(default_factory=dict)  # process, or (log, node) of local rank 0 → ranks
+    _nodes: dict[Hashable, set[str]] = field(default_factory=dict)  # process, or (log, rank) → nodes
     _lines_left: dict[str, int] = field(default_factory=dict)
     _prefixes: set[tuple[str, bytes]] = field(default_factory=set)  # (log, prefix of NCCL) that were read
 
@@ -138,15 +135,15 @@ class LogOrigins:
         if run := _run_origin(origin, log):
             return run
         if origin.rank is None and process.pid is not None:
-            origin = replace(origin, rank=_only(self._ranks.get(process._replace(local_rank=None), set())))
+            origin = replace(origin, rank=_only(self._ranks, process._replace(local_rank=None)))
         process = process._replace(pid=None)
         if origin.rank is None and origin.local_rank is not None:
-            origin = replace(origin, rank=_only(self._ranks.get(process, set())))
+            origin = replace(origin, rank=_only(self._ranks, process))
         if not origin.node:
-            by_rank = self._nodes_of_ranks.get((log, -1 if origin.rank is None else origin.rank), set())
-            by_task = self._nodes.get(process._replace(local_rank=None), set()) if process.sender else set()
-            origin = replace(origin, node=_only(by_rank) or _only(self._nodes.get(process, set()) | by_task) or "")
-        first = _only(self._first_ranks.get((log, _short(origin.node)), set()))
+            task = [process._replace(local_rank=None)] if process.sender else []
+            node = _only(self._nodes, (log, origin.rank)) or _only(self._nodes, process, *task)
+            origin = replace(origin, node=node or "")
+        first = _only(self._ranks, (log, _short(origin.node)))
         if origin.rank is None and origin.local_rank is not None and first is not None:
             origin = replace(origin, rank=first + origin.local_rank)
         return origin
@@ -156,8 +153,8 @@ class LogOrigins:
         _, agent = _line_origin(_text(match[0].partition(b"\n")[0]), log)
         self._ranks.setdefault(agent._replace(local_rank=local_rank), set()).add(rank)
         self._nodes.setdefault(agent._replace(local_rank=None if agent.sender else local_rank), set()).add(node)
-        self._nodes_of_ranks.setdefault((log, rank), set()).add(node)
-        self._first_ranks.setdefault((log, _short(node)), set()).add(rank - local_rank)
+        self._nodes.setdefault((log, rank), set()).add(node)
+        self._ranks.setdefault((log, _short(node)), set()).add(rank - local_rank)
         if match["pid"]:
             self._ranks.setdefault(agent._replace(pid=int(match["pid"])), set()).add(rank)
 
@@ -176,6 +173,33 @@ class LogOrigins:
         variables = [match.start() for match in islice(_RANK_VARIABLE.finditer(text), left)] if b"RANK=" in text else []
         self._lines_left[log] = left - len(variables)
         return positions + variables
+
+
+def last_lines(logs: Iterable[Path], origins: LogOrigins) -> list[tuple[str, str, str]]:
+    """(log, rank, line) of the last line of each rank that the ends of the logs name; the earliest rank first.
+
+    A pipe, a packed file and a log of one rank have none.
+    """
+    ends: dict[str, tuple[float, str, str]] = {}  # rank → time or number of its last line, log, line
+    number = 0
+    for log in logs:
+        for line in _end(log):
+            number += 1
+            if rank := origins.origin(line, f"{log}:0").name:
+                ends[rank] = (log_time(line) or float(number), str(log), line)
+    rows = sorted((order, log, rank, line) for rank, (order, log, line) in ends.items())
+    return [(log, rank, line) for _, log, rank, line in rows] if len(rows) > 1 else []
+
+
+def _end(log: Path) -> list[str]:
+    """The last lines of a log; none of a pipe or packed file."""
+    try:
+        with open_file(log) as file:
+            is_packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        lines = [] if is_packed else tail_lines(log, _END_BYTES, _END_BYTES)
+    except OSError:
+        return []
+    return [line[:_LINE_CHARS].strip() for line in lines if line.strip()]
 
 
 def _line_origin(line: str, log: str) -> tuple[Origin, _Process]:
@@ -220,8 +244,9 @@ def _number(match: re.Match[str] | None) -> int | None:
     return next((int(number) for number in match.groups() if number), None) if match else None
 
 
-def _only(values: set[T]) -> T | None:
-    """The only value; None without one, or with several."""
+def _only(table: Mapping[Hashable, set[T]], *keys: Hashable) -> T | None:
+    """The only value of the keys; None without one, or with several."""
+    values = set[T]().union(*(table.get(key, ()) for key in keys))
     return next(iter(values)) if len(values) == 1 else None
 
 

@@ -12,16 +12,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from typing import Any, NamedTuple
 
 from seatrial.diagnose.line_severity import has_failure_sign, is_healthy
 from seatrial.diagnose.log_origin import LogOrigins
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
-from seatrial.diagnose.patterns import compile_patterns, literal_database, reduced_database
-from seatrial.diagnose.signature import MAX_LINE, Signature, place_of
-from seatrial.diagnose.signatures import LAST_ROLES, Match, all_signatures
+from seatrial.diagnose.patterns import cached_database, compile_patterns, reduced_database
+from seatrial.diagnose.signature import MAX_LINE, Match, Signature, place_of
+from seatrial.diagnose.signatures import LAST_ROLES, all_signatures
 from seatrial.util.input_files import Readable
 from seatrial.util.log_time import log_time
 
@@ -30,15 +30,17 @@ from seatrial.util.log_time import log_time
 _CONTEXT_LINES = 300
 _TIME_LINES = 50
 _CONTEXT_BYTES = 200
-# Lines with the literals of a pattern that do not match it: beyond them compiling the pattern takes less time. A reason
-# that so many healthy lines have is not searched any more; more of them for lines that only look like errors
+# Lines with the literals of a pattern that do not match it: beyond them compiling the pattern takes less time
 _MAX_REJECTED = 5000
-_MAX_NO_ERRORS = 50_000
 # Events of signatures that literals no longer decide: beyond them a database without these signatures takes less time
 _MAX_IGNORED = 1_500_000
 _MAX_PLACES = 16  # devices or nodes of one failure that are reported
-_MAX_REPEATED = 500  # lines of one failure that name no new place
 _MAX_ERROR_LINES = 20  # different lines of a log that only look like errors
+# Lines after which a signature is not searched any more: they name no new place, are healthy, or, of a reason or a line
+# that only looks like an error, do not match
+_MAX_REPEATED = 500
+_MAX_HEALTHY = 5000
+_MAX_NO_ERRORS = 50_000
 _NUMBERS = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F]*")  # also addresses; lines that differ in them only are equal
 # A file of an installed package, or of a framework that is used from its source folder. Ray only relays exceptions
 _FRAME = re.compile(
@@ -59,26 +61,11 @@ def search(file: Readable, source: str, ignore: str = "", origins: LogOrigins | 
     the stream cannot be read.
     """
     state = _Search(source, ignore)
-    database: Any = None  # an empty log needs none
-    ignored_events = 0
     for block in line_blocks(file):
         text = block.translate(TO_NEWLINES)
         if origins:
             origins.read(text, source)
-        by_pattern = frozenset(number for number, lines in state.rejected.items() if lines > _MAX_REJECTED)
-        if not database:
-            database = _database(has_reasons=not state.has_root)
-        candidates, ignored = _candidates(database, text, state.finished, by_pattern)
-        ignored_events += ignored
-        if ignored_events > _MAX_IGNORED:
-            useless = (state.finished - _revocable()) | by_pattern
-            numbered = dict(enumerate(all_signatures()))
-            database = reduced_database(numbered, [number for number in numbered if number not in useless])
-            ignored_events = 0
-        had_root = state.has_root
-        yield from state.matches(block, text, candidates)
-        if state.has_root and not had_root:
-            database = None
+        yield from state.matches(block, text)
 
 
 def search_text(text: str, source: str) -> list[Match]:
@@ -90,86 +77,122 @@ def search_text(text: str, source: str) -> list[Match]:
     return list(matches.values())
 
 
+class _Candidate(NamedTuple):
+    """A line, by its first byte and the byte after its last one, that may match the signature with this number."""
+
+    begin: int
+    end: int
+    number: int
+
+
 @dataclass
 class _Search:
     """What was found in the blocks before; numbers of signatures are those of all_signatures."""
 
     source: str
     ignore: str
-    has_root: bool = False  # reasons are not searched any more
-    finished: set[int] = field(default_factory=set)  # not searched any more: matched, or without use
-    rejected: Counter[int] = field(default_factory=Counter)  # signature → candidates that do not match it
+    _database: Any = None  # an empty log needs none
+    _ignored_events: int = 0  # since the last database
+    _has_root: bool = False  # reasons are not searched any more
+    _finished: set[int] = field(default_factory=set)  # not searched any more: matched, or without use
+    _rejected: Counter[int] = field(default_factory=Counter)  # signature → candidates that do not match it
     _matched: dict[int, set[str]] = field(default_factory=dict)  # signature → its places, or texts of error lines
     _not_new: Counter[int] = field(default_factory=Counter)  # signature → lines that match it and add nothing
     _lines_before: int = 0
     _context: list[bytes] = field(default_factory=list)
 
-    def matches(self, block: bytes, text: bytes, candidates: set[_Candidate]) -> Iterator[Match]:
-        """The new matches among the candidates of a block; ``text``: the block with newlines only."""
+    def matches(self, block: bytes, text: bytes) -> Iterator[Match]:
+        """The new matches in a block; ``text``: the block with newlines only."""
+        candidates = self._candidates(text)
         for begin, end, number in sorted(candidates):
             signature, line = all_signatures()[number], _line_text(text, begin, end)
-            if number in self.finished or (self.ignore and self.ignore in line) or _OWN_OUTPUT.search(line):
+            if number in self._finished or (self.ignore and self.ignore in line) or _OWN_OUTPUT.search(line):
                 continue
-            above = self._above(text, begin) if signature.rule else []
-            if not signature.matches(line, above):
-                self.rejected[number] += 1
-                if self.rejected[number] > _MAX_NO_ERRORS and signature.role in _REASONS:
-                    self.finished.add(number)
-                continue
-            above = above or (self._above(text, begin) if signature.header else [])
+            above = cache(partial(self._above, text, begin))
             values = signature.values(line, above)
+            if values is None:
+                self._reject(number, signature)
+                continue
             key = _NUMBERS.sub("", line) if signature.role == "error_line" else place_of(values)
             if not self._is_new(number, line, key) or (
                 signature.role in _REASONS and not _is_failure(signature, text, begin, end, candidates)
             ):
-                self._add_repeated(number)
+                self._add_repeated(number, signature)
                 continue
-            self._add(number, key)
-            above = above or self._above(text, begin)
+            self._add(number, signature, key)
             line_number = self._lines_before + block.count(b"\n", 0, begin) + 1
-            frames = _FRAME.findall("\n".join(above)) if signature.role in ("general", "family") else []
+            frames = _FRAME.findall("\n".join(above())) if signature.role in ("general", "family") else []
             yield Match(
                 signature=signature,
                 line=line.strip(),
                 source=f"{self.source}:{line_number}",
                 values=values,
-                time=_latest_time(above[-_TIME_LINES:], line),
+                time=_latest_time(above()[-_TIME_LINES:], line),
                 raised_in=frames[-1] if frames else "",
             )
         self._lines_before += block.count(b"\n")
         self._context = [*self._context, *_last_lines(text)][-_CONTEXT_LINES:]
 
+    def _candidates(self, text: bytes) -> set[_Candidate]:
+        """The lines of a block that may match, for each signature that is still searched."""
+        by_pattern = frozenset(number for number, lines in self._rejected.items() if lines > _MAX_REJECTED)
+        if self._ignored_events > _MAX_IGNORED:
+            self._ignored_events, numbered = 0, dict(enumerate(all_signatures()))
+            useless = (self._finished - _revocable()) | by_pattern
+            self._database = reduced_database(numbered, sorted(numbered.keys() - useless))
+        self._database = self._database or _database(has_reasons=not self._has_root)
+        candidates: set[_Candidate] = set()
+        seen_until: dict[int, int] = {}  # signature → end of its last line: a pattern may match many times on one line
+        ignored_events, ignored = 0, self._finished | by_pattern
+
+        def on_match(number: int, _begin: int, end: int, _flags: int, _context: object) -> None:
+            nonlocal ignored_events
+            if number in ignored:
+                ignored_events += 1
+            elif end > seen_until.get(number, -1):
+                line_begin = text.rfind(b"\n", 0, max(0, end - 1)) + 1
+                seen_until[number] = line_end = text.find(b"\n", line_begin)
+                candidates.add(_Candidate(line_begin, line_end, number))
+
+        self._database.scan(text, match_event_handler=on_match)
+        self._ignored_events += ignored_events
+        if by_pattern:
+            ignored = self._finished
+            _pattern_database(by_pattern).scan(text, match_event_handler=on_match)
+        return candidates
+
     def _above(self, text: bytes, begin: int) -> list[str]:
         lines = [*self._context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
         return [line.decode("utf-8", errors="replace") for line in lines]
 
-    def _add(self, number: int, key: str) -> None:
+    def _reject(self, number: int, signature: Signature) -> None:
+        self._rejected[number] += 1
+        if self._rejected[number] > _MAX_NO_ERRORS and signature.role in _REASONS:
+            self._finished.add(number)
+
+    def _add_repeated(self, number: int, signature: Signature) -> None:
+        self._not_new[number] += 1
+        limit = _MAX_REPEATED if number in self._matched else _MAX_HEALTHY
+        if self._not_new[number] > (_MAX_NO_ERRORS if signature.role == "error_line" else limit):
+            self._finished.add(number)
+
+    def _add(self, number: int, signature: Signature, key: str) -> None:
         """Note a match, and which signatures need no further search because of it."""
-        searched = all_signatures()
-        signature, keys = searched[number], self._matched.setdefault(number, set())
-        keys.add(key)
         if signature.role == "recovery":
             for ended in self._ended_by(signature):
                 del self._matched[ended]
-                self.finished.discard(ended)
-            del self._matched[number]
+                self._finished.discard(ended)
             return
+        keys = self._matched.setdefault(number, set())
+        keys.add(key)
         if not key or len(keys) >= (_MAX_ERROR_LINES if signature.role == "error_line" else _MAX_PLACES):
-            self.finished.add(number)
-        if signature.role == "root" and not signature.requires and number not in _revocable() and not self.has_root:
-            self.has_root = True
-            self.finished |= {other for other, each in enumerate(searched) if each.role in _REASONS}
-
-    def _add_repeated(self, number: int) -> None:
-        self._not_new[number] += 1
-        is_error_line = all_signatures()[number].role == "error_line"
-        limit = _MAX_NO_ERRORS if is_error_line else _MAX_REPEATED if number in self._matched else _MAX_REJECTED
-        if self._not_new[number] > limit:
-            self.finished.add(number)
+            self._finished.add(number)
+        if signature.role == "root" and not signature.requires and number not in _revocable() and not self._has_root:
+            self._has_root, self._database = True, None
+            self._finished |= {other for other, each in enumerate(all_signatures()) if each.role in _REASONS}
 
     def _ended_by(self, recovery: Signature) -> list[int]:
-        searched = all_signatures()
-        return [each for each in self._matched if recovery.confirms_signature(searched[each].id)]
+        return [each for each in self._matched if recovery.confirms_signature(all_signatures()[each].id)]
 
     def _is_new(self, number: int, line: str, key: str) -> bool:
         """Whether the signature, which matches ``line``, adds something to the others, by their roles.
@@ -192,22 +215,8 @@ class _Search:
         if signature.role != "family":
             return not any(other.matches(line) for other in others)
         begin, _ = signature.span(line) or (0, 0)
-        for other in others:
-            span = other.span(line)
-            if span is None or other.role == "step":
-                continue
-            _, other_end = span
-            if other.role != "cascade" or other_end > begin:
-                return False
-        return True
-
-
-class _Candidate(NamedTuple):
-    """A line, by its first byte and the byte after its last one, that may match the signature with this number."""
-
-    begin: int
-    end: int
-    number: int
+        spans = ((other.role, other.span(line)) for other in others if other.role != "step")
+        return not any(span and (role != "cascade" or span[1] > begin) for role, span in spans)
 
 
 def _line_text(text: bytes, begin: int, end: int) -> str:
@@ -233,43 +242,14 @@ def _is_failure(signature: Signature, text: bytes, begin: int, end: int, candida
     return any(map(has_failure_sign, (line, *beside)))
 
 
-def _candidates(
-    database: Any, block: bytes, finished: set[int], by_pattern: frozenset[int]
-) -> tuple[set[_Candidate], int]:
-    """The candidates for signatures not in ``finished``, and the number of events of literals that were ignored.
-
-    ``by_pattern``: the signatures that are searched by their whole patterns and not by the literals of ``database``.
-    """
-    ignored_events = 0
-    candidates: set[_Candidate] = set()
-    seen_until: dict[int, int] = {}  # signature → end of its last line: a pattern may match many times on one line
-
-    def on_match(number: int, _begin: int, end: int, _flags: int, _context: object) -> None:
-        nonlocal ignored_events
-        if number in ignored:
-            ignored_events += 1
-        elif end > seen_until.get(number, -1):
-            line_begin = block.rfind(b"\n", 0, max(0, end - 1)) + 1
-            seen_until[number] = line_end = block.find(b"\n", line_begin)
-            candidates.add(_Candidate(line_begin, line_end, number))
-
-    ignored = finished | by_pattern  # read by on_match
-    database.scan(block, match_event_handler=on_match)
-    ignored_literal_events = ignored_events
-    if by_pattern:
-        ignored = finished
-        _pattern_database(by_pattern).scan(block, match_event_handler=on_match)
-    return candidates, ignored_literal_events
-
-
 @cache
 def _database(*, has_reasons: bool) -> Any:
-    """The database with the literals of all signatures; without ``has_reasons``, not of those that a root hides."""
+    """The database of all signatures, by literals; without ``has_reasons``, not of those that a root hides."""
     numbered = dict(enumerate(all_signatures()))
     if has_reasons:
-        return literal_database(numbered)
+        return cached_database(numbered)
     specific = {number: each for number, each in numbered.items() if each.role not in _REASONS}
-    return literal_database(specific, "patterns_of_roots")
+    return cached_database(specific, "patterns_of_roots")
 
 
 @cache

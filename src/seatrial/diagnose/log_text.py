@@ -11,30 +11,41 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from seatrial.diagnose.signature import MAX_LINE
 from seatrial.util.input_files import Readable
 
 BLOCK_BYTES = 2**20
-# ECMA-48 control sequences, such as colours, and the selection of a character set; bounded, so that a read that ends
-# within one can wait for the rest
+# ECMA-48 control sequences, such as colours, and the selection of a character set
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|[ -/][0-~])")
-_ESCAPE_BYTES = 40
 _LINE_END = re.compile(rb"[\r\n\0]")
-_MAX_RECORD = 2**18  # bytes; longer lines are not unpacked
+_MAX_RECORD = 2**18  # bytes; longer lines are not unpacked, and may be cut
 # Translates the other line ends, which do not count in line numbers, to newlines
 TO_NEWLINES = bytes.maketrans(b"\r\0", b"\n\n")
 _JSON_BEGIN = re.compile(rb'\s{0,9}\{\s?"')
 
 
 def line_blocks(file: Readable) -> Iterator[bytes]:
-    """The stream as blocks of whole lines; a line that is longer than a block is cut to MAX_LINE bytes.
+    """The stream as blocks of whole lines, without control sequences.
+
+    If its first line is a JSON record of a journal or container, each record is replaced by its text.
+    """
+    is_json: bool | None = None
+    for block in _whole_lines(file):
+        if is_json is None:
+            is_json = _record_text(block.partition(b"\n")[0]) is not None
+        if is_json:
+            block = b"\n".join(_record_text(line) or line for line in block.split(b"\n"))
+        yield _ESCAPE.sub(b"", block) if b"\x1b" in block else block
+
+
+def _whole_lines(file: Readable) -> Iterator[bytes]:
+    """Blocks that end with a line; a line that is longer than a block is cut.
 
     A carriage return ends a line too, since progress bars write many updates into one line. So does a zero byte, since
     files contain sequences of zero bytes after a loss of power.
     """
-    # The line whose end has not been read yet, and whether its first MAX_LINE bytes are kept and the others skipped
+    # The line whose end has not been read yet, and whether its first _MAX_RECORD bytes are kept and the others skipped
     partial, is_cut = b"", False
-    for chunk in _without_escapes(_without_json(file)):
+    while chunk := file.read(BLOCK_BYTES):
         if is_cut:
             line_end = _LINE_END.search(chunk)
             if not line_end:
@@ -45,50 +56,10 @@ def line_blocks(file: Readable) -> Iterator[bytes]:
         partial = data[end:]
         if end:
             yield data[:end]
-        if len(partial) > max(MAX_LINE, BLOCK_BYTES):
-            partial, is_cut = partial[:MAX_LINE], True
+        if len(partial) > max(_MAX_RECORD, BLOCK_BYTES):
+            partial, is_cut = partial[:_MAX_RECORD], True
     if partial:
         yield partial + b"\n"
-
-
-def _without_escapes(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The chunks without control sequences; one that a chunk begins is completed by the next chunk."""
-    partial = b""
-    for chunk in chunks:
-        data, partial = partial + chunk, b""
-        if b"\x1b" in data:
-            last = data.rfind(b"\x1b")
-            if len(data) - last < _ESCAPE_BYTES and not _ESCAPE.match(data, last):
-                data, partial = data[:last], data[last:]
-            data = _ESCAPE.sub(b"", data)
-        yield data
-    yield partial
-
-
-def _without_json(file: Readable) -> Iterator[bytes]:
-    """The stream. If its first line is a JSON record of a journal or container, each record is replaced by its text."""
-    data = chunk = file.read(BLOCK_BYTES)
-    while chunk and b"\n" not in data and len(data) <= _MAX_RECORD:
-        chunk = file.read(BLOCK_BYTES)
-        data += chunk
-    is_json = _record_text(data.partition(b"\n")[0]) is not None
-    # The record whose end has not been read yet; is_long: its begin was too long and is yielded already, unchanged
-    partial, is_long = b"", False
-    while data:
-        if not is_json or (is_long and b"\n" not in data):
-            yield data
-        else:
-            if is_long:
-                end = data.index(b"\n") + 1
-                yield data[:end]
-                data, is_long = data[end:], False
-            *lines, partial = (partial + data).split(b"\n")
-            yield b"".join((_record_text(line) or line) + b"\n" for line in lines)
-            if len(partial) > _MAX_RECORD:
-                yield partial
-                partial, is_long = b"", True
-        data = file.read(BLOCK_BYTES)
-    yield _record_text(partial) or partial
 
 
 def _record_text(line: bytes) -> bytes | None:

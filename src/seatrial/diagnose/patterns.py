@@ -43,38 +43,13 @@ def compile_patterns(signatures: Mapping[int, Signature], *, by_literals: bool =
     not supported.
     """
     if by_literals:
-        return _compiled(distinct_expressions(signatures), is_literal=True)
+        return _compiled(distinct_expressions(signatures))
     by_number = {number: [_whole(signature.pattern)] for number, signature in signatures.items()}
     return _compiled(by_number, is_literal=False)
 
 
-def reduced_database(signatures: Mapping[int, Signature], numbers: Collection[int]) -> Any:
-    """``literal_database`` of some of the signatures, by their ``numbers``; the literals are from the user's cache."""
-    key = _key(signatures)
-    if content := user_cache.read("literals", key):
-        by_number = {int(number): [each.encode() for each in row] for number, row in json.loads(content).items()}
-    else:
-        by_number = distinct_expressions(signatures)
-        texts = {number: [each.decode() for each in row] for number, row in by_number.items()}
-        user_cache.write("literals", key, json.dumps(texts).encode())
-    return _compiled({number: by_number[number] for number in numbers}, is_literal=True)
-
-
-def _compiled(by_number: Mapping[int, Sequence[bytes]], *, is_literal: bool) -> Any:
-    """The database of the expressions of each number. Raises hyperscan.error."""
-    import hyperscan  # not needed to run a trial without failures
-
-    expressions = list(chain.from_iterable(by_number.values()))
-    ids = [number for number, row in by_number.items() for _ in row]
-    # prefilter: hyperscan ignores lookarounds, so that more lines match
-    flags = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_PREFILTER | (is_literal and hyperscan.HS_FLAG_CASELESS)
-    database = hyperscan.Database()
-    database.compile(expressions=expressions, ids=ids, elements=len(ids), flags=[flags] * len(ids))
-    return database
-
-
-def literal_database(signatures: Mapping[int, Signature], cache_name: str = "patterns") -> Any:
-    """``compile_patterns`` by literals, from the user's cache if it has it: to compile takes half a second.
+def cached_database(signatures: Mapping[int, Signature], cache_name: str = "patterns") -> Any:
+    """``compile_patterns``, from the user's cache if it has it: to compile takes half a second.
 
     ``cache_name``: the cache keeps the last database of each name.
     """
@@ -88,6 +63,42 @@ def literal_database(signatures: Mapping[int, Signature], cache_name: str = "pat
             return database
     database = compile_patterns(signatures)
     user_cache.write(cache_name, key, hyperscan.dumpb(database))
+    return database
+
+
+def reduced_database(signatures: Mapping[int, Signature], numbers: Collection[int]) -> Any:
+    """``cached_database`` of some of the signatures, by their ``numbers``; the literals are from the user's cache."""
+    key = _key(signatures)
+    if content := user_cache.read("literals", key):
+        by_number = {int(number): [each.encode() for each in row] for number, row in json.loads(content).items()}
+    else:
+        by_number = distinct_expressions(signatures)
+        texts = {number: [each.decode() for each in row] for number, row in by_number.items()}
+        user_cache.write("literals", key, json.dumps(texts).encode())
+    return _compiled({number: by_number[number] for number in numbers})
+
+
+def unsupported(signature: Signature) -> str:
+    """Why hyperscan does not support the pattern; empty if it does."""
+    import hyperscan
+
+    try:
+        compile_patterns({0: signature}, by_literals=False)
+    except hyperscan.error as error:
+        return str(error)
+    return ""
+
+
+def _compiled(by_number: Mapping[int, Sequence[bytes]], *, is_literal: bool = True) -> Any:
+    """The database of the expressions of each number; literals match without distinction of case."""
+    import hyperscan  # not needed to run a trial without failures
+
+    expressions = list(chain.from_iterable(by_number.values()))
+    ids = [number for number, row in by_number.items() for _ in row]
+    # prefilter: hyperscan ignores lookarounds, so that more lines match
+    flags = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_PREFILTER | (is_literal and hyperscan.HS_FLAG_CASELESS)
+    database = hyperscan.Database()
+    database.compile(expressions=expressions, ids=ids, elements=len(ids), flags=[flags] * len(ids))
     return database
 
 
@@ -131,17 +142,6 @@ def _whole(pattern: str) -> bytes:
     """
     unnamed = re.sub(r"\(\?P<\w+>", "(?:", pattern)
     return _TOKEN.sub(lambda token: f"{{{token[1]},}}" if token[1] else token[0], unnamed).encode()
-
-
-def unsupported(signature: Signature) -> str:
-    """Why hyperscan does not support the pattern; empty if it does."""
-    import hyperscan
-
-    try:
-        compile_patterns({0: signature}, by_literals=False)
-    except hyperscan.error as error:
-        return str(error)
-    return ""
 
 
 class _Literals(NamedTuple):

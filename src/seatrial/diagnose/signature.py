@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib import import_module
@@ -14,8 +14,8 @@ from pydantic import Field
 
 from seatrial.diagnose.errnos import has_speaker
 from seatrial.diagnose.status_rules import Rule, fault
-from seatrial.model import Frozen
-from seatrial.model.trial import Action
+from seatrial.model import Finding, Frozen
+from seatrial.model.trial import Action, Confidence
 
 Row = dict[str, Any]  # the fields of a signature, as they are in a file
 # Patterns are applied to this many bytes of a line, since logs may contain lines of any length
@@ -37,7 +37,10 @@ _OPTION = re.compile(
     re.ASCII,
 )
 _MAX_VALUE = 80  # characters of a value in a title
-_OPTIONAL = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # a part of a title with a value that may be unknown
+MAX_QUOTE = 300  # characters of a line in the evidence
+_SLURM_COMMAND = re.compile(r"\b(?:scontrol|sinfo|squeue|sacct|sacctmgr|srun|slurmd)\b")
+_VALUE = re.compile(r"\{([a-z_]+)\}")  # the name of a value in a template
+_OPTIONAL = re.compile(r"\[([^\[\]]*\{[a-z_]+\}[^\[\]]*)\]")  # a part of a template whose value may be unknown
 
 
 class Signature(Frozen):
@@ -87,12 +90,35 @@ class Signature(Frozen):
     def _header(self) -> re.Pattern[str]:
         return re.compile(self.header, re.ASCII)
 
-    def matches(self, line: str, above: Sequence[str] = ()) -> bool:
-        """Whether the pattern occurs in ``line``, and the rule finds a fault there and in the lines ``above``."""
+    def values(self, line: str, above: Callable[[], Sequence[str]] = list) -> dict[str, str] | None:
+        """Name of each group → its value in ``line``, which may be empty; None if the line is not of this kind.
+
+        Then the groups of the header, from the closest line ``above`` that has one, the values of the rule, and the
+        path and option in ``line``. Digits at the end of a group's name are removed, since a pattern cannot use a name
+        twice.
+        """
         match = self._regex.search(line[:MAX_LINE])
         if match is None or (self.errno and has_speaker(line)):
-            return False
-        return self.rule is None or fault(self.rule, match.groupdict(), [*above, *line.splitlines()]) is not None
+            return None
+        headers = map(self._header.search, reversed(above())) if self.header else iter(())
+        values: dict[str, str] = {}
+        for each in filter(None, (match, next(filter(None, headers), None))):
+            for group, value in each.groupdict().items():
+                name = group.rstrip("0123456789")
+                values[name] = values.get(name) or value or ""
+        if self.rule:
+            named = fault(self.rule, values, [*above(), *line.splitlines()])
+            if named is None:
+                return None
+            values |= named
+        for name, pattern in (("path", _PATH), ("option", _OPTION)):
+            if not values.get(name) and (found := pattern.search(line[:MAX_LINE])):
+                values[name] = next(filter(None, found.groups()))
+        return values
+
+    def matches(self, line: str) -> bool:
+        """Whether ``line`` is of this kind."""
+        return self.values(line) is not None
 
     def span(self, line: str) -> tuple[int, int] | None:
         """Begin and end of the first match of the pattern in ``line``; None if there is none."""
@@ -119,58 +145,86 @@ class Signature(Frozen):
         return _OPTIONAL.sub("", self.title)
 
     def titled(self, values: Mapping[str, str]) -> str:
-        """The title with ``values``; an optional part is left out if one of its values is unknown.
-
-        Values that neither title, command nor place have come after it.
-        """
+        """The title with ``values``; those that neither title, command nor place have come after it."""
         used = f"{self.title} {self.first_command} {self.fix}"
-        groups = {group.rstrip("0123456789") for group in self._regex.groupindex}
-        others = [name for name in groups - _PLACES.keys() if values.get(name) and f"{{{name}}}" not in used]
-
-        def with_values(part: re.Match[str]) -> str:
-            return "" if any(not values.get(name) for name in re.findall(r"\{(\w+)\}", part[1])) else part[1]
-
-        title = _OPTIONAL.sub(with_values, self.title)
-        title = re.sub(r"\{(\w+)\}", lambda name: values.get(name[1]) or name[0], title)
-        more = ", ".join(f"{name} {values[name][:_MAX_VALUE]}" for name in sorted(others))
-        return f"{title} ({more})" if more else title
+        groups = {group.rstrip("0123456789") for group in self._regex.groupindex} - _PLACES.keys()
+        others = (name for name in sorted(groups) if values.get(name) and f"{{{name}}}" not in used)
+        more = ", ".join(f"{name} {values[name][:_MAX_VALUE]}" for name in others)
+        return filled(self.title, values) + (f" ({more})" if more else "")
 
     def command(self, values: Mapping[str, str]) -> str:
-        """The first command with ``values``, without the parts that need a value which is unknown."""
-        groups = {"path": 0, "option": 0, **self._regex.groupindex, **self._header.groupindex}
-        missing = [name for group in groups if not values.get(name := group.rstrip("0123456789"))]
-        parts = self.first_command.split("; ")
-        kept = [part for part in parts if not any(f"{{{name}}}" in part for name in missing)]
-        return self.filled("; ".join(kept or parts), {"path": ".", **values})
-
-    def filled(self, text: str, values: Mapping[str, str]) -> str:
-        """``text`` with the named groups of the pattern, such as ``{gpu}``, replaced by their values.
+        """The first command with ``values``, without the parts that need a value which is unknown.
 
         The values are quoted for a shell, since a user may paste the command and anybody may write a line of a log.
         """
-        for name, value in values.items():
-            text = text.replace(f"{{{name}}}", shlex.quote(value))
-        return text
+        parts = (part for part in self.first_command.split("; ") if _has_values(part, values))
+        return filled("; ".join(parts), values, shlex.quote)
 
-    def values(self, line: str, above: Sequence[str] = ()) -> dict[str, str]:
-        """Name of each group → its value in ``line``, which may be empty; {} if there is no match.
 
-        Also the groups of the header, from the closest line ``above`` that has one, the values of the rule, and the
-        path and option in ``line``. Digits at the end of a group's name are removed, since a pattern cannot use a name
-        twice.
-        """
-        match = self._regex.search(line[:MAX_LINE])
-        header = next(filter(None, map(self._header.search, reversed(above))), None) if self.header else None
-        values: dict[str, str] = {}
-        for group, value in (pair for each in (header, match) if each for pair in each.groupdict().items()):
-            name = group.rstrip("0123456789")
-            values[name] = values.get(name) or value or ""
-        if self.rule and match:
-            values |= fault(self.rule, values, [*above, *line.splitlines()]) or {}
-        for name, pattern in (("path", _PATH), ("option", _OPTION)):
-            found = pattern.search(line[:MAX_LINE]) if match and not values.get(name) else None
-            values |= {name: next(filter(None, found.groups()))} if found else {}
-        return values
+class Match(Frozen):
+    """A signature that occurs in a text, with the matching line.
+
+    ``values``: of the named groups. ``time``: Unix seconds, None if unknown. ``raised_in``: the library of the deepest
+    frame of the traceback above the line.
+    """
+
+    signature: Signature
+    line: str
+    source: str
+    values: dict[str, str] = {}
+    time: float | None = None
+    raised_in: str = ""
+
+    @property
+    def place(self) -> str:
+        """The device, node or pod that the line names; empty if it names none."""
+        return place_of(self.values)
+
+    @property
+    def log(self) -> str:
+        """The name of the log."""
+        return self.source.rpartition(":")[0]
+
+    @property
+    def confidence(self) -> Confidence:
+        """Low for a kind of error, a consequence or a failed step: the line says more than the title."""
+        is_kind = self.signature.role in ("family", "general", "cascade", "step")
+        return "low" if is_kind else self.signature.confidence
+
+    def finding(self, subject: str, confidence: Confidence, *, has_slurm: bool = True) -> Finding:
+        """The finding at ``subject``; without commands of Slurm if the system of the log has none (``has_slurm``)."""
+        signature = self.signature
+        title, command = signature.titled(self.values), signature.command(self.values)
+        if not has_slurm:
+            command = "; ".join(part for part in command.split("; ") if not _SLURM_COMMAND.search(part))
+        return Finding(
+            title=f"{title} in {self.raised_in}" if self.raised_in else title,
+            subject=subject,
+            confidence=confidence,
+            evidence=f"{signature.cause} Log line: {self.line[:MAX_QUOTE]}",
+            first_command=command,
+            fix=filled(signature.fix, self.values, shlex.quote),
+            action=signature.action,
+            source=self.source,
+            signature=signature.id,
+        )
+
+
+def filled(template: str, values: Mapping[str, str], quoted: Callable[[str], str] = str) -> str:
+    """``template`` with the known ``values`` in place of their names; without its optional parts that need others."""
+
+    def known_part(part: re.Match[str]) -> str:
+        return part[1] if _has_values(part[1], values) else ""
+
+    def value(name: re.Match[str]) -> str:
+        return quoted(values[name[1]]) if values.get(name[1]) else name[0]
+
+    return _VALUE.sub(value, _OPTIONAL.sub(known_part, template))
+
+
+def _has_values(template: str, values: Mapping[str, str]) -> bool:
+    """Whether all values that ``template`` names are known."""
+    return all(values.get(name) for name in _VALUE.findall(template))
 
 
 def place_of(values: Mapping[str, str]) -> str:

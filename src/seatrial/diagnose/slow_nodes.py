@@ -10,7 +10,7 @@ from statistics import median
 from pydantic import JsonValue, ValidationError
 
 from seatrial.checks.check import Check
-from seatrial.diagnose.causes import SPEED_CHECKS, needs_cause, node_command, node_differences, overlap
+from seatrial.diagnose.causes import SPEED_CHECKS, Run, node_command, node_differences, overlap
 from seatrial.hardware import networks
 from seatrial.hardware.pair_rates import (
     CPU_LIMITS,
@@ -24,8 +24,7 @@ from seatrial.hardware.pair_rates import (
     SlowRank,
 )
 from seatrial.hardware.pair_search import conclude
-from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict, VerdictKey
+from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
@@ -44,12 +43,7 @@ _DIRECTION_TEXTS: dict[Direction | None, str] = {
 }
 
 
-def reasons_to_search(
-    verdicts: Sequence[Verdict],
-    measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    nodes: int | None = None,
-) -> dict[str, str]:
+def reasons_to_search(run: Run, nodes: int | None = None) -> dict[str, str]:
     """Check that moves data between nodes → why a search for slow nodes is needed; empty if none is needed.
 
     There are three reasons. First: a performance metric of the check has a WARN or FAIL. Second: a share that compares
@@ -57,16 +51,12 @@ def reasons_to_search(
     verdict, and no check compares nodes. The third reason does not count on two ``nodes``, which are only one pair.
     ``nodes`` is None if the search has run already; the third reason then counts.
     """
-    inter_node = {name: check for name, check in checks.items() if _is_inter_node(check)}
-    performance = {name: PerformanceMetrics(check) for name, check in inter_node.items()}
-    judged = [
-        verdict
-        for verdict in verdicts
-        if verdict.outcome in _JUDGED and verdict.check in inter_node and performance[verdict.check][verdict.metric]
-    ]
+    inter_node = {name: check for name, check in run.checks.items() if _is_inter_node(check)}
+    with_value = (verdict for verdict in run.verdicts if verdict.outcome in _JUDGED and verdict.check in inter_node)
+    judged = list(filter(run.is_speed, with_value))
     bad = {each.check: each.summary for each in reversed(judged) if each.outcome is not Outcome.PASS}
     with_verdict = {(verdict.check, verdict.metric) for verdict in judged}
-    shares = list(_inter_node_shares(measurements, inter_node))
+    shares = list(_inter_node_shares(run.measurements, inter_node))
     unjudged: dict[str, str] = {}  # of several low shares of a check, the lowest is named
     for check, metric in sorted(shares, key=lambda share: share[1].value, reverse=True):
         if metric.value < UNJUDGED_SHARE and (check, metric.name) not in with_verdict:
@@ -77,7 +67,7 @@ def reasons_to_search(
     if nodes == 2:
         return {}
     judged_checks = {check for check, _ in with_verdict}
-    measured = {each.check for each in measurements if each.metrics and each.check in inter_node}
+    measured = {each.check for each in run.measurements if each.metrics and each.check in inter_node}
     uncompared = [] if shares else [name for name in measured - judged_checks if inter_node[name].operation]
     return dict.fromkeys(sorted(uncompared), "no reference value, and no check compares nodes")
 
@@ -109,22 +99,16 @@ def _is_inter_node(check: Check) -> bool:
     return between_ranks and not check.per_node and not compares_gpus and not check.localizes
 
 
-def search_notes(
-    verdicts: Sequence[Verdict],
-    measurements: Sequence[Measurement],
-    searches: Sequence[Measurement],
-    findings: Sequence[Finding],
-    checks: Mapping[str, Check],
-) -> tuple[Insight, ...]:
+def search_notes(run: Run, findings: Sequence[Finding]) -> tuple[Insight, ...]:
     """A note on the first check that is a reason to search: why the search has no result, or that no node is slow.
 
     No note without a search, without a reason, and if ``findings`` name what is slow.
     """
-    reasons = reasons_to_search(verdicts, measurements, checks) if searches else {}
+    reasons = reasons_to_search(run) if run.searches else {}
     if not reasons:
         return ()
-    errors = [measurement.error or measurement.skipped for measurement in searches]
-    last = next((conclusion for conclusion, _ in reversed([*_conclusions(searches)])), None)
+    errors = [measurement.error or measurement.skipped for measurement in run.searches]
+    last = next((conclusion for conclusion, _ in reversed([*_conclusions(run.searches)])), None)
     if last is None:
         text = f"not completed, so that no node is named: {next(filter(None, errors), 'no rank has measured')}"
     elif any(finding.cause in SLOW_CAUSES for finding in findings):
@@ -142,37 +126,28 @@ def search_notes(
     return (Insight(check=next(iter(reasons)), title="search for slow nodes", text=text),)
 
 
-def search_findings(
-    searches: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
-    measurements: Sequence[Measurement],
-    checks: Mapping[str, Check],
-    causes: Sequence[Finding] = (),
-    node_prefix: str = "",
-) -> list[Finding]:
+def search_findings(run: Run, causes: Sequence[Finding] = ()) -> list[Finding]:
     """One finding for each slow rail, node, GPU and path of the searches, with the bad verdicts that it explains.
 
-    The evidence names the likely cause of a slow node: findings in ``causes`` on this node, and settings of the node in
-    ``measurements`` of the trial that differ from other nodes. ``node_prefix``: see cause_findings.
+    The evidence names the likely cause of a slow node: findings in ``causes`` on this node, and settings of the node
+    that differ from other nodes.
     """
-    performance = {name: PerformanceMetrics(check) for name, check in checks.items() if _is_inter_node(check)}
+    searches = [*run.measurements, *run.searches]
     search_checks = {search.check for search in searches}
+    inter_node = {name for name, check in run.checks.items() if _is_inter_node(check)}
     bad = [
         verdict
-        for verdict in filter(needs_cause, verdicts)
-        if verdict.check in search_checks
-        or (verdict.check in performance and performance[verdict.check][verdict.metric])
+        for verdict in run.bad
+        if verdict.check in search_checks or (verdict.check in inter_node and run.is_speed(verdict))
     ]
     findings: dict[tuple[str, str], Finding] = {}
     for conclusion, search in _conclusions(searches):
-        writer = _FindingWriter(conclusion, search, node_differences(measurements, checks), causes, node_prefix)
+        differences = node_differences(run.measurements, run.checks)
+        writer = _FindingWriter(conclusion, search, differences, causes, run.node_prefix)
         for finding in writer.findings():
-            explains = tuple(
-                dict.fromkeys(
-                    VerdictKey.from_verdict(each) for each in bad if _can_follow(each, finding.subject.split(", "))
-                )
-            )
-            findings[finding.cause, finding.subject] = finding.model_copy(update={"explains": explains})
+            places = finding.subject.split(", ")
+            finding = finding.explaining(verdict for verdict in bad if _can_follow(verdict, places))
+            findings[finding.cause, finding.subject] = finding
     return list(findings.values())
 
 

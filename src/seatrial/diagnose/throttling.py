@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from seatrial.checks.check import Check
+from seatrial.diagnose.signatures import signatures
 from seatrial.model import Finding
 from seatrial.model.telemetry import HARDWARE_SLOWDOWN, Load, Telemetry
 from seatrial.util.text import and_more
@@ -12,28 +13,17 @@ from seatrial.util.text import and_more
 MAX_NAMED = 8
 _THROTTLED = "telemetry throttled_share"  # in metric.also_measured_by
 _SOURCE = "NVML, nvmlDeviceGetCurrentClocksEventReasons, sampled during the job"
-# First command and fix
-_HEAT = (
-    "nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
-    "Check inlet temperature, fans and coolant. If one GPU is hotter than its neighbours, check the mounting of its "
-    "heat sink. Then run the check again.",
-)
-_POWER = (
-    "nvidia-smi -q -d POWER,PERFORMANCE",
-    "Check power supplies, their cables and the power limit of the rack. The event log of the BMC names the power "
-    "supply that requested the power brake.",
-)
-# Meaning of the reasons: NVML API reference, nvmlClocksEventReasons. A power cap is normal at full load.
-_MEANING = {
-    "software thermal slowdown": ("the driver lowered the clocks because the GPU or its memory was too hot", *_HEAT),
-    "hardware thermal slowdown": ("the GPU reduced its clocks by half or more because it was too hot", *_HEAT),
-    "hardware power brake": ("an external signal, for example from the power supply, lowered the clocks", *_POWER),
-    HARDWARE_SLOWDOWN: (
-        "the GPU reduced its clocks by half or more, without a thermal or power brake reason: its power draw rose too "
-        "fast (in a single sample it may be a regular change of clocks)",
-        *_POWER,
-    ),
+# Reason → the signature of its line in nvidia-smi -q. A power cap is normal at full load.
+_SIGNATURES = {
+    "software thermal slowdown": "thermal.software_slowdown",
+    "hardware thermal slowdown": "thermal.hardware_slowdown",
+    "hardware power brake": "thermal.power_brake",
+    HARDWARE_SLOWDOWN: "thermal.power_brake",
 }
+_NO_REASON = (
+    "The GPU reduced its clocks by half or more, without a thermal or power brake reason: its power draw rose too "
+    "fast (in a single sample it may be a regular change of clocks)."
+)
 
 
 def throttling_findings(
@@ -52,12 +42,13 @@ def throttling_findings(
         and _THROTTLED in declared.also_measured_by
     }
     loads = [load for load in (telemetry.loads if telemetry else ()) if (load.check, load.gpu) not in explained]
-    by_reason = {reason: [load for load in loads if reason in load.throttled_share] for reason in _MEANING}
+    by_reason = {reason: [load for load in loads if reason in load.throttled_share] for reason in _SIGNATURES}
     return tuple(_finding(reason, throttled_loads) for reason, throttled_loads in by_reason.items() if throttled_loads)
 
 
 def _finding(reason: str, loads: Sequence[Load]) -> Finding:
-    meaning, command, fix = _MEANING[reason]
+    signature = next(each for each in signatures() if each.id == _SIGNATURES[reason])
+    meaning = _NO_REASON if reason == HARDWARE_SLOWDOWN else signature.cause
     gpus = list(dict.fromkeys(load.gpu for load in loads))
     worst = max(loads, key=lambda load: (load.throttled_share[reason], load.samples))
     most_samples = max(round(load.samples * load.throttled_share[reason]) for load in loads)
@@ -67,9 +58,9 @@ def _finding(reason: str, loads: Sequence[Load]) -> Finding:
         title=f"GPUs were throttled: {reason}",
         subject=and_more(gpus, MAX_NAMED),
         confidence="high" if most_samples > 1 else "medium",
-        evidence=f"{meaning}. Worst: {worst.gpu} during {worst.check}, in {worst.throttled_share[reason]:.0%} of "
+        evidence=f"{meaning} Worst: {worst.gpu} during {worst.check}, in {worst.throttled_share[reason]:.0%} of "
         f"{samples}{temperature}.",
-        first_command=command,
-        fix=fix,
+        first_command=signature.first_command,
+        fix=signature.fix,
         source=_SOURCE,
     )

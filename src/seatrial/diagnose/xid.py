@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from seatrial.diagnose.signature import Row
+from seatrial.discover.kernel_log import XID
 from seatrial.util import data_files
 
-# Also "(0000:03:00)" of old drivers, and "(PCI:0000:05:00 GPU-I:05)" of MIG
-_XID = r"NVRM: Xid \((?:PCI:)?(?P<bdf>[0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): "
 _EXAMPLE = "NVRM: Xid (PCI:0000:3b:00): "
 _WORD_BITS = 32
 _MAX_DIGITS = 6
@@ -35,7 +34,7 @@ def xid_rows() -> Iterator[Row]:
         for identifier, group in errors.items():
             yield _nvlink_row(identifier, group, policy, catalog["source"])
     defined = frozenset(str(fact["xid"]) for fact in catalog["xids"])
-    yield policy["other"] | {"id": "xid.other", "pattern": rf"{_XID}{other_numbers(defined)},"}
+    yield policy["other"] | {"id": "xid.other", "pattern": rf"{XID}{other_numbers(defined)},"}
 
 
 def other_numbers(defined: frozenset[str], prefix: str = "") -> str:
@@ -63,7 +62,7 @@ def _xid_row(fact: Row, policy: Mapping[str, Any], source: str) -> Row:
     return {
         "id": f"xid.{number}",
         "title": f"Xid {number}: {meaning}",
-        "pattern": rf"{_XID}{number},",
+        "pattern": rf"{XID}{number},",
         "cause": f"{meaning[0].upper()}{meaning[1:].rstrip('.')}. {_nvidia_advice(fact, policy)}",
         "source": source,
         # the driver's format: "NVRM: Xid (PCI:%04x:%02x:%02x): %d, "
@@ -82,7 +81,7 @@ def _nvlink_row(identifier: str, group: list[Row], policy: Mapping[str, Any], so
     return {
         "id": identifier,
         "title": f"Xid {first['xid']}: NVLink error in {unit} ({severity})",
-        "pattern": rf"{_XID}{first['xid']}, [^(\n]{{0,120}}\((?:{words})",
+        "pattern": rf"{XID}{first['xid']}, [^(\n]{{0,120}}\((?:{words})",
         "cause": f"NVIDIA decodes the status words of this line as a {severity} error. Effect {effects}. "
         f"{_nvidia_advice(first, policy)}",
         "source": f"{source}, table of Xids 144 to 150",

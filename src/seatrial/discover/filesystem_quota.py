@@ -29,6 +29,9 @@ _PARTLY_DOWN = "lfs: some servers do not answer, so that its numbers are inaccur
 _BEEGFS_7_TITLE = "name,id,size,hard,files,hard"
 _BEEGFS_UNLIMITED = 2**63 - 1  # set by `beegfs quota set-limits --space unlimited`
 _OST = re.compile(r"(\S+)_UUID\s+(?:\S+\s+){3}(\d+)%\s+\S.*\[OST:\d+\]")
+# ldiskfs reserves 5 % of an OST and is slow above 95 %; a full OST fails writes although others have space.
+# Sources: Lustre manual, Managing Free Space; wiki.lustre.org/Handling_Full_OSTs
+MAX_TARGET_USED_PERCENT = 95
 _INACTIVE = re.compile(r"(\S+?)(?:_UUID)?\s*: inactive device")
 
 

@@ -12,8 +12,9 @@ from seatrial.model import Frozen
 
 # Documentation/ABI/testing/dev-kmsg: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;MESSAGE"
 _RECORD = re.compile(r"\d+,\d+,(\d+),[^;\n]*;(.*)")
-# The format in NVIDIA's documentation of Xids; old drivers write the address without "PCI:"
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): (\d{1,6}), ?(.*)")
+# The format in NVIDIA's documentation of Xids; also "(0000:03:00)" of old drivers, "(PCI:0000:05:00 GPU-I:05)" of MIG
+XID = r"NVRM: Xid \((?:PCI:)?(?P<bdf>[0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): "
+_XID_EVENT = re.compile(rf"{XID}(\d{{1,6}}), ?(.*)")
 _RECORD_BYTES = 8192  # bytes per read: the size of the largest record
 _MAX_RECORDS = 200_000  # so that the loop ends although the kernel goes on writing
 _MAX_XIDS = 1000  # the last ones are kept
@@ -59,7 +60,7 @@ def read(root: Path = Path("/")) -> KernelLog:
                 if record := _RECORD.match(line):
                     seconds = int(record[1]) / 1e6
                     from_s = seconds if from_s is None else from_s
-                    if xid := _XID.search(record[2]):
+                    if xid := _XID_EVENT.search(record[2]):
                         xids.append(XidEvent(seconds=seconds, address=xid[1], number=int(xid[2]), text=xid[3][:200]))
     finally:
         os.close(descriptor)

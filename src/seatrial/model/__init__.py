@@ -41,7 +41,6 @@ from seatrial.model.trial import (
     Session,
     Timing,
     Trial,
-    VerdictKey,
 )
 from seatrial.model.units import (
     ByteSize,
@@ -54,7 +53,7 @@ from seatrial.model.units import (
     size_label,
     value_parts,
 )
-from seatrial.model.verdict import Basis, Retry, Verdict
+from seatrial.model.verdict import Basis, Retry, Verdict, VerdictKey
 
 __all__ = [
     "CLUSTER",

@@ -19,7 +19,7 @@ from seatrial.model.measurement import Measurement, Metric
 from seatrial.model.outcome import Outcome
 from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
-from seatrial.model.verdict import Verdict
+from seatrial.model.verdict import Verdict, VerdictKey
 from seatrial.util.secrets import redacted
 
 # Value in Trial.excluded_checks: the typical duration of the check does not fit into --time-limit
@@ -43,18 +43,6 @@ Action = Literal[
 ]
 
 
-class VerdictKey(Frozen):
-    """The check, subject and metric of verdicts; ``metric`` is empty for verdicts on the whole check."""
-
-    check: str
-    subject: str
-    metric: str = ""
-
-    @classmethod
-    def from_verdict(cls, verdict: Verdict) -> "VerdictKey":
-        return cls(check=verdict.check, subject=verdict.subject, metric=verdict.metric)
-
-
 class Finding(Frozen):
     """A diagnosis: the fault, its location, the confidence, the evidence and the first command to run.
 
@@ -76,6 +64,10 @@ class Finding(Frozen):
     explains: tuple[VerdictKey, ...] = ()
     action: Action | None = None
     confirmed_by: tuple["Finding", ...] = ()
+
+    def explaining(self, verdicts: Iterable[Verdict]) -> "Finding":
+        """The finding with ``verdicts`` as those that follow from it or are its evidence, each once."""
+        return self.model_copy(update={"explains": tuple(dict.fromkeys(verdict.key for verdict in verdicts))})
 
     def without_secrets(self, values: Mapping[str, str]) -> "Finding":
         """The finding in which secrets are replaced; ``values``: see util.secrets.redacted."""

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar, dataclass_transform
 from pydantic import ConfigDict, Field
 
 from seatrial.model import verdict_text
+from seatrial.model.base import Frozen
 from seatrial.model.outcome import BasisKind, Outcome, Reason
 
 _T = TypeVar("_T")
@@ -64,6 +65,14 @@ class Retry:
     third_value: float | None = None
 
 
+class VerdictKey(Frozen):
+    """The check, subject and metric of verdicts; ``metric`` is empty for verdicts on the whole check."""
+
+    check: str
+    subject: str
+    metric: str = ""
+
+
 @_record
 class Verdict:
     """The result of one rule for one metric of one subject, or for the whole check (``metric`` is empty).
@@ -97,6 +106,11 @@ class Verdict:
     retry: Retry | None = None
     # not written if there is none, since most verdicts have one limit
     other_limits: Annotated[tuple[Basis, ...], Field(exclude_if=lambda limits: not limits)] = ()
+
+    @property
+    def key(self) -> VerdictKey:
+        """What the verdict is on."""
+        return VerdictKey(check=self.check, subject=self.subject, metric=self.metric)
 
     @property
     def summary(self) -> str:

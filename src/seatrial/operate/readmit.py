@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seatrial.model import CLUSTER, DecisionValue, Frozen, Outcome, SeatrialError, Trial
-from seatrial.model.trial import VerdictKey
 from seatrial.operate.drain_limit import DrainAnswer, DrainLimit, request_drain
 from seatrial.operate.node_changes import TAKES_OUT, Candidates, ChangeOutcome, Flags, NodeChange, NodeResult, Partner
 from seatrial.pipeline.planned_jobs import resolve
@@ -330,7 +329,7 @@ def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
     for verdict in (each for each in trial.verdicts if each.outcome is Outcome.FAIL):
         cause_by_node: dict[str, str] = {}
         for finding in trial.findings:
-            if VerdictKey.from_verdict(verdict) in finding.explains:
+            if verdict.key in finding.explains:
                 for subject in finding.subject.split(", "):
                     if node := _subject_node(subject, nodes):
                         cause_by_node.setdefault(node, finding.title)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seatrial.checks import catalog
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.slow_nodes import reasons_to_search
 from seatrial.judge import judge
 from seatrial.model import CLUSTER, Baseline, Job, Measurement
@@ -39,7 +40,7 @@ def localize(
     verdicts = judge(
         results.settings, jobs, results.measurements, catalog(), plan.excluded_checks, baseline, retries=results.retries
     )
-    reasons = reasons_to_search(verdicts, results.measurements, catalog(), job.nodes)
+    reasons = reasons_to_search(Run(verdicts, results.measurements, catalog()), job.nodes)
     if not reasons:
         return
     listed = and_more([f"{check}: {reason}" for check, reason in reasons.items()], _MAX_NAMED, "; ")

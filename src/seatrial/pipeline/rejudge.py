@@ -13,6 +13,7 @@ from seatrial.checks import catalog
 from seatrial.config import layers
 from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.judge import judge, plausibility, search_verdicts, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
@@ -95,8 +96,9 @@ def rejudge(
         origins=trial.origins,
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
-    findings = refreshed_findings(trial, verdicts, catalog(), node_prefix(settings))
-    notes = search_notes(verdicts, trial.measurements, trial.localization, findings, catalog())
+    run = Run(verdicts, trial.measurements, catalog(), node_prefix(settings), trial.localization)
+    findings = refreshed_findings(trial, run)
+    notes = search_notes(run, findings)
     return trial.model_copy(
         update={
             "verdicts": verdicts,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from seatrial import __version__, report, telemetry
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.signatures import check_signatures
 from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.diagnose.throttling import throttling_findings
@@ -156,17 +157,9 @@ def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _As
         verdicts += search_verdicts(results.localization, catalog())
         insights = trial_insights(settings, measurements, catalog(), baseline)
     with results.timed("diagnose"):
-        findings = diagnose(
-            results.job_results,
-            measurements,
-            retries,
-            verdicts,
-            catalog(),
-            results.run_dir.path,
-            node_prefix(settings),
-            results.localization,
-        )
-        notes = search_notes(verdicts, measurements, results.localization, findings, catalog())
+        run = Run(verdicts, measurements, catalog(), node_prefix(settings), results.localization)
+        findings = diagnose(run, results.job_results, retries, results.run_dir.path)
+        notes = search_notes(run, findings)
     with results.timed("telemetry"):
         summary = _telemetry_summary(plan, results)
     findings = (*findings, *throttling_findings(summary, catalog(), findings))

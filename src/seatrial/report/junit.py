@@ -109,7 +109,7 @@ def _verdict_text(verdict: Verdict, causes: Mapping[VerdictKey, str], gpus: Mapp
     fields = {"part": gpus[verdict.subject].text} if verdict.subject in gpus else {}
     fields |= {"evidence": verdict.evidence, "threshold": verdict.basis_text, "fix": verdict.fix}
     if causes and verdict.outcome is not Outcome.SKIP:
-        fields["cause"] = causes.get(VerdictKey.from_verdict(verdict), "unexplained")
+        fields["cause"] = causes.get(verdict.key, "unexplained")
     return "\n".join([f"{head}: {verdict.message}", *(f"{name}: {text}" for name, text in fields.items() if text)])
 
 

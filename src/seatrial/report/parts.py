@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from seatrial.model import CLUSTER, Finding, Outcome, Topology, Trial, Verdict, VerdictKey, worst
+from seatrial.model import CLUSTER, Finding, Outcome, Topology, Trial, Verdict, worst
 from seatrial.report.figures import NOT_PASSED, Figure, figures, outcome_rank
 from seatrial.report.formatting import DEVICE, natural_key, subject_kind
 from seatrial.report.identity import Gpu, gpus_of
@@ -142,7 +142,7 @@ def parts(trial: Trial) -> list[Part]:
     cause_of = {key: n for n, finding in reversed([*enumerate(trial.findings)]) for key in finding.explains}
     for verdict in trial.verdicts:
         if verdict.outcome in NOT_PASSED:
-            cause = cause_of.get(VerdictKey.from_verdict(verdict)) if cause_of else None
+            cause = cause_of.get(verdict.key) if cause_of else None
             place = (trial.findings[cause].subject if cause is not None else "") or verdict.subject
             verdicts.setdefault(place, []).append(verdict)
             if cause is not None:

@@ -18,6 +18,7 @@ from seatrial.bench.pairs import PairResults, PairTiming
 from seatrial.checks.check import Context
 from seatrial.checks.fabric import _nccl_log, gpu_pairs
 from seatrial.checks.fabric.gpu_pairs import CHECK, GPU_SIZE, max_locatable, merge_steps, results_by_node
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.localize import localize
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK
@@ -97,7 +98,7 @@ def verdicts(ranks: list[Measurement]) -> dict[tuple[str, str], Outcome]:
 
 
 def located(ranks: list[Measurement]) -> list[Finding]:
-    return list(localize(judge_check(CHECK, ranks, {}, "t", KNOWN), ranks, {CHECK.name: CHECK}))
+    return list(localize(Run(judge_check(CHECK, ranks, {}, "t", KNOWN), ranks, {CHECK.name: CHECK})))
 
 
 def failed(ranks: list[Measurement], metric: str = "") -> set[str]:

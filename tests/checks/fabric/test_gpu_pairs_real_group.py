@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks.fabric.gpu_pairs import CHECK
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.localize import localize
 from seatrial.discover.nvlinks import NVLINK
 from seatrial.judge.rules import judge_check
@@ -63,7 +64,7 @@ def as_on_gpus(measurements: list[Measurement]) -> list[Measurement]:
 def located(measurements: list[Measurement]) -> list[str]:
     return [
         finding.subject
-        for finding in localize(judge_check(CHECK, measurements, {}, "t"), measurements, {CHECK.name: CHECK})
+        for finding in localize(Run(judge_check(CHECK, measurements, {}, "t"), measurements, {CHECK.name: CHECK}))
     ]
 
 

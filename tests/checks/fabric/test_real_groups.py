@@ -10,6 +10,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.checks.fabric import each_node, localization, one_gpu, rails, scaling
 from seatrial.checks.fabric import pairs as collectives_pairs
+from seatrial.diagnose.causes import Run
 from seatrial.diagnose.localize import localize
 from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.judge.rules import judge_check
@@ -93,7 +94,7 @@ def as_on_nccl(measurements: list[Measurement]) -> list[Measurement]:
 def findings(measurements: list[Measurement]) -> list[Finding]:
     judged = as_on_nccl(measurements)
     check = catalog()[judged[0].check]
-    return list(localize(judge_check(check, judged, {}, "t"), judged, catalog()))
+    return list(localize(Run(judge_check(check, judged, {}, "t"), judged, catalog())))
 
 
 @pytest.mark.parametrize("name", ["pairs_one_node", "rails_one_node", "scaling_one_node", "each_node_one_node"])
@@ -326,7 +327,7 @@ def test_size_that_did_not_fit_is_an_error(runs: Runs) -> None:
 
 def slow_subjects(runs: Runs, scenario: str) -> list[tuple[str, str]]:
     assert all(measurement.error is None for measurement in runs[scenario]), runs[scenario]
-    findings = search_findings(runs[scenario], (), (), catalog())
+    findings = search_findings(Run((), (), catalog(), searches=runs[scenario]))
     return [(finding.cause, finding.subject) for finding in findings]
 
 

@@ -17,7 +17,7 @@ from seatrial.bench import rank
 from seatrial.checks import catalog
 from seatrial.checks.check import Context
 from seatrial.checks.host.process import CHECK
-from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.causes import Run, cause_findings
 from seatrial.discover.environment_variables import variables
 from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, SeatrialError, Verdict
 from seatrial.worker import measure
@@ -213,7 +213,7 @@ def test_a_container_without_proc_and_sys_is_not_passed_on_a_gpu(
 
 def findings(measured: Measurement, *others: Verdict, settings: dict[str, JsonValue] | None = None) -> list[Finding]:
     transport = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"settings": settings or {}})
-    return cause_findings([*judge(CHECK, measured), *others], [measured, transport], catalog())
+    return cause_findings(Run([*judge(CHECK, measured), *others], [measured, transport], catalog()))
 
 
 def slow(check: str, metric: str, subject: str) -> Verdict:

@@ -12,7 +12,7 @@ from seatrial.checks.declare import NoValue, Value, answers
 from seatrial.checks.training import _ranks
 from seatrial.checks.training._workload import TrainingResult
 from seatrial.checks.training.ddp import CHECK
-from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.causes import Run, cause_findings
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Absent, Measurement, Metric, Outcome, Verdict, Why
 from seatrial.train.rank_times import RankTimes
@@ -48,7 +48,9 @@ def test_slow_rank_fails_and_is_one_finding_with_its_place() -> None:
         subject: Outcome.FAIL if subject == "n1/gpu1" else Outcome.PASS for subject in ranks
     }
     speed = Verdict("train.ddp", CLUSTER, Outcome.FAIL, "scaling_efficiency")
-    (finding,) = cause_findings([*verdicts(measurement), speed], [measurement], catalog(), "srun --nodelist={node}")
+    (finding,) = cause_findings(
+        Run([*verdicts(measurement), speed], [measurement], catalog(), "srun --nodelist={node}")
+    )
     assert (finding.cause, finding.subject, finding.confidence) == ("slow_rank", "n1/gpu1", "high")
     assert {(key.metric, key.subject) for key in finding.explains} == {
         ("rank_slowdown", "n1/gpu1"),
@@ -61,14 +63,14 @@ def test_slow_rank_fails_and_is_one_finding_with_its_place() -> None:
 def test_slow_node_is_one_finding_with_a_command_for_all_its_gpus() -> None:
     ranks = {f"n{rank // 2}/gpu{rank % 2}": times(1.4 if rank > 5 else 1.0) for rank in range(8)}
     measurement = measured(ranks)
-    (finding,) = cause_findings(verdicts(measurement), [measurement], catalog(), "ssh {node}")
+    (finding,) = cause_findings(Run(verdicts(measurement), [measurement], catalog(), "ssh {node}"))
     assert (finding.cause, finding.subject, len(finding.explains)) == ("slow_rank", "n3", 2)
     assert finding.first_command.startswith("ssh n3 sh -c 'nvidia-smi -q ")
 
 
 def test_rank_without_a_gpu_has_its_own_command() -> None:
     measurement = measured({f"n{rank}/rank{rank}": times(2.0 if rank == 1 else 1.0) for rank in range(4)}, "cpu")
-    (finding,) = cause_findings(verdicts(measurement), [measurement], catalog(), "ssh {node}")
+    (finding,) = cause_findings(Run(verdicts(measurement), [measurement], catalog(), "ssh {node}"))
     assert (finding.cause, finding.subject) == ("slow_rank", "n1/rank1")
     assert "nvidia-smi" not in finding.first_command
 
@@ -91,7 +93,7 @@ def test_slow_input_is_placed_at_rank_node_or_cluster(waiting: list[str], place:
     subjects = [f"n{node}/gpu{gpu}" for node in range(2) for gpu in range(2)]
     measurement = measured({subject: times(wait=1.0 if subject in waiting else 0.001) for subject in subjects})
     assert [s for s, outcome in outcomes(measurement, "rank_data_wait").items() if outcome is Outcome.FAIL] == waiting
-    (finding,) = cause_findings(verdicts(measurement), [measurement], catalog())
+    (finding,) = cause_findings(Run(verdicts(measurement), [measurement], catalog()))
     assert (finding.cause, finding.subject) == ("slow_input", place)
     assert len(finding.explains) == len(waiting)
 
@@ -100,17 +102,17 @@ def test_slow_rank_and_slow_input_are_consequences_of_their_cause() -> None:
     measurement = measured({f"n0/gpu{gpu}": times(1.5 if gpu == 1 else 1, wait=1.0 * (gpu == 1)) for gpu in range(4)})
     foreign = Verdict("gpu.inventory", "n0/gpu1", Outcome.FAIL, "foreign_processes", evidence="foreign_processes = 1")
     busy = Verdict("host.load", "n0", Outcome.WARN, "cpu_busy", evidence="cpu_busy = 90 %")
-    findings = cause_findings([*verdicts(measurement), foreign, busy], [measurement], catalog())
+    findings = cause_findings(Run([*verdicts(measurement), foreign, busy], [measurement], catalog()))
     assert [finding.cause for finding in findings] == ["foreign_processes", "busy_cpus"]
     other_gpu = Verdict("gpu.inventory", "n0/gpu2", Outcome.FAIL, "foreign_processes")
-    findings = cause_findings([*verdicts(measurement), other_gpu], [measurement], catalog())
+    findings = cause_findings(Run([*verdicts(measurement), other_gpu], [measurement], catalog()))
     assert {finding.cause for finding in findings} == {"slow_rank", "slow_input", "foreign_processes"}
 
 
 def test_variables_of_nccl_explain_neither_a_slow_rank_nor_slow_input() -> None:
     measurement = measured({f"n0/gpu{gpu}": times(1.5 if gpu == 1 else 1) for gpu in range(4)})
     settings = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"settings": {"NCCL_ALGO": "Ring"}})
-    findings = cause_findings(verdicts(measurement), [measurement, settings], catalog())
+    findings = cause_findings(Run(verdicts(measurement), [measurement, settings], catalog()))
     assert [finding.cause for finding in findings] == ["slow_rank"]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answers, Cause, absent, metric, value
+from seatrial.checks.declare import Answers, absent, metric, value
 from seatrial.model import ByteSize, Phase, Scope
 
 

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answers, Cause, FindingTemplate, absent, fact, metric, rule, value, warning
+from seatrial.checks.declare import Answers, FindingTemplate, absent, fact, metric, rule, value, warning
 from seatrial.checks.fabric._compute_ports import ComputePorts, NodePorts, read_node_ports, select_compute_ports
 from seatrial.model import PORTS_USED, Outcome, Phase, Scope
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Needs, SkipIf, facts
-from seatrial.checks.declare import Answers, Cause, Comparison, absent, fact, metric, value
+from seatrial.checks.declare import Answers, Comparison, absent, fact, metric, value
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import GroupOptions, transport_text
 from seatrial.checks.fabric._wrong_data import group_wrong_data, wrong_data_metric

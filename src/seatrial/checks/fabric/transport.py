@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Needs, Options, facts
-from seatrial.checks.declare import Answer, Answers, Cause, Evidence, absent, fact, forbidden, metric, value, warning
+from seatrial.checks.declare import Answer, Answers, Evidence, absent, fact, forbidden, metric, value, warning
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED
 from seatrial.hardware import networks

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field, JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answers, Cause, metric, value
+from seatrial.checks.declare import Answers, metric, value
 from seatrial.model import Measurement, Metric, Phase, Scope
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, Seconds, facts
-from seatrial.checks.declare import Answers, Cause, NoValue, Value, absent, fact, metric, unreadable, value
+from seatrial.checks.declare import Answers, NoValue, Value, absent, fact, metric, unreadable, value
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.discover.gpu_counters import GPU_COUNTERS, GpuErrorCounters
 from seatrial.hardware.error_counters import counter_definitions

@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, SkipIf, facts
-from seatrial.checks.declare import Answers, Cause, absent, fact, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, absent, fact, metric, unreadable, value, warning
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts

@@ -19,6 +19,7 @@ from seatrial.checks.declare import Answer, Answers, absent, forbidden, metric, 
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
 from seatrial.discover.file_readers import read_text
+from seatrial.discover.filesystem_quota import MAX_TARGET_USED_PERCENT
 from seatrial.model import Outcome, Phase, Scope, format_bytes
 from seatrial.util.text import error_text, printable
 
@@ -183,9 +184,7 @@ def _tier_metrics(name: str) -> Iterator[metric]:
     )
     yield warning(
         f"target_used.{name}",
-        # ldiskfs reserves 5 % of an OST and is slow above 95 %; a full OST fails writes although others have space.
-        # Sources: Lustre manual, Managing Free Space; wiki.lustre.org/Handling_Full_OSTs
-        "<= 95 %",
+        f"<= {MAX_TARGET_USED_PERCENT} %",
         "A server disk (OST) of Lustre is almost full: files on it are slow to write, then fail with ENOSPC "
         "although df shows free space.",
         "lfs df PATH; then lfs find PATH --ost NAME -size +100G, and lfs_migrate of the largest files.",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answers, Cause, absent, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, absent, metric, unreadable, value, warning
 from seatrial.model import Phase, Scope
 
 NO_LIMIT = 2**63 - 1  # reported for "unlimited": the largest signed 64-bit integer

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answers, Cause, value, warning
+from seatrial.checks.declare import Answers, value, warning
 from seatrial.model import Phase, Scope, SeatrialError
 
 WINDOW_S = 1.0

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answers, Cause, absent, fact, metric, rule, value, warning
+from seatrial.checks.declare import Answers, absent, fact, metric, rule, value, warning
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Outcome, Phase, Scope
 from seatrial.util import resolver

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import resource
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import SLOWED_BY_PREFIX, Check, Context, Options, facts
-from seatrial.checks.declare import Answer, Answers, Cause, absent, unreadable, value, warning
+from seatrial.checks.declare import Answer, Answers, absent, unreadable, value, warning
 from seatrial.discover import environment_variables
 from seatrial.discover.file_readers import id_list, parse_id_list
 from seatrial.model import Phase, Scope, SeatrialError

@@ -6,8 +6,9 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options, facts
-from seatrial.checks.declare import Answers, Cause, absent, unreadable, value, warning
+from seatrial.checks.declare import Answers, absent, unreadable, value, warning
 from seatrial.model import Phase, Scope
 
 # Setting → its metric, and how the metric's value follows from the setting's

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answers, Cause, absent, fact, metric, value, warning
+from seatrial.checks.declare import Answers, absent, fact, metric, value, warning
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,
     kubectl,

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, SkipIf, facts
-from seatrial.checks.declare import Answers, Cause, absent, fact, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, absent, fact, metric, unreadable, value, warning
 from seatrial.checks.kubernetes._cluster import requested_devices
 from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods
 from seatrial.config.kubernetes import GPU_RESOURCE

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, SkipIf
-from seatrial.checks.declare import Answers, Cause, absent, metric, unreadable, value, warning
+from seatrial.checks.declare import Answers, absent, metric, unreadable, value, warning
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, needs_slurm, open_probe_jobs, task_evidence
 from seatrial.discover import slurm, slurm_nodes
 from seatrial.discover.slurm_facts import AllocatedResources, Settings

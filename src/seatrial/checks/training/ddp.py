@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from seatrial.checks.cause import Cause
 from seatrial.checks.check import Check, Context, Options
-from seatrial.checks.declare import Answer, Answers, Cause, Value, absent, fact, metric, unreadable, value, warning
+from seatrial.checks.declare import Answer, Answers, Value, absent, fact, metric, unreadable, value, warning
 from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.model import Fact, Phase, Scope
 from seatrial.util.quantiles import median_interval
