@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -117,10 +118,13 @@ def test_failure_in_the_log_of_a_program_explains_its_exit_code(tmp_path: Path) 
 
 
 def test_failure_of_a_program_without_a_failed_rank_is_at_the_subject(tmp_path: Path) -> None:
-    evidence = "exit_code = 1 on n0; log_tail: rank 9 on n9 waits; CUDA out of memory. Tried to allocate 2.00 GiB"
+    log = "rank 9 on n9 waits\n  File \"/opt/x.py\", line 3\nModuleNotFoundError: No module named 'wandb_gql'\nend"
+    evidence = f"exit_code = 1 on n0; log_tail: {json.dumps(log)}"
     verdict = Verdict("train.command", "n0", Outcome.FAIL, "exit_code", evidence=evidence)
     (finding,) = diagnose(Run([verdict], [], catalog()), [], [], tmp_path)
     assert finding.subject == "n0"
+    assert "wandb_gql" in finding.title
+    assert finding.evidence.endswith("Log line: ModuleNotFoundError: No module named 'wandb_gql'")
 
 
 @pytest.mark.parametrize("check", ["train.lora", "train.oumi", "train.command", "train.function_calling"])

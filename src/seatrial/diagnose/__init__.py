@@ -251,7 +251,8 @@ def _findings_in_outputs(run: Run) -> Iterator[Finding]:
         check = run.checks.get(verdict.check) if verdict.outcome is Outcome.FAIL else None
         declared = check.declaration(verdict.metric) if check else None
         if declared and declared.log_evidence:
-            for match in _matches_to_report(search_text(verdict.evidence, verdict.check)):
+            lines = verdict.evidence.replace("\\n", "\n").replace('\\"', '"')  # the evidence quotes a log as JSON
+            for match in _matches_to_report(search_text(lines, verdict.check)):
                 # the rank that the line names may differ from the rank that ended first
                 rank = match.values.get("rank", "")
                 subject = f"rank {rank}" if rank.isdigit() else failed_ranks.get(verdict.check, verdict.subject)
