@@ -207,16 +207,6 @@ def append(file: int, data: bytes) -> None:
     os.write(file, data)
 
 
-def flock_failure(folder: SharedFolder) -> str | None:
-    """Check that flock(2) excludes other participants. For InconclusiveProbe see ``_lock_failure``."""
-    return _lock_failure(folder, "flock", try_flock)
-
-
-def fcntl_failure(folder: SharedFolder) -> str | None:
-    """Check that POSIX locks, fcntl(2), exclude other participants. For InconclusiveProbe see ``_lock_failure``."""
-    return _lock_failure(folder, "fcntl", try_fcntl)
-
-
 def try_flock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -346,8 +336,8 @@ def owner(path: Path) -> tuple[int, int]:
 PROBES: dict[str, Callable[[SharedFolder], str | None]] = {
     "rename": rename_failure,
     "append": append_failure,
-    "flock": flock_failure,
-    "fcntl": fcntl_failure,
+    "flock": lambda folder: _lock_failure(folder, "flock", try_flock),
+    "fcntl": lambda folder: _lock_failure(folder, "fcntl", try_fcntl),  # POSIX locks
     "mmap": mmap_failure,
     "owner": owner_mismatch,
 }

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.buffers import TorchAllocator
+from seatrial.bench.buffers import Allocator
 from seatrial.bench.collectives import Timings, algorithm_bandwidth, allocate_on_all_ranks, time_operation
 from seatrial.bench.data_check import CHUNK_ELEMENTS, Mismatch, fill_input, verify
 from seatrial.bench.operations import OPERATIONS
@@ -81,7 +81,7 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
 
 def _allocate_buffer(count: int, device: str) -> torch.Tensor:
     """A buffer, filled and verified once: this ensures that the scratch memory of the data check fits as well."""
-    buffer = TorchAllocator().empty(count, torch.float32, torch.device(device))
+    buffer = Allocator("torch", torch.device(device)).empty(count, torch.float32)
     fill_input(buffer, 0, 2)
     verify(buffer[:CHUNK_ELEMENTS], 2)
     return buffer

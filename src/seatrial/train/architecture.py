@@ -126,6 +126,15 @@ class Architecture(Frozen):
             changes["num_key_value_heads"] = width // divisor
         return self.model_copy(update=changes)
 
+    def layers_within(self, max_parameters: float) -> int | None:
+        """The largest number of layers with at most ``max_parameters`` parameters, at least 1; None if all fit."""
+        layers, parameters = self.num_hidden_layers, self.parameters
+        if parameters <= max_parameters or layers == 1:
+            return None
+        one_layer_parameters = self.resize(layers=1, width=None).parameters
+        layer_parameters = (parameters - one_layer_parameters) / (layers - 1)
+        return max(1, min(layers, int(1 + (max_parameters - one_layer_parameters) / layer_parameters)))
+
     def validate_seq_len(self, seq_len: int) -> None:
         """Raises UsageError if ``seq_len`` tokens exceed the model's positions or sliding window."""
         if seq_len > self.max_position_embeddings:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -180,7 +181,7 @@ def _kill_in_save(fault: InjectedFault) -> Iterator[None]:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self, kind, incomplete, folder, step, *arguments)
 
-    with _patched(checkpoint.Checkpointer, "_finalize", finalize):
+    with patch.object(checkpoint.Checkpointer, "_finalize", finalize):
         yield
 
 
@@ -205,18 +206,8 @@ def _nan_gradient(fault: InjectedFault) -> Iterator[None]:
         self.built.model.gradient_hook = hook
         return pending
 
-    with _patched(loop.Trainer, "step", step):
+    with patch.object(loop.Trainer, "step", step):
         yield
-
-
-@contextmanager
-def _patched(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def run(task: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +89,7 @@ def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
     """
     from seatrial.bench import metadata, storage
 
-    participants = folder.participants.first_only if storage.is_shared(folder) else folder.participants
+    participants = folder.first_only if storage.is_shared(folder) else folder
     leftovers_of_nodes = participants.run_on_all(
         lambda: metadata.remove_leftovers(folder.path.parent, folder.path), _LEFTOVERS_TIMEOUT_S
     )
@@ -119,14 +118,11 @@ def _measure(
     from seatrial.bench import storage
 
     is_shared = storage.is_shared(folder)
-    folder_by_mode = {"single": replace(folder, participants=folder.participants.first_only)}
-    if folder.participants.several_nodes:
-        folder_by_mode["concurrent"] = folder
     rates: dict[str, list[float]] = {}  # OPERATION_MODE → files/s of all nodes together, for each repeat
     min_files: dict[str, int] = {}  # OPERATION_MODE → smallest number of files of any repeat
     started = time.monotonic()
     for repeat in range(options.repeats):
-        for mode, mode_folder in folder_by_mode.items():
+        for mode, mode_folder in folder.by_mode.items():
             progress(f"{name}: repeat {repeat + 1} of {options.repeats}, {mode}")
             for operation, timings in _repeat(mode_folder, options, f"{mode}_{repeat}", is_shared):
                 key = f"{operation}_{mode}"

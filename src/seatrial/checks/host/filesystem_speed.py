@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,10 +84,7 @@ def _measure(
 
     is_shared = storage.is_shared(folder)
     all_direct = True  # so far all nodes have used O_DIRECT
-    folder_by_mode = {"single": replace(folder, participants=folder.participants.first_only)}
-    if folder.participants.several_nodes:
-        folder_by_mode["concurrent"] = folder
-    for mode, mode_folder in folder_by_mode.items():
+    for mode, mode_folder in folder.by_mode.items():
         progress(f"{label}: large files, {mode}")
         for operation, streams in _streams(mode_folder, options.size, is_shared):
             all_direct = all_direct and all(stream.direct for stream in streams)

@@ -158,10 +158,8 @@ def _scores(cases: Sequence[Case], answers: Sequence[str]) -> list[Score]:
 
 def _summaries(cases: Sequence[Case], scores: Sequence[Score]) -> dict[str, dict[str, dict[str, int]]]:
     """Split → summary of the scores of its cases."""
-    scores_by_split: dict[str, list[Score]] = {split: [] for split in HELD_OUT_SPLITS}
-    for case, case_score in zip(cases, scores, strict=True):
-        scores_by_split[case.split].append(case_score)
-    return {split: summary(split_scores) for split, split_scores in scores_by_split.items()}
+    pairs = list(zip(cases, scores, strict=True))
+    return {split: summary([score for case, score in pairs if case.split == split]) for split in HELD_OUT_SPLITS}
 
 
 def sign_test(base: Sequence[Score], tuned: Sequence[Score], significance: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from seatrial.train.hf import checkpoints, data, export, models
 from seatrial.train.hf.arguments import effective_strategy, training_arguments
 from seatrial.train.hf.step_recorder import CountingTrainer, StepRecorder
 from seatrial.train.parallel import World, current_world
-from seatrial.train.progress import StartupPhases, create_run_folder, require_tensorboard
+from seatrial.train.progress import StartupPhases, StepLog, create_run_folder, require_tensorboard
 from seatrial.train.train_config import TrainConfig
 
 
@@ -39,9 +40,8 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     if blocks < batch_size:
         raise UsageError(f"{blocks} sequences are fewer than one batch of {batch_size}: use more rows or a smaller bsz")
     phases.end_phase("data")
-    recorder = StepRecorder(config, effective_strategy(config), world, out, phases)
     with metrics.explain_out_of_memory(config, args.device):
-        trainer = _trainer(config, args, prepared, recorder)
+        trainer = _trainer(config, args, prepared)
         checkpoint = checkpoints.newest_complete(out) if config.checkpoint.resume else None
         if checkpoint:
             model = trainer.accelerator.unwrap_model(trainer.model)
@@ -53,7 +53,12 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
         if world.is_rank_0:
             restarts.record_start(config, out, completed_steps)
         try:
-            with safe_loading.weights_only(*_deepspeed_classes(config)):
+            with (
+                closing(StepLog(config, world, out, completed_steps)) as step_log,
+                safe_loading.weights_only(*_deepspeed_classes(config)),
+            ):
+                recorder = StepRecorder(trainer, config, effective_strategy(config), world, step_log, phases)
+                trainer.add_callback(recorder)
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except pickle.UnpicklingError as error:
             raise SeatrialError(f"refused to load {checkpoint}: {str(error).splitlines()[0]}") from error
@@ -77,9 +82,7 @@ def _deepspeed_classes(config: TrainConfig) -> list[type]:
     return [LossScaler, ZeroStageEnum]
 
 
-def _trainer(
-    config: TrainConfig, args: TrainingArguments, prepared: data.PreparedData, recorder: StepRecorder
-) -> CountingTrainer:
+def _trainer(config: TrainConfig, args: TrainingArguments, prepared: data.PreparedData) -> CountingTrainer:
     model: Any = models.build(config, args.device)
     if config.use_lora:
         model = models.add_lora(model, config)
@@ -89,10 +92,8 @@ def _trainer(
         train_dataset=prepared.blocks,
         data_collator=default_data_collator,
         processing_class=prepared.tokenizer,
-        callbacks=[recorder],
     )
     trainer.remove_callback(PrinterCallback)  # prints every step to standard output
-    recorder.trainer = trainer
     return trainer
 
 
