@@ -152,14 +152,11 @@ def measure_back_to_back(
     ``buffers`` is a key of ``buffers.ALLOCATORS``. Raises AllocationError on all ranks if the buffers do not fit into
     the memory of one rank, SeatrialError if that allocator is not available.
     """
-    return _measure(
-        operation,
-        size,
-        dtype,
-        device,
-        buffers,
-        lambda prepared, target: time_operation(prepared.run, target, seconds, min_seconds),
-    )
+
+    def time_back_to_back(prepared: PreparedOperation, target: torch.device) -> Timings:
+        return time_operation(prepared.run, target, seconds, min_seconds)
+
+    return _measure(operation, size, dtype, device, buffers, time_back_to_back)
 
 
 def measure_cuda_graph(

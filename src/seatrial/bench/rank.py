@@ -52,10 +52,7 @@ def numa_cpus(device: str) -> set[int]:
             masks = nvml.nvmlDeviceGetCpuAffinity(handle, mask_count)
         except nvml.NVMLError as error:
             raise SeatrialError(f"NVML cannot read the CPU affinity of {device}: {error}") from error
-    cpus = set()
-    for index, mask in enumerate(masks):
-        cpus |= {64 * index + bit for bit in range(64) if mask >> bit & 1}
-    return cpus
+    return {64 * index + bit for index, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1}
 
 
 @contextmanager

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import math
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 from unittest.mock import patch
 
 import torch
@@ -53,15 +54,6 @@ class Variant(Frozen):
 
 
 @dataclass(frozen=True)
-class ChildSettings:
-    """Device and local rank of the child process, and the time limit in seconds for all its variants."""
-
-    device: str
-    local_rank: int
-    limit_s: float
-
-
-@dataclass(frozen=True)
 class StartedVariants:
     """Started child processes that wait for ``run`` before they run their variants.
 
@@ -94,27 +86,19 @@ class StartedVariants:
 
 @contextmanager
 def start_variants(
-    variants: Sequence[Variant],
-    settings: ChildSettings,
-    file_prefix: Path,
-    groups: Sequence[Sequence[int]] | None = None,
-    killed_rank: int | None = None,
+    variants: Sequence[Variant], *, killed_rank: int | None = None, **options: Unpack[child_ranks.ChildOptions]
 ) -> Iterator[StartedVariants]:
     """Context manager: starts one child process per rank, which imports torch and waits for ``StartedVariants.run``.
 
-    All ranks call this. The files of the children are named after ``file_prefix``. ``groups``: the ranks of each
-    process group of children (default: one group of all ranks). ``killed_rank``: the rank that an injected fault kills.
+    All ranks call this. ``killed_rank``: the rank that an injected fault kills.
     """
+    file_prefix, groups = options["file_prefix"], options.get("groups")
+    options["spare_gpus"] = "all"
     with child_ranks.start_child_ranks(
         "seatrial.train.variants",
         {"variants": [variant.model_dump(mode="json") for variant in variants]},
         {"NCCL_DEBUG_FILE": str(file_prefix.with_name(f"nccl.{file_prefix.name}.%h.%p.log"))},
-        device=settings.device,
-        local_rank=settings.local_rank,
-        file_prefix=file_prefix,
-        limit_s=settings.limit_s,
-        groups=groups,
-        spare_gpus="all",
+        **options,
     ) as children:
         yield StartedVariants(children, file_prefix.name, groups[0][0] if groups else 0, killed_rank)
 
@@ -145,8 +129,9 @@ def create_folder(parent: Path, shared: bool = False) -> Path:
 def run_variant(variant: Variant) -> str:
     """Runs ``variant``; returns its error message, or "". Without ``expect_error``, raises an error instead."""
     message = ""
-    # On an error, loop.train ends all ranks, which then cannot run the later variants
-    train = loop.train_without_error_propagation if variant.expect_error else loop.train
+    # On an error, loop.train ends all ranks, which then cannot run the later variants. Without its error propagation, a
+    # process can train again after an error that all ranks raise
+    train = inspect.unwrap(loop.train) if variant.expect_error else loop.train
     try:
         with injected_fault(variant.fault):
             train(variant.settings, variant.out)
@@ -162,10 +147,7 @@ def run_variant(variant: Variant) -> str:
 
 def injected_fault(fault: InjectedFault | None) -> AbstractContextManager[Any]:
     """Context manager: training in this process has ``fault``."""
-    faults: dict[str, Callable[[InjectedFault], AbstractContextManager[Any]]] = {
-        "kill_in_save": _kill_in_save,
-        "nan": _nan_gradient,
-    }
+    faults = {"kill_in_save": _kill_in_save, "nan": _nan_gradient}
     return contextlib.nullcontext() if fault is None else faults[fault.kind](fault)
 
 
