@@ -30,13 +30,12 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
     the content of metrics.json on rank 0 of the group, None on other ranks. With the task's ``evaluate``, evaluates the
     training run in ``out`` instead, see hf.evaluate. Raises SeatrialError.
     """
-    config, is_rank_0 = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
-    out = Path(task["out"])
-    if not task.get("evaluate"):
-        _open_group(task, config)
+    config, out = train_config.load(task["config"], task["overrides"]), Path(task["out"])
     with disk.convert_disk_full(out):
         if task.get("evaluate"):
             return hf.evaluate(config, out)
+        is_rank_0 = os.environ["RANK"] == "0"
+        _open_group(task, config)
         metrics = command.run(config, out, task["started"])
         if is_rank_0 and task["generate"]:
             from seatrial.train.hf import inference

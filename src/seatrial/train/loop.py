@@ -91,7 +91,7 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
         if settings.use_lora and settings.export:
             adapters = lora.gather_adapters(built.model)
             if world.is_rank_0:
-                report["final"] = lora.export(adapters, out / "final", built.model, settings.model.name)
+                report["final"] = lora.export(adapters, out / "final", settings)
         if world.size > 1 and settings.profile_steps:
             # after the export, since the additional steps change the weights
             replicated = settings.parallel.strategy == "ddp"

@@ -301,8 +301,9 @@ def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim
 
 def gradient_sync(train_module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
     """Context manager: DDP all-reduces gradients only if ``enabled``; FSDP2 always reduces them, to save memory."""
-    is_skipped = isinstance(train_module, DistributedDataParallel) and not enabled
-    return train_module.no_sync() if is_skipped else nullcontext()
+    if isinstance(train_module, DistributedDataParallel) and not enabled:
+        return train_module.no_sync()
+    return nullcontext()
 
 
 def unshard(value: Tensor) -> Tensor:

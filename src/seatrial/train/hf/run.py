@@ -30,7 +30,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     config.architecture()
     require_tensorboard(config)
     models.disable_progress_bars()
-    args = training_arguments(config, out)
+    args, strategy = training_arguments(config, out), effective_strategy(config)
     world = current_world(args.device)
     # After joining the group: a rank that is still joining does not handle SIGTERM, and would wait for a failed rank 0
     ranks.run_on_rank0(lambda: create_run_folder(config, out), out)
@@ -45,8 +45,8 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
         checkpoint = checkpoints.newest_complete(out) if config.checkpoint.resume else None
         if checkpoint:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            strategy = effective_strategy(config).partition(" ")[0]  # NO_DEEPSPEED has a reason after the strategy
-            checkpoints.check_compatible(checkpoint, model, strategy)
+            # NO_DEEPSPEED has a reason after the strategy
+            checkpoints.check_compatible(checkpoint, model, strategy.partition(" ")[0])
         # Without this check, the Trainer would take one more step if the checkpoint is in the middle of an epoch
         completed_steps = checkpoints.saved_step(checkpoint) if checkpoint else 0
         progress.require_steps_left(config, out, completed_steps)
@@ -55,26 +55,25 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
         try:
             with (
                 closing(StepLog(config, world, out, completed_steps)) as step_log,
-                safe_loading.weights_only(*_deepspeed_classes(config)),
+                safe_loading.weights_only(*_deepspeed_classes(strategy)),
             ):
-                recorder = StepRecorder(trainer, config, effective_strategy(config), world, step_log, phases)
+                recorder = StepRecorder(trainer, config, strategy, world, step_log, phases)
                 trainer.add_callback(recorder)
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except pickle.UnpicklingError as error:
             raise SeatrialError(f"refused to load {checkpoint}: {str(error).splitlines()[0]}") from error
     report = metrics.report(config, world, _training_run(config, trainer, recorder, world, prepared), phases)
     report["out"] = str(out)
-    sharded = effective_strategy(config) != "ddp"
-    report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
+    report["final"] = export.save(trainer, out / "final", strategy != "ddp") if config.export else None
     ranks.run_on_rank0(lambda: metrics.write(report, out), out)
     if dist.is_initialized():
         dist.destroy_process_group()
     return report
 
 
-def _deepspeed_classes(config: TrainConfig) -> list[type]:
+def _deepspeed_classes(strategy: str) -> list[type]:
     """The classes of DeepSpeed in a ZeRO-3 checkpoint (deepspeed 0.19); empty with another strategy."""
-    if effective_strategy(config) != "zero3":
+    if strategy != "zero3":
         return []
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
