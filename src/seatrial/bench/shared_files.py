@@ -291,10 +291,9 @@ def _hold_exclusively(path: Path) -> bool:
 
 def mmap_failure(folder: SharedFolder) -> str | None:
     """Check that a new mapping of a rewritten file shows the new content, although the old content is cached."""
-    folder.run_on_all(lambda: write_random(folder.file("map")))
-    folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])  # fills the readers' caches
-    written = folder.run_on_all(lambda: write_random(folder.file("map")))
-    read = folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])
+    for _ in range(2):  # the first time fills the readers' caches
+        written = folder.run_on_all(lambda: write_random(folder.file("map")))
+        read = folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])
     texts = []
     for name, digests in zip(folder.names, read, strict=True):
         stale = [writer for writer, digest in enumerate(digests) if digest != written[writer]]

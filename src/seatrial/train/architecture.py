@@ -7,10 +7,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from seatrial.model import Frozen, UsageError, first_validation_error
+from seatrial.util import data_files
 from seatrial.util.input_files import read_json
 
 _MODELS = resources.files("seatrial") / "data" / "models"
@@ -158,10 +158,7 @@ def load(name: str) -> Architecture:
     """
     path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
     try:
-        if name in presets():
-            fields = yaml.safe_load((_MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
-        else:
-            fields = read_json(path)
+        fields = data_files.read(f"models/{name}.yaml")["config"] if name in presets() else read_json(path)
         return Architecture.model_validate(fields)
     except ValidationError as error:
         raise UsageError(f"model {name}: {first_validation_error(error)}") from error

@@ -142,8 +142,11 @@ def file_properties(path: Path) -> dict[str, Any]:
 
 
 def file_difference(path: Path, recorded: Mapping[str, Any], sizes_only: bool = False) -> str:
-    """How the file differs from its ``recorded`` properties; empty if it does not. Raises OSError."""
-    properties = {"bytes": path.stat().st_size} if sizes_only else file_properties(path)
+    """How the file differs from its ``recorded`` properties, or why it cannot be read; empty if it does not differ."""
+    try:
+        properties = {"bytes": path.stat().st_size} if sizes_only else file_properties(path)
+    except OSError as error:
+        return f"{path.name}: {error.strerror}"
     differing = (name for name, value in properties.items() if value != recorded[name])
     if not (name := next(differing, "")):
         return ""

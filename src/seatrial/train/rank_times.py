@@ -50,10 +50,6 @@ class RankTimes:
             times.append(tuple(round(seconds, 6) for seconds in column if seconds is not None))
         return cls(device, *times)
 
-    def to_metrics(self) -> dict[str, list[float]]:
-        """The times as they are in an entry of ``ranks`` in metrics.json."""
-        return {name: list(getattr(self, name)) for name in _NAMES}
-
     @classmethod
     def from_metrics(cls, rank: Mapping[str, Any]) -> RankTimes:
         """The times in an entry of ``ranks`` in metrics.json; a field that the entry does not have is empty."""

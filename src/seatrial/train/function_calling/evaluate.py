@@ -56,7 +56,6 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     required = final / (CONFIG_NAME if config.use_lora else "config.json")
     if not required.is_file():  # peft would interpret the path as a model name on the Hub
         raise UsageError(f"{required} not found: run the training first, with the same config and --out")
-    models.disable_progress_bars()
     prepared = data.prepare(config, out)
     cases: list[Case] = []
     for split in HELD_OUT_SPLITS:

@@ -168,8 +168,12 @@ def table(record: Mapping[str, Any]) -> Iterator[str]:
     heading = f"{sum(cases.values())} cases ({', '.join(f'{count} {split}' for split, count in cases.items())})"
     yield f"{heading:48}  {'base':>11}  {'tuned':>11}"
     for name, (label, _) in _CRITERIA.items():
-        base, tuned = (_count_of_total(record[model], name) for model in ("base", "tuned"))
-        yield f"{label:48}  {base:>11}  {tuned:>11}"
+        cells = []
+        for model in ("base", "tuned"):
+            splits = [criteria[name] for criteria in record[model].values()]
+            count, total = (sum(split[key] for split in splits) for key in ("count", "of"))
+            cells.append(f"{count} of {total}" if total else "none")
+        yield f"{label:48}  {cells[0]:>11}  {cells[1]:>11}"
     test = record["sign_test"]
     result = "significant improvement" if test["passed"] else "no significant improvement"
     yield (
@@ -177,10 +181,3 @@ def table(record: Mapping[str, Any]) -> Iterator[str]:
         f"sign test: {test['won']} won, {test['lost']} lost, p {test['p_value']:.3g} "
         f"(threshold < {test['significance']:g})"
     )
-
-
-def _count_of_total(splits: Mapping[str, Any], name: str) -> str:
-    """Count and total of criterion ``name`` over all splits, as "8 of 10"."""
-    count = sum(criteria[name]["count"] for criteria in splits.values())
-    total = sum(criteria[name]["of"] for criteria in splits.values())
-    return f"{count} of {total}" if total else "none"

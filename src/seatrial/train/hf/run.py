@@ -29,7 +29,6 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     """Train and write the results to ``out``; see seatrial.train.hf.train. ``phases``: the startup phases so far."""
     config.architecture()
     require_tensorboard(config)
-    models.disable_progress_bars()
     args, strategy = training_arguments(config, out), effective_strategy(config)
     world = current_world(args.device)
     # After joining the group: a rank that is still joining does not handle SIGTERM, and would wait for a failed rank 0
