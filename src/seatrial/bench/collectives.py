@@ -111,6 +111,9 @@ class Timings:
     def rank_windows(self, rank: int) -> tuple[float, ...]:
         return tuple(window[rank] for window in self.windows)
 
+    def of_ranks(self, ranks: Sequence[int]) -> Timings:
+        return replace(self, windows=tuple(tuple(window[rank] for rank in ranks) for window in self.windows))
+
     @property
     def slowest_rank(self) -> int:
         """The rank with the longest median time."""

@@ -1,7 +1,7 @@
 """Measures all-reduce in several process groups concurrently, e.g. one group per node.
 
-All ranks call each function together, in an open process group, even ranks that are in none of the groups. Exceptions:
-GroupResult and select_ranks do not communicate.
+All ranks call each function together, in an open process group, even ranks that are in none of the groups. Exception:
+GroupResult does not communicate.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
     return [
         GroupResult(
             tuple(ranks),
-            select_ranks(timings, ranks),
+            timings.of_ranks(ranks),
             {rank: mismatches[rank] for rank in ranks if rank in mismatches},
         )
         for ranks in groups
@@ -85,12 +85,6 @@ def _allocate_buffer(count: int, device: str) -> torch.Tensor:
     fill_input(buffer, 0, 2)
     verify(buffer[:CHUNK_ELEMENTS], 2)
     return buffer
-
-
-def select_ranks(timings: Timings, ranks: Sequence[int]) -> Timings:
-    """The times of ``ranks`` only."""
-    windows = tuple(tuple(window[rank] for rank in ranks) for window in timings.windows)
-    return Timings(windows, timings.per_window, timings.warmup)
 
 
 @contextmanager
