@@ -60,20 +60,17 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
     buffer = allocate_on_all_ranks(lambda: _allocate_buffer(count, device), torch.device(device))
     with open_subgroups(groups, device) as (group, members):
         run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if members else lambda: None
-        if members:
-            fill_input(buffer, members.index(dist.get_rank()), len(members))
+        fill = partial(fill_input, buffer, members.index(dist.get_rank()) if members else 0, len(members))
+        fill()  # of a rank without a group, the buffer is empty
         timings = time_operation(run, torch.device(device), seconds)
-        mismatch = None
-        if members:
-            fill_input(buffer, members.index(dist.get_rank()), len(members))
-            run()
-            mismatch = verify(buffer, len(members))
-        mismatches = {rank: rank_mismatch for rank, rank_mismatch in enumerate(gather(mismatch)) if rank_mismatch}
+        fill()
+        run()
+        mismatch_by_rank = dict(enumerate(gather(verify(buffer, len(members)))))
     return [
         GroupResult(
             tuple(ranks),
             timings.of_ranks(ranks),
-            {rank: mismatches[rank] for rank in ranks if rank in mismatches},
+            {rank: mismatch for rank in ranks if (mismatch := mismatch_by_rank[rank])},
         )
         for ranks in groups
     ]
