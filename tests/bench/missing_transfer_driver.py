@@ -28,11 +28,11 @@ class OutOfPlaceApi(TorchApi):
     def all_reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
         return _copy_and_run(sent, received, super().all_reduce(received, received))
 
-    def broadcast(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
-        return _copy_and_run(sent, received, super().broadcast(received, received, root))
+    def broadcast(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        return _copy_and_run(sent, received, super().broadcast(received, received))
 
-    def reduce(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
-        return _copy_and_run(sent, received, super().reduce(received, received, root))
+    def reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        return _copy_and_run(sent, received, super().reduce(received, received))
 
 
 def _copy_and_run(sent: torch.Tensor, received: torch.Tensor, run: Callable[[], None]) -> Callable[[], None]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench import buffers
-from seatrial.bench.buffers import NcclAllocator, TorchAllocator, buffer_allocator
+from seatrial.bench.buffers import Allocator
 from seatrial.model import SeatrialError
 
 CPU = torch.device("cpu")
@@ -55,16 +55,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_buffers_come_from_nccls_pool_without_registration(calls: list[str]) -> None:
-    allocator = buffer_allocator("nccl", CPU)
-    assert allocator.empty(3, torch.float16, CPU).shape == (3,)
+    allocator = Allocator("nccl", CPU)
+    assert allocator.empty(3, torch.float16).shape == (3,)
     with allocator.registration():
         calls.append("work")
     assert calls == ["allocate from pool of ncclMemAlloc", "work"]
 
 
 def test_registration_ends_when_the_device_is_idle_also_after_an_error(calls: list[str]) -> None:
-    allocator = buffer_allocator("registered", CPU)
-    allocator.empty(3, torch.float32, CPU)
+    allocator = Allocator("registered", CPU)
+    allocator.empty(3, torch.float32)
     with pytest.raises(ValueError, match="late"), allocator.registration():
         raise ValueError("late")
     pool = "pool of ncclMemAlloc"
@@ -74,11 +74,11 @@ def test_registration_ends_when_the_device_is_idle_also_after_an_error(calls: li
 def test_nccl_without_an_allocator_is_an_error(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "process_group_backend", lambda device: Backend(calls, allocator=None))
     with pytest.raises(SeatrialError, match=r"option buffers .*NCCL mem allocator is not supported"):
-        buffer_allocator("nccl", CPU)
+        Allocator("nccl", CPU)
 
 
 def test_nccl_allocator_requires_the_nccl_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     with pytest.raises(SeatrialError, match=r"option buffers .*gloo"):
-        NcclAllocator(CPU, register=False)
-    assert isinstance(buffer_allocator("torch", CPU), TorchAllocator)
+        Allocator("registered", CPU)
+    assert Allocator("torch", CPU).empty(3, torch.float16).shape == (3,)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from seatrial.bench import storage
-from seatrial.bench.one_rank_per_node import Participants
 from seatrial.bench.storage import SharedFolder
 
 MIB = 2**20
@@ -75,7 +74,7 @@ def test_free_space_is_required(tmp_path: Path) -> None:
 
 
 def test_paths_of_each_participant(tmp_path: Path) -> None:
-    folder = SharedFolder(tmp_path, Participants(("a", "b", "c"), 2, True))
+    folder = SharedFolder(("a", "b", "c"), 2, True, tmp_path)
     assert [path.name for path in folder.files("x")] == ["x.0", "x.1", "x.2"]
     assert (folder.file("x").name, folder.next_file("x").name) == ("x.2", "x.0")
     assert folder.join_names([0, 2]) == "a, c"

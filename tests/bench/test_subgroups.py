@@ -35,7 +35,7 @@ def test_gpu_models(monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], exp
 
 
 def test_timings_of_some_ranks_and_bus_bandwidth() -> None:
-    timings = subgroups.select_ranks(Timings(((1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0)), 10, 3), (1, 3))
+    timings = Timings(((1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0)), 10, 3).of_ranks((1, 3))
     assert timings == Timings(((2.0, 4.0), (6.0, 8.0)), 10, 3)
     result = GroupResult((0, 1, 2, 3), Timings(((2.0,), (4.0,)), 1, 0), {})
     assert result.busbw(8 * 10**9) == pytest.approx((4 * 1.5, 2 * 1.5))  # S / t · 2·3/4

@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.model import UsageError
 from seatrial.train import text
-from seatrial.train.preprocess import preprocess
+from seatrial.train.command import preprocess
 from tests.train.prepared import names, settings, write_rows
 
 

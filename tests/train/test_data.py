@@ -62,7 +62,7 @@ def test_rows_are_packed_without_token_loss(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS * 3)
     blocks = prepare(settings(data={"path": str(path)}), tmp_path)
     rows = text.read_rows(path, None)
-    encoder = text.load_tokenizer(None, rows, 257)
+    encoder = text.train_tokenizer(rows, 257, [text.END_TOKEN])
     whole = list(itertools.chain.from_iterable(text.encode(encoder, rows)))
     assert blocks.tokens.flatten().tolist() == whole[: blocks.tokens.size]
     assert len(whole) - blocks.tokens.size < 9

@@ -9,7 +9,7 @@ import pytest
 
 from seatrial.model import UsageError
 from seatrial.train import blocks, data_cache
-from seatrial.train.preprocess import preprocess
+from seatrial.train.command import preprocess
 from tests.train.prepared import names, prepare, settings, write_rows
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seatrial.model import SeatrialError
-from seatrial.train.images import MNIST_FILES, Images, _digits, load, read_idx, read_mnist, upsampled_digits
+from seatrial.train.images import MNIST_FILES, Images, _digits, load, read_idx, upsampled_digits
 from tests.train.idx import idx_bytes, write_mnist
 
 
@@ -37,7 +37,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, few: Images, kept: int) -> No
     images = write_mnist(tmp_path, few)[0]
     images.write_bytes(images.read_bytes()[:kept])
     with pytest.raises(SeatrialError, match=r"train-images-idx3-ubyte (is truncated|begins with)"):
-        read_mnist(tmp_path)
+        load(str(tmp_path))
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.9])
@@ -46,7 +46,7 @@ def test_truncated_gzip_files_are_rejected(tmp_path: Path, few: Images, kept: fl
     content = images.read_bytes()
     images.write_bytes(content[: int(kept * len(content))])
     with pytest.raises(SeatrialError, match=r"t10k-images-idx3-ubyte\.gz (is truncated or damaged|begins with)"):
-        read_mnist(tmp_path)
+        load(str(tmp_path))
 
 
 def test_gzip_bomb_is_rejected(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_inconsistent_files_are_rejected(
 ) -> None:
     write_mnist(tmp_path, few)[file].write_bytes(idx_bytes(values))
     with pytest.raises(SeatrialError, match=message):
-        read_mnist(tmp_path)
+        load(str(tmp_path))
 
 
 @pytest.mark.parametrize("missing", range(4))

@@ -16,6 +16,7 @@ from tests.train.ranks import config
 from tests.train.test_decoder import tokens, transformers_model
 
 SHAPE = architecture.load("qwen2-tiny")
+EXPORTED = config("qwen2-tiny", use_lora=True, lora_r=4, lora_alpha=16, lora_dropout=0.0)
 
 
 def adapted(
@@ -55,7 +56,7 @@ def test_peft_loads_the_export_and_computes_the_same_logits(tmp_path: Path) -> N
     with torch.no_grad():
         for parameter in lora.adapter_parameters(ours).values():
             parameter.normal_(0, 0.1)
-    lora.export(lora.gather_adapters(ours), tmp_path / "adapter", ours, "base")
+    lora.export(lora.gather_adapters(ours), tmp_path / "adapter", EXPORTED)
     theirs = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens()), theirs(tokens()).logits, rtol=1e-4, atol=1e-4)
@@ -76,7 +77,7 @@ def test_an_export_contains_only_adapters_and_loads(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in lora.adapter_parameters(first).values():
             parameter.normal_()
-    lora.export(lora.gather_adapters(first), tmp_path, first, "base")
+    lora.export(lora.gather_adapters(first), tmp_path, EXPORTED)
     assert (tmp_path / lora.WEIGHTS_FILE).stat().st_size < 4 * metrics.parameter_counts(first)[0] + 10_000
     load(second, tmp_path)
     assert torch.equal(first(tokens()), second(tokens()))

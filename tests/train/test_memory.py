@@ -3,14 +3,10 @@ from __future__ import annotations
 from seatrial.train import memory, train_config
 
 ARCHITECTURE = train_config.load("fsdp-mistral-7b").architecture()
-ONE_LAYER_PARAMETERS = train_config.load("fsdp-mistral-7b", ["model.layers=1"]).architecture().parameters
 
 
 def max_layers(ranks: int, gib: float) -> int | None:
-    max_parameters = memory.STATE_SHARE * gib * 2**30 * ranks / memory.BYTES_PER_PARAMETER
-    return memory.layers_within(
-        ARCHITECTURE.num_hidden_layers, ARCHITECTURE.parameters, ONE_LAYER_PARAMETERS, max_parameters
-    )
+    return ARCHITECTURE.layers_within(memory.STATE_SHARE * gib * 2**30 * ranks / memory.BYTES_PER_PARAMETER)
 
 
 def test_layers_of_a_7b_model_that_fit() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from seatrial.model import UsageError
 from seatrial.train import blocks, disk, train_config
+from seatrial.train.command import preprocess
 from seatrial.train.hf import hub
-from seatrial.train.preprocess import preprocess
 from tests.processes import Program, call, until
 from tests.train.prepared import names, prepare, settings, write_rows
 

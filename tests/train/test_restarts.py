@@ -9,6 +9,7 @@ import pytest
 
 from seatrial.model import UsageError
 from seatrial.train import command, progress, restarts, train_config
+from seatrial.train.step_speed import STEPS_FILE
 from seatrial.train.train_config import TrainConfig
 
 REQUEUE = ("checkpoint.requeue=true", "checkpoint.every=2")
@@ -45,7 +46,7 @@ def test_only_a_restarted_job_resumes_and_not_forever(tmp_path: Path, monkeypatc
 
 def test_steps_of_another_job_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first start of this job failed in the prolog, and --out has an unfinished training."""
-    (tmp_path / restarts.STEPS_FILE).write_text('{"step": 1}\n')
+    (tmp_path / STEPS_FILE).write_text('{"step": 1}\n')
     monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
     with pytest.raises(UsageError, match="was not written by job 7"):
         restarts.config_with_resume(config(*REQUEUE), tmp_path)
@@ -93,7 +94,7 @@ def test_a_training_that_an_earlier_start_completed_is_not_repeated(
 
 
 def test_a_restarted_job_without_requeue_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / progress.STEPS_FILE).touch()
+    (tmp_path / STEPS_FILE).touch()
     with pytest.raises(UsageError, match=r"set another --out, or resume it"):
         progress.create_run_folder(config(), tmp_path)
     monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
@@ -106,6 +107,6 @@ def test_a_restarted_job_waits_for_the_lock_of_the_lost_node(tmp_path: Path, mon
     monkeypatch.setattr("seatrial.util.journal.lock", lambda *_: next(answers))
     monkeypatch.setattr("time.sleep", lambda _: None)
     monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
-    (tmp_path / progress.STEPS_FILE).touch()
+    (tmp_path / STEPS_FILE).touch()
     progress.create_run_folder(config("checkpoint.resume=true"), tmp_path)
     assert next(answers, "used") == "used"

@@ -23,7 +23,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             yield readings.pop(0)
 
     monkeypatch.setattr(step_timer, "perf_counter", lambda: next(reading()))
-    monkeypatch.setattr(step_timer._SchedulerWait, "seconds", lambda _self: 0.0)
+    monkeypatch.setattr(step_timer, "_scheduler_wait", lambda: lambda: 0.0)
     return readings
 
 
@@ -53,8 +53,8 @@ def test_waiting_for_a_core_is_neither_compute_nor_wait_for_data(
     seconds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # first mark, before and after the batch, at its end, begin, forward, last gradient, end: each is read twice
-    waited = iter([0.0, *(wait for wait in (0.0, 0.0, 1.5, 1.5, 1.5, 1.5, 3.0, 3.0) for _ in range(2))])
-    monkeypatch.setattr(step_timer._SchedulerWait, "seconds", lambda _self: next(waited))
+    waited = iter([wait for wait in (0.0, 0.0, 1.5, 1.5, 1.5, 1.5, 3.0, 3.0) for _ in range(2)])
+    monkeypatch.setattr(step_timer, "_scheduler_wait", lambda: lambda: next(waited))
     seconds += [10, 10, 12, 12, 13, 16, 17, 20]
     timer = step_timer.StepTimer(CPU)
     step(timer)
@@ -63,8 +63,8 @@ def test_waiting_for_a_core_is_neither_compute_nor_wait_for_data(
 
 def test_time_is_read_again_after_a_loss_of_the_core(seconds: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a short pass would have a negative duration: the wait after its end would be subtracted."""
-    waited = iter([0.0, 0.0, 0.0, 0.0, 7.0, 7.0])
-    monkeypatch.setattr(step_timer._SchedulerWait, "seconds", lambda _self: next(waited))
+    waited = iter([0.0, 0.0, 0.0, 7.0, 7.0])
+    monkeypatch.setattr(step_timer, "_scheduler_wait", lambda: lambda: next(waited))
     seconds += [10, 11, 18]
     clock = step_timer.Clock(CPU)
     start, end = clock.now(), clock.now()
@@ -72,10 +72,10 @@ def test_time_is_read_again_after_a_loss_of_the_core(seconds: list[float], monke
 
 
 def test_time_in_which_this_thread_waits_for_a_core_only_rises() -> None:
-    wait = step_timer._SchedulerWait.open()
+    wait = step_timer._scheduler_wait()
     assert wait is not None
-    first = wait.seconds()
-    assert 0 <= first <= wait.seconds()
+    first = wait()
+    assert 0 <= first <= wait()
 
 
 def test_compute_time_is_unknown_without_its_end_or_without_scheduler_statistics(
@@ -88,7 +88,7 @@ def test_compute_time_is_unknown_without_its_end_or_without_scheduler_statistics
     timer.end_forward()
     timer.end()
     assert timer.read().compute is None
-    monkeypatch.setattr(step_timer._SchedulerWait, "open", lambda: None)
+    monkeypatch.setattr(step_timer, "_scheduler_wait", lambda: None)
     timer = step_timer.StepTimer(CPU)
     step(timer)
     assert timer.read().compute is None

@@ -64,7 +64,7 @@ def test_rows_after_the_limit_are_not_read(tmp_path: Path) -> None:
 
 def test_a_trained_tokenizer_is_lossless_and_ends_each_row() -> None:
     rows = ["The ship sails at dawn.", "naïve 船 \t\n", ""]
-    encoder = text.load_tokenizer(None, rows[:1], 300)
+    encoder = text.train_tokenizer(rows[:1], 300, [text.END_TOKEN])
     assert encoder.get_vocab_size() <= 300
     end = encoder.token_to_id(text.END_TOKEN)
     encoded = text.encode(encoder, rows)
@@ -75,8 +75,8 @@ def test_a_trained_tokenizer_is_lossless_and_ends_each_row() -> None:
 
 def test_a_vocabulary_needs_all_bytes_and_an_end_token() -> None:
     with pytest.raises(UsageError, match="vocab_size 256: expected at least 257"):
-        text.load_tokenizer(None, ["a"], 256)
-    assert text.load_tokenizer(None, ["a"], 257).get_vocab_size() == 257
+        text.train_tokenizer(["a"], 256, [text.END_TOKEN])
+    assert text.train_tokenizer(["a"], 257, [text.END_TOKEN]).get_vocab_size() == 257
 
 
 def test_a_tokenizer_without_end_token_is_rejected() -> None:

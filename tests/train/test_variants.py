@@ -25,8 +25,8 @@ def test_expected_error_is_the_error_of_each_rank(monkeypatch: pytest.MonkeyPatc
     def rank_error(*_: object) -> None:
         raise SeatrialError(BIT_FLIP_MESSAGE)
 
+    monkeypatch.setattr(peer_error, "__wrapped__", rank_error, raising=False)
     monkeypatch.setattr(loop, "train", peer_error)
-    monkeypatch.setattr(loop, "train_without_error_propagation", rank_error)
     variant = Variant(settings=train_config.load("tiny/checkpoint"), out=tmp_path, expect_error=True)
     assert run_variant(variant) == BIT_FLIP_MESSAGE
     with pytest.raises(SeatrialError, match="stopped after rank 1"):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench import child_ranks, group
-from seatrial.bench.buffers import buffer_allocator
+from seatrial.bench.buffers import Allocator
 from seatrial.bench.collectives import DTYPES
 from seatrial.bench.operations import OPERATIONS, collective_api
 from seatrial.bench.rank import min_free_memory
@@ -43,8 +43,8 @@ def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, max_b
     size = count * dtype.itemsize
     if size * (1 if operation.in_place else 2) > max_bytes:
         return [size]
-    allocator = buffer_allocator(request["buffers"], device)
-    prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype, device))
+    allocator = Allocator(request["buffers"], device)
+    prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype))
     with allocator.registration():
         start = _log_size(log)
         prepared.run()

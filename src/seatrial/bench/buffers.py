@@ -7,7 +7,8 @@ Registration).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,29 +23,23 @@ ALLOCATORS = {
 }
 
 
-class TorchAllocator:
-    """Allocates with torch's allocator, as training does."""
+class Allocator:
+    """Allocates buffers on ``device`` with the allocator ``name``, a key of ALLOCATORS.
 
-    def empty(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype, device=device)
-
-    @contextmanager
-    def registration(self) -> Iterator[None]:
-        yield
-
-
-class NcclAllocator:
-    """Allocates from a memory pool of NCCL's allocator; the buffers must be deleted before this object.
-
-    Raises SeatrialError if the backend is not NCCL, or NCCL has no allocator.
+    NCCL's allocator has a memory pool: the buffers must be deleted before this object. Raises SeatrialError if the
+    backend is not NCCL, or NCCL has no allocator.
     """
 
-    def __init__(self, device: torch.device, *, register: bool) -> None:
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._device, self._register = device, name == "registered"
+        self._pool: Any = None
+        if name == "torch":
+            return
         if dist.get_backend() != dist.Backend.NCCL:
             raise SeatrialError(
                 f"option buffers requests NCCL's allocator, but the backend is {dist.get_backend()}; use buffers=torch"
             )
-        self._backend, self._register = process_group_backend(device), register
+        self._backend = process_group_backend(device)
         try:
             self._pool = torch.cuda.MemPool(self._backend.mem_allocator)
         except RuntimeError as error:
@@ -52,13 +47,13 @@ class NcclAllocator:
                 f"option buffers requests NCCL's allocator, which this NCCL does not have: {error}; use buffers=torch"
             ) from error
 
-    def empty(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        with torch.cuda.use_mem_pool(self._pool, device):
-            return torch.empty(count, dtype=dtype, device=device)
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        with torch.cuda.use_mem_pool(self._pool, self._device) if self._pool is not None else nullcontext():
+            return torch.empty(count, dtype=dtype, device=self._device)
 
     @contextmanager
     def registration(self) -> Iterator[None]:
-        """Register the buffers allocated so far while the block runs, if ``register`` is set."""
+        """Register the buffers allocated so far while the block runs, with the allocator "registered"."""
         if not self._register:
             yield
             return
@@ -68,8 +63,3 @@ class NcclAllocator:
         finally:
             torch.cuda.synchronize()
             self._backend.deregister_mem_pool(self._pool)
-
-
-def buffer_allocator(name: str, device: torch.device) -> TorchAllocator | NcclAllocator:
-    """The allocator for ``name``, a key of ALLOCATORS."""
-    return TorchAllocator() if name == "torch" else NcclAllocator(device, register=name == "registered")

@@ -28,23 +28,17 @@ def child_main(run: Callable[[Mapping[str, Any]], Any]) -> NoReturn:
         with contextlib.redirect_stdout(sys.stderr):  # libraries write to standard output too
             result = run(json.loads(sys.argv[1]))
         print(json.dumps(result), flush=True)
-    except SeatrialError as error:
-        code = EXIT_DISK_FULL if isinstance(error, DiskFullError) else 1
-        code = EXIT_USAGE_ERROR if isinstance(error, UsageError) else code
-        _print_error(f"{type(error).__name__}: {error}")
     except Exception as error:
-        code = EXIT_DISK_FULL if isinstance(error, OSError) and error.errno in DISK_FULL else 1
-        _print_error(traceback.format_exc())
+        is_disk_full = isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in DISK_FULL)
+        code = EXIT_DISK_FULL if is_disk_full else EXIT_USAGE_ERROR if isinstance(error, UsageError) else 1
+        text = f"{type(error).__name__}: {error}" if isinstance(error, SeatrialError) else traceback.format_exc()
+        with contextlib.suppress(OSError):  # on a full disk the message is lost, but the exit code is kept
+            print(text.rstrip(), file=sys.stderr, flush=True)
     # Without interpreter teardown: closing the process group may wait forever for peers, and torch's threads may abort
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)
-
-
-def _print_error(text: str) -> None:
-    with contextlib.suppress(OSError):  # on a full disk the message is lost, but the exit code is kept
-        print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 def visible_device(device: str) -> str:

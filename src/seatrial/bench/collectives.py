@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench import group
-from seatrial.bench.buffers import NcclAllocator, TorchAllocator, buffer_allocator
+from seatrial.bench.buffers import Allocator
 from seatrial.bench.data_check import CHUNK_ELEMENTS, ExpectedPart, Mismatch, fill_input, fill_with_nan, verify
 from seatrial.bench.operations import Operation, PreparedOperation, collective_api
 from seatrial.bench.rank import gather
@@ -111,6 +111,9 @@ class Timings:
     def rank_windows(self, rank: int) -> tuple[float, ...]:
         return tuple(window[rank] for window in self.windows)
 
+    def of_ranks(self, ranks: Sequence[int]) -> Timings:
+        return replace(self, windows=tuple(tuple(window[rank] for rank in ranks) for window in self.windows))
+
     @property
     def slowest_rank(self) -> int:
         """The rank with the longest median time."""
@@ -152,14 +155,11 @@ def measure_back_to_back(
     ``buffers`` is a key of ``buffers.ALLOCATORS``. Raises AllocationError on all ranks if the buffers do not fit into
     the memory of one rank, SeatrialError if that allocator is not available.
     """
-    return _measure(
-        operation,
-        size,
-        dtype,
-        device,
-        buffers,
-        lambda prepared, target: time_operation(prepared.run, target, seconds, min_seconds),
-    )
+
+    def time_back_to_back(prepared: PreparedOperation, target: torch.device) -> Timings:
+        return time_operation(prepared.run, target, seconds, min_seconds)
+
+    return _measure(operation, size, dtype, device, buffers, time_back_to_back)
 
 
 def measure_cuda_graph(
@@ -218,7 +218,7 @@ def _measure(
     """Prepare the operation, time it with ``time_prepared`` and check one result, in a CUDA graph if ``in_graph``."""
     torch_dtype, target = DTYPES[dtype], torch.device(device)
     count = operation.element_count(size, torch_dtype.itemsize, dist.get_world_size())
-    allocator = buffer_allocator(buffers, target)
+    allocator = Allocator(buffers, target)
     prepared = _prepare(operation, count, torch_dtype, target, allocator)
     with allocator.registration():
         timings = time_prepared(prepared, target)
@@ -343,16 +343,12 @@ def _is_complete(
 
 
 def _prepare(
-    operation: Operation,
-    count: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    allocator: TorchAllocator | NcclAllocator,
+    operation: Operation, count: int, dtype: torch.dtype, device: torch.device, allocator: Allocator
 ) -> PreparedOperation:
     """The operation with filled buffers. Raises AllocationError on all ranks if they do not fit on one rank."""
 
     def prepare() -> PreparedOperation:
-        prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype, device))
+        prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype))
         # Filling and verifying now ensures that the scratch memory of the data check fits as well
         rank, first_chunk = dist.get_rank(), prepared.sent[:CHUNK_ELEMENTS]
         fill_input(prepared.sent, rank, prepared.summed_ranks)

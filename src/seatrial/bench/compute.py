@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ CHECKED_ROW_STRIDE = 61
 NON_FINITE_ERROR = 1e30  # replaces inf and NaN: a metric must be finite
 
 Multiply = Callable[[], torch.Tensor]
+T = TypeVar("T")
 
 
 def unsupported_reason(dtype: str, device: str) -> str | None:
@@ -118,7 +120,7 @@ def chain_digest(dtype: str, size: int, device: str, products: int) -> str:
     a, b = (torch.randint(-(2**20), 2**20, (size, size), generator=generator) / 2.0**20 for _ in range(2))
     a, b = a.to(device, _TORCH_DTYPES[dtype]), b.to(device, _TORCH_DTYPES[dtype])
     sums = []
-    with _precision(dtype), _one_thread():
+    with _precision(dtype), _setting(torch.get_num_threads, torch.set_num_threads, 1):
         for _ in range(products):
             a = a @ b
             sums.append(_bits(a).sum(dtype=torch.int64))
@@ -138,13 +140,14 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _setting(read: Callable[[], T], write: Callable[[T], None], value: T) -> Iterator[None]:
+    """Context manager: a setting of torch has ``value``."""
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        write(before)
 
 
 def _inputs(dtype: str, size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,12 +169,7 @@ def _product(dtype: str, a: torch.Tensor, b: torch.Tensor) -> Multiply:
     return lambda: torch.mm(a, b, out=out)
 
 
-@contextmanager
-def _precision(dtype: str) -> Iterator[None]:
-    """Set torch's float32 matmul precision: TF32 for tf32, otherwise full float32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def _precision(dtype: str) -> AbstractContextManager[None]:
+    """Context manager: torch's float32 matmul precision is TF32 for tf32, otherwise full float32."""
+    precision = "high" if dtype == "tf32" else "highest"
+    return _setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision)

@@ -51,7 +51,8 @@ def create_files(folder: Path, count: int, limit_s: float) -> OperationTiming:
     if status.f_files and status.f_favail < 2 * count:  # other users must still be able to create files
         text = f"{count:,} files are to be created, and only {status.f_favail:,} inodes are free"
         raise OSError(errno.ENOSPC, text, str(folder))
-    return _time_operation(folder, count, limit_s, _create)
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    return _time_operation(folder, count, limit_s, lambda path: os.close(os.open(path, flags, 0o600)))
 
 
 def stat_files(folder: Path, count: int, limit_s: float) -> OperationTiming:
@@ -148,7 +149,3 @@ def _time_operation(folder: Path, count: int, limit_s: float, action: Callable[[
         if time.perf_counter() - started > limit_s:
             break
     return OperationTiming(done, time.perf_counter() - started)
-
-
-def _create(path: str) -> None:
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -26,6 +26,7 @@ _LIBRARY = "libnccl.so.2"  # its SONAME since NCCL 2.0
 # ncclDataType_t and ncclRedOp_t (nccl.h; torch/csrc/cuda/nccl.h)
 _TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 _SUM = 0
+_ROOT = 0  # the rank that sends in a broadcast, and receives in a reduce
 
 _NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
 _BUFFER, _ENUM, _RANK = c_void_p, c_int, c_int
@@ -85,11 +86,11 @@ class NcclApi:
             calls += [self._send(outgoing[peer], peer), self._receive(incoming[peer], peer)]
         return self._group(calls)
 
-    def broadcast(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
-        return self._call("ncclBroadcast", *_addresses(sent, received), *_count_and_type(sent), root)
+    def broadcast(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        return self._call("ncclBroadcast", *_addresses(sent, received), *_count_and_type(sent), _ROOT)
 
-    def reduce(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
-        return self._call("ncclReduce", *_addresses(sent, received), *_count_and_type(sent), _SUM, root)
+    def reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        return self._call("ncclReduce", *_addresses(sent, received), *_count_and_type(sent), _SUM, _ROOT)
 
     def send_receive(self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> Callable[[], None]:
         """Send to rank ``to`` and receive from rank ``source`` concurrently."""

@@ -44,12 +44,10 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
         for name, groups in task["groups"].items()
     }
     busbw = {name: [result.busbw(task["size"]) for result in results] for name, results in results_by_name.items()}
-    wrong_elements = 0
-    for result in chain.from_iterable(results_by_name.values()):
-        wrong_elements += sum(mismatch.wrong for mismatch in result.mismatches.values())
+    mismatches = (result.mismatches.values() for result in chain.from_iterable(results_by_name.values()))
     return {
         "busbw": busbw,
-        "wrong_elements": wrong_elements,
+        "wrong_elements": sum(mismatch.wrong for mismatch in chain.from_iterable(mismatches)),
         "log": str(log),
         "log_bytes": log_bytes,
         "not_allocated": sorted(set(task["untimed_sizes"]) - set(sizes)),

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 import torch.distributed as dist
 
@@ -49,9 +49,9 @@ class Participants:
     several_nodes: bool
 
     @property
-    def first_only(self) -> Participants:
+    def first_only(self) -> Self:
         """The same job with the first participant only."""
-        return Participants(self.names[:1], 0 if self.index == 0 else -1, self.several_nodes)
+        return replace(self, names=self.names[:1], index=0 if self.index == 0 else -1)
 
     def run_on_all(self, work: Callable[[], T], timeout_s: float = STEP_TIMEOUT_S) -> list[T]:
         """Run ``work`` on all participants concurrently; return their results, by participant, on all ranks.

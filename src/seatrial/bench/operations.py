@@ -125,14 +125,14 @@ def _all_to_all(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation
 
 
 def _broadcast(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
-    run = collective_api(sent.device).broadcast(sent, received, root=0)
+    run = collective_api(sent.device).broadcast(sent, received)
     return PreparedOperation(run, sent, received, [ExpectedPart(sent.numel(), 0, rank=0)])
 
 
 def _reduce(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
     # The result is defined on the root only
     expected = [ExpectedPart(sent.numel(), 0)] if dist.get_rank() == 0 else []
-    run = collective_api(sent.device).reduce(sent, received, root=0)
+    run = collective_api(sent.device).reduce(sent, received)
     return PreparedOperation(run, sent, received, expected, dist.get_world_size())
 
 

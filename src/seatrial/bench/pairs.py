@@ -5,7 +5,7 @@ Point-to-point operations involve two ranks only, so a pair needs no process gro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
@@ -30,6 +30,9 @@ class PairTiming:
     partner: int
     seconds: tuple[float, ...]
     mismatch: Mismatch | None
+
+
+TimingsByPair = dict[tuple[str, str], list[PairTiming]]  # the names of the two members of a pair → timings of its ranks
 
 
 def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tuple[int, int]]]:
@@ -183,20 +186,20 @@ class PairResults:
         return median(median(rates) for rates in self.best_rates.values())
 
     @cached_property
-    def by_pair(self) -> dict[tuple[str, str], list[PairTiming]]:
+    def by_pair(self) -> TimingsByPair:
         """Names of the two members of a pair → timings of all ranks of the pair, without retries."""
         return self._by_pair(self.timings)
 
     @cached_property
-    def retries_by_pair(self) -> dict[tuple[str, str], list[PairTiming]]:
+    def retries_by_pair(self) -> TimingsByPair:
         return self._by_pair(self.retries)
 
     @cached_property
-    def final_by_pair(self) -> dict[tuple[str, str], list[PairTiming]]:
+    def final_by_pair(self) -> TimingsByPair:
         """As ``by_pair``, with the timings of the retry instead if there was one."""
         return {**self.by_pair, **self.retries_by_pair}
 
-    def rate_matrix(self, by_pair: Mapping[tuple[str, str], Sequence[PairTiming]]) -> list[list[float | None]]:
+    def rate_matrix(self, by_pair: TimingsByPair) -> list[list[float | None]]:
         """GB/s per direction between any two of ``members``, in their order; None if they were not paired."""
         names = list(self.members)
         gb_s: list[list[float | None]] = [[None] * len(names) for _ in names]
@@ -207,12 +210,10 @@ class PairResults:
 
     def retry_rates(self) -> dict[tuple[str, str], dict[str, float]]:
         """Median GB/s of each retried pair: ``concurrent`` with other pairs, and ``single`` in the retry."""
+        modes = {"concurrent": self.by_pair, "single": self.retries_by_pair}
         return {
-            pair: {
-                "concurrent": median(self.pair_rates(self.by_pair[pair])),
-                "single": median(self.pair_rates(timings)),
-            }
-            for pair, timings in self.retries_by_pair.items()
+            pair: {mode: median(self.pair_rates(by_pair[pair])) for mode, by_pair in modes.items()}
+            for pair in self.retries_by_pair
         }
 
     def pairs_below_best(self, min_share: float) -> list[tuple[str, str]]:
@@ -220,18 +221,21 @@ class PairResults:
 
         Both members of such a pair have faster partners.
         """
-        shares = {pair: self.pair_shares(timings) for pair, timings in self.by_pair.items()}
-        medians = {pair: median(values) for pair, values in shares.items() if values}
-        return sorted((pair for pair, share in medians.items() if share < min_share), key=medians.__getitem__)
+        return self._pairs_below(min_share, self.pair_shares)
 
     def pairs_below_median(self, min_share: float) -> list[tuple[str, str]]:
         """Pairs slower than ``min_share`` of ``median_best_rate``, slowest first.
 
         A member of such a pair or the path between its members is slow.
         """
-        rates = {pair: median(self.pair_rates(timings)) for pair, timings in self.by_pair.items()}
-        required = min_share * self.median_best_rate
-        return sorted((pair for pair, rate in rates.items() if rate < required), key=rates.__getitem__)
+        return self._pairs_below(min_share * self.median_best_rate, self.pair_rates)
+
+    def _pairs_below(
+        self, limit: float, values: Callable[[Sequence[PairTiming]], tuple[float, ...]]
+    ) -> list[tuple[str, str]]:
+        """The pairs whose median of ``values`` is below ``limit``, lowest first; not those without values."""
+        medians = {pair: median(found) for pair, timings in self.by_pair.items() if (found := values(timings))}
+        return sorted((pair for pair in medians if medians[pair] < limit), key=medians.__getitem__)
 
     def pair_rates(self, timings: Sequence[PairTiming]) -> tuple[float, ...]:
         """GB/s of a pair in every window: bytes per rank over the mean time of its ranks, as nccl-tests' sendrecv.
@@ -254,10 +258,10 @@ class PairResults:
                 shares.append(tuple(rate / best for rate in self.rates(timing)))
         return min(shares, key=median, default=())
 
-    def _by_pair(self, timings: Sequence[PairTiming]) -> dict[tuple[str, str], list[PairTiming]]:
+    def _by_pair(self, timings: Sequence[PairTiming]) -> TimingsByPair:
         member_of_rank = {rank: name for name, ranks in self.members.items() for rank in ranks}
         order = list(self.members)
-        by_pair: dict[tuple[str, str], list[PairTiming]] = {}
+        by_pair: TimingsByPair = {}
         for timing in timings:
             a, b = sorted((member_of_rank[timing.rank], member_of_rank[timing.partner]), key=order.index)
             by_pair.setdefault((a, b), []).append(timing)

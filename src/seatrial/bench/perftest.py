@@ -11,6 +11,8 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -79,9 +81,7 @@ def run_transfers(
     with TemporaryDirectory() as folder:
         results_of_this_rank = _run_programs(transfers, argv, local_address() or dns_name(node), Path(folder), limit_s)
     store_barrier()
-    results: dict[tuple[str, str], ProgramResult] = {}
-    for results_of_rank in gather(results_of_this_rank):
-        results |= results_of_rank
+    results = reduce(or_, gather(results_of_this_rank))
     return {
         transfer.key: TransferResult(results[transfer.key, "server"], results[transfer.key, "client"])
         for transfer in transfers
@@ -94,29 +94,24 @@ def _run_programs(
     """The results of this rank's programs by key and side; ``address``: this node's address, for the clients."""
     rank = dist.get_rank()
     store_barrier()
-    servers: dict[str, _RunningProgram | ProgramResult] = {}
+    programs: dict[tuple[str, str], _RunningProgram | ProgramResult] = {}
     endpoints: dict[str, tuple[str, int]] = {}  # key → address and port of the server
-    for transfer in transfers:
+    for number, transfer in enumerate(transfers):
         if transfer.server == rank:
-            servers[transfer.key], port = _start_server(argv[transfer.key], files / f"{len(servers)}.server")
+            program, port = _start_server(argv[transfer.key], files / f"{number}.server")
+            programs[transfer.key, "server"] = program
             if port:
                 endpoints[transfer.key] = address, port
-    all_endpoints: dict[str, tuple[str, int]] = {}
-    for endpoints_of_rank in gather(endpoints):
-        all_endpoints |= endpoints_of_rank
-    clients: dict[str, _RunningProgram | ProgramResult] = {}
-    for transfer in transfers:
+    endpoints = reduce(or_, gather(endpoints))
+    for number, transfer in enumerate(transfers):
         if transfer.client == rank:
-            clients[transfer.key] = ProgramResult(error="not started: the server does not listen")
-            if transfer.key in all_endpoints:
-                host, port = all_endpoints[transfer.key]
+            programs[transfer.key, "client"] = ProgramResult(error="not started: the server does not listen")
+            if transfer.key in endpoints:
+                host, port = endpoints[transfer.key]
                 command = [*argv[transfer.key], "-p", str(port), host]
-                clients[transfer.key] = _start(command, files / f"{len(clients)}.client")
+                programs[transfer.key, "client"] = _start(command, files / f"{number}.client")
     deadline = time.monotonic() + limit_s
-    results: dict[tuple[str, str], ProgramResult] = {}
-    for side, programs in (("client", clients), ("server", servers)):
-        results |= {(key, side): _wait(program, deadline, limit_s) for key, program in programs.items()}
-    return results
+    return {name: _wait(programs[name], deadline, limit_s) for name in sorted(programs)}
 
 
 def _start(argv: Sequence[str], prefix: Path) -> _RunningProgram | ProgramResult:

@@ -52,10 +52,7 @@ def numa_cpus(device: str) -> set[int]:
             masks = nvml.nvmlDeviceGetCpuAffinity(handle, mask_count)
         except nvml.NVMLError as error:
             raise SeatrialError(f"NVML cannot read the CPU affinity of {device}: {error}") from error
-    cpus = set()
-    for index, mask in enumerate(masks):
-        cpus |= {64 * index + bit for bit in range(64) if mask >> bit & 1}
-    return cpus
+    return {64 * index + bit for index, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1}
 
 
 @contextmanager
@@ -124,12 +121,9 @@ def describe_devices(device: str) -> dict[str, Any]:
 
     Called by all ranks together.
     """
-    facts = describe_device(device)
-    facts_by_rank = gather(facts)
-    for key in ("gpu", "cpu"):
-        models = sorted({rank_facts[key] for rank_facts in facts_by_rank if rank_facts[key]})
-        facts[key] = " + ".join(models) or None
-    return facts
+    facts_by_rank = gather(describe_device(device))
+    models = {key: {facts[key] for facts in facts_by_rank if facts[key]} for key in ("gpu", "cpu")}
+    return describe_device(device) | {key: " + ".join(sorted(names)) or None for key, names in models.items()}
 
 
 def _cpu_model() -> str:

@@ -207,16 +207,6 @@ def append(file: int, data: bytes) -> None:
     os.write(file, data)
 
 
-def flock_failure(folder: SharedFolder) -> str | None:
-    """Check that flock(2) excludes other participants. For InconclusiveProbe see ``_lock_failure``."""
-    return _lock_failure(folder, "flock", try_flock)
-
-
-def fcntl_failure(folder: SharedFolder) -> str | None:
-    """Check that POSIX locks, fcntl(2), exclude other participants. For InconclusiveProbe see ``_lock_failure``."""
-    return _lock_failure(folder, "fcntl", try_fcntl)
-
-
 def try_flock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -301,10 +291,9 @@ def _hold_exclusively(path: Path) -> bool:
 
 def mmap_failure(folder: SharedFolder) -> str | None:
     """Check that a new mapping of a rewritten file shows the new content, although the old content is cached."""
-    folder.run_on_all(lambda: write_random(folder.file("map")))
-    folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])  # fills the readers' caches
-    written = folder.run_on_all(lambda: write_random(folder.file("map")))
-    read = folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])
+    for _ in range(2):  # the first time fills the readers' caches
+        written = folder.run_on_all(lambda: write_random(folder.file("map")))
+        read = folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])
     texts = []
     for name, digests in zip(folder.names, read, strict=True):
         stale = [writer for writer, digest in enumerate(digests) if digest != written[writer]]
@@ -346,8 +335,8 @@ def owner(path: Path) -> tuple[int, int]:
 PROBES: dict[str, Callable[[SharedFolder], str | None]] = {
     "rename": rename_failure,
     "append": append_failure,
-    "flock": flock_failure,
-    "fcntl": fcntl_failure,
+    "flock": lambda folder: _lock_failure(folder, "flock", try_flock),
+    "fcntl": lambda folder: _lock_failure(folder, "fcntl", try_fcntl),  # POSIX locks
     "mmap": mmap_failure,
     "owner": owner_mismatch,
 }

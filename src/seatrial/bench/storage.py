@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,22 +25,18 @@ SMALL_FILE_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class SharedFolder:
+class SharedFolder(Participants):
     """A folder on a filesystem that all participants should share.
 
     Each participant has one file of each ``kind`` in the folder.
     """
 
     path: Path
-    participants: Participants
 
     @property
-    def index(self) -> int:
-        return self.participants.index
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.participants.names
+    def by_mode(self) -> dict[str, SharedFolder]:
+        """``single``: the folder with the first participant only; with several nodes also ``concurrent``: with all."""
+        return {"single": self.first_only} | ({"concurrent": self} if self.several_nodes else {})
 
     def join_names(self, indices: Iterable[int]) -> str:
         """Comma-separated names of the participants with these indices."""
@@ -58,19 +54,9 @@ class SharedFolder:
         """Path of the next participant's file; with one participant, of its own file."""
         return self.files(kind)[(self.index + 1) % len(self.names)]
 
-    @property
-    def by_mode(self) -> dict[str, SharedFolder]:
-        """The folder as the first node alone uses it, ``single``, and with several nodes as all do, ``concurrent``."""
-        folders = {"single": replace(self, participants=self.participants.first_only)}
-        return folders | ({"concurrent": self} if self.participants.several_nodes else {})
-
-    def run_on_all(self, work: Callable[[], T], timeout_s: float = STEP_TIMEOUT_S) -> list[T]:
-        """Results of ``work`` on all participants; see ``Participants.run_on_all``."""
-        return self.participants.run_on_all(work, timeout_s)
-
     def run_on_first(self, work: Callable[[], T]) -> T:
         """Result of ``work`` on the first participant, while the others wait."""
-        return self.participants.first_only.run_on_all(work)[0]
+        return self.first_only.run_on_all(work)[0]
 
 
 @contextmanager
@@ -80,7 +66,7 @@ def temporary_folder(path: str, participants: Participants, prefix: str = "seatr
     Raises ParticipantError on all ranks if a participant cannot create it or cannot write a file in it.
     """
     name = participants.run_on_all(lambda: f"{prefix}{secrets.token_hex(6)}")[0]
-    folder = SharedFolder(Path(path) / name, participants)
+    folder = SharedFolder(participants.names, participants.index, participants.several_nodes, Path(path) / name)
     try:
         folder.run_on_all(lambda: folder.path.mkdir(exist_ok=True))
         folder.run_on_all(lambda: write_and_sync(folder.file("first"), name.encode()))

@@ -1,7 +1,7 @@
 """Measures all-reduce in several process groups concurrently, e.g. one group per node.
 
-All ranks call each function together, in an open process group, even ranks that are in none of the groups. Exceptions:
-GroupResult and select_ranks do not communicate.
+All ranks call each function together, in an open process group, even ranks that are in none of the groups. Exception:
+GroupResult does not communicate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from seatrial.bench.buffers import TorchAllocator
+from seatrial.bench.buffers import Allocator
 from seatrial.bench.collectives import Timings, algorithm_bandwidth, allocate_on_all_ranks, time_operation
 from seatrial.bench.data_check import CHUNK_ELEMENTS, Mismatch, fill_input, verify
 from seatrial.bench.operations import OPERATIONS
@@ -60,20 +60,17 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
     buffer = allocate_on_all_ranks(lambda: _allocate_buffer(count, device), torch.device(device))
     with open_subgroups(groups, device) as (group, members):
         run: Callable[[], object] = partial(dist.all_reduce, buffer, group=group) if members else lambda: None
-        if members:
-            fill_input(buffer, members.index(dist.get_rank()), len(members))
+        fill = partial(fill_input, buffer, members.index(dist.get_rank()) if members else 0, len(members))
+        fill()  # of a rank without a group, the buffer is empty
         timings = time_operation(run, torch.device(device), seconds)
-        mismatch = None
-        if members:
-            fill_input(buffer, members.index(dist.get_rank()), len(members))
-            run()
-            mismatch = verify(buffer, len(members))
-        mismatches = {rank: rank_mismatch for rank, rank_mismatch in enumerate(gather(mismatch)) if rank_mismatch}
+        fill()
+        run()
+        mismatch_by_rank = dict(enumerate(gather(verify(buffer, len(members)))))
     return [
         GroupResult(
             tuple(ranks),
-            select_ranks(timings, ranks),
-            {rank: mismatches[rank] for rank in ranks if rank in mismatches},
+            timings.of_ranks(ranks),
+            {rank: mismatch for rank in ranks if (mismatch := mismatch_by_rank[rank])},
         )
         for ranks in groups
     ]
@@ -81,16 +78,10 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
 
 def _allocate_buffer(count: int, device: str) -> torch.Tensor:
     """A buffer, filled and verified once: this ensures that the scratch memory of the data check fits as well."""
-    buffer = TorchAllocator().empty(count, torch.float32, torch.device(device))
+    buffer = Allocator("torch", torch.device(device)).empty(count, torch.float32)
     fill_input(buffer, 0, 2)
     verify(buffer[:CHUNK_ELEMENTS], 2)
     return buffer
-
-
-def select_ranks(timings: Timings, ranks: Sequence[int]) -> Timings:
-    """The times of ``ranks`` only."""
-    windows = tuple(tuple(window[rank] for rank in ranks) for window in timings.windows)
-    return Timings(windows, timings.per_window, timings.warmup)
 
 
 @contextmanager

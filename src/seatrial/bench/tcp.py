@@ -88,19 +88,15 @@ def open_connection(addresses: Sequence[str], endpoint: Endpoint) -> socket.sock
         except OSError as error:
             errors.append(f"{address}: {connection_error(error)}")
             continue
-        token = _receive_token(connection)
+        token = b""
+        with suppress(OSError):  # no data, or a closed connection: not the expected listener
+            token = connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
         if token == endpoint.token:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
         connection.close()
         errors.append(f"{address}: connected, but {'another program answers' if token else 'received no answer'}")
     raise ConnectionError("; ".join(errors))
-
-
-def _receive_token(connection: socket.socket) -> bytes:
-    with suppress(OSError):  # no data, or a closed connection: not the expected listener
-        return connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
-    return b""
 
 
 def connection_error(error: OSError) -> str:

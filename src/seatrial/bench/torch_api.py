@@ -41,31 +41,25 @@ class TorchApi:
         self.description = f"torch's process group{f' ({reason})' if reason else ''}"
 
     def all_reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        call, tensors, options = self._backend.allreduce, _in_place(sent, received), _on_this_stream(AllreduceOptions())
-        return lambda: _finish(call(tensors, options))
+        return _prepared(self._backend.allreduce, AllreduceOptions(), _in_place(sent, received))
 
     def all_gather(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        call, options = self._backend._allgather_base, _on_this_stream(AllgatherOptions())
-        return lambda: _finish(call(received, sent, options))
+        return _prepared(self._backend._allgather_base, AllgatherOptions(), received, sent)
 
     def reduce_scatter(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        call, options = self._backend._reduce_scatter_base, _on_this_stream(ReduceScatterOptions())
-        return lambda: _finish(call(received, sent, options))
+        return _prepared(self._backend._reduce_scatter_base, ReduceScatterOptions(), received, sent)
 
     def all_to_all(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
-        call, options = self._backend.alltoall_base, _on_this_stream(AllToAllOptions())
         equal_blocks: list[int] = []  # torch: an empty list of split sizes means blocks of equal size
-        return lambda: _finish(call(received, sent, equal_blocks, equal_blocks, options))
+        return _prepared(self._backend.alltoall_base, AllToAllOptions(), received, sent, equal_blocks, equal_blocks)
 
-    def broadcast(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
-        call, tensors, options = self._backend.broadcast, _in_place(sent, received), _on_this_stream(BroadcastOptions())
-        options.rootRank, options.rootTensor = root, 0
-        return lambda: _finish(call(tensors, options))
+    def broadcast(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        """Rank 0 sends: the default of torch's options."""
+        return _prepared(self._backend.broadcast, BroadcastOptions(), _in_place(sent, received))
 
-    def reduce(self, sent: torch.Tensor, received: torch.Tensor, root: int) -> Callable[[], None]:
-        call, tensors, options = self._backend.reduce, _in_place(sent, received), _on_this_stream(ReduceOptions())
-        options.rootRank = root
-        return lambda: _finish(call(tensors, options))
+    def reduce(self, sent: torch.Tensor, received: torch.Tensor) -> Callable[[], None]:
+        """Rank 0 receives: the default of torch's options."""
+        return _prepared(self._backend.reduce, ReduceOptions(), _in_place(sent, received))
 
     def send_receive(self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> Callable[[], None]:
         """Send to rank ``to`` and receive from rank ``source`` concurrently."""
@@ -90,13 +84,16 @@ def _in_place(sent: torch.Tensor, received: torch.Tensor) -> list[torch.Tensor]:
     return [sent]
 
 
-def _finish(work: Any) -> None:
-    """Wait for gloo's work, as torch's wrappers do; NCCL's work is on the current stream and needs no wait."""
-    if work is not None:
-        work.wait()
+def _prepared(call: Callable[..., Any], options: Any, *arguments: Any) -> Callable[[], None]:
+    """A function that calls ``call`` and waits for gloo's work, as torch's wrappers do with ``async_op=False``.
 
-
-def _on_this_stream(options: Any) -> Any:
-    """``options``, set as for ``async_op=False``: NCCL's kernel runs on the current stream, not on an internal one."""
+    NCCL's kernel then runs on the current stream, not on an internal one, and needs no wait.
+    """
     options.asyncOp = False
-    return options
+
+    def run() -> None:
+        work = call(*arguments, options)
+        if work is not None:
+            work.wait()
+
+    return run

@@ -50,16 +50,17 @@ class ParallelStreams:
 
 
 class PinnedBuffers:
-    """Two pinned host buffers and two GPU buffers of ``size`` bytes; copies between them are DMA transfers.
+    """Two pinned host buffers and two GPU buffers of SIZE bytes; copies between them are DMA transfers.
 
     Copies must be called inside ``concurrent``. ``host_placement`` describes the CPUs that allocated the host memory.
     """
 
-    def __init__(self, device: str, size: int = SIZE) -> None:
-        self.size = size
+    size = SIZE
+
+    def __init__(self, device: str) -> None:
         with _on_numa_cpus(device) as self.host_placement:
-            self._host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._gpu = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+            self._host = [torch.empty(SIZE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._gpu = [torch.empty(SIZE, dtype=torch.uint8, device=device) for _ in range(2)]
         self._streams = ParallelStreams(device, device)
         self.concurrent = self._streams.concurrent
 
@@ -111,23 +112,21 @@ class PeerCopy:
     bidirectional: DeviceTiming
 
 
-def time_peer_copies(
-    gpus: int, seconds: float, progress: Callable[[str], None], size: int = PEER_SIZE
-) -> list[PeerCopy]:
+def time_peer_copies(gpus: int, seconds: float, progress: Callable[[str], None]) -> list[PeerCopy]:
     """Time copies between every ordered pair of the first ``gpus`` visible GPUs, one pair after the other."""
     copies = []
     for source, target in permutations(range(gpus), 2):
         progress(f"GPU {source} to {target}")
         with torch.cuda.device(source):
-            copies.append(_time_pair(source, target, seconds, size))
+            copies.append(_time_pair(source, target, seconds))
     return copies
 
 
-def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
-    """Time copies of ``size`` bytes from ``source`` to ``target``, first single, then with concurrent copies back."""
+def _time_pair(source: int, target: int, seconds: float) -> PeerCopy:
+    """Time copies of PEER_SIZE bytes from ``source`` to ``target``, first single, then with concurrent copies back."""
     source_device, target_device = f"cuda:{source}", f"cuda:{target}"
     sent, received, sent_back, received_back = (
-        torch.empty(size, dtype=torch.uint8, device=device)
+        torch.empty(PEER_SIZE, dtype=torch.uint8, device=device)
         for device in (source_device, target_device, target_device, source_device)
     )
     received.copy_(sent)  # torch enables peer access at the first copy

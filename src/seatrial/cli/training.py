@@ -50,9 +50,9 @@ def preprocess(
     as_json: AsJson = False,
 ) -> None:
     """Convert rows to tokens before training, without a GPU; runs with the same config and data use these tokens."""
-    from seatrial.train import preprocess, train_config
+    from seatrial.train import command, train_config
 
-    result = preprocess.preprocess(train_config.load(config, set_ or ()))
+    result = command.preprocess(train_config.load(config, set_ or ()))
     if as_json:
         print_json(result or {"folder": None})
     elif result is None:

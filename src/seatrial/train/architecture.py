@@ -7,10 +7,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from seatrial.model import Frozen, UsageError, first_validation_error
+from seatrial.util import data_files
 from seatrial.util.input_files import read_json
 
 _MODELS = resources.files("seatrial") / "data" / "models"
@@ -126,6 +126,15 @@ class Architecture(Frozen):
             changes["num_key_value_heads"] = width // divisor
         return self.model_copy(update=changes)
 
+    def layers_within(self, max_parameters: float) -> int | None:
+        """The largest number of layers with at most ``max_parameters`` parameters, at least 1; None if all fit."""
+        layers, parameters = self.num_hidden_layers, self.parameters
+        if parameters <= max_parameters or layers == 1:
+            return None
+        one_layer_parameters = self.resize(layers=1, width=None).parameters
+        layer_parameters = (parameters - one_layer_parameters) / (layers - 1)
+        return max(1, min(layers, int(1 + (max_parameters - one_layer_parameters) / layer_parameters)))
+
     def validate_seq_len(self, seq_len: int) -> None:
         """Raises UsageError if ``seq_len`` tokens exceed the model's positions or sliding window."""
         if seq_len > self.max_position_embeddings:
@@ -149,10 +158,7 @@ def load(name: str) -> Architecture:
     """
     path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
     try:
-        if name in presets():
-            fields = yaml.safe_load((_MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
-        else:
-            fields = read_json(path)
+        fields = data_files.read(f"models/{name}.yaml")["config"] if name in presets() else read_json(path)
         return Architecture.model_validate(fields)
     except ValidationError as error:
         raise UsageError(f"model {name}: {first_validation_error(error)}") from error

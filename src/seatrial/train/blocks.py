@@ -63,7 +63,8 @@ def _tokenize_rows(settings: TrainConfig) -> tuple[np.ndarray[Any, np.dtype[np.i
     path = Path(settings.data.path or "")
     rows = text.read_rows(path, settings.data.samples)
     vocabulary = settings.model.architecture().vocab_size
-    encoder = text.load_tokenizer(settings.data.tokenizer, rows, vocabulary)
+    name = settings.data.tokenizer
+    encoder = text.train_tokenizer(rows, vocabulary, [text.END_TOKEN]) if name is None else text.read_tokenizer(name)
     tokens = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in text.encode(encoder, rows)])
     length = settings.seq_len + 1
     if len(tokens) < length:

@@ -146,7 +146,7 @@ class Checkpointer:
             shutil.rmtree(incomplete, ignore_errors=True)
             incomplete.mkdir(parents=True)
         gather(None, self._group)  # all ranks wait for the folder
-        shapes, state = _shapes(built), _state(built.model, optimizer)
+        shapes, state = trained_shapes(built.model), _state(built.model, optimizer)
         writer = CheckedWriter(incomplete, thread_count=THREADS)
         if not self._settings.asynchronous:
             with _convert_dcp_errors(incomplete):
@@ -216,7 +216,7 @@ class Checkpointer:
         start = time.monotonic()
         folder = self._newest_intact(checkpoints)
         manifest = _read_manifest(folder)
-        if difference := shape_difference(manifest["shapes"], _shapes(built)):
+        if difference := shape_difference(manifest["shapes"], trained_shapes(built.model)):
             raise SeatrialError(f"checkpoint {folder} belongs to another model: {difference}")
         state = _state(built.model, optimizer)
         with _convert_dcp_errors(folder, "read"):
@@ -262,7 +262,7 @@ class Checkpointer:
             files: Mapping[str, Mapping[str, Any]] = _read_manifest(folder)["files"]
             names = sorted(files)[self._world.rank :: self._world.size]
             with ThreadPoolExecutor(THREADS) as threads:
-                results = threads.map(lambda name: _file_error(folder / name, files[name]), names)
+                results = threads.map(lambda name: data_cache.file_difference(folder / name, files[name]), names)
                 errors = [result for result in results if result]
         except SeatrialError as error:
             errors = [str(error)]
@@ -274,11 +274,9 @@ def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     return {"model": weights, "optimizer": moments}
 
 
-def _shapes(built: BuiltModel) -> dict[str, list[int]]:
-    """Name → unsharded shape of each trained parameter."""
-    return {
-        name: list(parameter.shape) for name, parameter in built.model.named_parameters() if parameter.requires_grad
-    }
+def trained_shapes(model: nn.Module) -> dict[str, list[int]]:
+    """Name → unsharded shape (``ds_shape`` under ZeRO-3) of each trained parameter."""
+    return {name: list(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list[int]]) -> str:
@@ -297,14 +295,6 @@ def _belongs_to(path: Path, rank: int) -> bool:
     """
     owner = path.name.removeprefix("__").partition("_")[0]
     return int(owner) == rank if owner.isdigit() else rank == 0
-
-
-def _file_error(path: Path, entry: Mapping[str, Any]) -> str:
-    """How the file differs from its manifest entry; empty if it does not."""
-    try:
-        return data_cache.file_difference(path, entry)
-    except OSError as error:
-        return f"{path.name}: {error.strerror}"
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

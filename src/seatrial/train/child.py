@@ -2,6 +2,9 @@
 
 The rank trains as ``seatrial train run`` does. A single rank trains as if it was started without torchrun (one visible
 GPU, RANK not set), unless its config needs a process group.
+
+The evaluation of function calling has a process of its own, since DeepSpeed ZeRO-3, once initialised, shards every
+model that transformers builds, and the trained model still occupies the memory of the training process.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 from seatrial.bench import child_result
 from seatrial.bench.child_result import VISIBLE_DEVICES, visible_device
 from seatrial.model import UsageError
-from seatrial.train import command, disk, train_config
+from seatrial.train import command, disk, hf, train_config
 from seatrial.train.train_config import TrainConfig
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -24,12 +27,15 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
     """Trains with the task's ``config`` and ``overrides``; results go to the task's ``out``.
 
     If the task's ``generate`` is not 0, rank 0 then generates at most that many tokens with the exported model. Returns
-    the content of metrics.json on rank 0 of the group, None on other ranks. Raises SeatrialError.
+    the content of metrics.json on rank 0 of the group, None on other ranks. With the task's ``evaluate``, evaluates the
+    training run in ``out`` instead, see hf.evaluate. Raises SeatrialError.
     """
-    config, is_rank_0 = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
-    _open_group(task, config)
-    out = Path(task["out"])
+    config, out = train_config.load(task["config"], task["overrides"]), Path(task["out"])
     with disk.convert_disk_full(out):
+        if task.get("evaluate"):
+            return hf.evaluate(config, out)
+        is_rank_0 = os.environ["RANK"] == "0"
+        _open_group(task, config)
         metrics = command.run(config, out, task["started"])
         if is_rank_0 and task["generate"]:
             from seatrial.train.hf import inference

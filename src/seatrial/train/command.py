@@ -1,4 +1,4 @@
-"""The command ``seatrial train run`` on one rank."""
+"""The commands ``seatrial train run``, on one rank, and ``seatrial train preprocess``, which does not import torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import disk, hf, restarts, train_config
+from seatrial.train import data_cache, disk, hf, restarts, train_config
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.gc_pause import gc_paused
 
@@ -57,3 +58,36 @@ def run(config: TrainConfig, out: Path | None, started: float | None = None) -> 
         if isinstance(error, OSError):
             raise SeatrialError(f"training stopped: {error}") from error
         raise
+
+
+def preprocess(config: TrainConfig) -> dict[str, Any] | None:
+    """Write the tokens of ``config`` to data.cache or SEATRIAL_DATA_CACHE, unless that folder has them.
+
+    Returns ``folder`` with the tokens, ``existed``: whether the folder was there already, and ``seconds``. None if the
+    config trains on Markov sequences, which each training run generates from the seed. Raises UsageError if no cache is
+    set or the cache is not writable, if a package is missing, for invalid rows, and for a damaged folder; SeatrialError
+    if the tokens cannot be written.
+    """
+    if config.trains_on_markov_chain:
+        return None
+    cache_name = config.data.cache or os.environ.get(data_cache.CACHE_VARIABLE)
+    if not cache_name:
+        raise UsageError(
+            f"no directory for the tokens: --set data.cache=DIR, or export {data_cache.CACHE_VARIABLE}=DIR"
+        )
+    cache, started = Path(cache_name).absolute(), time.monotonic()
+    disk.require_writable(cache, "data.cache" if config.data.cache else data_cache.CACHE_VARIABLE)
+    try:
+        if config.stack == "hf":
+            prepared = hf.preprocess(config, cache)
+        else:
+            from seatrial.train import blocks
+
+            prepared = blocks.prepare(config, cache)
+        if prepared.hit:
+            data_cache.require_intact(prepared.folder)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"preprocess needs {error.name}, which is not installed: pip install {error.name}") from error
+    except (OSError, MemoryError) as error:
+        raise disk.write_error(error, cache, f"cannot write the prepared data to {cache}") from error
+    return {"folder": str(prepared.folder), "existed": prepared.hit, "seconds": round(time.monotonic() - started, 1)}

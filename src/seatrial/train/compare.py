@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model import SeatrialError
+from seatrial.train.step_speed import STEPS_FILE
 
 StepRecord = dict[str, Any]  # a line of steps.jsonl
 # The fields of a step that a repetition of the run must reproduce bit by bit
@@ -25,7 +26,7 @@ class Difference:
 
 def read_steps(out: Path, after: int, last: int) -> list[StepRecord]:
     """The records of steps ``after`` + 1 to ``last`` in ``out``/steps.jsonl. Raises SeatrialError."""
-    path = out / "steps.jsonl"
+    path = out / STEPS_FILE
     try:
         all_records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:

@@ -115,19 +115,14 @@ def _locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepare
     if hit:
         if _key_differences(hit, key) != []:
             raise _damage_error(hit, f"{KEY_FILE} is missing or differs")
-        _compare_files(hit, sizes_only=True)
+        require_intact(hit, sizes_only=True)
         return Prepared(hit, True, f"prepared data: hit, {hit}")
     reason = _miss_reason(parents[-1], prefix, key)
     return Prepared(folder / name, False, f"prepared data: miss in {parents[-1]}: {reason}; writing {folder / name}")
 
 
-def require_intact(folder: Path) -> None:
+def require_intact(folder: Path, sizes_only: bool = False) -> None:
     """Compare size and SHA-256 of each file in ``folder`` with key.json. Raises UsageError if they differ."""
-    _compare_files(folder, sizes_only=False)
-
-
-def _compare_files(folder: Path, sizes_only: bool) -> None:
-    """Raise UsageError if size or SHA-256 of a file differ from its entry in key.json."""
     try:
         recorded = read_json(folder / KEY_FILE)[_FILES]
         for name, expected in recorded.items():
@@ -147,8 +142,11 @@ def file_properties(path: Path) -> dict[str, Any]:
 
 
 def file_difference(path: Path, recorded: Mapping[str, Any], sizes_only: bool = False) -> str:
-    """How the file differs from its ``recorded`` properties; empty if it does not. Raises OSError."""
-    properties = {"bytes": path.stat().st_size} if sizes_only else file_properties(path)
+    """How the file differs from its ``recorded`` properties, or why it cannot be read; empty if it does not differ."""
+    try:
+        properties = {"bytes": path.stat().st_size} if sizes_only else file_properties(path)
+    except OSError as error:
+        return f"{path.name}: {error.strerror}"
     differing = (name for name, value in properties.items() if value != recorded[name])
     if not (name := next(differing, "")):
         return ""

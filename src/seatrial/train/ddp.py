@@ -199,8 +199,7 @@ def train_alone(device: str, on_gpu: bool, seconds: float, steps: int) -> LocalT
 
     ``steps``: 0 for as many as fit into ``seconds``.
     """
-    settings = train_config.load("ddp" if on_gpu else SMALL_CONFIG)
-    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"samples": MIN_SEQUENCES})})
+    settings = train_config.load("ddp" if on_gpu else SMALL_CONFIG, [f"data.samples={MIN_SEQUENCES}"])
     trainer = create_trainer(settings, single_rank_world(parallel.current_world(device)))
     # warn_only: torch wants CUBLAS_WORKSPACE_CONFIG from the start of the process; cuBLAS repeats on a stream without.
     # With warn_only, flash and memory-efficient attention add in any order in the backward pass; MATH does not

@@ -82,20 +82,17 @@ def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) 
         control_percent = max(0.0, 100 * (1 - without_communication / with_communication))
     rank_percent = kernel_percent if on_gpu else control_percent
     percents = [percent for percent in world.gather(rank_percent) if percent is not None]
+    measured = NOT_MEASURED | {"exposed_communication_control_percent": control_percent}
     if len(percents) < world.size:
         reason = "the profiler recorded no kernels" if on_gpu else "on CPUs it requires DDP"
-        return NOT_MEASURED | {
-            "exposed_communication_method": f"not measured: {reason}",
-            "exposed_communication_control_percent": control_percent,
-        }
+        return measured | {"exposed_communication_method": f"not measured: {reason}"}
     if on_gpu:
         method = f"kernels: time with only NCCL kernels on the GPU, in {steps} steps after the measured ones"
     else:
         method = f"control run: {steps} steps with and {steps} without gradient communication"
-    return {
+    return measured | {
         "exposed_communication_percent": median(percents),
         "exposed_communication_max_percent": max(percents),
-        "exposed_communication_control_percent": control_percent,
         "exposed_communication_method": method,
     }
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from seatrial.model import SeatrialError
-from seatrial.train import disk
+from seatrial.train import disk, ranks
 from seatrial.train.step_speed import INTERRUPTED
 from seatrial.util import signals
 
@@ -72,7 +72,7 @@ def propagate_failure() -> Iterator[None]:
 
 
 def _rank_name() -> str:
-    return f"rank {dist.get_rank() if dist.is_initialized() else 0} on {socket.gethostname()}"
+    return f"rank {ranks.rank()} on {socket.gethostname()}"
 
 
 def _register_failure() -> str | None:
@@ -80,7 +80,7 @@ def _register_failure() -> str | None:
 
     None with a single rank, or if the store is lost.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if ranks.world_size() == 1:
         return None
     signal.alarm(TEARDOWN_S)  # at interpreter shutdown torch may wait forever for peers that have exited
     try:
@@ -99,7 +99,7 @@ def _watch_peers(finished: threading.Event) -> None:
 
 def _failed_rank() -> str | None:
     """The name of the first failed rank, or a text about the rank that hosted a lost store; None without a failure."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if ranks.world_size() == 1:
         return None
     try:
         store = _get_default_store()

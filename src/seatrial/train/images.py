@@ -42,16 +42,13 @@ class Images:
 
 
 def load(folder: str | None) -> Images:
-    """MNIST from ``folder``; scikit-learn's digits only if ``folder`` is None.
+    """MNIST from its four IDX files (http://yann.lecun.com/exdb/mnist) in ``folder``, plain or gzipped.
 
-    Raises SeatrialError if a file of MNIST is missing or damaged, or if scikit-learn's digits cannot be read.
+    If ``folder`` is None, scikit-learn's digits. Raises SeatrialError if a file is missing or damaged.
     """
-    return read_mnist(Path(folder)) if folder is not None else upsampled_digits()
-
-
-def read_mnist(folder: Path) -> Images:
-    """MNIST from its four IDX files (http://yann.lecun.com/exdb/mnist), plain or gzipped."""
-    train_images, train_labels, test_images, test_labels = (_find(folder, name) for name in MNIST_FILES)
+    if folder is None:
+        return upsampled_digits()
+    train_images, train_labels, test_images, test_labels = (_find(Path(folder), name) for name in MNIST_FILES)
     return Images(
         *_read_pair(train_images, train_labels),
         *_read_pair(test_images, test_labels),

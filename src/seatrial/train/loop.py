@@ -56,22 +56,12 @@ class NonFiniteError(SeatrialError):
     """A loss or gradient norm is not finite; that step did not change the weights."""
 
 
+@failure.propagate_failure()
 def train(settings: TrainConfig, folder: Path | None = None, started: float | None = None) -> dict[str, Any]:
     """Trains with ``settings``; writes config, steps.jsonl, metrics.json, checkpoints and final/ to ``folder``.
 
     Returns the content of metrics.json. ``folder``: by default a new one in seatrial-runs. ``started``: start of the
     process (Unix time), for the startup time. The first rank that fails raises its error, the others PeerFailed.
-    """
-    with failure.propagate_failure():
-        return train_without_error_propagation(settings, folder, started)
-
-
-def train_without_error_propagation(
-    settings: TrainConfig, folder: Path | None, started: float | None = None
-) -> dict[str, Any]:
-    """As ``train``, but an error of one rank does not end the other ranks: they wait in a collective for that rank.
-
-    After an error that all ranks raise, this process can train again.
     """
     require_tensorboard(settings)
     phases = StartupPhases(started or time.time(), "imports")
@@ -101,7 +91,7 @@ def train_without_error_propagation(
         if settings.use_lora and settings.export:
             adapters = lora.gather_adapters(built.model)
             if world.is_rank_0:
-                report["final"] = lora.export(adapters, out / "final", built.model, settings.model.name)
+                report["final"] = lora.export(adapters, out / "final", settings)
         if world.size > 1 and settings.profile_steps:
             # after the export, since the additional steps change the weights
             replicated = settings.parallel.strategy == "ddp"

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from seatrial.model import SeatrialError
 from seatrial.train.decoder import Adapter, Decoder, Linear
+from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import atomic_write, write_json
 
 _PREFIX = "base_model.model.model."  # peft wraps the causal model, which wraps the decoder
@@ -41,33 +42,26 @@ def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def export(weights: dict[str, Tensor], folder: Path, model: Decoder, base: str) -> str:
-    """Writes ``weights`` (from ``gather_adapters``) to ``folder`` in peft's format; ``base``: the base model's name.
+def export(weights: dict[str, Tensor], folder: Path, settings: TrainConfig) -> str:
+    """Writes ``weights`` (from ``gather_adapters``) to ``folder`` in peft's format.
 
     Returns the result of comparing the file with ``weights``. Raises SeatrialError if they differ.
     """
     from safetensors.torch import load_file, save
 
-    adapters: list[Adapter] = []
-    targets: set[str] = set()
-    for name, layer in model.named_modules():
-        if isinstance(layer, Linear) and layer.adapter is not None:
-            adapters.append(layer.adapter)
-            targets.add(name.rpartition(".")[2])
-    adapter = adapters[0]  # all have the same rank, scale and dropout
-    settings = {
+    adapter = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": len(adapter.lora_A),
-        "lora_alpha": adapter.scale * len(adapter.lora_A),
-        "lora_dropout": adapter.dropout,
-        "target_modules": sorted(targets),
+        "base_model_name_or_path": settings.model.name,
+        "r": settings.lora_r,
+        "lora_alpha": settings.lora_alpha,
+        "lora_dropout": settings.lora_dropout,
+        "target_modules": sorted(settings.lora_targets),
         "bias": "none",
     }
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / WEIGHTS_FILE, save(weights))
-    write_json(folder / CONFIG_FILE, settings)
+    write_json(folder / CONFIG_FILE, adapter)
     saved = load_file(folder / WEIGHTS_FILE)
     different = [name for name, tensor in weights.items() if name not in saved or not torch.equal(saved[name], tensor)]
     if different or len(saved) != len(weights):

@@ -75,20 +75,4 @@ def max_layers(settings: TrainConfig, ranks: int, device: str) -> int | None:
     if not device.startswith("cuda") or settings.parallel.cpu_offload or settings.model.weights != "random":
         return None
     max_parameters = STATE_SHARE * torch.cuda.get_device_properties(device).total_memory * ranks / BYTES_PER_PARAMETER
-    return layers_within(
-        model.num_hidden_layers,
-        model.parameters,
-        model.resize(layers=1, width=None).parameters,
-        max_parameters,
-    )
-
-
-def layers_within(layers: int, parameters: int, one_layer_parameters: int, max_parameters: float) -> int | None:
-    """The largest number of layers with at most ``max_parameters`` parameters, at least 1; None if all ``layers`` fit.
-
-    ``parameters``, ``one_layer_parameters``: number of parameters of the model with all layers, and with one layer.
-    """
-    if parameters <= max_parameters or layers == 1:
-        return None
-    layer_parameters = (parameters - one_layer_parameters) / (layers - 1)
-    return max(1, min(layers, int(1 + (max_parameters - one_layer_parameters) / layer_parameters)))
+    return model.layers_within(max_parameters)

@@ -172,10 +172,9 @@ def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
     return {
         "rank": world.rank,
         "host": world.host,
-        "device": world.device_name,
         "step_p50_s": _median_seconds(measured),
         "forward_p50_s": median(forward) if forward else None,
-        **RankTimes.of_steps(world.device_name, measured).to_metrics(),
+        **asdict(RankTimes.of_steps(world.device_name, measured)),
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if on_gpu else None,
         "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if on_gpu else None,
         "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if on_gpu else None,

@@ -24,21 +24,14 @@ def cached_share(path: Path) -> float:
     The kernel reports all pages as cached if this user neither owns the file nor may write to it (mincore(2)).
     """
     try:
-        return _cached_share(path)
+        size = path.stat().st_size
+        if not size:
+            return 0.0
+        mapped = np.memmap(path, mode="r")
     except OSError:
         return 1.0
-
-
-def _cached_share(path: Path) -> float:
-    size = path.stat().st_size
-    if not size:
-        return 0.0
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        pages = -(-size // mmap.PAGESIZE)
-        states = (ctypes.c_ubyte * pages)()
-        address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), states) != 0:
-            error_number = ctypes.get_errno()
-            raise OSError(error_number, os.strerror(error_number), str(path))
-        return sum(state & 1 for state in states) / pages
+    states = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
+    failed = ctypes.CDLL(None).mincore(
+        ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(states.ctypes.data)
+    )
+    return 1.0 if failed else float((states & 1).mean())

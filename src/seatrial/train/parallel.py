@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -299,14 +299,11 @@ def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim
     )
 
 
-@contextmanager
-def gradient_sync(train_module: nn.Module, enabled: bool) -> Iterator[None]:
+def gradient_sync(train_module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
     """Context manager: DDP all-reduces gradients only if ``enabled``; FSDP2 always reduces them, to save memory."""
     if isinstance(train_module, DistributedDataParallel) and not enabled:
-        with train_module.no_sync():
-            yield
-    else:
-        yield
+        return train_module.no_sync()
+    return nullcontext()
 
 
 def unshard(value: Tensor) -> Tensor:

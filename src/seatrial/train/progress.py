@@ -15,11 +15,11 @@ from seatrial.model import SeatrialError, UsageError
 from seatrial.train import restarts
 from seatrial.train.parallel import World
 from seatrial.train.script_flags import write_run_args
+from seatrial.train.step_speed import STEPS_FILE
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import journal
 from seatrial.util.files import write_json
 
-STEPS_FILE = restarts.STEPS_FILE
 LOCK_TIMEOUT_S = 120.0  # how long a restarted job waits for the lock of steps.jsonl, which its earlier start held
 TERMINAL_INTERVAL_S = 1.0  # seconds between updates of the progress line on a terminal
 

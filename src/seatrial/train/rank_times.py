@@ -36,9 +36,9 @@ class RankTimes:
     """
 
     device: str  # model of the rank's device; only ranks with the same model are compared
-    compute_s: tuple[float, ...]
-    data_wait_s: tuple[float, ...]
-    seconds: tuple[float, ...]
+    compute_s: Sequence[float]
+    data_wait_s: Sequence[float]
+    seconds: Sequence[float]
 
     @classmethod
     def of_steps(cls, device: str, steps: Sequence[Step]) -> RankTimes:
@@ -47,17 +47,13 @@ class RankTimes:
         times = []
         for name in _NAMES:
             column = [getattr(step, name) for step in last]
-            times.append(tuple(round(seconds, 6) for seconds in column if seconds is not None))
+            times.append([round(seconds, 6) for seconds in column if seconds is not None])
         return cls(device, *times)
-
-    def to_metrics(self) -> dict[str, list[float]]:
-        """The times as they are in an entry of ``ranks`` in metrics.json."""
-        return {name: list(getattr(self, name)) for name in _NAMES}
 
     @classmethod
     def from_metrics(cls, rank: Mapping[str, Any]) -> RankTimes:
         """The times in an entry of ``ranks`` in metrics.json; a field that the entry does not have is empty."""
-        return cls(str(rank.get("device")), *(tuple(rank.get(name) or ()) for name in _NAMES))
+        return cls(str(rank.get("device")), *(rank.get(name) or [] for name in _NAMES))
 
     @property
     def data_wait_share(self) -> float | None:

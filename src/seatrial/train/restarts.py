@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model import UsageError
+from seatrial.train.step_speed import STEPS_FILE
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import journal
 from seatrial.util.input_files import read_json
@@ -19,7 +20,6 @@ from seatrial.util.journal import Journal
 
 COUNT_VARIABLE = "SLURM_RESTART_COUNT"
 STARTS_FILE = "starts.jsonl"
-STEPS_FILE = "steps.jsonl"  # one line per completed training step
 
 
 def restart_count() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -79,7 +79,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._scheduler = None if device.type == "cuda" else _SchedulerWait.open()
+        self._scheduler = None if device.type == "cuda" else _scheduler_wait()
         self.separates_core_wait = device.type == "cuda" or self._scheduler is not None
 
     def now(self) -> TimePoint:
@@ -99,7 +99,7 @@ class Clock:
 
     def core_wait_s(self) -> float:
         """Seconds that this thread has waited for a CPU core; 0 with a GPU, or if the kernel does not count them."""
-        return self._scheduler.seconds() if self._scheduler is not None else 0.0
+        return self._scheduler() if self._scheduler is not None else 0.0
 
     def seconds(self, start: TimePoint, end: TimePoint, with_core_wait: bool = False) -> float:
         """Seconds from ``start`` to ``end``; a GPU must have completed both events.
@@ -231,22 +231,22 @@ class StepTimer:
         )
 
 
-class _SchedulerWait:
-    """Reads how long a thread was ready to run but waited for a CPU core (Linux, sched-stats.rst: run_delay)."""
+def _scheduler_wait() -> Callable[[], float] | None:
+    """A function that returns for how long the calling thread was ready to run but waited for a CPU core, in seconds.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor  # kept open: a read takes 1 us
-        weakref.finalize(self, os.close, descriptor)
+    None if the kernel does not count this time (Linux, sched-stats.rst: run_delay).
+    """
+    try:
+        descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
-    @classmethod
-    def open(cls) -> _SchedulerWait | None:
-        """A reader for the calling thread; None if the kernel does not count this time."""
-        try:
-            wait = cls(os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
-            wait.seconds()
-        except (OSError, ValueError, IndexError):
-            return None
-        return wait
+    def seconds() -> float:
+        return int(os.pread(descriptor, 100, 0).split()[1]) / 1e9
 
-    def seconds(self) -> float:
-        return int(os.pread(self._descriptor, 100, 0).split()[1]) / 1e9
+    weakref.finalize(seconds, os.close, descriptor)  # open until then: a read takes 1 us
+    try:
+        seconds()
+    except (OSError, ValueError, IndexError):
+        return None
+    return seconds

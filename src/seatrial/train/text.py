@@ -110,14 +110,6 @@ def _message_text(message: Any, where: str) -> str:
     return f"### {message['role'].capitalize()}:\n{message['content']}"
 
 
-def load_tokenizer(path: str | None, rows: Sequence[str], vocabulary: int) -> Any:
-    """The tokenizer.json at ``path``; for None, byte-level BPE of at most ``vocabulary`` tokens, trained on ``rows``.
-
-    Raises UsageError if the file cannot be read, or if ``vocabulary`` is too small to train a tokenizer.
-    """
-    return train_tokenizer(rows, vocabulary, [END_TOKEN]) if path is None else read_tokenizer(path)
-
-
 def read_tokenizer(path: str) -> Any:
     """The tokenizer.json at ``path``. Raises UsageError."""
     from tokenizers import Tokenizer

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import math
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -49,15 +51,6 @@ class Variant(Frozen):
     out: Path
     fault: InjectedFault | None = None
     expect_error: bool = False
-
-
-@dataclass(frozen=True)
-class ChildSettings:
-    """Device and local rank of the child process, and the time limit in seconds for all its variants."""
-
-    device: str
-    local_rank: int
-    limit_s: float
 
 
 @dataclass(frozen=True)
@@ -93,27 +86,19 @@ class StartedVariants:
 
 @contextmanager
 def start_variants(
-    variants: Sequence[Variant],
-    settings: ChildSettings,
-    file_prefix: Path,
-    groups: Sequence[Sequence[int]] | None = None,
-    killed_rank: int | None = None,
+    variants: Sequence[Variant], *, killed_rank: int | None = None, **options: Unpack[child_ranks.ChildOptions]
 ) -> Iterator[StartedVariants]:
     """Context manager: starts one child process per rank, which imports torch and waits for ``StartedVariants.run``.
 
-    All ranks call this. The files of the children are named after ``file_prefix``. ``groups``: the ranks of each
-    process group of children (default: one group of all ranks). ``killed_rank``: the rank that an injected fault kills.
+    All ranks call this. ``killed_rank``: the rank that an injected fault kills.
     """
+    file_prefix, groups = options["file_prefix"], options.get("groups")
+    options["spare_gpus"] = "all"
     with child_ranks.start_child_ranks(
         "seatrial.train.variants",
         {"variants": [variant.model_dump(mode="json") for variant in variants]},
         {"NCCL_DEBUG_FILE": str(file_prefix.with_name(f"nccl.{file_prefix.name}.%h.%p.log"))},
-        device=settings.device,
-        local_rank=settings.local_rank,
-        file_prefix=file_prefix,
-        limit_s=settings.limit_s,
-        groups=groups,
-        spare_gpus="all",
+        **options,
     ) as children:
         yield StartedVariants(children, file_prefix.name, groups[0][0] if groups else 0, killed_rank)
 
@@ -144,8 +129,9 @@ def create_folder(parent: Path, shared: bool = False) -> Path:
 def run_variant(variant: Variant) -> str:
     """Runs ``variant``; returns its error message, or "". Without ``expect_error``, raises an error instead."""
     message = ""
-    # On an error, loop.train ends all ranks, which then cannot run the later variants
-    train = loop.train_without_error_propagation if variant.expect_error else loop.train
+    # On an error, loop.train ends all ranks, which then cannot run the later variants. Without its error propagation, a
+    # process can train again after an error that all ranks raise
+    train = inspect.unwrap(loop.train) if variant.expect_error else loop.train
     try:
         with injected_fault(variant.fault):
             train(variant.settings, variant.out)
@@ -161,10 +147,7 @@ def run_variant(variant: Variant) -> str:
 
 def injected_fault(fault: InjectedFault | None) -> AbstractContextManager[Any]:
     """Context manager: training in this process has ``fault``."""
-    faults: dict[str, Callable[[InjectedFault], AbstractContextManager[Any]]] = {
-        "kill_in_save": _kill_in_save,
-        "nan": _nan_gradient,
-    }
+    faults = {"kill_in_save": _kill_in_save, "nan": _nan_gradient}
     return contextlib.nullcontext() if fault is None else faults[fault.kind](fault)
 
 
@@ -180,7 +163,7 @@ def _kill_in_save(fault: InjectedFault) -> Iterator[None]:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self, kind, incomplete, folder, step, *arguments)
 
-    with _patched(checkpoint.Checkpointer, "_finalize", finalize):
+    with patch.object(checkpoint.Checkpointer, "_finalize", finalize):
         yield
 
 
@@ -205,18 +188,8 @@ def _nan_gradient(fault: InjectedFault) -> Iterator[None]:
         self.built.model.gradient_hook = hook
         return pending
 
-    with _patched(loop.Trainer, "step", step):
+    with patch.object(loop.Trainer, "step", step):
         yield
-
-
-@contextmanager
-def _patched(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def run(task: Mapping[str, Any]) -> list[str]:

@@ -59,11 +59,11 @@ def _out_of_memory(*_: Any) -> Any:
 
 
 FREE_BYTES = 2**14
-_real_empty = buffers.TorchAllocator.empty
+_real_empty = buffers.Allocator.empty
 
 
-def _little_memory(allocator: buffers.TorchAllocator, count: int, dtype: torch.dtype, device: torch.device) -> Any:
-    return _real_empty(allocator, count, dtype, device) if count * dtype.itemsize <= FREE_BYTES else _out_of_memory()
+def _little_memory(allocator: buffers.Allocator, count: int, dtype: torch.dtype) -> Any:
+    return _real_empty(allocator, count, dtype) if count * dtype.itemsize <= FREE_BYTES else _out_of_memory()
 
 
 _real_all_reduce = dist.all_reduce
@@ -78,8 +78,8 @@ def _wrong_sum(tensor: torch.Tensor, **more: Any) -> Any:
 
 FAULTS = {
     "wrong_sums": cluster.on(2, dist, "all_reduce", _wrong_sum),
-    "no_memory": cluster.on(1, buffers.TorchAllocator, "empty", _out_of_memory),
-    "little_memory": cluster.on(2, buffers.TorchAllocator, "empty", _little_memory),
+    "no_memory": cluster.on(1, buffers.Allocator, "empty", _out_of_memory),
+    "little_memory": cluster.on(2, buffers.Allocator, "empty", _little_memory),
     "late": cluster.on(2, dist, "batch_isend_irecv", _late),
     "late_between_one_and_two": cluster.on(1, dist, "batch_isend_irecv", _late_with_rank_2),
     "shared_link": cluster.everywhere(dist, "batch_isend_irecv", _over_shared_link),

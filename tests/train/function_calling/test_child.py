@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from seatrial.model import DiskFullError
-from seatrial.train import hf
-from seatrial.train.function_calling import child
+from seatrial.train import child, hf
 from seatrial.train.train_config import TrainConfig
 
 
 def task(out: Path) -> dict[str, Any]:
-    return {"config": "tiny/function-calling-qwen2-7b", "overrides": ["evaluation.cases=3"], "out": str(out)}
+    config, overrides = "tiny/function-calling-qwen2-7b", ["evaluation.cases=3"]
+    return {"evaluate": True, "config": config, "overrides": overrides, "out": str(out)}
 
 
 def test_evaluation_of_the_task_is_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 
 from seatrial.model import UsageError
-from seatrial.train.function_calling import generate
-from seatrial.train.function_calling.preprocess import SPLITS, HeldOutFractions, preprocess, read_rows, read_split
+from seatrial.train.function_calling import generate, preprocess
+from seatrial.train.function_calling.preprocess import SPLITS, read_rows, read_split
 
 ROWS = list(generate.conversations(300, seed=0))
-HELD_OUT = HeldOutFractions(conversations=0.2, functions=0.2)
+
+
+@pytest.fixture(autouse=True)
+def large_fractions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300 rows, each split gets some."""
+    monkeypatch.setattr(preprocess, "HELD_OUT_CONVERSATIONS", 0.2)
+    monkeypatch.setattr(preprocess, "HELD_OUT_FUNCTIONS", 0.2)
 
 
 def test_every_row_is_counted(tmp_path: Path) -> None:
     bad = [{}, {"system": "SYSTEM: x", "chat": "USER: cut"}, ROWS[0]]
-    report = preprocess([*ROWS, *bad], tmp_path / "data", "generated", HELD_OUT)
+    report = preprocess.preprocess([*ROWS, *bad], tmp_path / "data", "generated")
     assert report["rows"] == len(ROWS) + len(bad) == sum(report["kept"].values()) + sum(report["rejected"].values())
     assert report["rejected"]["fields_missing"] == report["rejected"]["truncated"] == 1
     assert report["rejected"]["duplicate"] >= 1
@@ -27,7 +33,7 @@ def test_every_row_is_counted(tmp_path: Path) -> None:
 
 
 def test_unseen_functions_are_not_in_training(tmp_path: Path) -> None:
-    preprocess(ROWS, tmp_path / "data", "generated", HELD_OUT)
+    preprocess.preprocess(ROWS, tmp_path / "data", "generated")
     train, seen, unseen = (read_split(tmp_path / "data", split) for split in SPLITS)
     assert train
     assert unseen
@@ -38,10 +44,10 @@ def test_unseen_functions_are_not_in_training(tmp_path: Path) -> None:
 
 
 def test_splits_do_not_depend_on_row_order_or_spelling(tmp_path: Path) -> None:
-    preprocess(ROWS, tmp_path / "rows", "generated", HELD_OUT)
-    preprocess(ROWS[::-1], tmp_path / "reversed", "generated", HELD_OUT)
+    preprocess.preprocess(ROWS, tmp_path / "rows", "generated")
+    preprocess.preprocess(ROWS[::-1], tmp_path / "reversed", "generated")
     renamed = [{key: text.replace("get_weather", "getWeather") for key, text in row.items()} for row in ROWS]
-    preprocess(renamed, tmp_path / "renamed", "generated", HELD_OUT)
+    preprocess.preprocess(renamed, tmp_path / "renamed", "generated")
     held_out = []
     for name in ("rows", "reversed", "renamed"):
         unseen = read_split(tmp_path / name, "unseen")
@@ -53,12 +59,12 @@ def test_splits_do_not_depend_on_row_order_or_spelling(tmp_path: Path) -> None:
 def test_existing_folder_is_kept_and_failure_leaves_no_folder(tmp_path: Path) -> None:
     out = tmp_path / "data"
     with pytest.raises(UsageError, match=r"no row for training; rows: 1, .*rejected: 1 fields_missing"):
-        preprocess([{}], out, "rows.jsonl")
+        preprocess.preprocess([{}], out, "rows.jsonl")
     assert not out.exists()
-    preprocess(ROWS[:50], out, "generated")
+    preprocess.preprocess(ROWS[:50], out, "generated")
     before = (out / "train.jsonl").read_bytes()
     with pytest.raises(UsageError, match="exists"):
-        preprocess(ROWS, out, "generated")
+        preprocess.preprocess(ROWS, out, "generated")
     assert (out / "train.jsonl").read_bytes() == before
 
 

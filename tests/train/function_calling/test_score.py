@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.train.function_calling.score import _LABELS, Call, equal_values, parse_calls, score, summary, table
+from seatrial.train.function_calling.score import _CRITERIA, Call, equal_values, parse_calls, score, summary, table
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -76,8 +76,8 @@ def test_parallel_calls_in_any_order() -> None:
         score(answer_with(WEATHER, TIP), [WEATHER], SCHEMAS),
         score(answer_with(WEATHER), [WEATHER, TIP], SCHEMAS),
     )
-    assert (over.call_correct, over.over_call, over.under_call) == (False, True, False)
-    assert (under.call_correct, under.over_call, under.under_call) == (False, False, True)
+    assert (over.call_correct, over.emitted - over.expected) == (False, 1)
+    assert (under.call_correct, under.emitted - under.expected) == (False, -1)
 
 
 def test_no_call_expected() -> None:
@@ -85,7 +85,7 @@ def test_no_call_expected() -> None:
     assert not score(answer_with(TIP), [], SCHEMAS).call_correct
     assert not score("<tool_call>{", [], SCHEMAS).call_correct  # an unreadable call is a call
     no_call = score("Well.", [TIP], SCHEMAS)
-    assert (no_call.call_correct, no_call.under_call, no_call.json_valid) == (False, True, None)
+    assert (no_call.call_correct, no_call.emitted, no_call.json_valid) == (False, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_table_sums_both_splits() -> None:
     head, *lines, _ = table(record(passed=False))
     assert head.split() == ["2", "cases", "(1", "seen,", "1", "unseen)", "base", "tuned"]
     cells = [[cell.strip() for cell in line[48:].split("  ") if cell] for line in lines]
-    assert dict(zip(_LABELS, cells, strict=True)) == {
+    assert dict(zip(_CRITERIA, cells, strict=True)) == {
         "call_correct": ["0 of 2", "1 of 2"],
         "expected_call_correct": ["0 of 2", "1 of 2"],
         "irrelevance_correct": ["none", "none"],

@@ -61,6 +61,6 @@ def test_out_of_memory_is_not_a_usage_error(weights: Path, monkeypatch: pytest.M
     def out_of_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(models._auto, "from_pretrained", out_of_memory)
+    monkeypatch.setattr(models.AUTO_MODEL, "from_pretrained", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         build(weights)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -37,11 +36,6 @@ def test_both_layouts_have_the_same_tasks() -> None:
             {"role": "assistant", "content": plain["output"]},
         ]
         assert rows.prompt_and_output(plain)[1] == plain["output"]
-
-
-def test_unknown_layout_is_an_error() -> None:
-    with pytest.raises(KeyError, match="glaive"):
-        next(islice(rows.generate_rows("glaive", 1, 0), 1))
 
 
 @pytest.mark.parametrize("messages", [[USER, ASSISTANT], [SYSTEM, USER, ASSISTANT], [USER, ASSISTANT] * 2])

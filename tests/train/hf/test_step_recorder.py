@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from seatrial.model import SeatrialError
 from seatrial.train import parallel
 from seatrial.train.hf.step_recorder import StepRecorder, applied_strategy
 from seatrial.train.parallel import World
-from seatrial.train.progress import StartupPhases
+from seatrial.train.progress import StartupPhases, StepLog
 from tests.train.hf import runs
 
 
@@ -34,13 +35,10 @@ class TwoRanks(World):
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[StepRecorder]:
     world = TwoRanks(0, 2, torch.device("cpu"), "n0")
-    recorder = StepRecorder(runs.config("sft-smollm-135m"), "ddp", world, tmp_path, StartupPhases(0.0, "import"))
-    recorder.trainer = SimpleNamespace(  # type: ignore[assignment]
-        tokens=0, local_loss=torch.tensor(1.0), model_wrapped=nn.Linear(1, 1)
-    )
-    yield recorder
-    if recorder._progress:
-        recorder._progress.close()
+    config, phases = runs.config("sft-smollm-135m"), StartupPhases(0.0, "import")
+    trainer: Any = SimpleNamespace(tokens=0, local_loss=torch.tensor(1.0), model_wrapped=nn.Linear(1, 1))
+    with closing(StepLog(config, world, tmp_path, 0)) as step_log:
+        yield StepRecorder(trainer, config, "ddp", world, step_log, phases)
 
 
 def log(recorder: StepRecorder, step: int, **logs: float) -> None:
@@ -55,7 +53,7 @@ def begin(recorder: StepRecorder) -> None:
 def test_step_counts_the_tokens_of_all_ranks_since_the_last_one(recorder: StepRecorder) -> None:
     begin(recorder)
     for step, tokens in ((1, 10), (2, 25)):
-        recorder.trainer.tokens = tokens  # type: ignore[union-attr]
+        recorder._trainer.tokens = tokens
         log(recorder, step, loss=2.0, grad_norm=1.0, learning_rate=1e-3)
     log(recorder, 2, train_runtime=3.0)  # the summary after the last step
     assert [(step.step, step.tokens, step.loss) for step in recorder.steps] == [(1, 20, 2.0), (2, 30, 2.0)]

@@ -86,7 +86,7 @@ def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
     """
     from seatrial.bench import metadata, storage
 
-    participants = folder.participants.first_only if storage.is_shared(folder) else folder.participants
+    participants = folder.first_only if storage.is_shared(folder) else folder
     leftovers_of_nodes = participants.run_on_all(
         lambda: metadata.remove_leftovers(folder.path.parent, folder.path), _LEFTOVERS_TIMEOUT_S
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from seatrial.model import UsageError
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
-    from seatrial.train.variants import ChildSettings, StartedVariants, Variant
+    from seatrial.train.variants import StartedVariants, Variant
 
 STRATEGIES = ("fsdp2", "ddp")
 TIMED, TIMED_RESUMED = "timed", "timed-resumed"  # the runs of rate_config
@@ -112,15 +113,17 @@ def first_runs(plan: CheckpointPlan) -> list[Variant]:
     ]
 
 
-def run_on_fewer_ranks(plan: CheckpointPlan, settings: ChildSettings) -> AbstractContextManager[StartedVariants | None]:
-    """Context manager: starts the run on fewer ranks; yields None with one rank."""
-    from seatrial.train.variants import Variant, start_variants
+def run_on_fewer_ranks(
+    plan: CheckpointPlan, start: Callable[..., AbstractContextManager[StartedVariants]]
+) -> AbstractContextManager[StartedVariants | None]:
+    """Context manager: starts the run on fewer ranks by ``start``; yields None with one rank."""
+    from seatrial.train.variants import Variant
 
     if not plan.fewer_ranks:
         return nullcontext()
     config = plan.run_config(plan.handover_step, plan.handover_step, ranks=plan.fewer_ranks, resume=True)
     fewer = [Variant(settings=config, out=plan.run_folder("fewer"))]
-    return start_variants(fewer, settings, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
+    return start(fewer, file_prefix=plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
 
 
 def resumed_runs(plan: CheckpointPlan) -> list[Variant]:

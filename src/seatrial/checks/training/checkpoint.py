@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,19 +91,15 @@ def _answers(context: Context, plan: CheckpointPlan, limit_s: float) -> Answers:
     """
     from seatrial.train import variants
 
-    settings = variants.ChildSettings(context.device, context.local_rank, limit_s)
+    start = partial(variants.start_variants, device=context.device, local_rank=context.local_rank, limit_s=limit_s)
     is_rank_0 = context.rank == 0
     resumed = _runs.resumed_runs(plan)
     bit_flip, nan = _runs.faulty_runs(plan)
     # All three start now, so that the later ones import torch while the first trains. Rates are measured in the third
     with (
-        variants.start_variants(
-            _runs.first_runs(plan), settings, plan.run_folder("start1"), killed_rank=plan.ranks - 1
-        ) as first,
-        _runs.run_on_fewer_ranks(plan, settings) as second,
-        variants.start_variants(
-            [*resumed, bit_flip, nan, *_runs.timed_runs(plan)], settings, plan.run_folder("start3")
-        ) as third,
+        start(_runs.first_runs(plan), file_prefix=plan.run_folder("start1"), killed_rank=plan.ranks - 1) as first,
+        _runs.run_on_fewer_ranks(plan, start) as second,
+        start([*resumed, bit_flip, nan, *_runs.timed_runs(plan)], file_prefix=plan.run_folder("start3")) as third,
     ):
         context.progress("uninterrupted run; run that is killed while saving")
         first.run()

@@ -116,8 +116,13 @@ def _evaluate(context: Context, task: TrainingTask, out: Path, limit_s: float) -
     context.progress("evaluation before and after training")
     started = time.monotonic()
     children = child_ranks.run_child_ranks(
-        "seatrial.train.function_calling.child",
-        {"config": str(train_config.config_path(task.config_name)), "overrides": list(task.overrides), "out": str(out)},
+        "seatrial.train.child",
+        {
+            "evaluate": True,
+            "config": str(train_config.config_path(task.config_name)),
+            "overrides": list(task.overrides),
+            "out": str(out),
+        },
         {},
         device=context.device,
         local_rank=context.local_rank,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +53,14 @@ def measure(context: Context, options: ParityOptions) -> Answers:
     folder = variants.create_folder(context.artifacts_dir)
     configs = training_configs(config, context.world_size, folder / "data")
     trainings = {name: variants.Variant(settings=run, out=folder / name) for name, run in configs.items()}
-    settings = variants.ChildSettings(context.device, context.local_rank, options.limit_s)
+    start = partial(
+        variants.start_variants, device=context.device, local_rank=context.local_rank, limit_s=options.limit_s
+    )
     single_process = [trainings.pop("single_process")]
     # Both start at once: the second imports torch while the first trains. This check measures no speed.
     with (
-        variants.start_variants(single_process, settings, folder / "start1", groups=[[0]]) as first,
-        variants.start_variants(list(trainings.values()), settings, folder / "start2") as second,
+        start(single_process, file_prefix=folder / "start1", groups=[[0]]) as first,
+        start(list(trainings.values()), file_prefix=folder / "start2") as second,
     ):
         context.progress("one process")
         first.run()

@@ -56,7 +56,6 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     required = final / (CONFIG_NAME if config.use_lora else "config.json")
     if not required.is_file():  # peft would interpret the path as a model name on the Hub
         raise UsageError(f"{required} not found: run the training first, with the same config and --out")
-    models.disable_progress_bars()
     prepared = data.prepare(config, out)
     cases: list[Case] = []
     for split in HELD_OUT_SPLITS:
@@ -158,10 +157,8 @@ def _scores(cases: Sequence[Case], answers: Sequence[str]) -> list[Score]:
 
 def _summaries(cases: Sequence[Case], scores: Sequence[Score]) -> dict[str, dict[str, dict[str, int]]]:
     """Split → summary of the scores of its cases."""
-    scores_by_split: dict[str, list[Score]] = {split: [] for split in HELD_OUT_SPLITS}
-    for case, case_score in zip(cases, scores, strict=True):
-        scores_by_split[case.split].append(case_score)
-    return {split: summary(split_scores) for split, split_scores in scores_by_split.items()}
+    pairs = list(zip(cases, scores, strict=True))
+    return {split: summary([score for case, score in pairs if case.split == split]) for split in HELD_OUT_SPLITS}
 
 
 def sign_test(base: Sequence[Score], tuned: Sequence[Score], significance: float) -> dict[str, Any]:

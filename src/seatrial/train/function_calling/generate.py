@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 from seatrial.train.function_calling.glaive import CALL_MARKER, END_OF_TURN
 from seatrial.util import data_files
@@ -30,39 +30,26 @@ _TEXTS = (
 )
 
 
-class _ParameterKind(NamedTuple):
-    """A kind of parameter in functions.yaml."""
-
-    schema: dict[str, Any]  # JSON Schema
-    draw: Callable[[random.Random], Any]  # draws a value
-
-
-_PARAMETER_KINDS = {
-    "city": _ParameterKind({"type": "string"}, lambda rng: rng.choice(_CITIES)),
-    "person": _ParameterKind({"type": "string"}, lambda rng: rng.choice(_PEOPLE)),
-    "people": _ParameterKind(
-        {"type": "array", "items": {"type": "string"}},
-        lambda rng: rng.sample(_PEOPLE, 2),
-    ),
-    "text": _ParameterKind({"type": "string"}, lambda rng: rng.choice(_TEXTS)),
-    "currency": _ParameterKind({"type": "string"}, lambda rng: rng.choice(("USD", "EUR", "JPY", "CHF", "NOK"))),
-    "temperature_unit": _ParameterKind(
-        {"type": "string", "enum": ["celsius", "fahrenheit"]},
-        lambda rng: rng.choice(("celsius", "fahrenheit")),
-    ),
-    "cuisine": _ParameterKind(
-        {"type": "string"}, lambda rng: rng.choice(("Thai", "Greek", "Peruvian", "vegan", "Turkish"))
-    ),
-    "language": _ParameterKind({"type": "string"}, lambda rng: rng.choice(("French", "Hindi", "Welsh", "Korean"))),
-    "symbol": _ParameterKind({"type": "string"}, lambda rng: "".join(rng.choices("ABCDEF", k=3))),
-    "parcel": _ParameterKind({"type": "string"}, lambda rng: "".join(rng.choices("0123456789", k=6))),
-    "room": _ParameterKind({"type": "string"}, lambda rng: rng.choice(("kitchen", "attic", "hall", "study"))),
-    "amount": _ParameterKind({"type": "number"}, lambda rng: rng.choice((20, 35.5, 80, 99.5, 120, 250))),
-    "percent": _ParameterKind({"type": "integer"}, lambda rng: rng.randint(5, 30)),
-    "count": _ParameterKind({"type": "integer"}, lambda rng: rng.randint(2, 9)),
-    "flag": _ParameterKind({"type": "boolean"}, lambda rng: rng.random() < 0.5),
-    "date": _ParameterKind({"type": "string"}, lambda rng: f"2026-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"),
-    "time": _ParameterKind({"type": "string"}, lambda rng: f"{rng.randint(5, 9):02}:{rng.randrange(0, 60, 5):02}"),
+_STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
+# Kind of parameter in functions.yaml → JSON Schema, and the values, or a function that draws one
+_PARAMETER_KINDS: dict[str, tuple[dict[str, Any], Sequence[Any] | Callable[[random.Random], Any]]] = {
+    "city": (_STRING, _CITIES),
+    "person": (_STRING, _PEOPLE),
+    "people": ({"type": "array", "items": _STRING}, lambda rng: rng.sample(_PEOPLE, 2)),
+    "text": (_STRING, _TEXTS),
+    "currency": (_STRING, ("USD", "EUR", "JPY", "CHF", "NOK")),
+    "temperature_unit": ({**_STRING, "enum": ["celsius", "fahrenheit"]}, ("celsius", "fahrenheit")),
+    "cuisine": (_STRING, ("Thai", "Greek", "Peruvian", "vegan", "Turkish")),
+    "language": (_STRING, ("French", "Hindi", "Welsh", "Korean")),
+    "symbol": (_STRING, lambda rng: "".join(rng.choices("ABCDEF", k=3))),
+    "parcel": (_STRING, lambda rng: "".join(rng.choices("0123456789", k=6))),
+    "room": (_STRING, ("kitchen", "attic", "hall", "study")),
+    "amount": ({"type": "number"}, (20, 35.5, 80, 99.5, 120, 250)),
+    "percent": (_INTEGER, lambda rng: rng.randint(5, 30)),
+    "count": (_INTEGER, lambda rng: rng.randint(2, 9)),
+    "flag": ({"type": "boolean"}, lambda rng: rng.random() < 0.5),
+    "date": (_STRING, lambda rng: f"2026-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"),
+    "time": (_STRING, lambda rng: f"{rng.randint(5, 9):02}:{rng.randrange(0, 60, 5):02}"),
 }
 # Field of a function's response → a function that draws its value
 _RESPONSES: dict[str, Callable[[random.Random], Any]] = {
@@ -143,7 +130,7 @@ def _chat(turns: list[tuple[str, str]]) -> str:
 
 def _schema(function: dict[str, Any]) -> dict[str, Any]:
     properties = {
-        name: {**_PARAMETER_KINDS[kind].schema, "description": f"The {name.replace('_', ' ')}"}
+        name: {**_PARAMETER_KINDS[kind][0], "description": f"The {name.replace('_', ' ')}"}
         for name, kind in function["parameters"].items()
     }
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
@@ -154,7 +141,7 @@ def _row_with_calls(rng: random.Random, count: int, last_turns: tuple[tuple[str,
     calls = [
         _RequestedCall(
             function=function,
-            arguments={name: _PARAMETER_KINDS[kind].draw(rng) for name, kind in function["parameters"].items()},
+            arguments={name: _draw(kind, rng) for name, kind in function["parameters"].items()},
             response={function["response"]: _RESPONSES[function["response"]](rng)},
         )
         for function in rng.sample(functions(), count)
@@ -166,6 +153,11 @@ def _row_with_calls(rng: random.Random, count: int, last_turns: tuple[tuple[str,
         ("ASSISTANT", " ".join(call.answer for call in calls)),
     ]
     return _row(rng, calls, [*turns, *last_turns])
+
+
+def _draw(kind: str, rng: random.Random) -> Any:
+    _, values = _PARAMETER_KINDS[kind]
+    return values(rng) if callable(values) else rng.choice(values)
 
 
 def _row_without_matching_function(rng: random.Random) -> dict[str, str]:

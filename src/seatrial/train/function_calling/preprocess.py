@@ -24,16 +24,8 @@ from seatrial.util.files import write_json
 
 Split = Literal["train", "seen", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "seen", "unseen")
+HELD_OUT_CONVERSATIONS, HELD_OUT_FUNCTIONS = 0.05, 0.1  # fractions that are held out from training
 EXAMPLES_PER_REASON = 3  # rejected rows that the report quotes for each reason
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOutFractions:
-    """Fractions of conversations and of function names that are held out from training; ``seed`` selects which."""
-
-    conversations: float = 0.05
-    functions: float = 0.1
-    seed: int = 0
 
 
 @dataclass
@@ -65,9 +57,7 @@ class RowCounts:
         }
 
 
-def preprocess(
-    rows: Iterable[Mapping[str, Any]], out: Path, source: str, held_out: HeldOutFractions | None = None
-) -> dict[str, Any]:
+def preprocess(rows: Iterable[Mapping[str, Any]], out: Path, source: str) -> dict[str, Any]:
     """Convert ``rows`` to the folder ``out``, written atomically, and return the content of ``report.json``.
 
     ``source``: the origin of the rows, for the report. Raises UsageError if ``out`` exists or no row is for training.
@@ -80,7 +70,7 @@ def preprocess(
             files = {
                 split: stack.enter_context((folder / f"{split}.jsonl").open("w", encoding="utf-8")) for split in SPLITS
             }
-            for split, conversation in _convert_rows(rows, held_out or HeldOutFractions(), counts):
+            for split, conversation in _convert_rows(rows, counts):
                 files[split].write(json.dumps(conversation.record(), ensure_ascii=False) + "\n")
         report = {"source": source, **counts.record()}
         if not counts.splits["train"]:
@@ -94,9 +84,7 @@ def preprocess(
     return report
 
 
-def _convert_rows(
-    rows: Iterable[Mapping[str, Any]], held_out: HeldOutFractions, counts: RowCounts
-) -> Iterator[tuple[Split, Conversation]]:
+def _convert_rows(rows: Iterable[Mapping[str, Any]], counts: RowCounts) -> Iterator[tuple[Split, Conversation]]:
     """Yield each usable row as a conversation with its split, and count all rows in ``counts``."""
     digests: set[bytes] = set()
     for number, row in enumerate(rows):
@@ -109,18 +97,18 @@ def _convert_rows(
             counts.add_rejected(number, error)
             continue
         digests.add(digest)
-        split = assign_split(conversation, held_out)
+        split = assign_split(conversation)
         counts.splits[split] += 1
         counts.functions[split] |= {_normalized(name) for name in conversation.parameter_schemas}
         yield split, conversation
 
 
-def assign_split(conversation: Conversation, held_out: HeldOutFractions) -> Split:
+def assign_split(conversation: Conversation) -> Split:
     """The split of the conversation, independent of other rows."""
     names = [_normalized(name) for name in conversation.parameter_schemas]
-    if any(_hash_fraction(name, held_out.seed) < held_out.functions for name in names):
+    if any(_hash_fraction(name) < HELD_OUT_FUNCTIONS for name in names):
         return "unseen"
-    return "seen" if _hash_fraction(_digest(conversation).hex(), held_out.seed) < held_out.conversations else "train"
+    return "seen" if _hash_fraction(_digest(conversation).hex()) < HELD_OUT_CONVERSATIONS else "train"
 
 
 def _normalized(name: str) -> str:
@@ -128,9 +116,9 @@ def _normalized(name: str) -> str:
     return "".join(filter(str.isalnum, name)).casefold()
 
 
-def _hash_fraction(value: str, seed: int) -> float:
-    """A number in [0, 1) from the hash of ``seed`` and ``value``."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{value}".encode()).digest()[:8], "big") / 2**64
+def _hash_fraction(value: str) -> float:
+    """A number in [0, 1) from the hash of ``value``."""
+    return int.from_bytes(hashlib.sha256(f"0/{value}".encode()).digest()[:8], "big") / 2**64
 
 
 def _digest(conversation: Conversation) -> bytes:

@@ -12,24 +12,10 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 def is_object_schema(parameters: dict[str, Any]) -> bool:
     """Whether ``parameters`` is a JSON Schema of an object."""
     try:
-        text = json.dumps(parameters)
+        is_schema = _validator(json.dumps(parameters)) is not None
     except RecursionError:
         return False
-    return (
-        _is_schema(text) and parameters.get("type") == "object" and isinstance(parameters.get("properties", {}), dict)
-    )
-
-
-@lru_cache(maxsize=4096)  # many rows have the same functions; without a cache this took most of the preprocessing time
-def _is_schema(json_text: str) -> bool:
-    from jsonschema import Draft202012Validator  # other workloads do not need it
-    from jsonschema.exceptions import SchemaError
-
-    try:
-        Draft202012Validator.check_schema(json.loads(json_text))
-    except (SchemaError, RecursionError):
-        return False
-    return True
+    return is_schema and parameters.get("type") == "object" and isinstance(parameters.get("properties", {}), dict)
 
 
 def matches_schema(arguments: object, parameters: dict[str, Any]) -> bool:
@@ -44,10 +30,17 @@ def matches_schema(arguments: object, parameters: dict[str, Any]) -> bool:
         return False
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # many rows have the same functions; without a cache this took most of the preprocessing time
 def _validator(json_text: str) -> Any:
-    from jsonschema import Draft202012Validator
+    """The validator of a JSON Schema; None if it is no valid schema. Raises RecursionError."""
+    from jsonschema import Draft202012Validator  # other workloads do not need it
+    from jsonschema.exceptions import SchemaError
     from referencing import Registry
 
+    schema = json.loads(json_text)
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError:
+        return None
     # with an empty registry, jsonschema does not download a remote "$ref"; by default it does
-    return Draft202012Validator(json.loads(json_text), registry=Registry())
+    return Draft202012Validator(schema, registry=Registry())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,14 +36,6 @@ class Score:
     function_name_correct: bool | None  # the emitted names are the expected names
     arguments_correct: bool | None  # the emitted names and arguments are the expected ones
     call_correct: bool  # all criteria above are true; if no call is expected: no call is emitted
-
-    @property
-    def over_call(self) -> bool:
-        return self.emitted > self.expected
-
-    @property
-    def under_call(self) -> bool:
-        return self.emitted < self.expected
 
 
 # a call up to its closing tag; an incomplete call ends at the next call or at the end of the text
@@ -134,42 +126,40 @@ def _normalized(text: str) -> str:
     return _IGNORED_CHARACTERS.sub("", text).lower().replace("'", '"')
 
 
-def summary(scores: Iterable[Score]) -> dict[str, dict[str, int]]:
+# Criterion → its label, and its value for a score; None: the criterion does not apply
+_CRITERIA: dict[str, tuple[str, Callable[[Score], bool | None]]] = {
+    "call_correct": ("correct answers", lambda score: score.call_correct),
+    "expected_call_correct": (
+        "correct answers, call expected",
+        lambda score: score.call_correct if score.expected else None,
+    ),
+    "irrelevance_correct": (
+        "correct answers, no call expected",
+        lambda score: None if score.expected else score.call_correct,
+    ),
+    "json_valid": ("calls with valid JSON", lambda score: score.json_valid),
+    "schema_valid": ("calls with valid schema", lambda score: score.schema_valid),
+    "function_name_correct": ("correct function names", lambda score: score.function_name_correct),
+    "arguments_correct": ("correct arguments", lambda score: score.arguments_correct),
+    "parallel_calls_correct": (
+        "correct answers, several calls expected",
+        lambda score: score.call_correct if score.expected > 1 else None,
+    ),
+    "over_call": ("more calls than expected", lambda score: score.emitted > score.expected),
+    "under_call": ("fewer calls than expected", lambda score: score.emitted < score.expected),
+}
+
+
+def summary(scores: Sequence[Score]) -> dict[str, dict[str, int]]:
     """Criterion → ``count``: the answers that meet the criterion, ``of``: the answers to which it applies.
 
     Example: ``{"json_valid": {"count": 8, "of": 10}}``.
     """
-    scores = list(scores)
-    with_call = [score for score in scores if score.expected]
-    without_call = [score for score in scores if not score.expected]
-    criteria: dict[str, list[bool | None]] = {
-        "call_correct": [score.call_correct for score in scores],
-        "expected_call_correct": [score.call_correct for score in with_call],
-        "irrelevance_correct": [score.call_correct for score in without_call],
-        "json_valid": [score.json_valid for score in scores],
-        "schema_valid": [score.schema_valid for score in scores],
-        "function_name_correct": [score.function_name_correct for score in with_call],
-        "arguments_correct": [score.arguments_correct for score in with_call],
-        "parallel_calls_correct": [score.call_correct for score in with_call if score.expected > 1],
-        "over_call": [score.over_call for score in scores],
-        "under_call": [score.under_call for score in scores],
-    }
-    applicable = {name: [value for value in values if value is not None] for name, values in criteria.items()}
-    return {name: {"count": sum(values), "of": len(values)} for name, values in applicable.items()}
-
-
-_LABELS = {
-    "call_correct": "correct answers",
-    "expected_call_correct": "correct answers, call expected",
-    "irrelevance_correct": "correct answers, no call expected",
-    "json_valid": "calls with valid JSON",
-    "schema_valid": "calls with valid schema",
-    "function_name_correct": "correct function names",
-    "arguments_correct": "correct arguments",
-    "parallel_calls_correct": "correct answers, several calls expected",
-    "over_call": "more calls than expected",
-    "under_call": "fewer calls than expected",
-}
+    counts = {}
+    for name, (_, criterion) in _CRITERIA.items():
+        values = [value for score in scores if (value := criterion(score)) is not None]
+        counts[name] = {"count": sum(values), "of": len(values)}
+    return counts
 
 
 def table(record: Mapping[str, Any]) -> Iterator[str]:
@@ -177,9 +167,13 @@ def table(record: Mapping[str, Any]) -> Iterator[str]:
     cases = record["cases"]
     heading = f"{sum(cases.values())} cases ({', '.join(f'{count} {split}' for split, count in cases.items())})"
     yield f"{heading:48}  {'base':>11}  {'tuned':>11}"
-    for name, label in _LABELS.items():
-        base, tuned = (_count_of_total(record[model], name) for model in ("base", "tuned"))
-        yield f"{label:48}  {base:>11}  {tuned:>11}"
+    for name, (label, _) in _CRITERIA.items():
+        cells = []
+        for model in ("base", "tuned"):
+            splits = [criteria[name] for criteria in record[model].values()]
+            count, total = (sum(split[key] for split in splits) for key in ("count", "of"))
+            cells.append(f"{count} of {total}" if total else "none")
+        yield f"{label:48}  {cells[0]:>11}  {cells[1]:>11}"
     test = record["sign_test"]
     result = "significant improvement" if test["passed"] else "no significant improvement"
     yield (
@@ -187,10 +181,3 @@ def table(record: Mapping[str, Any]) -> Iterator[str]:
         f"sign test: {test['won']} won, {test['lost']} lost, p {test['p_value']:.3g} "
         f"(threshold < {test['significance']:g})"
     )
-
-
-def _count_of_total(splits: Mapping[str, Any], name: str) -> str:
-    """Count and total of criterion ``name`` over all splits, as "8 of 10"."""
-    count = sum(criteria[name]["count"] for criteria in splits.values())
-    total = sum(criteria[name]["of"] for criteria in splits.values())
-    return f"{count} of {total}" if total else "none"

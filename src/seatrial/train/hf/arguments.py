@@ -29,7 +29,8 @@ def effective_strategy(config: TrainConfig) -> str:
 
 def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
     """The arguments; creating them joins the process group. Raises UsageError if the strategy needs torchrun."""
-    if effective_strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
+    strategy = effective_strategy(config)
+    if strategy != "ddp" and "WORLD_SIZE" not in os.environ:
         raise UsageError(
             f"parallel.strategy={config.parallel.strategy} needs torchrun, but WORLD_SIZE is not set: run "
             "torchrun --standalone --nproc-per-node=N -m seatrial train run CONFIG, or use --set parallel.strategy=ddp"
@@ -71,20 +72,20 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
         ddp_timeout=int(config.timeout_s),
         # None means True for a PeftModel; DDP would then search in each step, and fail with activation checkpointing
         ddp_find_unused_parameters=False,
-        **_device_arguments(config, on_gpu),
+        **_device_arguments(strategy, on_gpu),
         **_checkpointing_arguments(config),
         **_sharding_arguments(config),
     )
 
 
-def _device_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
+def _device_arguments(strategy: str, on_gpu: bool) -> dict[str, Any]:
     """Arguments that select the CPU and gloo; empty with a GPU, which is the default."""
     if on_gpu:
         return {}
-    if effective_strategy(config) == "zero3":
+    if strategy == "zero3":
         _join_deepspeed_on_cpu()
         return {"accelerator_config": {"use_configured_state": True}}
-    if effective_strategy(config) != "ddp":
+    if strategy != "ddp":
         # otherwise accelerate silently replaces FSDP by DDP on ranks without a GPU
         PartialState(cpu=True, backend="gloo").distributed_type = DistributedType.MULTI_GPU
         return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}

@@ -171,15 +171,8 @@ def write_blocks(
     samples: Iterable[Sample], config: TrainConfig, folder: Path, rejected: Counter[str]
 ) -> dict[str, Any]:
     """Write the blocks of ``samples`` to ``folder``; return the counts for report.json, including ``rejected``."""
-    used_rows = 0
-
-    def counted() -> Iterator[Sample]:
-        nonlocal used_rows
-        for sample in samples:
-            used_rows += 1
-            yield sample
-
-    blocks = list(_pack(counted(), config.seq_len) if config.data.packing else counted())
+    samples = list(samples)
+    blocks = list(_pack(samples, config.seq_len)) if config.data.packing else samples
     if not blocks:
         source = config.data.path or "generated data"
         rejections = f"rejected: {_reasons(rejected)}. Increase seq_len or check the rows"
@@ -193,8 +186,8 @@ def write_blocks(
     np.save(folder / "inputs.npy", inputs)
     np.save(folder / "labels.npy", labels)
     return {
-        "rows": used_rows + rejected.total(),
-        "samples": used_rows,
+        "rows": len(samples) + rejected.total(),
+        "samples": len(samples),
         "rejected": dict(rejected),
         "blocks": len(blocks),
         "padding_share": 1 - sum(len(ids) for ids, _ in blocks) / inputs.size,

@@ -14,7 +14,7 @@ from torch import nn
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk, ranks
-from seatrial.train.checkpoint import shape_difference
+from seatrial.train.checkpoint import shape_difference, trained_shapes
 from seatrial.util.files import write_json
 from seatrial.util.input_files import read_bytes
 
@@ -87,9 +87,8 @@ def check_compatible(folder: Path, model: nn.Module, strategy: str) -> None:
 
 
 def _metadata(model: nn.Module, strategy: str) -> dict[str, Any]:
-    """Strategy, world size and unsharded shapes of the trained weights (``ds_shape`` under ZeRO-3)."""
-    shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters() if p.requires_grad}
-    return {"shapes": shapes, "strategy": strategy, "world_size": ranks.world_size()}
+    """Strategy, world size and unsharded shapes of the trained weights."""
+    return {"shapes": trained_shapes(model), "strategy": strategy, "world_size": ranks.world_size()}
 
 
 def _write_error(error: BaseException, folder: Path) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train.function_calling.template import END_OF_TURN, SPECIAL_TOKENS
@@ -71,11 +71,9 @@ def generate_text(folder: Path) -> str:
 
     Raises SeatrialError if the model does not load or its logits for the prompt are not finite.
     """
-    models.disable_progress_bars()
-    auto: Any = AutoModelForCausalLM  # untyped
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        model = auto.from_pretrained(folder, dtype=torch.float32)
+        model = models.AUTO_MODEL.from_pretrained(folder, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:
         raise SeatrialError(
             f"cannot load the model in {folder}: {next(iter(str(error).splitlines()), type(error))}"

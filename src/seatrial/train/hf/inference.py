@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from seatrial.train.hf import tokenization
+from seatrial.train.hf import models, tokenization
 
 PROMPT = [{"role": "user", "content": "Say in a sentence what a checkpoint is."}]
-_auto: Any = AutoModelForCausalLM  # untyped
 
 
 @torch.inference_mode()
@@ -23,7 +21,7 @@ def generate(final: Path, device: str, count: int) -> dict[str, Any]:
     """
     tokenizer = tokenization.load(str(final))
     # "cuda" is the current device, which the training has set
-    model = _auto.from_pretrained(final, dtype="auto").to("cpu" if device == "cpu" else "cuda")
+    model = models.AUTO_MODEL.from_pretrained(final, dtype="auto").to("cpu" if device == "cpu" else "cuda")
     prompt = tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     prompt = prompt.to(model.device)
     logits = model(**prompt).logits

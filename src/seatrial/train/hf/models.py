@@ -21,8 +21,10 @@ from seatrial.train import weights
 from seatrial.train.hf import hub
 from seatrial.train.train_config import TrainConfig
 
-_auto: Any = AutoModelForCausalLM  # untyped
+AUTO_MODEL: Any = AutoModelForCausalLM  # untyped
 _is_zero3_enabled: Any = is_deepspeed_zero3_enabled
+_disable_progress_bars: Any = logging.disable_progress_bar
+_disable_progress_bars()  # they fill logs
 
 
 def weights_dtype(config: TrainConfig) -> torch.dtype:
@@ -43,12 +45,12 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
         rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
         hf_config = AutoConfig.for_model(architecture.model_type, rope_parameters=rope, use_cache=False, **fields)
         with device if not _is_zero3_enabled() else nullcontext():  # ZeRO-3 places shards itself
-            model = _auto.from_config(hf_config, **options)
+            model = AUTO_MODEL.from_config(hf_config, **options)
         _initialize(model, config, device)
     else:
         with hub.explain_load_errors(name):
             try:
-                model = _auto.from_pretrained(hub.hub_repository(name) or name, **options)
+                model = AUTO_MODEL.from_pretrained(hub.hub_repository(name) or name, **options)
             except SafetensorError as error:
                 raise ValueError(f"cannot read the weights: {error}") from error
             except RuntimeError as error:
@@ -118,10 +120,4 @@ def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
 
 def load(folder: Path, config: TrainConfig) -> Any:
     """The unsharded model saved in ``folder``, on the CPU."""
-    return _auto.from_pretrained(folder, dtype=weights_dtype(config))
-
-
-def disable_progress_bars() -> None:
-    """Disable transformers' progress bars, which fill logs."""
-    disable: Any = logging.disable_progress_bar
-    disable()
+    return AUTO_MODEL.from_pretrained(folder, dtype=weights_dtype(config))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from seatrial.train.function_calling.glaive import Conversation
 
@@ -27,56 +27,42 @@ _WORDS = (
 )
 
 
-class Task(NamedTuple):
-    """A generated task, from which a row of either layout is made."""
-
-    instruction: str
-    input_text: str  # may be empty
-    output: str
+Task = tuple[str, str, str]  # instruction, input (may be empty) and output: a row of either layout
 
 
 def generate_rows(layout: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield ``count`` rows in ``layout`` (no_robots or alpaca), determined by the seed."""
     for number in range(count):
-        generate_task = _TASKS[number % len(_TASKS)]
-        task = generate_task(random.Random(f"{seed}/{number}"))
-        yield _ROW_BY_LAYOUT[layout](task)
+        instruction, input_text, output = _TASKS[number % len(_TASKS)](random.Random(f"{seed}/{number}"))
+        if layout == "alpaca":
+            yield {"instruction": instruction, "input": input_text, "output": output}
+        else:
+            prompt = f"{instruction}\n\n{input_text}" if input_text else instruction
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": output}]
+            yield {"prompt": prompt, "messages": messages, "category": "Generated"}
 
 
 def _reverse(rng: random.Random) -> Task:
     words = rng.sample(_WORDS, 3)
-    return Task("Write these words in reverse order.", " ".join(words), " ".join(reversed(words)))
+    return ("Write these words in reverse order.", " ".join(words), " ".join(reversed(words)))
 
 
 def _add(rng: random.Random) -> Task:
     first, second = rng.randint(1, 20), rng.randint(1, 20)
-    return Task(f"What is {first} plus {second}?", "", f"{first} plus {second} is {first + second}.")
+    return (f"What is {first} plus {second}?", "", f"{first} plus {second} is {first + second}.")
 
 
 def _count(rng: random.Random) -> Task:
     word, times = rng.choice(_WORDS), rng.randint(2, 4)
-    return Task(f"Say {word} {times} times.", "", " ".join([word] * times))
+    return (f"Say {word} {times} times.", "", " ".join([word] * times))
 
 
 def _first_letter(rng: random.Random) -> Task:
     word = rng.choice(_WORDS)
-    return Task("Which letter does this word begin with?", word, f"{word} begins with {word[0]}.")
+    return ("Which letter does this word begin with?", word, f"{word} begins with {word[0]}.")
 
 
 _TASKS: tuple[Callable[[random.Random], Task], ...] = (_reverse, _add, _count, _first_letter)
-
-
-def _no_robots_row(task: Task) -> dict[str, Any]:
-    prompt = f"{task.instruction}\n\n{task.input_text}" if task.input_text else task.instruction
-    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": task.output}]
-    return {"prompt": prompt, "messages": messages, "category": "Generated"}
-
-
-def _alpaca_row(task: Task) -> dict[str, Any]:
-    return {"instruction": task.instruction, "input": task.input_text, "output": task.output}
-
-
-_ROW_BY_LAYOUT: dict[str, Callable[[Task], dict[str, Any]]] = {"no_robots": _no_robots_row, "alpaca": _alpaca_row}
 
 
 def conversation(row: Mapping[str, Any]) -> Conversation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from seatrial.train.hf import checkpoints, data, export, models
 from seatrial.train.hf.arguments import effective_strategy, training_arguments
 from seatrial.train.hf.step_recorder import CountingTrainer, StepRecorder
 from seatrial.train.parallel import World, current_world
-from seatrial.train.progress import StartupPhases, create_run_folder, require_tensorboard
+from seatrial.train.progress import StartupPhases, StepLog, create_run_folder, require_tensorboard
 from seatrial.train.train_config import TrainConfig
 
 
@@ -28,8 +29,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     """Train and write the results to ``out``; see seatrial.train.hf.train. ``phases``: the startup phases so far."""
     config.architecture()
     require_tensorboard(config)
-    models.disable_progress_bars()
-    args = training_arguments(config, out)
+    args, strategy = training_arguments(config, out), effective_strategy(config)
     world = current_world(args.device)
     # After joining the group: a rank that is still joining does not handle SIGTERM, and would wait for a failed rank 0
     ranks.run_on_rank0(lambda: create_run_folder(config, out), out)
@@ -39,37 +39,40 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     if blocks < batch_size:
         raise UsageError(f"{blocks} sequences are fewer than one batch of {batch_size}: use more rows or a smaller bsz")
     phases.end_phase("data")
-    recorder = StepRecorder(config, effective_strategy(config), world, out, phases)
     with metrics.explain_out_of_memory(config, args.device):
-        trainer = _trainer(config, args, prepared, recorder)
+        trainer = _trainer(config, args, prepared)
         checkpoint = checkpoints.newest_complete(out) if config.checkpoint.resume else None
         if checkpoint:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            strategy = effective_strategy(config).partition(" ")[0]  # NO_DEEPSPEED has a reason after the strategy
-            checkpoints.check_compatible(checkpoint, model, strategy)
+            # NO_DEEPSPEED has a reason after the strategy
+            checkpoints.check_compatible(checkpoint, model, strategy.partition(" ")[0])
         # Without this check, the Trainer would take one more step if the checkpoint is in the middle of an epoch
         completed_steps = checkpoints.saved_step(checkpoint) if checkpoint else 0
         progress.require_steps_left(config, out, completed_steps)
         if world.is_rank_0:
             restarts.record_start(config, out, completed_steps)
         try:
-            with safe_loading.weights_only(*_deepspeed_classes(config)):
+            with (
+                closing(StepLog(config, world, out, completed_steps)) as step_log,
+                safe_loading.weights_only(*_deepspeed_classes(strategy)),
+            ):
+                recorder = StepRecorder(trainer, config, strategy, world, step_log, phases)
+                trainer.add_callback(recorder)
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except pickle.UnpicklingError as error:
             raise SeatrialError(f"refused to load {checkpoint}: {str(error).splitlines()[0]}") from error
     report = metrics.report(config, world, _training_run(config, trainer, recorder, world, prepared), phases)
     report["out"] = str(out)
-    sharded = effective_strategy(config) != "ddp"
-    report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
+    report["final"] = export.save(trainer, out / "final", strategy != "ddp") if config.export else None
     ranks.run_on_rank0(lambda: metrics.write(report, out), out)
     if dist.is_initialized():
         dist.destroy_process_group()
     return report
 
 
-def _deepspeed_classes(config: TrainConfig) -> list[type]:
+def _deepspeed_classes(strategy: str) -> list[type]:
     """The classes of DeepSpeed in a ZeRO-3 checkpoint (deepspeed 0.19); empty with another strategy."""
-    if effective_strategy(config) != "zero3":
+    if strategy != "zero3":
         return []
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -77,9 +80,7 @@ def _deepspeed_classes(config: TrainConfig) -> list[type]:
     return [LossScaler, ZeroStageEnum]
 
 
-def _trainer(
-    config: TrainConfig, args: TrainingArguments, prepared: data.PreparedData, recorder: StepRecorder
-) -> CountingTrainer:
+def _trainer(config: TrainConfig, args: TrainingArguments, prepared: data.PreparedData) -> CountingTrainer:
     model: Any = models.build(config, args.device)
     if config.use_lora:
         model = models.add_lora(model, config)
@@ -89,10 +90,8 @@ def _trainer(
         train_dataset=prepared.blocks,
         data_collator=default_data_collator,
         processing_class=prepared.tokenizer,
-        callbacks=[recorder],
     )
     trainer.remove_callback(PrinterCallback)  # prints every step to standard output
-    recorder.trainer = trainer
     return trainer
 
 

@@ -57,27 +57,32 @@ class StepRecorder(TrainerCallback):
     has been read from the device. It includes waiting for data, and excludes saving.
     """
 
-    def __init__(self, config: TrainConfig, strategy: str, world: World, out: Path, phases: StartupPhases) -> None:
-        self.trainer: CountingTrainer | None = None
+    def __init__(
+        self,
+        trainer: CountingTrainer,
+        config: TrainConfig,
+        strategy: str,
+        world: World,
+        step_log: StepLog,
+        phases: StartupPhases,
+    ) -> None:
         self.steps: list[Step] = []
         self.saves: list[CheckpointTiming] = []
         self.gradient_bytes: int | None = None
-        self._config, self._strategy, self._world, self._out, self._phases = config, strategy, world, out, phases
-        self._progress: StepLog | None = None
+        self._trainer, self._config, self._strategy, self._world = trainer, config, strategy, world
+        self._step_log, self._phases = step_log, phases
         self._step_start = 0.0
         self._tokens_at_step_start = 0
         self._forward_timer: ForwardTimer | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        del args, control
-        assert self.trainer is not None
-        strategy = applied_strategy(self.trainer.model_wrapped)
+        del args, state, control
+        wrapped = self._trainer.model_wrapped
+        strategy = applied_strategy(wrapped)
         # startswith, since arguments.NO_DEEPSPEED has a reason after the strategy
         if self._world.size > 1 and not self._strategy.startswith(strategy):
             raise SeatrialError(f"the model runs with strategy {strategy}, expected {self._strategy}")
-        self._progress = StepLog(self._config, self._world, self._out, state.global_step)
         if strategy != "zero3":  # with zero3, forward times would include waits for weights
-            wrapped = self.trainer.model_wrapped
             # The timer starts inside of DDP's wrapper, which may broadcast buffers before the model runs
             replica: Any = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
             self._forward_timer = ForwardTimer(replica, self._world.device)
@@ -88,9 +93,8 @@ class StepRecorder(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         del args, state, control
-        assert self.trainer is not None
         if self.gradient_bytes is None and self._strategy != "zero3":  # DeepSpeed keeps gradients outside parameters
-            self.gradient_bytes = memory.gradient_bytes(self.trainer.model_wrapped)
+            self.gradient_bytes = memory.gradient_bytes(self._trainer.model_wrapped)
 
     def on_log(
         self,
@@ -105,8 +109,6 @@ class StepRecorder(TrainerCallback):
             return
         now = time.perf_counter()
         self._require_finite(state.global_step, logs)
-        assert self.trainer is not None
-        assert self._progress is not None
         timer = self._forward_timer
         step = Step(
             step=state.global_step,
@@ -114,14 +116,14 @@ class StepRecorder(TrainerCallback):
             grad_norm=logs.get("grad_norm"),
             learning_rate=logs.get("learning_rate"),
             epoch=state.epoch,
-            tokens=(self.trainer.tokens - self._tokens_at_step_start) * self._world.size,
+            tokens=(self._trainer.tokens - self._tokens_at_step_start) * self._world.size,
             trained_tokens=None,  # known only per rank; gathering would slow each step
             seconds=now - self._step_start,
             compute_s=timer.seconds(timer.take()) if timer else None,  # its passes have ended: the loss has been read
         )
-        self.steps.append(self._progress.write(step))
+        self.steps.append(self._step_log.write(step))
         self._phases.end_first_step()
-        self._step_start, self._tokens_at_step_start = now, self.trainer.tokens
+        self._step_start, self._tokens_at_step_start = now, self._trainer.tokens
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del control
@@ -132,18 +134,12 @@ class StepRecorder(TrainerCallback):
         self.saves.append(CheckpointTiming("save", state.global_step, size, seconds, seconds, size / seconds / 1e6))
         self._step_start = time.perf_counter()
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        del args, state, control
-        assert self._progress is not None
-        self._progress.close()
-
     def _require_finite(self, step: int, logs: dict[str, float]) -> None:
         """Raise SeatrialError on all ranks, which have the same ``logs``, if loss or gradient norm is not finite."""
         nonfinite_names = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
         if not nonfinite_names:
             return
-        assert self.trainer is not None
-        local_loss = self.trainer.local_loss
+        local_loss = self._trainer.local_loss
         is_finite = local_loss is None or bool(torch.isfinite(local_loss).all())
         all_ranks = self._world.gather((self._world.rank, self._world.host, is_finite))
         nonfinite_ranks = [f"rank {rank} on {host}" for rank, host, rank_is_finite in all_ranks if not rank_is_finite]
