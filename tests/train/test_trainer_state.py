@@ -76,7 +76,7 @@ def test_errors_name_the_key_and_the_file(tmp_path: Path, changes: dict[str, Any
         ("", "is not valid JSON"),
         (RECORDED.read_text()[:900], "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
-        ("[]", "log_history is not a list"),
+        ("[]", "a list, not an object"),
         ("\udcff", "is not valid JSON"),
     ],
     ids=["empty", "cut off", "deep", "list", "bytes"],

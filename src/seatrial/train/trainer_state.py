@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seatrial.model import SeatrialError, first_validation_error
 from seatrial.util.input_files import read_text
@@ -57,24 +57,6 @@ class TrainerState(_StrictModel):
     steps: tuple[LoggedStep, ...] = ()
     summary: Summary | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _split_history(cls, content: Any) -> Any:
-        """Replaces log_history by its steps and its last summary."""
-        history = content.get("log_history") if isinstance(content, dict) else None
-        if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-            raise ValueError("log_history is not a list of objects")
-        summaries = [entry for entry in history if "train_runtime" in entry]
-        steps = tuple(entry for entry in history if "loss" in entry)
-        return {**content, "steps": steps, "summary": summaries[-1] if summaries else None}
-
-    @model_validator(mode="after")
-    def _check_order(self) -> TrainerState:
-        numbers = [step.step for step in self.steps]
-        if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > self.global_step):
-            raise ValueError("the steps of log_history are not ascending up to global_step")
-        return self
-
     @property
     def first_last_third_loss(self) -> tuple[float, float] | None:
         """The median losses of the first and last third of the steps with finite loss; None with < 3 such steps."""
@@ -85,11 +67,30 @@ class TrainerState(_StrictModel):
 
 def read(path: Path) -> TrainerState:
     """The content of the file at ``path``. Raises SeatrialError if it is missing or invalid."""
+    content = _read_object(path)
+    history = content.get("log_history")
+    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
+        raise SeatrialError(f"{path}: log_history is not a list of objects; {_EXPECTED}")
+    summaries = [entry for entry in history if "train_runtime" in entry]
+    fields = {name: content[name] for name in ("global_step", "max_steps") if name in content}
+    steps = tuple(entry for entry in history if "loss" in entry)
     try:
-        return TrainerState.model_validate(json.loads(read_text(path, MAX_BYTES)))
-    except OSError as error:
-        raise SeatrialError(f"cannot read {path}: {error.strerror or error}; {_EXPECTED}") from error
+        state = TrainerState.model_validate({**fields, "steps": steps, "summary": summaries[-1] if summaries else None})
     except ValidationError as error:
         raise SeatrialError(f"{path}: {first_validation_error(error)}; {_EXPECTED}") from error
+    step_numbers = [step.step for step in state.steps]
+    if step_numbers != sorted(set(step_numbers)) or (step_numbers and step_numbers[-1] > state.global_step):
+        raise SeatrialError(f"{path}: the steps of log_history are not ascending up to global_step; {_EXPECTED}")
+    return state
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(read_text(path, MAX_BYTES))
+    except OSError as error:
+        raise SeatrialError(f"cannot read {path}: {error.strerror or error}; {_EXPECTED}") from error
     except (ValueError, RecursionError) as error:
         raise SeatrialError(f"{path} is not valid JSON: {error}; {_EXPECTED}") from error
+    if not isinstance(content, dict):
+        raise SeatrialError(f"{path} contains a {type(content).__name__}, not an object; {_EXPECTED}")
+    return content
