@@ -12,7 +12,7 @@ import time
 from functools import partial
 from typing import Any
 
-from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.base import Drill, Expected, Needs
 from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection
 from seatrial.model import Outcome
@@ -114,11 +114,10 @@ def _mount_silent(injection: Injection) -> None:
 
 
 DRILLS = (
-    # One bit of one all-reduce result is wrong on one rank
     _drill(
         name="bit-flip",
         title=f"one bit of one all-reduce result is flipped on rank {FAULTY_RANK}",
-        trial=DrillTrial(checks={"collectives.all_reduce": {"sizes": ["64KiB", "1MiB"], "seconds_per_size": 0.5}}),
+        checks={"collectives.all_reduce": {"sizes": ["64KiB", "1MiB"], "seconds_per_size": 0.5}},
         expected=Expected(
             check="collectives.all_reduce",
             metric="wrong_elements",
@@ -130,11 +129,10 @@ DRILLS = (
         ),
         fault="bit_flip",
     ),
-    # A checkpoint changes on disk between its save and its load
     _drill(
         name="corrupted-checkpoint",
         title=f"one bit of a checkpoint file is flipped by rank {FAULTY_RANK} after each save",
-        trial=DrillTrial(checks={"train.checkpoint": {}}),
+        checks={"train.checkpoint": {}},
         expected=Expected(
             check="train.checkpoint",
             cause="checkpoint.changed",
@@ -145,14 +143,11 @@ DRILLS = (
         fault="damaged_checkpoint",
         limit_s=600,
     ),
-    # Other programs use all CPUs
     _drill(
         name="cpu-hog",
         title=f"two busy loops per CPU, in processes named {_HOG}",
-        trial=DrillTrial(
-            checks={"host.load": {}},
-            settings={"checks": {"host.load": {"expect": {"cpu_busy": CPU_LIMIT}}}},
-        ),
+        checks={"host.load": {}},
+        thresholds={"host.load": {"cpu_busy": CPU_LIMIT}},
         expected=Expected(
             check="host.load",
             metric="cpu_busy",
@@ -163,12 +158,11 @@ DRILLS = (
         ),
         prepare=_use_all_cpus,
     ),
-    # A rank reads prepared data that another job is just rewriting
     _drill(
         name="dataset-cache-race",
         title=f"the prepared data is incomplete when rank {FAULTY_RANK} reads it, "
         "as if another job wrote it at that moment",
-        trial=DrillTrial(checks={"train.fsdp": {"hf": False}}),
+        checks={"train.fsdp": {"hf": False}},
         expected=Expected(
             check="train.fsdp",
             cause="data.cache_incomplete",
@@ -178,11 +172,10 @@ DRILLS = (
         ),
         fault="truncated_cache",
     ),
-    # The filesystem of a check's artifacts is full while a checkpoint is saved
     _drill(
         name="disk-full",
         title=f"the filesystem of the checkpoints has {_DISK_SIZE.upper()}B, less than one checkpoint",
-        trial=DrillTrial(checks={_CHECKPOINT: {}}),
+        checks={_CHECKPOINT: {}},
         expected=Expected(
             check=_CHECKPOINT,
             cause="host.disk_full",
@@ -194,12 +187,11 @@ DRILLS = (
         prepare=_use_new_mounts,
         act=_fill_disk,
     ),
-    # One parameter of one rank differs in one bit
     _drill(
         name="diverged-parameters",
         title=f"one bit of one parameter of rank {FAULTY_RANK} is flipped; "
         "of two ranks, no majority can say which is wrong",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             metric="parameter_digests_differing",
@@ -211,15 +203,12 @@ DRILLS = (
         ),
         fault="diverged_parameters",
     ),
-    # A process may lock only little memory
     _drill(
         name="memlock-low",
         title="locked memory is limited to 64 KiB (ulimit -l), without CAP_IPC_LOCK",
         # the check's rule applies only to nodes with RDMA devices; this threshold applies to any node
-        trial=DrillTrial(
-            checks={"host.inventory": {}},
-            settings={"checks": {"host.inventory": {"expect": {"memlock_unlimited": "== 1 bool"}}}},
-        ),
+        checks={"host.inventory": {}},
+        thresholds={"host.inventory": {"memlock_unlimited": "== 1 bool"}},
         expected=Expected(
             check="host.inventory",
             metric="memlock_unlimited",
@@ -231,11 +220,10 @@ DRILLS = (
         needs=Needs(root=True, programs=("setpriv",)),
         prepare=_limit_memlock,
     ),
-    # One gradient of one rank is NaN
     _drill(
         name="nan-gradient",
         title=f"one gradient of rank {FAULTY_RANK} is NaN in one step",
-        trial=DrillTrial(checks={"train.fsdp": {"hf": False}}),
+        checks={"train.fsdp": {"hf": False}},
         expected=Expected(
             check="train.fsdp",
             outcomes=(Outcome.FAIL, Outcome.ERROR),
@@ -246,11 +234,10 @@ DRILLS = (
         ),
         fault="nan_gradient",
     ),
-    # The memory of a rank grows until the limit of its address space
     _drill(
         name="out-of-memory",
         title=f"rank {FAULTY_RANK} allocates memory until its limit (RLIMIT_AS)",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             outcomes=(Outcome.ERROR,),
@@ -261,11 +248,10 @@ DRILLS = (
         ),
         fault="memory_limit",
     ),
-    # A rank is killed while it trains
     _drill(
         name="rank-killed",
         title=f"SIGKILL to rank {FAULTY_RANK} of a training on two ranks",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             outcomes=(Outcome.ERROR,),
@@ -276,11 +262,10 @@ DRILLS = (
         ),
         act=partial(_signal_rank, number=signal.SIGKILL),
     ),
-    # A rank raises an error while it trains
     _drill(
         name="rank-raises",
         title=f"rank {FAULTY_RANK} of a training on two ranks raises an error",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             outcomes=(Outcome.ERROR,),
@@ -291,11 +276,11 @@ DRILLS = (
         ),
         fault="error_in_training",
     ),
-    # A rank is stopped while it trains: its peers wait in a collective
     _drill(
         name="rank-stopped",
         title=f"SIGSTOP to rank {FAULTY_RANK} of a training on two ranks",
-        trial=DrillTrial(checks=_TRAINING, settings={"limits": {"heartbeat_timeout_s": 15}}),
+        checks=_TRAINING,
+        settings={"limits": {"heartbeat_timeout_s": 15}},
         expected=Expected(
             check="train.ddp",
             outcomes=(Outcome.ERROR,),
@@ -306,11 +291,10 @@ DRILLS = (
         ),
         act=partial(_signal_rank, number=signal.SIGSTOP),
     ),
-    # The folder of the run directory is on a filesystem that is mounted read-only
     _drill(
         name="run-dir-read-only",
         title="the run directory is on a read-only filesystem",
-        trial=DrillTrial(checks={"host.inventory": {}}),
+        checks={"host.inventory": {}},
         expected=Expected(
             refusal=r"cannot write to --out",
             cause="Read-only file system",
@@ -320,11 +304,10 @@ DRILLS = (
         needs=Needs(root=True, programs=("unshare", "mount")),
         prepare=_mount_read_only,
     ),
-    # The filesystem of the run directory becomes read-only while ranks train, as ext4 and XFS do after an I/O error
     _drill(
         name="run-dir-remounted",
         title="the filesystem of the run directory becomes read-only while ranks train",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             refusal=r"some reports could not be written",
             cause="Read-only file system",
@@ -335,11 +318,10 @@ DRILLS = (
         prepare=_mount_run_dir,
         act=_remount_read_only,
     ),
-    # The node's /dev/shm has Docker's default size
     _drill(
         name="shm-small",
         title="/dev/shm of 64 MiB, as in a container without --shm-size",
-        trial=DrillTrial(checks={"host.inventory": {}}),
+        checks={"host.inventory": {}},
         expected=Expected(
             check="host.inventory",
             metric="shm_bytes",
@@ -352,11 +334,10 @@ DRILLS = (
         needs=Needs(root=True, programs=("unshare", "mount")),
         prepare=_mount_small_shm,
     ),
-    # The data of one rank arrives late
     _drill(
         name="slow-input",
         title=f"each batch of rank {FAULTY_RANK} arrives 0.3 s late",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             metric="rank_data_wait",
@@ -368,11 +349,10 @@ DRILLS = (
         ),
         fault="slow_input",
     ),
-    # One rank computes slower than the others
     _drill(
         name="slow-rank",
         title=f"each forward pass of rank {FAULTY_RANK} takes 0.3 s longer",
-        trial=DrillTrial(checks=_TRAINING),
+        checks=_TRAINING,
         expected=Expected(
             check="train.ddp",
             metric="rank_slowdown",
@@ -384,11 +364,10 @@ DRILLS = (
         ),
         fault="slow_step",
     ),
-    # A mounted filesystem does not answer: a FUSE filesystem whose program never replies
     _drill(
         name="stale-mount",
         title="a FUSE filesystem whose program does not reply",
-        trial=DrillTrial(checks={"host.inventory": {}}),
+        checks={"host.inventory": {}},
         expected=Expected(
             check="host.inventory",
             metric="hung_mounts",

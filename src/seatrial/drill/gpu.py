@@ -6,7 +6,7 @@ import sys
 import time
 from functools import partial
 
-from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.base import Drill, Expected, Needs
 from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection, TrialEndedEarly
 from seatrial.model import Outcome
@@ -50,11 +50,10 @@ def _start_on_gpu(injection: Injection, mode: str) -> None:
 
 
 DRILLS = (
-    # Another program computes on a GPU of the trial
     _drill(
         name="corunning-gemm",
         title=f"another program multiplies matrices on GPU {_GPU}",
-        trial=DrillTrial(checks={"gpu.inventory": {}, "device.gemm": {}, "device.memory": {}}),
+        checks={"gpu.inventory": {}, "device.gemm": {}, "device.memory": {}},
         expected=Expected(
             check="device.gemm",
             outcomes=(Outcome.FAIL,),
@@ -66,11 +65,10 @@ DRILLS = (
         needs=Needs(gpus=1),
         prepare=partial(_start_on_gpu, mode="compute"),
     ),
-    # A process of an ended job still holds memory of a GPU
     _drill(
         name="leftover-memory",
         title=f"an idle process holds 8 GiB of GPU {_GPU}",
-        trial=DrillTrial(checks={"gpu.inventory": {}}),
+        checks={"gpu.inventory": {}},
         expected=Expected(
             check="gpu.inventory",
             metric="foreign_processes",
@@ -86,7 +84,7 @@ DRILLS = (
     _drill(
         name="max-nchannels",
         title="NCCL_MAX_NCHANNELS=2 in the environment",
-        trial=DrillTrial(checks={"collectives.all_reduce": {}, "collectives.transport": {}}),
+        checks={"collectives.all_reduce": {}, "collectives.transport": {}},
         expected=Expected(
             check="collectives.*",
             metric="*busbw.*",
@@ -99,11 +97,10 @@ DRILLS = (
         needs=Needs(gpus=2),
         prepare=partial(_set_variable, name="NCCL_MAX_NCHANNELS", value="2"),
     ),
-    # A GPU of the node is not visible to the trial
     _drill(
         name="missing-gpu",
         title="one of two expected GPUs is not visible (CUDA_VISIBLE_DEVICES=0)",
-        trial=DrillTrial(checks={"gpu.inventory": {}}),
+        checks={"gpu.inventory": {}},
         expected=Expected(
             check="gpu.inventory",
             metric="gpus_hidden",
@@ -120,7 +117,7 @@ DRILLS = (
     _drill(
         name="p2p-disabled",
         title="NCCL_P2P_DISABLE=1 in the environment",
-        trial=DrillTrial(checks={"collectives.all_reduce": {}, "collectives.transport": {}}),
+        checks={"collectives.all_reduce": {}, "collectives.transport": {}},
         expected=Expected(
             check="collectives.*",
             metric="*",
@@ -133,11 +130,10 @@ DRILLS = (
         needs=Needs(gpus=2),
         prepare=partial(_set_variable, name="NCCL_P2P_DISABLE", value="1"),
     ),
-    # Two ranks use the same GPU
     _drill(
         name="shared-gpu",
         title=f"rank {FAULTY_RANK} uses the GPU of rank 0",
-        trial=DrillTrial(checks={"collectives.all_reduce": {"sizes": ["1MiB"]}}),
+        checks={"collectives.all_reduce": {"sizes": ["1MiB"]}},
         expected=Expected(
             check="collectives.all_reduce",
             outcomes=(Outcome.ERROR,),
