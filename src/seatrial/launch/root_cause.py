@@ -396,14 +396,11 @@ def _last_error_line(logs: Sequence[Path]) -> str:
     last_line = ""
     for log in logs:
         for match in map(_LABEL.match, _tail(log, _RANK_LOG_BYTES).splitlines()[-40:]):
-            if match and _names_error(match[0]):
+            line = match[0] if match else ""
+            # torchrun's ChildFailedError gives no cause
+            if match and line.strip(" =-") and "Error" in line and "ChildFailedError" not in line:
                 last_line = match["line"].strip()
     return f"Last error in its log: {last_line[:300]}" if last_line else ""
-
-
-def _names_error(line: str) -> bool:
-    """Return whether a line names an error other than torchrun's ChildFailedError, which gives no cause."""
-    return bool(line.strip(" =-")) and "Error" in line and "ChildFailedError" not in line
 
 
 def _tail(path: Path, size: int) -> str:

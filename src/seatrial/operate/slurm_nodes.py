@@ -182,10 +182,10 @@ class SlurmCandidates(Candidates[SlurmNode]):
         shared = [
             name for name in self._candidates[0].partitions if all(name in node.partitions for node in self._candidates)
         ]
-        default = next((partition.name for partition in slurm.partitions() if partition.default), "")
         if not shared:
             raise UsageError("no partition has all these nodes: readmit the nodes of each partition separately")
-        return default if default in shared else shared[0]
+        default = slurm.partition_of_jobs(None)
+        return default.name if default and default.name in shared else shared[0]
 
     def _refusal(self, node: SlurmNode) -> str:
         if node in self._drained and not node.reason.startswith(

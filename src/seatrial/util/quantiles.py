@@ -18,15 +18,14 @@ _MAX_EXACT_COUNT = 500  # for more samples, the normal approximation of the bino
 _WELL_ESTIMATED = 300
 
 
-def median_interval(samples: Sequence[float], *, independent: bool = False) -> tuple[float, float] | None:
+def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % confidence interval of the median by order statistics, for ``samples`` in order of time.
 
     Consecutive samples of one run are correlated. So the interval is as wide as that of fewer independent samples with
     the same information (``independent_samples``). None if these are fewer than 6.
-    ``independent``: the samples are known to be uncorrelated.
     """
     ordered, count = sorted(samples), len(samples)
-    effective = count if independent else floor(independent_samples(samples, cautious=True))
+    effective = floor(independent_samples(samples, cautious=True))
     if not (rank := interval_rank(effective)):
         return None
     scaled_rank = max(1, floor(rank * count / effective))  # the same quantile among all samples
