@@ -79,7 +79,7 @@ class Injection:
     def start_trial(self) -> None:
         """Start ``seatrial run`` as a user would. Its output goes to ``trial.out`` and ``trial.err``."""
         drill, file = self.drill, self.folder / "trial.yaml"
-        trial = {
+        trial: dict[str, object] = {
             "name": f"drill-{drill.name}",
             "launcher": drill.launcher,
             "cluster": {"nodes": drill.needs.nodes, "gpus_per_node": drill.needs.gpus},

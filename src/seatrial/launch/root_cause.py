@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.discover.file_readers import parse_id_list
+from seatrial.discover.rank_stacks import PROCESS_STATES
 from seatrial.launch.rank_status import Rank
 from seatrial.model import Job, JobFailure, MissingNode, NodeShortage
 from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
@@ -365,8 +366,8 @@ def _process_state(rank: Rank) -> str:
         fields = Path(f"/proc/{rank.heartbeat.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
-    meaning = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "uninterruptible sleep, waiting for I/O"}
-    return f"; process state {fields[0]}" + (f" ({meaning[fields[0]]})" if fields[0] in meaning else "")
+    meaning = PROCESS_STATES.get(fields[0])
+    return f"; process state {fields[0]}" + (f" ({meaning})" if meaning else "")
 
 
 def _stderr_files(folder: Path, rank: int | None = None, ranks_per_node: int = 0) -> list[Path]:

@@ -110,14 +110,9 @@ def make_plan(
     preflight = _preflight(remaining, jobs)
     jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
     not_run_now = tuple(measurement for name, measurement in not_run.items() if name not in done)
-    return Plan(_in_start_order(jobs), not_run_now, excluded)
-
-
-def _in_start_order(jobs: list[Job]) -> tuple[Job, ...]:
-    """Return the jobs in start order: a job on nodes (its preflight must be first), the control job, then others."""
-    on_nodes = [job for job in jobs if job.placement != "control"]
+    on_nodes = [job for job in jobs if job.placement != "control"]  # the first of them has the preflight
     control = [job for job in jobs if job.placement == "control"]
-    return (*on_nodes[:1], *control, *on_nodes[1:])
+    return Plan((*on_nodes[:1], *control, *on_nodes[1:]), not_run_now, excluded)
 
 
 def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:

@@ -323,7 +323,7 @@ def _check_timings(results: TrialResults) -> list[Timing]:
 def _write_reports(trial: Trial, results: TrialResults) -> Trial:
     """Write the reports and return the trial; an ACCEPTED trial whose record cannot be written is INCOMPLETE."""
     try:
-        results.run_dir.save_session(trial.sessions[-1])
+        results.run_dir.save(trial.sessions[-1])
         trial = trial.model_copy(update={"manifest": results.run_dir.manifest()})
         with results.timed("report"):
             report.render_all(trial)

@@ -127,7 +127,8 @@ class Watcher(ExitStack):
         )
 
     def _run_directory(self, run_dir: Path) -> JobStatus:
-        trial, attempt = run_dir / "trial.json", _latest_attempt(run_dir)
+        attempts = (path for path in run_dir.glob("jobs/*/attempt*") if path.is_dir())
+        trial, attempt = run_dir / "trial.json", max(attempts, key=_modified, default=None)
         status = JobStatus(target=self.target, title=f"run {run_dir}", state="no data yet")
         if trial.exists() and (attempt is None or _modified(trial) >= _modified(attempt)):
             reason = f"its decision: seatrial judge {run_dir}"
@@ -239,11 +240,6 @@ def _head(log: Path) -> str:
 def _last_lines(log: Path, count: int) -> list[str]:
     lines = tail_lines(log, count, _LOG_TAIL_BYTES)
     return str(redacted("\n".join(lines), secret_values())).split("\n") if lines else []
-
-
-def _latest_attempt(run_dir: Path) -> Path | None:
-    attempts = [path for path in run_dir.glob("jobs/*/attempt*") if path.is_dir()]
-    return max(attempts, key=_modified, default=None)
 
 
 def _rank_statuses(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int]:
