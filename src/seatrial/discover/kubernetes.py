@@ -414,17 +414,8 @@ def _parse_node(line: str) -> KubernetesNode:
         raise SeatrialError(f"kubectl returned an invalid line of a node ({error}): {line[:80]!r}") from error
 
 
-def parse_pods(objects: Sequence[Mapping[str, Any]]) -> tuple[Pod, ...]:
-    """The pods of ``kubectl get pods -o json``. Raises SeatrialError for an object that is not a pod."""
-    return _parse(objects, Pod)
-
-
-def parse_events(objects: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """The events of ``kubectl get events -o json``. Raises SeatrialError for an object that is not an event."""
-    return _parse(objects, Event)
-
-
-def _parse(objects: Sequence[Mapping[str, Any]], kind: type[Item]) -> tuple[Item, ...]:
+def parse(objects: Sequence[Mapping[str, Any]], kind: type[Item]) -> tuple[Item, ...]:
+    """The objects of ``kubectl get … -o json``. Raises SeatrialError for an object of another kind."""
     try:
         return tuple(kind.model_validate(item) for item in objects)
     except ValidationError as error:

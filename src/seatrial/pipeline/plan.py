@@ -257,19 +257,16 @@ def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus, nodes: int
         return None
     if node_gpus.gpu_error:
         return Measurement(check=check.name, subject=CLUSTER, error=node_gpus.gpu_error)
+    world_size, reason = nodes * _ranks_per_node(config, node_gpus), ""
     if check.needs.gpus and not node_gpus.usable_gpus:
-        reason = "none found, and cluster.gpus_per_node is not set"
-        if config.cluster.gpus_per_node == 0:
-            reason = "cluster.gpus_per_node is 0"
-        return Measurement(check=check.name, subject=CLUSTER, skipped=f"needs GPUs: {reason}")
-    world_size = nodes * _ranks_per_node(config, node_gpus)
-    if world_size < check.needs.min_ranks:
+        is_zero = config.cluster.gpus_per_node == 0
+        found = "cluster.gpus_per_node is 0" if is_zero else "none found, and cluster.gpus_per_node is not set"
+        reason = f"needs GPUs: {found}"
+    elif world_size < check.needs.min_ranks:
         reason = f"needs {check.needs.min_ranks} ranks, this trial has {world_size}"
-        return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
-    if check.needs.shared_folder and not config.has_shared_folder(check.name):
+    elif check.needs.shared_folder and not config.has_shared_folder(check.name):
         reason = "pods share no folder: set kubernetes.claim"
-        return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
-    return None
+    return Measurement(check=check.name, subject=CLUSTER, skipped=reason) if reason else None
 
 
 def _ranks_per_node(config: Config, node_gpus: NodeGpus) -> int:

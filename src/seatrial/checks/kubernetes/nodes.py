@@ -188,13 +188,13 @@ def _operator_pods(settings: Kubernetes) -> tuple[list[Pod], list[str]]:
     A namespace that does not exist has no pods. Raises KubectlError for any other error.
     """
     from seatrial.discover.kubectl import Kubectl, KubectlError
-    from seatrial.discover.kubernetes import kubernetes_data, parse_pods
+    from seatrial.discover.kubernetes import Pod, kubernetes_data, parse
 
     pods: list[Pod] = []
     refused = []
     for namespace, pattern in kubernetes_data().operator_namespaces.items():
         try:
-            listed = parse_pods(Kubectl(namespace, settings.context).get("pods"))
+            listed = parse(Kubectl(namespace, settings.context).get("pods"), Pod)
         except KubectlError as error:
             if error.reason != "Forbidden":
                 raise
