@@ -175,6 +175,7 @@ class Settings(_Record):
     min_job_age_s: _Seconds = Field(None, alias="MinJobAge")
     over_time_limit_s: _Seconds = Field(None, alias="OverTimeLimit")
     slurmd_timeout_s: _Seconds = Field(None, alias="SlurmdTimeout")
+    slurmd_port: _Count = None
     return_to_service: str | None = None
     prolog: str | None = None  # several are joined by commas
     epilog: str | None = None
@@ -248,6 +249,8 @@ class SlurmNode(_Record):
     partitions: _Names = ()
     reservation: str = Field("", alias="ReservationName")  # empty without one, and where Slurm does not show it
     comment: _Text = ""
+    address: _Text = Field("", alias="NodeAddr")
+    port: _Count = None  # of its slurmd; None: slurmd_port of the settings
     features: _Names = Field((), alias="AvailableFeatures")
 
     @property

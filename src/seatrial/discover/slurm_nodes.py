@@ -163,7 +163,7 @@ def _state(node: SlurmNode, silent: bool = False) -> str:
         return str(node)
     try:
         return f"{node}; {slurm.slurmd_answer(node.name)}"
-    except SeatrialError:  # only additional information for a message
+    except (SeatrialError, ValueError):  # only additional information for a message
         return str(node)
 
 

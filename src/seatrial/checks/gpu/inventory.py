@@ -17,7 +17,8 @@ from seatrial.checks.check import Check, Context, Options, SkipIf, facts
 from seatrial.checks.declare import Answer, Cause, absent, metric, unreadable, value
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
-from seatrial.discover.gpu import Gpu, GpuFacts
+from seatrial.discover.gpu import GpuFacts
+from seatrial.discover.nvml import Gpu
 from seatrial.model import GPUS_USED, Fact, NotApplicable, Outcome, Phase, Scope, SeatrialError
 
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}

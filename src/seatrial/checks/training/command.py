@@ -22,7 +22,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from seatrial.checks.check import Check, Context, Options, SkipIf
 from seatrial.checks.declare import Answer, absent, metric, unreadable, value
 from seatrial.discover import gpu
-from seatrial.discover.gpu import Gpu
+from seatrial.discover.nvml import Gpu
 from seatrial.model import Artifact, Fact, NotApplicable, Phase, Scope, SeatrialError, Series
 from seatrial.train import trainer_state
 from seatrial.train.trainer_state import LoggedStep, TrainerState
