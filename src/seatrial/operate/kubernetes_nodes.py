@@ -73,7 +73,7 @@ class KubernetesCandidates(Candidates[KubernetesNode]):
         changes = []
         for node in self._candidates:
             result = results[node.name]
-            tainted = any((taint.key, taint.effect) == (TAINT, EFFECT) for taint in node.spec.taints)
+            tainted = any((taint.key, taint.effect) == (TAINT, EFFECT) for taint in node.taints)
             if self._flags.condition:
                 changes.append(self._set_condition(node, result))
             if self._flags.undrain and tainted and result.decision is DecisionValue.ACCEPTED:
@@ -105,7 +105,7 @@ class KubernetesCandidates(Candidates[KubernetesNode]):
         return self._change(node, CONDITION, *args)
 
     def _change(self, node: KubernetesNode, action: str, *args: str) -> NodeChange:
-        taints = ", ".join(map(str, node.spec.taints)) or "no taint"
+        taints = ", ".join(map(str, node.taints)) or "no taint"
         before = f"{_condition(node) or f'no condition {CONDITION_TYPE}'}; {taints}"
         return NodeChange(nodes=(node.name,), action=action, command=tuple(self._kubectl.command(*args)), before=before)
 
@@ -118,7 +118,7 @@ class KubernetesCandidates(Candidates[KubernetesNode]):
         return f"untolerated taint {', '.join(map(str, taints))}: add it to kubernetes.tolerations" if taints else ""
 
     def _partner_problem(self, node: KubernetesNode) -> str:
-        if node.spec.unschedulable or any(taint.key in (TAINT, *READINESS_TAINTS) for taint in node.spec.taints):
+        if node.unschedulable or any(taint.key in (TAINT, *READINESS_TAINTS) for taint in node.taints):
             return "it is cordoned or not accepted"
         if why := self._refusal(node):
             return why
@@ -127,7 +127,7 @@ class KubernetesCandidates(Candidates[KubernetesNode]):
 
 
 def _condition(node: KubernetesNode) -> Condition | None:
-    return next((each for each in node.status.conditions if each.type == CONDITION_TYPE), None)
+    return next((each for each in node.conditions if each.type == CONDITION_TYPE), None)
 
 
 def _time(time: datetime) -> str:

@@ -77,7 +77,7 @@ def _unusable_reasons(node: KubernetesNode, tolerations: Sequence[Toleration], d
 
 def _barriers(node: KubernetesNode, tolerations: Sequence[Toleration]) -> list[str]:
     """Return why the scheduler places no pod of the trial on the node: cordoned, or its taints."""
-    cordoned = ["cordoned"] if node.spec.unschedulable else []
+    cordoned = ["cordoned"] if node.unschedulable else []
     return cordoned + [f"taint {taint}" for taint in node.untolerated_taints(tolerations)]
 
 
@@ -140,7 +140,7 @@ def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Answer]:
 def _version_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Answer]:
     """Yield for each node whether kubelet, driver or GPU model differ from those of most nodes."""
     value_by_node = {
-        "kubelet_version": {node.name: node.status.node_info.kubelet_version for node in nodes},
+        "kubelet_version": {node.name: node.kubelet_version for node in nodes},
         "driver_version": {node.name: node.driver_version or _NO_LABEL for node in nodes},
         "gpu_model": {node.name: node.labels.get("nvidia.com/gpu.product", _NO_LABEL) for node in nodes},
     }
