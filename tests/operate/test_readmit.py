@@ -62,7 +62,7 @@ def bad(node: str) -> Trial:
 class FakeCandidates(Candidates[Any]):
     """Records the changes; those with an action in ``fails`` fail. Nodes are drained before if ``drained``."""
 
-    cluster_node_count = 10  # type: ignore[assignment]
+    cluster_node_count = 10
 
     def __init__(
         self, drained: bool = False, fails: Sequence[str] = (), changed: Mapping[str, str] | None = None

@@ -169,10 +169,11 @@ def _active_links(reader: NvmlReader, handle: Any) -> list[int]:
     counters = ("nvlinks_down", *_NVLINK)
     active = []
     for link, state in nvlink_states(reader.nvml, handle):
-        if state is True:
+        if isinstance(state, Exception):
+            for counter in counters:
+                reader.record_error(counter, "nvmlDeviceGetNvLinkState", state)
+        elif state:
             active.append(link)
-        for counter in counters if isinstance(state, Exception) else ():
-            reader.record_error(counter, "nvmlDeviceGetNvLinkState", state)
     if not active and not set(counters) & set(reader.unreadable):
         reader.unreadable |= dict.fromkeys(counters, "no NVLink is up")
         reader.unsupported |= set(counters)
